@@ -1,0 +1,1 @@
+"""residuum: what remains of the training data in a trained network's weights?"""

@@ -1,0 +1,36 @@
+"""Networks: families, activations and their surrogates, recognition, homogeneity."""
+
+from residuum.networks.activations import (
+    ACTIVATIONS,
+    SURROGATES,
+    Linear,
+    Polynomial,
+    ReLU,
+    SigmoidReLU,
+    Softplus,
+    with_surrogate,
+)
+from residuum.networks.architecture import Architecture
+from residuum.networks.homogeneity import homogeneity_order, probe_inputs
+from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace
+from residuum.networks.recognition import match_architecture, recognise_mlp
+
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "SURROGATES",
+    "Architecture",
+    "ConvNet",
+    "Linear",
+    "Polynomial",
+    "PolynomialNetwork",
+    "ReLU",
+    "SigmoidReLU",
+    "Softplus",
+    "Trace",
+    "homogeneity_order",
+    "match_architecture",
+    "probe_inputs",
+    "recognise_mlp",
+    "with_surrogate",
+]

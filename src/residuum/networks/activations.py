@@ -1,0 +1,186 @@
+"""Activations with explicit derivatives, and the surrogates that attacks put in place of ReLU.
+
+=================  =======================  ==========================  =======================
+class              forward                  derivative used backward    second derivative
+=================  =======================  ==========================  =======================
+ReLU               max(z, 0)                1[z > 0]                    0
+SigmoidReLU        max(z, 0)                sigmoid(alpha z)            alpha s (1 - s)
+Softplus           softplus(beta z) / beta  sigmoid(beta z)             beta s (1 - s)
+Polynomial         sum_k c_k z^k            its derivative              its second derivative
+Linear             z                        1                           0
+=================  =======================  ==========================  =======================
+
+SigmoidReLU is the surrogate of Haim et al. 2022: forward and backward do not belong to one
+function, so its "gradient" is a formal derivative. Softplus is that of Loo et al. 2024.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from residuum.errors import ArchitectureError
+
+
+class ReLU(nn.ReLU):
+    """max(z, 0) with derivative 1[z > 0]: zero at the kink, as torch has it."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """1[z > 0] in the dtype of z."""
+        return (z > 0).to(z.dtype)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """Zero almost everywhere."""
+        return torch.zeros_like(z)
+
+
+class _SigmoidBackward(torch.autograd.Function):
+    """Forward relu(z); backward and forward-mode derivative sigmoid(alpha z)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, alpha: float) -> Tensor:
+        return z.clamp_min(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        z, ctx.alpha = inputs
+        ctx.save_for_backward(z)
+        ctx.save_for_forward(z)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (z,) = ctx.saved_tensors
+        return grad * torch.sigmoid(ctx.alpha * z), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _alpha: None) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return tangent * torch.sigmoid(ctx.alpha * z)
+
+
+class SigmoidReLU(nn.Module):
+    """ReLU forward, sigmoid(alpha z) in place of 1[z > 0] backward (Haim et al. 2022)."""
+
+    def __init__(self, alpha: float = 150.0) -> None:
+        super().__init__()
+        self.alpha = float(alpha)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """max(z, 0)."""
+        return _SigmoidBackward.apply(z, self.alpha)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """sigmoid(alpha z)."""
+        return torch.sigmoid(self.alpha * z)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """alpha s (1 - s), the derivative of the backward rule."""
+        s = torch.sigmoid(self.alpha * z)
+        return self.alpha * s * (1 - s)
+
+
+class Softplus(nn.Module):
+    """softplus(beta z) / beta, forward and backward (Loo et al. 2024)."""
+
+    def __init__(self, beta: float = 50.0) -> None:
+        super().__init__()
+        self.beta = float(beta)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """softplus(beta z) / beta without a linear cut-off, so that derivatives stay consistent."""
+        return torch.logaddexp(self.beta * z, torch.zeros_like(z)) / self.beta
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """sigmoid(beta z)."""
+        return torch.sigmoid(self.beta * z)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """beta s (1 - s)."""
+        s = torch.sigmoid(self.beta * z)
+        return self.beta * s * (1 - s)
+
+
+class Polynomial(nn.Module):
+    """sum_k c_k z^k with c_0 first; t^3 is ``Polynomial((0, 0, 0, 1))``."""
+
+    def __init__(self, coefficients: tuple[float, ...]) -> None:
+        super().__init__()
+        if len(coefficients) < 2 or coefficients[-1] == 0:
+            raise ArchitectureError(
+                f"A polynomial activation needs degree >= 1 and a nonzero leading coefficient; "
+                f"got {coefficients}.",
+                "For t^3 say 0/0/0/1.",
+            )
+        self.coefficients = tuple(map(float, coefficients))
+
+    @property
+    def degree(self) -> int:
+        """The highest power."""
+        return len(self.coefficients) - 1
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Horner's rule."""
+        return _horner(self.coefficients, z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """sum_k k c_k z^(k-1)."""
+        return _horner(_differentiate(self.coefficients), z)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """sum_k k (k-1) c_k z^(k-2)."""
+        return _horner(_differentiate(_differentiate(self.coefficients)), z)
+
+
+class Linear(nn.Identity):
+    """No activation."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """One."""
+        return torch.ones_like(z)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(z)
+
+
+def with_surrogate(model: nn.Module, surrogate: nn.Module) -> nn.Module:
+    """A copy of ``model`` in which ``surrogate`` stands for every ReLU module.
+
+    Works on any module that holds its activations as ``nn.ReLU`` children; a ReLU called as a
+    function inside ``forward`` cannot be seen, and a model without any ReLU module is refused.
+    """
+    model = copy.deepcopy(model)
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ReLU)
+    ]
+    if not places:
+        raise ArchitectureError(
+            "A surrogate replaces nn.ReLU modules; this network has none.",
+            "Use nn.ReLU() modules instead of functional calls.",
+        )
+    for parent, name in places:
+        setattr(parent, name, surrogate)
+    return model
+
+
+def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
+    value = torch.zeros_like(z)
+    for c in reversed(coefficients):
+        value = value * z + c
+    return value
+
+
+def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(k * c for k, c in enumerate(coefficients))[1:]
+
+
+ACTIVATIONS = {"relu": ReLU, "linear": Linear}
+SURROGATES = {"sigmoid": SigmoidReLU, "softplus": Softplus}

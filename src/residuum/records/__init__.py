@@ -1,0 +1,23 @@
+"""Frozen dataclasses that cross stages, and their files on disk."""
+
+from residuum.records.base import Record, same
+from residuum.records.certificate import Certificate, LayerResidual
+from residuum.records.checkpoint import Checkpoint
+from residuum.records.data import Dataset, Split, read_npz
+from residuum.records.files import make_directory, write_atomic, write_json
+from residuum.records.knowledge import Knowledge
+
+__all__ = [
+    "Certificate",
+    "Checkpoint",
+    "Dataset",
+    "Knowledge",
+    "LayerResidual",
+    "Record",
+    "Split",
+    "make_directory",
+    "read_npz",
+    "same",
+    "write_atomic",
+    "write_json",
+]

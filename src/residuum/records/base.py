@@ -1,0 +1,119 @@
+"""Records: frozen dataclasses that cross stages and keep themselves on disk.
+
+A record is saved as ONE safetensors file: its tensors as tensors, everything else as JSON in the
+file's metadata. One file is written atomically, so no stage ever reads half a record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from residuum.errors import InputError
+from residuum.records.files import write_atomic
+
+METADATA_KEY = "residuum"
+R = TypeVar("R", bound="Record")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Record:
+    """Base of all records. Fields: tensors, numbers, strings, records, and dicts/tuples of them."""
+
+    known: ClassVar[dict[str, type[Record]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Record.known[cls.__name__] = cls
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record atomically to ``path``."""
+        tensors: dict[str, Tensor] = {}
+        tree = _encode(self, "", tensors)
+        return write_atomic(path, save(tensors, {METADATA_KEY: json.dumps(tree)}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a record of this class from ``path``."""
+        try:
+            with safe_open(str(path), framework="pt") as archive:
+                metadata = archive.metadata() or {}
+                tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
+            record = _decode(json.loads(metadata[METADATA_KEY]), tensors)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as problem:
+            raise InputError(
+                f"{str(path)!r} must be a saved {cls.__name__}; reading it failed "
+                f"({type(problem).__name__}).",
+                "Write it again, or name another file.",
+            ) from problem
+        if not isinstance(record, cls):
+            raise InputError(
+                f"{str(path)!r} must hold a {cls.__name__}; it holds a {type(record).__name__}.",
+                "Name the file of the right stage.",
+            )
+        return record
+
+    def replace(self: R, **changes: Any) -> R:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two records (or values in them) are equal to the last bit, dtypes included."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
+    if isinstance(a, Record):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return a == b or (np.isnan(a) and np.isnan(b))
+    return bool(a == b)
+
+
+def _encode(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON tree of ``value``; tensors are moved into ``tensors`` under their path."""
+    if isinstance(value, Tensor):
+        tensors[at] = value.detach().cpu().contiguous()
+        return {"$tensor": at}
+    if isinstance(value, Record):
+        fields = {
+            f.name: _encode(getattr(value, f.name), f"{at}/{f.name}", tensors)
+            for f in dataclasses.fields(value)
+        }
+        return {"$record": type(value).__name__, "fields": fields}
+    if isinstance(value, dict):
+        return {"$dict": [[k, _encode(v, f"{at}/{k}", tensors)] for k, v in value.items()]}
+    if isinstance(value, tuple | list):
+        items = [_encode(v, f"{at}/{i}", tensors) for i, v in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"A record cannot hold a {type(value).__name__} (at {at!r}).")
+
+
+def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_decode(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "$tensor" in tree:
+        return tensors[tree["$tensor"]]
+    if "$dict" in tree:
+        return {key: _decode(value, tensors) for key, value in tree["$dict"]}
+    if "$tuple" in tree:
+        return tuple(_decode(item, tensors) for item in tree["$tuple"])
+    fields = {key: _decode(value, tensors) for key, value in tree["fields"].items()}
+    return Record.known[tree["$record"]](**fields)

@@ -1,0 +1,81 @@
+"""How close a network is to a KKT point of its margin problem, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from residuum.records.base import Record
+
+
+@dataclass(frozen=True, eq=False)
+class LayerResidual(Record):
+    """||r_l|| / ||theta_l|| for the parameters of one layer (plain residual)."""
+
+    name: str
+    residual: float
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate(Record):
+    """Approximate-KKT levels of a network on given samples. Residuals are norms over ||theta||.
+
+    residual_plain: best multipliers with ReLU'(0) = 0; residual_clarke: gates at kinks free, never
+    larger; eps = ||r||, not scale free; delta = max_i lam_i (m_i - p); margin p = min_i m_i;
+    normalized_margin = p / ||theta||^L; balance: largest relative gap between a neuron's incoming
+    and outgoing squared norm; identity: relative gap of ||theta||^2 = L sum_i lam_i m_i;
+    condition: of the Gram matrix; status: one word; notes: what limits the figures.
+    """
+
+    task: str
+    samples: int
+    residual_plain: float
+    residual_clarke: float
+    eps: float
+    delta: float | None
+    margin: float | None
+    normalized_margin: float | None
+    homogeneity_order: float | None
+    kinks: int
+    kinks_freed: int
+    layers: tuple[LayerResidual, ...]
+    multipliers: Tensor
+    rows: Tensor
+    balance: float | None
+    identity: float | None
+    condition: float
+    theta_norm: float
+    status: str
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form (``residuum certify --json``)."""
+        lam = self.multipliers
+        active = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
+        return {
+            "task": self.task,
+            "samples": self.samples,
+            "residual_plain": self.residual_plain,
+            "residual_clarke": self.residual_clarke,
+            "eps": self.eps,
+            "delta": self.delta,
+            "margin": self.margin,
+            "normalized_margin": self.normalized_margin,
+            "homogeneity_order": self.homogeneity_order,
+            "kinks": self.kinks,
+            "kinks_freed": self.kinks_freed,
+            "layers": [{"name": part.name, "residual": part.residual} for part in self.layers],
+            "multipliers": {
+                "active": active,
+                "sum": float(lam.sum()),
+                "max": float(lam.max()) if len(lam) else 0.0,
+            },
+            "balance": self.balance,
+            "identity": self.identity,
+            "condition": self.condition,
+            "theta_norm": self.theta_norm,
+            "status": self.status,
+            "notes": list(self.notes),
+        }

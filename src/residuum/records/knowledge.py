@@ -1,0 +1,54 @@
+"""What the attacker is told. Everything else about the data stays unknown to the attack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
+
+from residuum.errors import InputError
+from residuum.records.base import Record
+
+PROVENANCES = ("user", "train", "holdout")
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge(Record):
+    """Facts granted to the attacker, each absent (None) unless the auditor grants it.
+
+    provenance: for every granted fact where it came from: "user" (said on the command line),
+    "train" (computed from the training set: the strongest attacker) or "holdout".
+    """
+
+    shape: tuple[int, ...] | None = None
+    value_range: tuple[float, float] | None = None
+    mean: Tensor | None = None
+    sample_count: int | None = None
+    label_balance: tuple[float, ...] | None = None
+    theta0: dict[str, Tensor] | None = None
+    loss: str | None = None
+    weight_decay: float | None = None
+    norms: Tensor | None = None
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.provenance) - set(self.granted)
+        wrong = set(self.provenance.values()) - set(PROVENANCES)
+        if unknown or wrong:
+            raise InputError(
+                f"Provenance names granted facts with one of {PROVENANCES}; got {self.provenance}.",
+                f"Granted are {self.granted}.",
+            )
+        if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
+            raise InputError(
+                f"A value range runs from low to high; got {self.value_range}.",
+                "For images in [0, 1] say value_range=(0, 1).",
+            )
+        source = {name: self.provenance.get(name, "user") for name in self.granted}
+        object.__setattr__(self, "provenance", source)
+
+    @property
+    def granted(self) -> tuple[str, ...]:
+        """Names of the facts the attacker has."""
+        names = (f.name for f in fields(self) if f.name != "provenance")
+        return tuple(name for name in names if getattr(self, name) is not None)
