@@ -3,6 +3,7 @@
 from residuum.networks.activations import (
     ACTIVATIONS,
     SURROGATES,
+    Activation,
     Linear,
     Polynomial,
     ReLU,
@@ -19,6 +20,7 @@ __all__ = [
     "ACTIVATIONS",
     "MLP",
     "SURROGATES",
+    "Activation",
     "Architecture",
     "ConvNet",
     "Linear",

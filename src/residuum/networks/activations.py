@@ -17,6 +17,7 @@ function, so its "gradient" is a formal derivative. Softplus is that of Loo et a
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -25,7 +26,19 @@ from torch import Tensor, nn
 from residuum.errors import ArchitectureError
 
 
-class ReLU(nn.ReLU):
+class Activation(nn.Module, ABC):
+    """A module that also knows the derivatives its backward pass uses."""
+
+    @abstractmethod
+    def derivative(self, z: Tensor) -> Tensor:
+        """What the backward pass multiplies by."""
+
+    @abstractmethod
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """What the double backward pass multiplies by."""
+
+
+class ReLU(nn.ReLU, Activation):
     """max(z, 0) with derivative 1[z > 0]: zero at the kink, as torch has it."""
 
     def derivative(self, z: Tensor) -> Tensor:
@@ -63,7 +76,7 @@ class _SigmoidBackward(torch.autograd.Function):
         return tangent * torch.sigmoid(ctx.alpha * z)
 
 
-class SigmoidReLU(nn.Module):
+class SigmoidReLU(Activation):
     """ReLU forward, sigmoid(alpha z) in place of 1[z > 0] backward (Haim et al. 2022)."""
 
     def __init__(self, alpha: float = 150.0) -> None:
@@ -84,7 +97,7 @@ class SigmoidReLU(nn.Module):
         return self.alpha * s * (1 - s)
 
 
-class Softplus(nn.Module):
+class Softplus(Activation):
     """softplus(beta z) / beta, forward and backward (Loo et al. 2024)."""
 
     def __init__(self, beta: float = 50.0) -> None:
@@ -105,7 +118,7 @@ class Softplus(nn.Module):
         return self.beta * s * (1 - s)
 
 
-class Polynomial(nn.Module):
+class Polynomial(Activation):
     """sum_k c_k z^k with c_0 first; t^3 is ``Polynomial((0, 0, 0, 1))``."""
 
     def __init__(self, coefficients: tuple[float, ...]) -> None:
@@ -136,7 +149,7 @@ class Polynomial(nn.Module):
         return _horner(_differentiate(_differentiate(self.coefficients)), z)
 
 
-class Linear(nn.Identity):
+class Linear(nn.Identity, Activation):
     """No activation."""
 
     def derivative(self, z: Tensor) -> Tensor:
@@ -182,5 +195,5 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-ACTIVATIONS = {"relu": ReLU, "linear": Linear}
-SURROGATES = {"sigmoid": SigmoidReLU, "softplus": Softplus}
+ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "linear": Linear}
+SURROGATES: dict[str, type[Activation]] = {"sigmoid": SigmoidReLU, "softplus": Softplus}

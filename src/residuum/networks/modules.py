@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.errors import ArchitectureError
-from residuum.networks.activations import ReLU
+from residuum.networks.activations import Activation, ReLU
 
 BIAS_RULES = {
     "first": lambda layer, depth: layer == 0,  # homogeneous
@@ -37,7 +37,7 @@ class MLP(nn.Module):
     """Fully connected network d-h_1-...-C; the first-layer bias alone keeps it homogeneous."""
 
     def __init__(
-        self, widths: tuple[int, ...], bias: str = "first", activation: nn.Module | None = None
+        self, widths: tuple[int, ...], bias: str = "first", activation: Activation | None = None
     ) -> None:
         super().__init__()
         depth = len(widths) - 1
@@ -50,7 +50,12 @@ class MLP(nn.Module):
             nn.Linear(a, b, bias=BIAS_RULES[bias](i, depth))
             for i, (a, b) in enumerate(itertools.pairwise(widths))
         )
-        self.activation = activation if activation is not None else ReLU()
+        self.activation: Activation = activation if activation is not None else ReLU()
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        """The layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, ...) -> (n, C)."""
@@ -70,11 +75,10 @@ class MLP(nn.Module):
         covectors u: (R, C); index: (R,) which sample each row belongs to (row i is sample i if None).
         The gradient of row r in layer l's weight is the outer product d_l[r] inputs[l][r].
         """
-        derivative = self.activation.derivative
         signals = [covectors]
         for layer in range(len(self.layers) - 1, 0, -1):
-            weight: Tensor = self.layers[layer].weight  # type: ignore[assignment]
-            gates = derivative(trace.pre[layer - 1])  # type: ignore[operator]
+            weight = self.linears[layer].weight
+            gates = self.activation.derivative(trace.pre[layer - 1])
             signals.append(signals[-1] @ weight * (gates if index is None else gates[index]))
         return signals[::-1]
 
@@ -88,7 +92,7 @@ class ConvNet(nn.Module):
         channels: tuple[int, ...],
         outputs: int,
         bias: str = "first",
-        activation: nn.Module | None = None,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__()
         depth = len(channels) + 1
@@ -117,7 +121,7 @@ class ConvNet(nn.Module):
 class PolynomialNetwork(nn.Module):
     """Phi(x) = sum_j a_j sigma(w_j . x), no bias (Shen et al. 2026, section 4)."""
 
-    def __init__(self, inputs: int, width: int, activation: nn.Module) -> None:
+    def __init__(self, inputs: int, width: int, activation: Activation) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(width, inputs) / inputs**0.5)
         self.coefficient = nn.Parameter(torch.randn(width) / width**0.5)

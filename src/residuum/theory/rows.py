@@ -1,0 +1,96 @@
+"""From labels to the constraints of the margin problem: one row per constraint.
+
+    binary       y_i Phi(x_i) >= 1                                lam_i >= 0
+    multiclass   Phi_y(x_i) - Phi_c(x_i) >= 1 for rivals c        lam_ic >= 0
+    regression   no constraint; theta = sum_ik lam_ik grad Phi_k  lam free
+
+With ONE multiplier on the best rival an exact multiclass KKT point keeps a relative residual of
+0.4-0.5, because rivals tie there: ``rivals="tied"`` gives a row to every rival within a tolerance
+of the best one; ``rivals="best"`` is the published form.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from residuum.errors import DataError, InputError, did_you_mean
+from residuum.stationarity import Rows
+
+TASKS = ("binary", "multiclass", "regression")
+RIVALS = ("tied", "best")
+
+
+def choose_task(task: str, outputs: int) -> str:
+    """``auto`` means binary for one output, multiclass for more; others are checked for fit."""
+    if task in ("auto", ""):
+        return "binary" if outputs == 1 else "multiclass"
+    if task not in TASKS:
+        raise InputError(f"No task {task!r}.", did_you_mean(task, TASKS))
+    if (task == "binary" and outputs != 1) or (task == "multiclass" and outputs < 2):
+        raise InputError(
+            f"Task {task} needs {'one output' if task == 'binary' else 'two or more outputs'}; "
+            f"this network has {outputs}.",
+            f"Use --task {'multiclass' if outputs > 1 else 'binary'}.",
+        )
+    return task
+
+
+def normalise_labels(y: Tensor, task: str, outputs: int) -> Tensor:
+    """Labels as the mathematics has them: -1/+1, class indices, or (n, C) targets."""
+    if task == "regression":
+        targets = y.double().reshape(len(y), -1)
+        if targets.shape[1] != outputs:
+            raise DataError(
+                f"Regression needs one target per output; got {targets.shape[1]} for {outputs}.",
+                "Save y as (n, outputs).",
+            )
+        return targets
+    values = set(y.flatten().tolist())
+    if y.ndim != 1:
+        raise DataError(f"Labels must be a vector; got shape {tuple(y.shape)}.", "Save y as (n,).")
+    if len(values) < 2:
+        raise DataError(
+            f"Labels of at least two classes are needed; all {len(y)} are {values.pop()}.",
+            "A margin between classes is not defined for one class: add samples of another.",
+        )
+    if task == "binary":
+        if not (values <= {-1, 1} or values <= {0, 1}):
+            raise DataError(
+                f"One output takes labels -1/+1 or 0/1; got {sorted(values)[:6]}.",
+                "Regroup the labels, or say --task regression.",
+            )
+        return torch.where(y > 0, 1.0, -1.0).double()
+    if not all(v == int(v) and 0 <= v < outputs for v in values):
+        raise DataError(
+            f"Class indices run from 0 to {outputs - 1}; got {sorted(values)[:12]}.",
+            "Renumber the classes in the order of the outputs.",
+        )
+    return y.long()
+
+
+def constraint_rows(
+    outputs: Tensor, y: Tensor, task: str, rivals: str = "tied", tolerance: float = 0.05
+) -> Rows:
+    """Rows of the problem. outputs: (n, C); y as :func:`normalise_labels` returns it."""
+    n, classes = outputs.shape
+    if task == "binary":
+        return Rows(torch.arange(n), y.to(outputs.dtype)[:, None])
+    if task == "regression":
+        covectors = torch.eye(classes, dtype=outputs.dtype).repeat(n, 1)
+        return Rows(torch.arange(n).repeat_interleave(classes), covectors)
+    if rivals not in RIVALS:
+        raise InputError(f"No rivals rule {rivals!r}.", did_you_mean(rivals, RIVALS))
+    own = torch.nn.functional.one_hot(y, classes).bool()
+    margins = (outputs[own][:, None] - outputs).masked_fill(own, torch.inf)  # (n, C)
+    best = margins.amin(1, keepdim=True)
+    if rivals == "best":
+        chosen = torch.zeros_like(own).scatter(1, margins.argmin(1, keepdim=True), True)
+    else:
+        chosen = margins <= best + tolerance * best.abs()
+    index, rival = chosen.nonzero(as_tuple=True)
+    rows = torch.arange(len(index))
+    covectors = outputs.new_zeros(len(index), classes)
+    covectors[rows, y[index]] = 1
+    covectors[rows, rival] = -1
+    return Rows(index, covectors)

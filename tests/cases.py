@@ -1,0 +1,110 @@
+"""Exact KKT points, built in closed form: no training, no tolerance to argue about.
+
+ReLU networks: G groups of samples; the neurons of group g are active on that group alone, and all
+labels of a group agree. With xh = (x, 1), Gram matrix K of a group's xh, q = 1' K^-1 1, depth L:
+
+    u = q^(1/2L),   lam = u^(2-2L) K^-1 1,   (w, b) = u^(L-1) sum_i lam_i xh_i,
+    inner weights u,   output weight y u          -> every sample on margin 1
+
+Two-layer groups may spread over several neurons: (c_j w, c_j b), output c_j y u, sum c_j^2 = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from residuum.networks import MLP
+
+
+@dataclass(frozen=True)
+class ExactPoint:
+    """A network and samples that satisfy the KKT conditions exactly; lam: one per row."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    lam: Tensor
+    group: Tensor
+
+
+def grouped_samples(
+    groups: int, size: int, dim: int, seed: int, radius: float = 2.5, noise: float = 0.3
+) -> tuple[Tensor, Tensor]:
+    """Samples around the corners of a simplex, in a random rotation. Returns x (n, d), group (n,)."""
+    centres = torch.eye(groups, dtype=torch.float64) - 1 / groups
+    centres = centres / centres.norm(dim=1, keepdim=True) * radius * math.sqrt(max(1, groups - 1))
+    x = torch.zeros(groups * size, dim, dtype=torch.float64)
+    group = torch.arange(groups).repeat_interleave(size)
+    x[:, :groups] = centres[group]
+    for i in range(size):
+        x[i::size, groups + i] = noise * (1 + 0.5 * i)
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))[0]
+    return x @ rotation, group
+
+
+def relu_point(
+    depth: int = 2, groups: int = 2, size: int = 3, dim: int = 12, width: int = 1, seed: int = 0
+) -> ExactPoint:
+    """Binary exact point of a ``depth``-layer network with a first-layer bias."""
+    x, group = grouped_samples(groups, size, dim, seed)
+    y = torch.where(group % 2 == 0, 1.0, -1.0).double()
+    augmented = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+    generator = torch.Generator().manual_seed(seed)
+    lam, first, inner, last = torch.zeros(len(x), dtype=x.dtype), [], [], []
+    for g in range(groups):
+        members = (group == g).nonzero()[:, 0]
+        solved = torch.linalg.solve(
+            augmented[members] @ augmented[members].T, torch.ones(size, dtype=x.dtype)
+        )
+        u = solved.sum() ** (1 / (2 * depth))
+        lam[members] = u ** (2 - 2 * depth) * solved
+        total = lam[members] @ augmented[members]
+        spread = torch.rand(width if depth == 2 else 1, generator=generator).double() + 0.3
+        for c in spread / spread.norm():
+            first.append(c * u ** (depth - 1) * total)
+            inner.append(u)
+            last.append(c * y[members[0]] * u)
+    assert (lam > 0).all()
+    rows = torch.stack(first)
+    hidden = len(rows)
+    model = MLP((dim, *[hidden] * (depth - 1), 1)).double()
+    with torch.no_grad():
+        model.linears[0].weight.copy_(rows[:, :dim])
+        model.linears[0].bias.copy_(rows[:, dim])
+        for layer in model.linears[1:-1]:
+            layer.weight.copy_(torch.diag(torch.stack(inner)))
+        model.linears[-1].weight.copy_(torch.stack(last)[None])
+    return ExactPoint(model, x, y, lam, group)
+
+
+def multiclass_point(classes: int = 3, size: int = 2, dim: int = 14, seed: int = 0) -> ExactPoint:
+    """Two-layer exact point with one group per class, where all rivals of every sample tie.
+
+    kappa = C/(C-1), V = (q/kappa^3)^(1/4), lam_i = (K^-1 1)_i / (V kappa)^2, shared equally by the
+    C-1 rivals; neuron (w, b) = V kappa sum_i lam_i xh_i; output V for its class, -V/(C-1) for others.
+    """
+    x, group = grouped_samples(classes, size, dim, seed)
+    augmented = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+    kappa = classes / (classes - 1)
+    model = MLP((dim, classes, classes)).double()
+    lam = torch.zeros(len(x), dtype=x.dtype)
+    with torch.no_grad():
+        for g in range(classes):
+            members = (group == g).nonzero()[:, 0]
+            solved = torch.linalg.solve(
+                augmented[members] @ augmented[members].T, torch.ones(size, dtype=x.dtype)
+            )
+            v = (solved.sum() / kappa**3) ** 0.25
+            lam[members] = solved / (v * kappa) ** 2
+            neuron = v * kappa * (lam[members] @ augmented[members])
+            model.linears[0].weight[g], model.linears[0].bias[g] = neuron[:dim], neuron[dim]
+            model.linears[1].weight[:, g] = -v / (classes - 1)
+            model.linears[1].weight[g, g] = v
+    assert (lam > 0).all()
+    per_rival = (lam / (classes - 1)).repeat_interleave(classes - 1)
+    return ExactPoint(model, x, group, per_rival, group)
