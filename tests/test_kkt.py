@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from residuum.errors import DataError, InputError
-from residuum.networks import Architecture
+from residuum.networks import Architecture, balance
 from residuum.stationarity import (
     Rows,
     flatten,
@@ -22,7 +22,7 @@ from residuum.stationarity import (
 )
 from residuum.theory import certify
 from residuum.theory.clarke import _columns, find_kinks
-from residuum.theory.kkt import balance, fit_multipliers
+from residuum.theory.kkt import fit_multipliers
 from residuum.theory.rows import constraint_rows, normalise_labels
 from tests.cases import multiclass_point, relu_point
 from tests.reference import dense_nnls, row_gradients, theta_vector

@@ -12,7 +12,7 @@ from residuum.networks.activations import (
     with_surrogate,
 )
 from residuum.networks.architecture import Architecture
-from residuum.networks.homogeneity import homogeneity_order, probe_inputs
+from residuum.networks.homogeneity import balance, homogeneity_order, probe_inputs
 from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace
 from residuum.networks.recognition import match_architecture, recognise_mlp
 
@@ -30,6 +30,7 @@ __all__ = [
     "SigmoidReLU",
     "Softplus",
     "Trace",
+    "balance",
     "homogeneity_order",
     "match_architecture",
     "probe_inputs",

@@ -8,6 +8,7 @@ polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from residuum.networks.modules import BIAS_RULES, MLP, ConvNet, PolynomialNetwor
 KINDS = ("mlp", "convnet", "polynomial")
 EXAMPLE = "Example: --arch mlp:784-1000-1000-1."
 MAX_PARAMETERS = 10**9
+MAX_LENGTH = 2000
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,12 @@ class Architecture:
     @classmethod
     def parse(cls, text: str) -> Architecture:
         """Read an architecture string, or say which rule it breaks."""
-        match = re.fullmatch(r"(\w+):([\dx]+(?:-\d+)+)((?:,\w+=[^,]+)*)", text.strip())
+        text = text.strip()
+        if len(text) > MAX_LENGTH:
+            raise ArchitectureError(
+                f"An architecture has at most {MAX_LENGTH} characters; got {len(text)}.", EXAMPLE
+            )
+        match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
         if match is None:
             raise ArchitectureError(
                 f"An architecture reads kind:width-width-...[,option=value]; got {text!r}.", EXAMPLE
@@ -46,10 +53,11 @@ class Architecture:
             raise ArchitectureError(f"No network kind {kind!r}.", did_you_mean(kind, KINDS))
         options = dict(part.split("=", 1) for part in rest.split(",") if part)
         first, *others = sizes.split("-")
-        shape = tuple(map(int, first.split("x"))) if first.replace("x", "").isdigit() else ()
-        widths = tuple(map(int, others))
-        if not all(shape) or not all(widths):
-            raise ArchitectureError(f"Widths must be positive; got {text!r}.", EXAMPLE)
+        shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, others))
+        if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
+            raise ArchitectureError(
+                f"Widths lie between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
+            )
         if (len(shape) != 3) if kind == "convnet" else (len(shape) != 1):
             raise ArchitectureError(
                 f"{kind} needs {'CxHxW' if kind == 'convnet' else 'one input width'} first; "
@@ -97,7 +105,7 @@ class Architecture:
             sizes = "x".join(map(str, self.image_shape)) + "-" + sizes
         text = f"{self.kind}:{sizes}"
         if self.kind == "polynomial":
-            return text + ",coefficients=" + "/".join(f"{c:g}" for c in self.coefficients)
+            return text + ",coefficients=" + "/".join(map(_shortest, self.coefficients))
         text += f",bias={self.bias}" if self.bias != "first" else ""
         return text + (f",activation={self.activation}" if self.activation != "relu" else "")
 
@@ -135,8 +143,17 @@ class Architecture:
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split("/"))
-    except ValueError as problem:
+        numbers = tuple(float(part) for part in text.split("/"))
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
         raise ArchitectureError(
-            f"Coefficients read c0/c1/...; got {text!r}.", "For t^3 say coefficients=0/0/0/1."
-        ) from problem
+            f"Coefficients read c0/c1/..., all finite; got {text!r}.",
+            "For t^3 say coefficients=0/0/0/1.",
+        )
+    return numbers
+
+
+def _shortest(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)

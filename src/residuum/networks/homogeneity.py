@@ -1,12 +1,15 @@
-"""Is Phi(c theta; x) = c^L Phi(theta; x)? Measured, not assumed."""
+"""Is Phi(c theta; x) = c^L Phi(theta; x)? Measured, not assumed; and what follows for the weights."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from residuum.networks.modules import MLP
 
 SCALES = (0.7, 0.9, 1.1, 1.4)
 TOLERANCE = 1e-6
@@ -41,3 +44,21 @@ def probe_inputs(inputs: int, count: int = 8) -> Tensor:
     """Fixed Gaussian inputs for measurements that need no data."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, inputs, generator=generator, dtype=torch.float64)
+
+
+def balance(model: MLP) -> float | None:
+    """sum_j |in_j - out_j| / sum_j max(in_j, out_j) over all hidden neurons; None without any.
+
+    in_j = ||w_j||^2 + b_j^2 and out_j = ||v_j||^2 are a neuron's incoming and outgoing squared norm.
+    They are equal at every KKT point of a ReLU network, so this is a data-free sign of distance from
+    one, and of weights that were rewritten after training.
+    """
+    gap = total = 0.0
+    for lower, upper in pairwise(model.linears):
+        incoming = lower.weight.detach().double().square().sum(1)
+        if lower.bias is not None:
+            incoming = incoming + lower.bias.detach().double().square()
+        outgoing = upper.weight.detach().double().square().sum(0)
+        gap += float((incoming - outgoing).abs().sum())
+        total += float(torch.maximum(incoming, outgoing).sum())
+    return gap / total if 0 < total < math.inf else None

@@ -59,7 +59,7 @@ def match_architecture(state: dict[str, Tensor], arch: Architecture) -> dict[str
 def _natural(item: tuple[str, object]) -> list[tuple[int, int, str]]:
     """Sort key in which layer10 comes after layer2."""
     parts = re.split(r"(\d+)", item[0])
-    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts]
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts]
 
 
 def _is_chain(order: Iterable[Named]) -> bool:
@@ -80,7 +80,8 @@ def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
             if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
                 extend([*chain, candidate], rest[:i] + rest[i + 1 :])
 
-    if len(weights) <= 12:
+    # Two weights of one shape can be swapped, so no order is the only one: nothing to search.
+    if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
         extend([], weights)
     return found if len(found) == 1 else []
 

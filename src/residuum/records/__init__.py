@@ -3,11 +3,12 @@
 from residuum.records.base import Record, same
 from residuum.records.certificate import Certificate, LayerResidual
 from residuum.records.checkpoint import Checkpoint
-from residuum.records.data import Dataset, Split, read_npz
+from residuum.records.data import TASKS, Dataset, Split, read_npz
 from residuum.records.files import make_directory, write_atomic, write_json
 from residuum.records.knowledge import Knowledge
 
 __all__ = [
+    "TASKS",
     "Certificate",
     "Checkpoint",
     "Dataset",

@@ -24,8 +24,8 @@ class Certificate(Record):
 
     residual_plain: best multipliers with ReLU'(0) = 0; residual_clarke: gates at kinks free, never
     larger; eps = ||r||, not scale free; delta = max_i lam_i (m_i - p); margin p = min_i m_i;
-    normalized_margin = p / ||theta||^L; balance: largest relative gap between a neuron's incoming
-    and outgoing squared norm; identity: relative gap of ||theta||^2 = L sum_i lam_i m_i;
+    normalized_margin = p / ||theta||^L; balance: gap between the neurons' incoming and
+    outgoing squared norms, 0 at a KKT point; identity: relative gap of ||theta||^2 = L sum_i lam_i m_i;
     condition: of the Gram matrix; status: one word; notes: what limits the figures.
     """
 

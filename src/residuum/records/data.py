@@ -17,6 +17,7 @@ from residuum.records.base import Record
 from residuum.records.files import write_atomic
 
 MAX_BYTES = 4 << 30
+TASKS = ("binary", "multiclass", "regression")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,17 @@ class Dataset(Record):
                 f"'x' must be (n, ...) and finite; got shape {tuple(x.shape)} in {str(path)!r}.",
                 "One row per sample, no NaN or Inf.",
             )
+        if arrays["y"].dtype.kind == "U":
+            raise DataError(
+                f"Labels must be numbers; 'y' in {str(path)!r} is text.",
+                "Save class indices as y, and their names as classes.",
+            )
         mean = torch.from_numpy(arrays["mean"]).to(x.dtype) if "mean" in arrays else None
+        if mean is not None and mean.shape not in ((), x.shape[1:]):
+            raise DataError(
+                f"'mean' must have the shape of a sample, {tuple(x.shape[1:])}; got {tuple(mean.shape)}.",
+                "Save the mean image that was subtracted.",
+            )
         classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else ()
         return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, classes)
 

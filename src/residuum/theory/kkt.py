@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.errors import DataError
-from residuum.networks import MLP, homogeneity_order
+from residuum.networks import MLP, balance, homogeneity_order
 from residuum.records import Certificate, LayerResidual
 from residuum.stationarity import (
     Rows,
@@ -141,24 +141,6 @@ def fit_multipliers(
         return project(model, x, rows, r)
 
     return mult.refine(lam, matrix, correlate, free), factor.condition, note
-
-
-def balance(model: MLP) -> float:
-    """Largest relative gap between a hidden neuron's incoming and outgoing squared norm.
-
-    Zero at every KKT point of a homogeneous ReLU network (a consequence of stationarity), and a
-    data-free sign of weights that were rewritten after training.
-    """
-    worst = 0.0
-    for lower, upper in zip(model.linears[:-1], model.linears[1:], strict=True):
-        incoming = lower.weight.detach().square().sum(1)
-        if lower.bias is not None:
-            incoming = incoming + lower.bias.detach().square()
-        outgoing = upper.weight.detach().square().sum(0)
-        scale = torch.maximum(incoming, outgoing)
-        used = scale > 1e-12 * scale.max()
-        worst = max(worst, float(((incoming - outgoing).abs() / scale)[used].max()))
-    return worst
 
 
 def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float) -> float | None:

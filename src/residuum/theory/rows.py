@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from residuum.errors import DataError, InputError, did_you_mean
+from residuum.records import TASKS
 from residuum.stationarity import Rows
 
-TASKS = ("binary", "multiclass", "regression")
 RIVALS = ("tied", "best")
 
 

@@ -1,0 +1,7 @@
+"""``python -m residuum``."""
+
+import sys
+
+from residuum.cli.main import main
+
+sys.exit(main())

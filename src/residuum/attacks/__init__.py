@@ -1,0 +1,1 @@
+"""Attacks from weights alone. Nothing here may import datasets, training or evaluation."""

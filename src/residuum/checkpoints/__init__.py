@@ -1,0 +1,24 @@
+"""Checkpoints: safe reading, writing, live networks, and what the weights alone reveal."""
+
+from residuum.checkpoints.inspection import (
+    Inspection,
+    ParameterSummary,
+    first_layer,
+    inspect_checkpoint,
+    leak_capacity,
+)
+from residuum.checkpoints.modules import build_model, checkpoint_from_module
+from residuum.checkpoints.reading import DEFAULT_MAX_BYTES, load_checkpoint, save_checkpoint
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "Inspection",
+    "ParameterSummary",
+    "build_model",
+    "checkpoint_from_module",
+    "first_layer",
+    "inspect_checkpoint",
+    "leak_capacity",
+    "load_checkpoint",
+    "save_checkpoint",
+]

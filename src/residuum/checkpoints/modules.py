@@ -1,0 +1,148 @@
+"""Between checkpoints and live networks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from residuum.checkpoints.states import clean_state
+from residuum.errors import ArchitectureError
+from residuum.networks import (
+    ACTIVATIONS,
+    MLP,
+    Architecture,
+    ConvNet,
+    Polynomial,
+    PolynomialNetwork,
+    recognise_mlp,
+)
+from residuum.networks.modules import BIAS_RULES
+from residuum.records import Checkpoint
+
+
+def build_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> nn.Module:
+    """The network of a checkpoint with its weights, in evaluation mode.
+
+    dtype: the checkpoint's own when None. The parameters are copies; no random number is drawn.
+    """
+    with torch.device("meta"):
+        model = Architecture.parse(checkpoint.arch).build()
+    theta = {name: t.to(dtype or t.dtype, copy=True) for name, t in checkpoint.theta.items()}
+    wanted = {name: t.shape for name, t in model.state_dict().items()}
+    if wanted != {name: t.shape for name, t in theta.items()}:
+        raise ArchitectureError(
+            f"The weights must fit {checkpoint.arch}; they are "
+            f"{', '.join(f'{name} {list(t.shape)}' for name, t in list(theta.items())[:6])}.",
+            "Read the file with load_checkpoint, which matches the names.",
+        )
+    model.load_state_dict(theta, strict=True, assign=True)
+    return model.eval()
+
+
+def checkpoint_from_module(
+    model: nn.Module,
+    *,
+    input_shape: tuple[int, ...] = (),
+    labels: tuple[str, ...] = (),
+    task: str = "",
+) -> Checkpoint:
+    """A checkpoint of a live network: MLP, ConvNet, PolynomialNetwork or a plain nn.Sequential.
+
+    A Sequential may hold Linear layers with ReLU between all of them or none, and leading Flatten
+    layers. Weights are copied to the CPU.
+    """
+    arch, state = _describe(model)
+    held = sum(t.numel() * t.element_size() for t in state.values())
+    theta, _, notes = clean_state({name: t.cpu() for name, t in state.items()}, held)
+    own_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
+    source = {name: own_names[id(t)] for name, t in state.items()}
+    shape = fitting_shape(arch, input_shape)
+    return Checkpoint(theta, str(arch), shape, tuple(labels), task, tuple(notes), source)
+
+
+def fitting_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` of one sample, known to fit; () becomes the image shape of a convnet."""
+    shape = tuple(shape) or arch.image_shape or ()
+    if shape and (min(shape) < 1 or math.prod(shape) != arch.inputs):
+        raise ArchitectureError(
+            f"An input of {arch} has {arch.inputs} values; got the shape {shape}.",
+            "Correct the input shape, or leave it out.",
+        )
+    return shape
+
+
+def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]]:
+    """The architecture, and the live parameters under its names in its order."""
+    if type(model) is nn.Sequential:
+        return _describe_sequential(model)
+    state = model.state_dict(keep_vars=True)
+    if type(model) is MLP:
+        found, _ = recognise_mlp(state)
+        activation = _activation_name(model.activation)
+        return Architecture("mlp", found.widths, None, found.bias, activation), state
+    if type(model) is ConvNet:
+        layers = [*model.convolutions, model.head]
+        widths = tuple(len(layer.weight) for layer in layers)
+        bias = _bias_rule([layer.bias is not None for layer in layers])
+        activation = _activation_name(model.activation)
+        return Architecture("convnet", widths, model.input_shape, bias, activation), state
+    if type(model) is PolynomialNetwork and isinstance(model.activation, Polynomial):
+        width, inputs = model.weight.shape
+        powers = model.activation.coefficients
+        widths = (inputs, width, 1)
+        return Architecture("polynomial", widths, None, "none", "polynomial", powers), state
+    raise _unsupported(type(model).__name__)
+
+
+def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]]:
+    modules = list(itertools.dropwhile(lambda m: type(m) is nn.Flatten, _leaves(model)))
+    linear = len(modules) > 1 and all(type(m) is nn.Linear for m in modules)
+    layers = modules if linear else modules[::2]
+    between = [] if linear else modules[1::2]
+    odd = [m for m in layers if type(m) is not nn.Linear]
+    odd += [m for m in between if not isinstance(m, nn.ReLU)]
+    if len(layers) == len(between):  # nothing at all, or an activation at the end
+        odd += modules[-1:] or [model]
+    if odd:
+        raise _unsupported(f"Sequential with {type(odd[0]).__name__} in this place")
+    state = {
+        f"layers.{i}.{name}": parameter
+        for i, layer in enumerate(layers)
+        for name, parameter in layer.state_dict(keep_vars=True).items()
+    }
+    found, _ = recognise_mlp(state)
+    activation = "linear" if linear else "relu"
+    return Architecture("mlp", found.widths, None, found.bias, activation), state
+
+
+def _leaves(model: nn.Sequential) -> Iterator[nn.Module]:
+    for module in model:
+        if type(module) is nn.Sequential:
+            yield from _leaves(module)
+        else:
+            yield module
+
+
+def _activation_name(activation: nn.Module) -> str:
+    for name, kind in ACTIVATIONS.items():
+        if type(activation) is kind or (name == "relu" and type(activation) is nn.ReLU):
+            return name
+    raise _unsupported(f"network with activation {type(activation).__name__}")
+
+
+def _bias_rule(has: list[bool]) -> str:
+    for rule, applies in BIAS_RULES.items():
+        if has == [applies(i, len(has)) for i in range(len(has))]:
+            return rule
+    raise _unsupported(f"network with biases in layers {[i for i, b in enumerate(has) if b]}")
+
+
+def _unsupported(what: str) -> ArchitectureError:
+    return ArchitectureError(
+        f"A checkpoint needs a network that a string can describe; a {what} is not one.",
+        "Use residuum.networks.MLP or ConvNet, or nn.Sequential of Flatten, Linear and ReLU.",
+    )

@@ -1,0 +1,288 @@
+"""What a pickled state dict claims, found without unpickling anything.
+
+``torch.load(weights_only=True)`` runs no foreign code, yet it allocates what a file asks for: a
+kilobyte can name ``bytearray(10**12)``, a storage of a terabyte, a tensor of 10^9 elements over one,
+or a dict key that overflows the stack when hashed. :class:`Machine` runs the same instructions over
+inert values, knows only the few words that a state dict needs, and refuses everything else, so that
+the real loader sees only files whose claims were checked.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+from residuum.errors import CheckpointError, UnsafeFileError
+
+MAX_PICKLE_BYTES = 4 << 20
+MAX_DIMENSIONS = 16
+EXPORT = (
+    "Export the weights alone: torch.save(model.state_dict(), path), or "
+    "safetensors.torch.save_file(model.state_dict(), path)."
+)
+
+ITEM_SIZES = {
+    "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2,
+    "Char": 1, "Byte": 1, "Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
+STORAGES = {f"torch.{name}Storage": size for name, size in ITEM_SIZES.items()}
+MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
+DTYPES = {f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64", "int64")}
+UNSUPPORTED = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a tensor without data (meta device)",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor",
+    "torch._utils._rebuild_tensor_v3": "a tensor of an unusual dtype",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor subclass",
+    "torch._tensor._rebuild_from_type_v2": "a tensor subclass",
+}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A block of numbers that a pickle refers to by key."""
+
+    key: str
+    numel: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the block takes."""
+        return self.numel * self.itemsize
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor as a pickle describes it: a window on a storage, checked to lie inside it."""
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        numbers = (self.offset, *self.size, *self.stride)
+        if len(self.size) != len(self.stride) or not all(_is_size(n) for n in numbers):
+            raise ValueError("a tensor needs as many strides as sizes, none negative")
+        if len(self.size) > MAX_DIMENSIONS:
+            raise ValueError(f"a tensor has at most {MAX_DIMENSIONS} dimensions")
+        count, held = math.prod(self.size), self.storage.numel
+        steps = zip(self.size, self.stride, strict=True)
+        last = self.offset + sum((n - 1) * step for n, step in steps)
+        if count > held or (count and last >= held):
+            raise UnsafeFileError(
+                f"A tensor must lie within its storage; one of shape {list(self.size)} claims "
+                f"{max(count, last + 1)} elements and the file holds {held}.",
+                "Save a full copy: {name: t.clone() for name, t in state.items()}.",
+            )
+
+
+@dataclass(frozen=True)
+class Word:
+    """A global that a pickle names; nothing is imported."""
+
+    name: str
+
+
+class Machine:
+    """Runs the instructions of a pickle over inert values and collects the storages it names."""
+
+    def __init__(self) -> None:
+        self.storages: dict[str, Storage] = {}
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self, stream: BinaryIO) -> Any:
+        """The value that one pickle of ``stream`` describes; the stream is left behind it."""
+        self._stack, self._below, self._memo = [], [], {}
+        try:
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name == "STOP":
+                    return self._stack.pop()
+                self._step(opcode.name, argument)
+        except MALFORMED as problem:
+            raise CheckpointError(
+                f"The file must hold a complete pickle of weights; it is damaged "
+                f"({type(problem).__name__}: {str(problem)[:100]}).",
+                "Copy or save the file again.",
+            ) from problem
+        raise CheckpointError("The pickle has no end; the file is truncated.", "Copy it again.")
+
+    def _step(self, name: str, argument: Any) -> None:
+        if name in _LITERALS:
+            self._stack.append(argument)
+        elif name in _CONSTANTS:
+            self._stack.append(_CONSTANTS[name]())
+        elif name in _STEPS:
+            _STEPS[name](self, argument)
+        elif name not in ("PROTO", "FRAME"):
+            _refuse(f"the instruction {name}")
+
+    def _mark(self, _: None) -> None:
+        self._below.append(self._stack)
+        self._stack = []
+
+    def _above_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._below.pop()
+        return items
+
+    def _tuple(self, items: list[Any]) -> None:
+        self._stack.append(tuple(items))
+
+    def _last(self, count: int) -> list[Any]:
+        return [self._stack.pop() for _ in range(count)][::-1]
+
+    def _put(self, index: int) -> None:
+        self._memo[index] = self._stack[-1]
+
+    def _get(self, index: int) -> None:
+        self._stack.append(self._memo[index])
+
+    def _append(self, items: list[Any]) -> None:
+        _expect(self._stack[-1], list).extend(items)
+
+    def _set(self, items: list[Any]) -> None:
+        target = _expect(self._stack[-1], dict)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # Only flat keys: hashing a deeply nested tuple overflows the C stack.
+            target[_expect(key, str, int)] = value
+
+    def _word(self, argument: str) -> None:
+        name = argument.replace(" ", ".")
+        if name in UNSUPPORTED:
+            raise CheckpointError(
+                f"Weights must be dense tensors of real numbers; the file holds {UNSUPPORTED[name]}.",
+                "Convert it before saving, e.g. with .to_dense() or .dequantize().",
+            )
+        if name not in _CALLS and name not in STORAGES and name not in DTYPES:
+            _refuse(name)
+        self._stack.append(Word(name))
+
+    def _stack_word(self, _: None) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        self._word(f"{module} {name}")
+
+    def _call(self, _: None) -> None:
+        arguments = _expect(self._stack.pop(), tuple)
+        word = _expect(self._stack.pop(), Word)
+        if word.name not in _CALLS:
+            _refuse(f"a call of {word.name}")
+        self._stack.append(_CALLS[word.name](*arguments))
+
+    def _build(self, _: None) -> None:
+        """Attributes of an ordered dict, such as a state dict's versions; they are dropped."""
+        _expect(self._stack.pop(), dict)
+        _expect(self._stack[-1], dict)
+
+    def _persistent(self, _: None) -> None:
+        kind, word, key, _location, numel, *views = _expect(self._stack.pop(), tuple)
+        if kind != "storage" or not _is_size(numel) or any(v is not None for v in views):
+            raise ValueError("a storage reads ('storage', type, key, location, size)")
+        storage = Storage(_expect(key, str), numel, STORAGES[_expect(word, Word).name])
+        if self.storages.setdefault(storage.key, storage) != storage:
+            raise UnsafeFileError(
+                f"A storage has one size; {key!r} is claimed with two.", "Save the weights again."
+            )
+        self._stack.append(storage)
+
+
+def _ordered_dict() -> dict[Any, Any]:
+    return {}
+
+
+def _counter(counts: dict[Any, Any]) -> dict[Any, Any]:
+    return dict(_expect(counts, dict))
+
+
+def _rebuild_tensor(
+    storage: Storage, offset: int, size: Any, stride: Any, grad: bool, hooks: Any, extra: Any = None
+) -> View:
+    if hooks or extra:
+        raise ValueError("hooks and conjugate views cannot be read")
+    _expect(grad, bool)
+    _expect(storage, Storage)
+    return View(storage, offset, _expect(size, tuple), _expect(stride, tuple))
+
+
+def _rebuild_parameter(data: View, grad: bool, hooks: Any) -> View:
+    if hooks:
+        raise ValueError("hooks cannot be read")
+    _expect(grad, bool)
+    return _expect(data, View)
+
+
+def _size(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(_expect(n, int) for n in _expect(numbers, tuple, list))
+
+
+def _device(kind: str, index: int = 0) -> str:
+    return f"{_expect(kind, str)}:{_expect(index, int)}"
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _expect(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise ValueError(f"{type(value).__name__} where {kinds[0].__name__} belongs")
+    return value
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UnsafeFileError(
+        f"A checkpoint may hold only tensors and plain values; this one needs {what[:200]!r}, "
+        "and loading that could run code.",
+        EXPORT,
+    )
+
+
+_LITERALS = {
+    "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+    "BINUNICODE", "SHORT_BINUNICODE", "SHORT_BINSTRING",
+}  # fmt: skip
+_CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_SET": set,
+}
+_STEPS: dict[str, Callable[[Machine, Any], None]] = {
+    "MARK": Machine._mark,
+    "TUPLE": lambda machine, _: machine._tuple(machine._above_mark()),
+    "TUPLE1": lambda machine, _: machine._tuple(machine._last(1)),
+    "TUPLE2": lambda machine, _: machine._tuple(machine._last(2)),
+    "TUPLE3": lambda machine, _: machine._tuple(machine._last(3)),
+    "BINPUT": Machine._put,
+    "LONG_BINPUT": Machine._put,
+    "MEMOIZE": lambda machine, _: machine._put(len(machine._memo)),
+    "BINGET": Machine._get,
+    "LONG_BINGET": Machine._get,
+    "APPEND": lambda machine, _: machine._append(machine._last(1)),
+    "APPENDS": lambda machine, _: machine._append(machine._above_mark()),
+    "SETITEM": lambda machine, _: machine._set(machine._last(2)),
+    "SETITEMS": lambda machine, _: machine._set(machine._above_mark()),
+    "GLOBAL": Machine._word,
+    "STACK_GLOBAL": Machine._stack_word,
+    "REDUCE": Machine._call,
+    "BUILD": Machine._build,
+    "BINPERSID": Machine._persistent,
+}
+_CALLS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _ordered_dict,
+    "collections.Counter": _counter,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
+    "torch._utils._rebuild_parameter": _rebuild_parameter,
+    "torch.Size": _size,
+    "torch.device": _device,
+}

@@ -1,0 +1,116 @@
+"""From what a file holds to a clean state dict: unwrapped, dense, real, finite, owned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residuum.checkpoints.pickles import EXPORT
+from residuum.errors import CheckpointError, UnsafeFileError
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network")
+PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
+BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+MAX_DEPTH = 8
+MAX_NAME = 256
+MAX_SHARING = 4  # tied weights appear under several names, a memory bomb under thousands
+
+
+def find_state(content: Any) -> dict[str, Tensor]:
+    """The state dict in a loaded object: itself, or under one of the names in ``WRAPPERS``."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(content, dict):
+            break
+        wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
+        if wrapper is None:
+            return {name: t for name, t in content.items() if isinstance(t, Tensor)}
+        content = content[wrapper]
+    raise CheckpointError(
+        f"A checkpoint must hold a dict of tensors; this one holds a {type(content).__name__}.",
+        EXPORT,
+    )
+
+
+def clean_state(
+    state: dict[str, Tensor], held: int
+) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
+    """Checked float tensors of one dtype, the file's name for each, and what was converted.
+
+    held: bytes of the file, which bounds what its tensors may take together.
+    """
+    if not state:
+        raise CheckpointError("A checkpoint must hold tensors; this one has none.", EXPORT)
+    for name, tensor in state.items():
+        _check_tensor(name, tensor)
+    total = sum(t.numel() * t.element_size() for t in state.values())
+    if total > MAX_SHARING * held:
+        raise UnsafeFileError(
+            f"Tensors may share memory {MAX_SHARING}-fold; these claim {total} of {held} bytes.",
+            "Save full copies: {name: t.clone() for name, t in state.items()}.",
+        )
+    dtype, notes = _common_dtype(state)
+    short = _strip_prefixes(list(state))
+    # Copies: tied weights and memory maps would make one tensor's change another's.
+    owned = {
+        short[name]: t.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, t in state.items()
+    }
+    for name, tensor in owned.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(
+                f"Weights must be finite; {name!r} has NaN or infinite entries.",
+                "The training diverged or the file is damaged; use an earlier checkpoint.",
+            )
+    return owned, {ours: name for name, ours in short.items()}, notes
+
+
+def _check_tensor(name: Any, tensor: Tensor) -> None:
+    if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
+        raise CheckpointError(
+            f"Tensors need printable names of at most {MAX_NAME} characters; got {str(name)[:40]!r}.",
+            EXPORT,
+        )
+    if name.rpartition(".")[2] in BATCH_NORM:
+        raise CheckpointError(
+            f"Networks with batch norm are not supported; the file holds {name!r}.",
+            "Fold the normalisation into the layer before it, or train without it.",
+        )
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise CheckpointError(
+            f"Weights must be dense tensors with data; {name!r} is not.",
+            "Convert it before saving, e.g. with .to_dense().",
+        )
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in DTYPES:
+        raise CheckpointError(
+            f"Weights must be real floating-point tensors; {name!r} is {tensor.dtype}.",
+            "Leave it out, or convert it with .float() before saving.",
+        )
+    if tensor.numel() == 0:
+        raise CheckpointError(
+            f"Weights need entries; {name!r} is empty.", "Save the network again."
+        )
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise UnsafeFileError(
+            f"A tensor must hold its elements; {name!r} of shape {list(tensor.shape)} has memory for "
+            f"{tensor.untyped_storage().nbytes() // tensor.element_size()}.",
+            "Save a full copy with .clone().",
+        )
+
+
+def _common_dtype(state: dict[str, Tensor]) -> tuple[torch.dtype, list[str]]:
+    found = sorted({t.dtype for t in state.values()}, key=str)
+    dtype = torch.float64 if torch.float64 in found else torch.float32
+    names = [str(d).removeprefix("torch.") for d in found if d != dtype]
+    target = str(dtype).removeprefix("torch.")
+    return dtype, [f"{name} weights converted to {target}" for name in names]
+
+
+def _strip_prefixes(names: list[str]) -> dict[str, str]:
+    """Each name without the prefixes that all of them share."""
+    short = dict(zip(names, names, strict=True))
+    while prefix := next((p for p in PREFIXES if all(s.startswith(p) for s in short.values())), ""):
+        short = {name: s.removeprefix(prefix) for name, s in short.items()}
+    return short

@@ -1,0 +1,99 @@
+"""``residuum certify``: how close is a network to a KKT point?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from residuum.cli.options import Arch, CheckpointPath, Json, Quiet, Task
+from residuum.cli.output import number, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from residuum.records import Certificate
+
+EXAMPLES = """Examples:
+
+residuum certify runs/m
+
+residuum certify model.safetensors --data train.npz --json
+
+residuum certify weights.pt --arch mlp:784-100-10 --data train.npz --rivals best
+"""
+
+
+def command(
+    checkpoint: CheckpointPath,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz with x (as the network receives it) and y. A training directory has its own.",
+            show_default=False,
+        ),
+    ] = None,
+    arch: Arch = None,
+    task: Task = "auto",
+    rivals: Annotated[
+        str, typer.Option(help="Multiclass: a multiplier per tied rival, or for the best one.")
+    ] = "tied",
+    kink_tolerance: Annotated[
+        float, typer.Option(help="Relative pre-activation below which a pair is a kink.")
+    ] = 1e-3,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for certificate.json.", show_default=False)
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure KKT residuals, multipliers and margins of a network on given samples."""
+    from residuum.checkpoints import build_model, load_checkpoint
+    from residuum.records import Dataset, write_json
+    from residuum.theory import certify
+
+    released = load_checkpoint(checkpoint, arch)
+    samples = Dataset.from_npz(data if data is not None else _own_data(checkpoint))
+    wanted = released.task if task == "auto" and released.task else task
+    found = certify(
+        build_model(released), samples.x, samples.y,
+        task=wanted, rivals=rivals, kink_tolerance=kink_tolerance,
+    )  # fmt: skip
+    if out is not None:
+        write_json(out / "certificate.json", found.to_json())
+    if json:
+        print_json(found.to_json())
+    elif not quiet:
+        show(found, f"{released.arch} on {found.samples} samples")
+
+
+def show(found: Certificate, title: str) -> None:
+    """The certificate as a person reads it."""
+    lam = found.to_json()["multipliers"]
+    rows = [
+        ("KKT residual, plain", number(found.residual_plain), "||theta - sum lam y grad Phi|| / ||theta||"),
+        ("KKT residual, Clarke", number(found.residual_clarke),
+         f"gates free at {found.kinks_freed} of {found.kinks} kinks"),
+        *((f"  {part.name}", number(part.residual), "plain, over its own norm") for part in found.layers),
+        ("margin", number(found.margin), f"normalised {number(found.normalized_margin)}"),
+        ("eps, delta", f"{number(found.eps)}, {number(found.delta)}",
+         f"||theta|| = {number(found.theta_norm)}"),
+        ("multipliers", f"{lam['active']} active", f"sum {number(lam['sum'])}, max {number(lam['max'])}"),
+        ("homogeneity order", number(found.homogeneity_order), f"identity gap {number(found.identity)}"),
+        ("balance gap", number(found.balance), "0 at a KKT point"),
+        ("status", found.status, ""),
+    ]  # fmt: skip
+    print_table(title, ("what", "value", "meaning"), rows)
+    for note in found.notes:
+        print_line(f"note: {note}")
+
+
+def _own_data(checkpoint: Path) -> Path:
+    from residuum.errors import DataError
+
+    own = checkpoint / "private" / "train.npz"
+    if not own.is_file():
+        raise DataError(
+            f"A certificate needs the samples; {str(checkpoint)!r} has no private/train.npz.",
+            "Say --data FILE.npz.",
+        )
+    return own

@@ -1,0 +1,73 @@
+"""``residuum inspect``: what a checkpoint is, before any attack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from residuum.cli.options import Arch, CheckpointPath, Json, Quiet
+from residuum.cli.output import number, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from residuum.checkpoints import Inspection
+
+EXAMPLES = """Examples:
+
+residuum inspect model.safetensors
+
+residuum inspect weights.pt --arch mlp:784-1000-1000-1 --json
+"""
+
+
+def command(
+    checkpoint: CheckpointPath, arch: Arch = None, json: Json = False, quiet: Quiet = False
+) -> None:
+    """Show layers, homogeneity, leak capacity, and which attacks apply."""
+    from residuum.attacks.applicability import Facts, applicability
+    from residuum.checkpoints import inspect_checkpoint, load_checkpoint
+    from residuum.networks import Architecture
+
+    released = load_checkpoint(checkpoint, arch)
+    found = inspect_checkpoint(released)
+    has_init = checkpoint.is_dir() and (checkpoint / "init.safetensors").is_file()
+    kind = Architecture.parse(released.arch).kind
+    attacks = [
+        {"attack": a.attack, "applies": a.applies, "reason": a.reason}
+        for a in applicability(
+            Facts(kind, found.outputs, found.homogeneity_order, has_init, released.task)
+        )
+    ]
+    if json:
+        print_json({**found.to_json(), "attacks": attacks})
+    elif not quiet:
+        show(found, attacks)
+
+
+def show(found: Inspection, attacks: list[dict[str, Any]]) -> None:
+    """The inspection as a person reads it."""
+    layers = [
+        (part.name, "x".join(map(str, part.shape)), str(part.parameters), number(part.norm))
+        for part in found.layers
+    ]
+    print_table(
+        f"{found.arch}: {found.parameters} parameters",
+        ("tensor", "shape", "values", "norm"),
+        layers,
+    )
+    order = (
+        f"order {found.homogeneity_order:g}"
+        if found.homogeneity_order is not None
+        else "not homogeneous"
+    )
+    print_line(f"homogeneity: {order}; balance gap {number(found.balance)}")
+    print_table(
+        f"leak capacity: the first layer can reveal about {found.capacity} samples",
+        ("singular values above", "rank of the first layer"),
+        [(f"{tolerance:g} of the largest", str(rank)) for tolerance, rank in found.capacities],
+    )
+    print_table(
+        "attacks",
+        ("attack", "applies", "why"),
+        [(a["attack"], "yes" if a["applies"] else "no", a["reason"]) for a in attacks],
+    )
+    for note in found.assumptions:
+        print_line(f"assumed: {note}")

@@ -1,0 +1,83 @@
+"""The command line: commands, and what every exit code means.
+
+0 the command did its work (audit: no leak found), 1 leak found (audit only), 2 usage or bad input,
+3 inconclusive, 4 refused for safety, 70 internal error, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from residuum.cli import certify, demo, inspect, train
+from residuum.cli.output import print_json
+from residuum.errors import ResiduumError
+
+USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
+# Some releases of typer bring their own click, others import it: this base class is right for both.
+_USAGE_ERROR = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="residuum",
+    help="What remains of the training data in a trained network's weights?",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: opens in a fraction of the time
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("residuum"))
+        raise typer.Exit
+
+
+for name, module in {"demo": demo, "train": train, "inspect": inspect, "certify": certify}.items():
+    app.command(name, epilog=module.EXAMPLES)(module.command)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and turn whatever happens into its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _run(arguments)
+    except ResiduumError as problem:
+        _report(str(problem), problem.exit_code, arguments)
+        code = problem.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _report("Interrupted; what was finished is kept.", INTERRUPTED, arguments)
+        code = INTERRUPTED
+    except Exception as problem:
+        if os.environ.get("RESIDUUM_DEBUG"):
+            raise
+        text = f"Internal error ({type(problem).__name__}: {problem}). Set RESIDUUM_DEBUG=1 for the trace."
+        _report(text, INTERNAL, arguments)
+        code = INTERNAL
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = app(args=arguments, standalone_mode=False, prog_name="residuum")
+    except typer.Exit as leave:
+        return leave.exit_code
+    except _USAGE_ERROR as problem:
+        context = getattr(problem, "ctx", None)
+        hint = f" See '{context.command_path} --help'." if context is not None else ""
+        message = getattr(problem, "format_message", problem.__str__)()
+        _report(message + hint, USAGE, arguments)
+        return USAGE
+    return result if isinstance(result, int) else 0
+
+
+def _report(text: str, code: int, arguments: list[str]) -> None:
+    line = " ".join(text.split())
+    if "--json" in arguments:
+        print_json({"error": line, "exit_code": code})
+    sys.stderr.write(f"residuum: {line}\n")

@@ -1,0 +1,204 @@
+"""``residuum train``: a victim with its secrets kept apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from residuum.cli.options import Json, Quiet, Task
+from residuum.cli.output import number, print_json, print_table, training_progress
+
+if TYPE_CHECKING:
+    from residuum.records import Dataset, Split
+    from residuum.training import TrainingConfig, TrainingState
+
+EXAMPLES = """Examples:
+
+residuum train --data digits --n 40 --arch mlp:64-100-1 --out runs/d
+
+residuum train --data mnist --n 500 --arch mlp:784-1000-1000-1 --method margin --out runs/m
+
+residuum train --data cifar10 --n 500 --arch mlp:3072-1000-1000-1 --method gd --steps 1000000 --out runs/c
+"""
+Seconds = Annotated[float | None, typer.Option(help="Stop after this much wall-clock time.")]
+
+
+def command(
+    data: Annotated[
+        str, typer.Option(help="digits, circle, sphere, mnist, cifar10, an .npz or a folder.")
+    ],
+    arch: Annotated[str, typer.Option(help="Architecture, such as mlp:784-1000-1000-1.")],
+    out: Annotated[
+        Path, typer.Option(help="Directory to write; an unfinished run there is resumed.")
+    ],
+    n: Annotated[
+        int | None, typer.Option(help="Training samples, balanced over the labels.")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of data files (or RESIDUUM_DATA).")
+    ] = None,
+    data_seed: Annotated[
+        int | None, typer.Option(help="Random choice of samples; without it the first n.")
+    ] = None,
+    holdout: Annotated[
+        int | None, typer.Option(help="Held-out samples (default: up to 2000).")
+    ] = None,
+    center: Annotated[bool, typer.Option(help="Subtract the mean of the training samples.")] = True,
+    task: Task = "auto",
+    method: Annotated[str, typer.Option(help="margin, gd or sgd.")] = "margin",
+    loss: Annotated[str, typer.Option(help="logistic, exponential, squared, cross_entropy.")] = "",
+    steps: Annotated[int, typer.Option(help="Steps at most.")] = 5000,
+    lr: Annotated[float, typer.Option(help="Learning rate of gd and sgd.")] = 0.01,
+    momentum: Annotated[float, typer.Option(help="Momentum of gd and sgd.")] = 0.0,
+    batch: Annotated[int, typer.Option(help="Batch size of sgd.")] = 0,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of gd and sgd.")] = 0.0,
+    init: Annotated[
+        str, typer.Option(help="small (first layer scaled down) or default.")
+    ] = "small",
+    init_scale: Annotated[float, typer.Option(help="First-layer scale of the small init.")] = 1e-4,
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the batches.")] = 0,
+    seconds: Seconds = None,
+    stop_margin: Annotated[
+        float | None, typer.Option(help="Stop at this normalised margin.")
+    ] = None,
+    stop_residual: Annotated[float, typer.Option(help="Stop at this relative KKT residual.")] = 0.0,
+    stop_loss: Annotated[float, typer.Option(help="Stop at this training loss.")] = 0.0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network and write what may be released apart from what must stay private."""
+    import math
+
+    from residuum.datasets import load_dataset
+    from residuum.networks import Architecture
+    from residuum.records import make_directory
+    from residuum.theory.rows import choose_task
+    from residuum.training import TrainingConfig, train
+
+    config = TrainingConfig(
+        method=method, loss=loss, steps=steps, lr=lr, momentum=momentum, batch=batch,
+        weight_decay=weight_decay, init=init, init_scale=init_scale, dtype=dtype, seed=seed,
+        seconds=seconds if seconds is not None else math.inf,
+        stop_margin=stop_margin if stop_margin is not None else math.inf,
+        stop_residual=stop_residual, stop_loss=stop_loss,
+    )  # fmt: skip
+    _check_device(device)
+    architecture = Architecture.parse(arch)
+    task = choose_task(task, architecture.outputs)
+    split = load_dataset(
+        data, n, seed=data_seed, root=data_root, task=task, holdout=holdout, center=center
+    )
+    make_directory(out)
+    with training_progress(not (json or quiet)) as watch:
+        state = train(
+            str(architecture), split.train, config, task=task, device=device,
+            state_path=out / "private" / "state.safetensors", watch=watch,
+        )  # fmt: skip
+    summary = write_run(out, str(architecture), split, config, state, task, device)
+    if json:
+        print_json(summary)
+    elif not quiet:
+        _show(summary, out)
+
+
+def write_run(
+    out: Path,
+    arch: str,
+    split: Split,
+    config: TrainingConfig,
+    state: TrainingState,
+    task: str,
+    device: str,
+) -> dict[str, Any]:
+    """The training directory: released weights, initial weights, private data, a protocol."""
+    from residuum.checkpoints import save_checkpoint
+    from residuum.records import write_atomic, write_json
+    from residuum.records.environment import environment, sha256
+    from residuum.training import released
+
+    write_atomic(out / ".gitignore", "*\n")
+    checkpoint = released(state, arch, split.train, task)
+    save_checkpoint(checkpoint, out / "model.safetensors")
+    save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")
+    split.train.to_npz(out / "private" / "train.npz")
+    split.holdout.to_npz(out / "private" / "holdout.npz")
+    last = state.history[-1] if state.history else {}
+    summary = {
+        "status": state.status,
+        "steps": state.step,
+        "loss": last.get("loss"),
+        "margin": last.get("margin"),
+        "theta_norm": last.get("norm"),
+        "train_accuracy": accuracy(checkpoint, split.train),
+        "holdout_accuracy": accuracy(checkpoint, split.holdout),
+        "samples": len(split.train),
+        "holdout_samples": len(split.holdout),
+        "task": task,
+        "arch": arch,
+    }
+    protocol = {
+        **summary,
+        "data": split.train.name,
+        "config": config.to_json(),
+        "method_state": state.scalars,
+        "sha256": {
+            name: sha256(out / name)
+            for name in (
+                "model.safetensors",
+                "init.safetensors",
+                "private/train.npz",
+                "private/holdout.npz",
+            )
+        },
+        "environment": environment(device),
+        "history": list(state.history),
+    }
+    write_json(out / "training.json", protocol)
+    if state.status == "diverged":
+        from residuum.errors import InconclusiveError
+
+        raise InconclusiveError(
+            f"Training diverged at step {state.step}; the last finite state is not kept.",
+            "Lower --lr, or use --method margin.",
+        )
+    return summary
+
+
+def accuracy(checkpoint: Any, data: Dataset) -> float | None:
+    """Share of samples on the right side; None for a regression."""
+    from residuum.checkpoints import build_model
+
+    if checkpoint.task == "regression":
+        return None
+    outputs = build_model(checkpoint)(data.x.to(next(iter(checkpoint.theta.values())).dtype))
+    right = outputs.argmax(1) == data.y if outputs.shape[1] > 1 else outputs[:, 0] * data.y > 0
+    return float(right.double().mean())
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    from residuum.errors import InputError
+
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("No CUDA device was found.", "Use --device cpu.")
+
+
+def _show(summary: dict[str, Any], out: Path) -> None:
+    rows = [
+        ("status", str(summary["status"])),
+        ("steps", str(summary["steps"])),
+        ("loss", number(summary["loss"])),
+        ("margin", number(summary["margin"])),
+        ("train / held-out accuracy", f"{number(summary['train_accuracy'])} / "
+                                      f"{number(summary['holdout_accuracy'])}"),
+        ("released", str(out / "model.safetensors")),
+        ("private", str(out / "private")),
+    ]  # fmt: skip
+    print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), rows)

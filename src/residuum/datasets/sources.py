@@ -1,0 +1,136 @@
+"""The named image sets: scikit-learn's digits, MNIST and CIFAR-10 as people have them on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from residuum.datasets.archive import npz
+from residuum.datasets.formats import read_cifar_batch, read_idx
+from residuum.datasets.pool import Pool, Request
+from residuum.errors import DataError
+
+DIGITS = tuple("0123456789")
+ODD = tuple("13579")
+PARITY = ("even", "odd")
+CIFAR10 = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+ANIMALS = CIFAR10[2:8]
+KINDS = ("vehicle", "animal")
+
+MNIST_FOLDER = Path("MNIST", "raw")
+CIFAR10_FOLDER = Path("cifar-10-batches-py")
+
+
+def digits(request: Request) -> Pool:
+    """scikit-learn's bundled 1797 digits, (1, 8, 8) in [0, 1]; odd +1, even -1."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1)
+    labels = torch.from_numpy(bunch.target.astype(np.int64))
+    return Pool("digits", images, labels, DIGITS, ODD, PARITY, scale=16.0)
+
+
+def mnist(request: Request) -> Pool:
+    """MNIST from torchvision's folder or ``mnist.npz``, (1, 28, 28) in [0, 1]; odd +1, even -1."""
+    place = _locate("mnist", request, MNIST_FOLDER)
+    if place.suffix == ".npz":
+        return _from_npz("mnist", request, place)
+
+    def part(prefix: str, test: Pool | None = None) -> Pool:
+        files = [
+            read_idx(_existing(place, name, f"{name}.gz"), ndim)
+            for name, ndim in (
+                (f"{prefix}-images-idx3-ubyte", 3),
+                (f"{prefix}-labels-idx1-ubyte", 1),
+            )
+        ]
+        return _ten_classes("mnist", files[0][:, None], files[1], test)
+
+    return part("train", part("t10k"))
+
+
+def cifar10(request: Request) -> Pool:
+    """CIFAR-10 from its python batches or ``cifar10.npz``, (3, 32, 32); animals +1, vehicles -1."""
+    place = _locate("cifar10", request, CIFAR10_FOLDER)
+    if place.suffix == ".npz":
+        return _from_npz("cifar10", request, place)
+
+    def part(names: list[str], test: Pool | None = None) -> Pool:
+        batches = [read_cifar_batch(_existing(place, name)) for name in names]
+        images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        return _ten_classes("cifar10", images, labels, test)
+
+    return part([f"data_batch_{i}" for i in range(1, 6)], part(["test_batch"]))
+
+
+def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool | None) -> Pool:
+    """The pool of a published set from its bytes (N, *shape) and its labels 0..9."""
+    shape, classes, positive, sides = PUBLISHED[name]
+    if images.shape[1:] != shape:
+        raise DataError(
+            f"Images of {name!r} have shape {shape}; got {images.shape[1:]}.",
+            "Check that the files are the published ones.",
+        )
+    if labels.size and not 0 <= labels.min() <= labels.max() < len(classes):
+        raise DataError(
+            f"Labels of {name!r} run from 0 to 9; got {labels.min()} to {labels.max()}.",
+            "Check that the files are the published ones.",
+        )
+    x, y = torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+    return Pool(name, x, y, classes, positive, sides, scale=255.0, test=test)
+
+
+def _from_npz(name: str, request: Request, path: Path) -> Pool:
+    """The same from an archive of uint8 images and labels 0..9."""
+    pool = npz(request, path)
+    if pool.images.dtype != torch.uint8 or not set(pool.classes) <= set(DIGITS):
+        raise DataError(
+            f"{path.name!r} must hold uint8 images and labels 0 to 9; it holds "
+            f"{pool.images.dtype} and the labels {', '.join(pool.classes[:12])}.",
+            "Save the published bytes, or give the file's path instead of the name.",
+        )
+    values = np.array([int(c) for c in pool.classes])
+
+    def part(found: Pool, test: Pool | None = None) -> Pool:
+        return _ten_classes(name, found.images.numpy(), values[found.labels.numpy()], test)
+
+    return part(pool, None if pool.test is None else part(pool.test))
+
+
+def _locate(name: str, request: Request, layout: Path) -> Path:
+    """The folder ``layout`` or the archive ``<name>.npz`` in the data folder, whichever is there."""
+    root = request.root
+    if root is not None:
+        folder, archive = root / layout, root / f"{name}.npz"
+        if folder.is_dir() and (any(folder.iterdir()) or not archive.is_file()):
+            return folder
+        if archive.is_file():
+            return archive
+    where = "no data folder was given" if root is None else f"{str(root)!r} holds neither"
+    raise DataError(
+        f"Dataset {name!r} is read from '{layout.as_posix()}/' (torchvision's layout) or "
+        f"'{name}.npz' (x_train, y_train, x_test, y_test) in the data folder; {where}.",
+        "Give the folder with root= or --data-root, or set RESIDUUM_DATA.",
+    )
+
+
+def _existing(folder: Path, *names: str) -> Path:
+    """The first of ``names`` that is a file in ``folder``."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(
+        f"The files of a dataset must be complete; {str(folder)!r} has no {' or '.join(names)}.",
+        "Download it again, or name another folder with root=, --data-root or RESIDUUM_DATA.",
+    )
+
+
+PUBLISHED = {
+    "mnist": ((1, 28, 28), DIGITS, ODD, PARITY),
+    "cifar10": ((3, 32, 32), CIFAR10, ANIMALS, KINDS),
+}

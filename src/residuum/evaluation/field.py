@@ -1,0 +1,191 @@
+"""What is compared with what: candidates, training samples and the held-out control, laid out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from residuum.errors import DataError, InconclusiveError, InputError
+from residuum.evaluation.matching import Array, Matching, as_array
+from residuum.evaluation.metrics import Metric, display
+from residuum.evaluation.null import why_not_calibrated
+from residuum.evaluation.slices import discrete
+from residuum.records.data import Dataset
+
+MAX_POOL = 2000  # held-out samples used; more sharpen little and cost memory (m x pool)
+
+
+@dataclass(frozen=True)
+class Field:
+    """All that is compared, training samples first: columns 0..n-1, the held-out pool after them.
+
+    kept: (m,) the candidates' indices as the caller knows them; strata: (n + N,) labels that subsets
+    are matched by; forbidden: (m, n + N) pairs that may not be matched; reason: why there is no pool.
+    """
+
+    n: int
+    kept: Array
+    candidates: Tensor  # (m, *shape)
+    samples: Tensor  # (n + N, *shape)
+    mean: Tensor | None
+    strata: Array | None
+    forbidden: Array | None
+    reason: str
+
+    @property
+    def pool(self) -> int:
+        """Held-out samples that serve as control."""
+        return len(self.samples) - self.n
+
+    def gain(self, metric: Metric) -> Array:
+        """What candidates are matched by, oriented: higher is better. (m, n + N)."""
+        gain = as_array(metric.search(self.candidates, self.samples))
+        gain = gain if metric.higher_is_better else -gain
+        return gain if self.forbidden is None else np.where(self.forbidden, -np.inf, gain)
+
+    def value(self, metric: Metric, candidate: Array, column: Array) -> Array:
+        """Oriented scores of the given pairs. (k,)."""
+        a, b = self.displayed if metric.needs_images else (self.candidates, self.samples)
+        index = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
+        values = as_array(metric.pairs(a, b, index))
+        return values if metric.higher_is_better else -values
+
+    def scored(
+        self, metric: Metric, gain: Array, columns: Array, matching: Callable[..., Matching]
+    ) -> Matching:
+        """Match the given columns and score the matches, oriented."""
+        found = matching(gain[:, columns])
+        value = found.value.copy()
+        matched = found.candidate >= 0
+        value[matched] = self.value(metric, found.candidate[matched], columns[matched])
+        return Matching(found.candidate, value)
+
+    @cached_property
+    def displayed(self) -> tuple[Tensor, Tensor]:
+        """Candidates and samples as the published figures show them; float32 is theirs, and faster."""
+        samples = self.samples if self.mean is None else self.samples + self.mean
+        return display(self.candidates, self.mean).float(), samples.float()
+
+    def original(self, candidate: int) -> int | None:
+        """The caller's index of a candidate; None for -1."""
+        return int(self.kept[candidate]) if candidate >= 0 else None
+
+
+def lay_out(
+    candidates: Tensor,
+    train: Dataset,
+    holdout: Dataset | None,
+    *,
+    candidate_labels: Tensor | None,
+    match_labels: bool,
+    same_label: bool,
+    seed: int,
+    notes: list[str],
+) -> Field:
+    """Check the inputs against each other and lay them out; what was left out goes into ``notes``."""
+    kept = _finite(candidates, notes)
+    pool, reason = _control(train, holdout, seed, notes)
+    labels = _labels(train, pool)
+    samples = [train.x] if pool is None else [train.x, pool.x]
+    device = candidates.device
+    return Field(
+        n=len(train),
+        kept=kept,
+        candidates=_in_shape(candidates, train)[kept],
+        samples=torch.cat([part.to(device, torch.float64) for part in samples]),
+        mean=None if train.mean is None else train.mean.to(device, torch.float64),
+        strata=_strata(labels, len(train), notes) if match_labels and pool is not None else None,
+        forbidden=_other_label(candidate_labels, labels)[kept] if same_label else None,
+        reason=reason,
+    )
+
+
+def _finite(candidates: Tensor, notes: list[str]) -> Array:
+    """Indices of the candidates that can be compared at all."""
+    kept: Array = np.flatnonzero(as_array(torch.isfinite(candidates.flatten(1)).all(1)))
+    if not len(kept):
+        raise InconclusiveError(
+            f"Scoring needs at least one finite candidate; none of {len(candidates)} is.",
+            "If the attack diverged, lower its learning rate.",
+        )
+    if dropped := len(candidates) - len(kept):
+        notes.append(f"{dropped} candidates are not finite and were left out")
+    return kept
+
+
+def _control(
+    train: Dataset, holdout: Dataset | None, seed: int, notes: list[str]
+) -> tuple[Dataset | None, str]:
+    """The held-out pool fit for use, or None and the reason."""
+    if holdout is None:
+        return None, why_not_calibrated(len(train), None)
+    _check_alike(train, holdout)
+    seen = {row.tobytes() for row in as_array(train.x.double())}
+    fresh = [i for i, row in enumerate(as_array(holdout.x.double())) if row.tobytes() not in seen]
+    if repeats := len(holdout) - len(fresh):
+        notes.append(f"{repeats} held-out samples are also training samples and were left out")
+    if reason := why_not_calibrated(len(train), len(fresh)):
+        return None, reason
+    if len(fresh) > (limit := max(MAX_POOL, 4 * len(train))):
+        notes.append(f"{limit} of {len(fresh)} held-out samples were drawn for the control")
+        # Its own stream: the pool must not depend on what else the seed is used for.
+        fresh = np.random.default_rng((seed, 1)).choice(fresh, limit, replace=False).tolist()
+    return holdout.replace(x=holdout.x[fresh], y=holdout.y[fresh]), ""
+
+
+def _check_alike(train: Dataset, holdout: Dataset) -> None:
+    if holdout.shape != train.shape:
+        raise DataError(
+            f"Held-out samples must have the training samples' shape {train.shape}; "
+            f"got {holdout.shape}.",
+            "Preprocess both alike.",
+        )
+    means = [data.mean.double().cpu() for data in (train, holdout) if data.mean is not None]
+    if len(means) == 2 and not torch.allclose(means[0], means[1], atol=1e-5):
+        raise DataError(
+            "Training and held-out samples must be centred by the same mean; theirs differ.",
+            "Subtract the training mean from both: it is what the network was trained with.",
+        )
+
+
+def _in_shape(candidates: Tensor, train: Dataset) -> Tensor:
+    """Candidates in the samples' shape, in float64."""
+    if candidates[0].numel() != train.x[0].numel():
+        raise DataError(
+            f"Candidates must have the training samples' shape {train.shape}; "
+            f"got {tuple(candidates.shape[1:])}.",
+            "Score the reconstruction against the data its network was trained on.",
+        )
+    return candidates.detach().double().reshape(len(candidates), *train.shape)
+
+
+def _labels(train: Dataset, pool: Dataset | None) -> Array | None:
+    """Labels of all columns; None where they are regression targets."""
+    parts = [train.y] if pool is None else [train.y, pool.y]
+    return np.concatenate(list(map(as_array, parts))) if all(map(discrete, parts)) else None
+
+
+def _strata(labels: Array | None, n: int, notes: list[str]) -> Array | None:
+    """Labels to match subsets by, unless the pool has too few samples of one."""
+    if labels is None:
+        return None
+    values, wanted = np.unique(labels[:n], return_counts=True)
+    if any((labels[n:] == value).sum() < k for value, k in zip(values, wanted, strict=True)):
+        notes.append("the held-out set lacks samples of some label: subsets are not label-matched")
+        return None
+    return labels
+
+
+def _other_label(given: Tensor | None, labels: Array | None) -> Array:
+    if given is None or labels is None:
+        raise InputError(
+            "`same_label=True` needs candidate_labels, and samples with class labels.",
+            "Give both, or leave it False.",
+        )
+    forbidden: Array = as_array(given)[:, None] != labels
+    return forbidden

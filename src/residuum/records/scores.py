@@ -1,0 +1,199 @@
+"""What came back of the training set, against what chance brings back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from residuum.records.base import Record
+
+HEAD = (
+    "metric",
+    "recovered",
+    "by chance",
+    "p",
+    "null 99%",
+    "published",
+    "train",
+    "held-out",
+    "top 10",
+    "best",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class MetricScore(Record):
+    """The counts under one metric.
+
+    recovered: samples whose one-to-one match beats threshold_null99, the 99th percentile of chance;
+    interval: 95% Clopper-Pearson of that count; p_value: permutation test against held-out samples;
+    above_published_threshold: samples beyond published_threshold, matched as its source does;
+    above_published_threshold_holdout: the same of one held-out set of equal size, its chance level;
+    top10_mean, best, median: of the values under the published matching. What needs a held-out
+    control is None without one.
+    """
+
+    name: str
+    description: str
+    higher_is_better: bool
+    published_threshold: float | None
+    above_published_threshold: int | None
+    top10_mean: float | None
+    best: float | None
+    median: float | None
+    recovered: int | None = None
+    expected_by_chance: float | None = None
+    interval: tuple[float, float] | None = None
+    p_value: float | None = None
+    threshold_null99: float | None = None
+    above_published_threshold_holdout: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form; the metric's name is the key it stands under."""
+        fields = {k: v for k, v in vars(self).items() if k != "name"}
+        return fields | {"interval": list(self.interval) if self.interval else None}
+
+
+@dataclass(frozen=True, eq=False)
+class SampleMatch(Record):
+    """One sample under one metric.
+
+    score, candidate: of its one-to-one match, None when it got none; recovered: beyond chance;
+    nearest, nearest_candidate: under the published matching, mostly with repeats.
+    """
+
+    score: float | None
+    candidate: int | None
+    recovered: bool | None
+    nearest: float | None
+    nearest_candidate: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class SampleScore(Record):
+    """One training sample: its margin, the multiplier of its candidate, its match by every metric."""
+
+    index: int
+    label: float | int | None
+    margin: float | None
+    multiplier: float | None
+    recovered: bool | None
+    matches: dict[str, SampleMatch]
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form."""
+        return vars(self) | {"matches": {k: dict(vars(v)) for k, v in self.matches.items()}}
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSlice(Record):
+    """Recovered samples in a part of the training set: a class, or a range of margins."""
+
+    name: str
+    samples: int
+    recovered: int | None
+    rate: float | None
+    median: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Record):
+    """How many of n training samples the m candidates recover, beyond what chance explains.
+
+    deciding: the metric of the verdict; reason: why nothing is calibrated, "" when it is; pool and
+    subsets: size of the held-out control and sets drawn from it; smallest_significant: the least
+    count that this pool could call significant at 1%; capacity: leak capacity of the weights;
+    margins: slices by quintile of the margin, smallest first.
+    """
+
+    n: int
+    m: int
+    calibrated: bool
+    reason: str
+    deciding: str
+    metrics: dict[str, MetricScore]
+    per_sample: tuple[SampleScore, ...]
+    classes: tuple[ScoreSlice, ...] = ()
+    margins: tuple[ScoreSlice, ...] = ()
+    pool: int = 0
+    subsets: int = 0
+    smallest_significant: int | None = None
+    capacity: int | None = None
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def recovered(self) -> int | None:
+        """Recovered samples by the deciding metric; None when nothing is calibrated."""
+        return self.metrics[self.deciding].recovered
+
+    @property
+    def expected_by_chance(self) -> float | None:
+        """Samples that chance recovers by the deciding metric."""
+        return self.metrics[self.deciding].expected_by_chance
+
+    @property
+    def p_value(self) -> float | None:
+        """Of the permutation test by the deciding metric."""
+        return self.metrics[self.deciding].p_value
+
+    @property
+    def capacity_share(self) -> float | None:
+        """Recovered samples as a share of the leak capacity."""
+        if self.recovered is None or not self.capacity:
+            return None
+        return self.recovered / self.capacity
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form (``residuum score --json``)."""
+        return {
+            "n": self.n,
+            "m": self.m,
+            "calibrated": self.calibrated,
+            "reason": self.reason,
+            "deciding": self.deciding,
+            "recovered": self.recovered,
+            "expected_by_chance": self.expected_by_chance,
+            "p_value": self.p_value,
+            "capacity": self.capacity,
+            "capacity_share": self.capacity_share,
+            "pool": self.pool,
+            "subsets": self.subsets,
+            "smallest_significant": self.smallest_significant,
+            "metrics": {name: metric.to_json() for name, metric in self.metrics.items()},
+            "classes": [dict(vars(part)) for part in self.classes],
+            "margins": [dict(vars(part)) for part in self.margins],
+            "per_sample": [sample.to_json() for sample in self.per_sample],
+            "seed": self.seed,
+            "notes": list(self.notes),
+        }
+
+    def table(self) -> str:
+        """Calibrated and published numbers side by side, one metric per row, as plain text."""
+        rows = [HEAD]
+        for name, metric in self.metrics.items():
+            sign = ">" if metric.higher_is_better else "<"
+            bar = metric.published_threshold
+            rows.append(
+                (
+                    f"{name} *" if name == self.deciding else name,
+                    _cell(metric.recovered, f"/{self.n}"),
+                    _cell(metric.expected_by_chance),
+                    _cell(metric.p_value),
+                    _cell(metric.threshold_null99),
+                    "-" if bar is None else f"{sign} {bar:g}",
+                    _cell(metric.above_published_threshold),
+                    _cell(metric.above_published_threshold_holdout),
+                    _cell(metric.top10_mean),
+                    _cell(metric.best),
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, "* decides", *([self.reason] if self.reason else [])])
+
+
+def _cell(value: float | int | None, suffix: str = "") -> str:
+    if value is None:
+        return "-"
+    return f"{value}{suffix}" if isinstance(value, int) else f"{value:.3g}{suffix}"

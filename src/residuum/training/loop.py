@@ -1,0 +1,224 @@
+"""The training loop: progress, limits, checkpoints of its own, and resuming."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from residuum.errors import InputError
+from residuum.networks import Architecture, homogeneity_order, probe_inputs
+from residuum.records import Checkpoint, Dataset
+from residuum.stationarity import norm, parameters, residual
+from residuum.theory.kkt import evaluate, fit_multipliers
+from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
+from residuum.training.config import TrainingConfig, TrainingState
+from residuum.training.losses import LOSSES, choose_loss, margins
+from residuum.training.methods import GradientDescent, MarginMaximisation, Method
+
+SAVE_EVERY = 20.0  # seconds between checkpoints of a run
+HISTORY_POINTS = 400
+RESIDUAL_CHECKS = 50
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher sees. margin: smallest margin; normalized: over ||theta||^L, None if L is."""
+
+    step: int
+    steps: int
+    loss: float
+    margin: float | None
+    normalized: float | None
+
+
+Watcher = Callable[[Progress], None]
+
+
+def train(
+    arch: str,
+    data: Dataset,
+    config: TrainingConfig,
+    *,
+    task: str = "auto",
+    device: str = "cpu",
+    state_path: str | Path | None = None,
+    watch: Watcher | None = None,
+) -> TrainingState:
+    """Train a fresh network on ``data``; with ``state_path`` the run is resumable.
+
+    An interrupt (Ctrl-C) saves the state and is raised again; calling with the same arguments goes
+    on where the run stopped, and refuses a state of other settings or other data.
+    """
+    architecture = Architecture.parse(arch)
+    task = choose_task(task, architecture.outputs)
+    run = _Run(architecture, data, config, task, device, watch, state_path)
+    return run.go()
+
+
+def initialise(arch: Architecture, config: TrainingConfig) -> nn.Module:
+    """A seeded network; ``small`` scales the first layer's standard normal weights and bias."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = arch.build()
+        if config.init == "small":
+            first = [p for name, p in model.named_parameters()][: 1 + (arch.bias != "none")]
+            with torch.no_grad():
+                for p in first:
+                    p.normal_().mul_(config.init_scale)
+    return model.to(getattr(torch, config.dtype))
+
+
+def released(state: TrainingState, arch: str, data: Dataset, task: str) -> Checkpoint:
+    """The checkpoint of a run: weights, architecture and label names, nothing of the data."""
+    return Checkpoint(state.theta, arch, data.shape, data.classes, task)
+
+
+class _Run:
+    """One run: the model on its device, the method, the clock."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        data: Dataset,
+        config: TrainingConfig,
+        task: str,
+        device: str,
+        watch: Watcher | None,
+        state_path: str | Path | None,
+    ) -> None:
+        self.config, self.task, self.watch = config, task, watch
+        self.loss = choose_loss(config.loss, task)
+        self.path = Path(state_path) if state_path is not None else None
+        self.fingerprint = _fingerprint(arch, data, config, task)
+        self.model = initialise(arch, config).to(device)
+        self.theta0 = _cpu(parameters(self.model))
+        dtype = getattr(torch, config.dtype)
+        self.x = data.x.to(device, dtype)
+        evaluate(self.model, self.x[:1])  # refuses samples that do not fit
+        y = normalise_labels(data.y, task, arch.outputs)
+        self.y = y.to(device, torch.long if task == "multiclass" else dtype)
+        self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
+        self.method: Method
+        if config.method == "margin":
+            self.method = MarginMaximisation(self.model, self.x, self.y, self.order)
+        else:
+            self.method = GradientDescent(self.model, self.x, self.y, self.loss, config)
+        self.history: list[dict[str, float]] = []
+        self.step = 0
+        self._resume()
+
+    def go(self) -> TrainingState:
+        """Steps until a limit is met; the state is saved on the way, on interrupt, and at the end."""
+        start = saved = time.monotonic()
+        every = max(1, self.config.steps // HISTORY_POINTS)
+        check = max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
+        status = "steps" if self.step >= self.config.steps else "running"
+        try:
+            while status == "running":
+                self.method.step(self.step)
+                self.step += 1
+                now = time.monotonic()
+                if self.step % every == 0 or self.step == self.config.steps:
+                    status = self._observe(check != 0 and self.step % check < every)
+                if status == "running" and self.step >= self.config.steps:
+                    status = "steps"
+                elif status == "running" and now - start > self.config.seconds:
+                    status = "time"
+                if self.path is not None and now - saved > SAVE_EVERY:
+                    self._state(status).save(self.path)
+                    saved = now
+        except KeyboardInterrupt:
+            if self.path is not None:
+                self._state("running").save(self.path)
+            raise
+        state = self._state(status)
+        if self.path is not None:
+            state.save(self.path)
+        return state
+
+    def _observe(self, check_residual: bool) -> str:
+        """Measure, remember, show, and say whether a goal is reached."""
+        with torch.no_grad():
+            outputs = self.model(self.x)
+            loss = float(LOSSES[self.loss](outputs, self.y))
+            margin = float(margins(outputs, self.y).min()) if self.task != "regression" else None
+        size = norm(parameters(self.model))
+        point = {"step": float(self.step), "loss": loss, "norm": size}
+        if not math.isfinite(loss) or not math.isfinite(size):
+            return "diverged"
+        normalized = None
+        if margin is not None:
+            point["margin"] = margin
+            normalized = margin / size**self.order if self.order is not None else None
+        if check_residual:
+            point["residual"] = self._residual() / size
+        self.history.append(point)
+        if self.watch is not None:
+            self.watch(Progress(self.step, self.config.steps, loss, margin, normalized))
+        if normalized is not None and normalized >= self.config.stop_margin:
+            return "margin"
+        if 0 < point.get("residual", 0) <= self.config.stop_residual:
+            return "residual"
+        return "loss" if loss <= self.config.stop_loss else "running"
+
+    def _residual(self) -> float:
+        """||theta - sum lam_r g_r|| with the best multipliers, in float64 on the CPU."""
+        model = _double_copy(self.model)
+        x = self.x.detach().double().cpu()
+        rows = constraint_rows(evaluate(model, x), self.y.cpu(), self.task)
+        lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
+        return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
+
+    def _state(self, status: str) -> TrainingState:
+        return TrainingState(
+            theta=_cpu(parameters(self.model)),
+            theta0=self.theta0,
+            step=self.step,
+            fingerprint=self.fingerprint,
+            status=status,
+            scalars=dict(self.method.scalars),
+            buffers=_cpu(self.method.buffers),
+            history=tuple(self.history),
+        )
+
+    def _resume(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        state = TrainingState.load(self.path)
+        if state.fingerprint != self.fingerprint:
+            raise InputError(
+                f"{str(self.path.parent)!r} holds a run of other settings or other data.",
+                "Choose another --out, or remove that folder.",
+            )
+        self.model.load_state_dict(state.theta)
+        self.theta0 = state.theta0
+        self.step, self.history = state.step, list(state.history)
+        self.method.scalars.update(state.scalars)
+        self.method.buffers.update(state.buffers)
+
+
+def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task: str) -> str:
+    """Hash of everything that decides a run but its length limits."""
+    settings = {k: v for k, v in config.to_json().items() if k not in ("steps", "seconds")}
+    digest = hashlib.sha256(json.dumps([str(arch), task, settings]).encode())
+    for tensor in (data.x, data.y):
+        digest.update(tensor.detach().cpu().double().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().cpu().clone() for name, t in tensors.items()}
+
+
+def _double_copy(model: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(model).double().cpu().requires_grad_(False)

@@ -1,0 +1,694 @@
+"""Reading, writing and inspecting checkpoints, with every hostile file written by the test itself."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import resource
+import struct
+import time
+import zipfile
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save, save_file
+from torch import Tensor, nn
+
+from residuum.checkpoints import (
+    build_model,
+    checkpoint_from_module,
+    inspect_checkpoint,
+    leak_capacity,
+    load_checkpoint,
+    save_checkpoint,
+)
+from residuum.checkpoints.inspection import TOLERANCES, Inspection
+from residuum.errors import (
+    ArchitectureError,
+    CheckpointError,
+    ResiduumError,
+    UnsafeFileError,
+)
+from residuum.networks import MLP, Architecture, ConvNet, Polynomial, PolynomialNetwork, ReLU
+from residuum.networks.activations import SigmoidReLU
+from residuum.records import Checkpoint, same
+
+ARCH = "mlp:5-7-6-2"
+
+
+def weights(arch: str = ARCH, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {name: t.shape for name, t in Architecture.parse(arch).build().state_dict().items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def write_torch(path: Path, content: object, legacy: bool = False) -> Path:
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+def write_safetensors(path: Path, header: dict | bytes, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def write_archive(path: Path, content: bytes, storages: dict[str, bytes] | None = None) -> Path:
+    """A torch archive around a pickle written by hand."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", content)
+        archive.writestr("a/byteorder", "little")
+        for key, data in (storages or {}).items():
+            archive.writestr(f"a/data/{key}", data)
+        archive.writestr("a/version", "3\n")
+    return path
+
+
+def tensor_code(size: str, stride: str, numel: int = 1, kind: str = "FloatStorage") -> bytes:
+    """Pickle instructions of {"w": tensor}, every number written as nine bytes."""
+
+    def integers(text: str) -> bytes:
+        values = [int(n) for n in text.split(",")]
+        return b"(" + b"".join(b"\x8a\x09" + n.to_bytes(9, "little") for n in values) + b"t"
+
+    storage = (
+        b"(X\x07\x00\x00\x00storagectorch\n" + kind.encode() + b"\nX\x01\x00\x00\x000"
+        b"X\x03\x00\x00\x00cpu\x8a\x09" + numel.to_bytes(9, "little") + b"tQ"
+    )
+    arguments = storage + b"K\x00" + integers(size) + integers(stride) + b"\x89}"
+    return b"}X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tRs"
+
+
+# Reading
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "safetensors"])
+def test_content_decides_the_format(tmp_path: Path, suffix: str, legacy: bool) -> None:
+    state = weights()
+    found = load_checkpoint(write_torch(tmp_path / f"m.{suffix}", state, legacy))
+    assert found.arch == ARCH
+    assert same(found.theta, state)
+    assert found.assumptions == ("activation assumed ReLU",)
+
+
+def test_safetensors_of_others(tmp_path: Path) -> None:
+    state = weights()
+    save_file(state, tmp_path / "m.pt", {"format": "pt", "architecture": "ResNet"})
+    found = load_checkpoint(str(tmp_path / "m.pt"))
+    assert found.arch == ARCH
+    assert same(found.theta, state)
+
+
+@pytest.mark.parametrize(
+    "arch", [ARCH, "mlp:5-4-1,bias=none,activation=linear", "convnet:1x4x4-2-3-2,bias=all",
+             "polynomial:4-3-1,coefficients=0/1/0/2"],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_round_trip_is_exact(tmp_path: Path, arch: str, dtype: torch.dtype) -> None:
+    theta = {name: t.to(dtype) for name, t in weights(arch).items()}
+    shape = (1, 4, 4) if arch.startswith("convnet") else (Architecture.parse(arch).inputs,)
+    names = {name: name for name in theta}
+    checkpoint = Checkpoint(theta, arch, shape, ("cat", "größe"), "multiclass", ("a guess",), names)
+    path = save_checkpoint(checkpoint, tmp_path / "run" / "model.safetensors")
+    assert same(load_checkpoint(path), checkpoint)
+    assert same(load_checkpoint(path.parent), checkpoint)
+    assert same(load_file(path), dict(sorted(theta.items())))
+    assert path.read_bytes() == save_checkpoint(checkpoint, tmp_path / "again").read_bytes()
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "net"])
+def test_nested_dicts_are_unwrapped(tmp_path: Path, key: str) -> None:
+    state = OrderedDict(weights())
+    optimizer = {"state": {0: {"step": torch.tensor(3.0), "n": torch.tensor(1)}}, "lr": 0.1}
+    content = {
+        "epoch": 3, "loss": torch.tensor(0.1), "optimizer": optimizer, "dtype": torch.float32,
+        "scheduler": {"milestones": Counter([10, 20])}, "names": ("a", [None, True]), key: state,
+    }  # fmt: skip
+    assert same(load_checkpoint(write_torch(tmp_path / "m.pt", content)).theta, dict(state))
+    twice = write_torch(tmp_path / "n.pt", {"state_dict": content})
+    assert same(load_checkpoint(twice).theta, dict(state))
+
+
+def test_parallel_prefix_and_parameters(tmp_path: Path) -> None:
+    state = weights()
+    wrapped = {f"module.{name}": nn.Parameter(t) for name, t in state.items()}
+    found = load_checkpoint(write_torch(tmp_path / "m.pt", wrapped), ARCH)
+    assert same(found.theta, state)
+    assert found.source_names["layers.0.bias"] == "module.layers.0.bias"
+    assert not any(t.requires_grad for t in found.theta.values())
+
+
+def test_other_names_in_any_order(tmp_path: Path) -> None:
+    state = weights("mlp:5-7-6-2,bias=hidden")
+    names = {"layers.0": "out", "layers.1": "body", "layers.2": "alpha"}
+    renamed = {f"{names[n[:8]]}{n[8:]}": t for n, t in reversed(state.items())}
+    found = load_checkpoint(write_torch(tmp_path / "m.pt", renamed))
+    assert found.arch == "mlp:5-7-6-2,bias=hidden"
+    assert same(found.theta, state)
+    assert list(found.theta) == list(state)
+    assert found.source_names["layers.1.weight"] == "body.weight"
+
+
+def test_sequential_names(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    path = write_torch(tmp_path / "m.pt", model.state_dict())
+    found = load_checkpoint(path, input_shape=(1, 2, 2))
+    assert found.arch == "mlp:4-4-4"
+    assert found.input_shape == (1, 2, 2)
+    assert same(found.theta["layers.1.weight"], model[3].weight.detach())
+    with pytest.raises(ArchitectureError, match="has 4 values"):
+        load_checkpoint(path, input_shape=(1, 2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("safe", [True, False])
+def test_half_precision_becomes_float32(tmp_path: Path, dtype: torch.dtype, safe: bool) -> None:
+    state = {name: t.to(dtype) for name, t in weights().items()}
+    path = tmp_path / "m"
+    save_file(state, path) if safe else write_torch(path, state)
+    found = load_checkpoint(path)
+    assert same(found.theta, {name: t.float() for name, t in state.items()})
+    assert any("converted to float32" in note for note in found.assumptions)
+
+
+def test_views_and_transposes_are_read_as_owned_tensors(tmp_path: Path) -> None:
+    block = torch.randn(100)
+    state = {"weight": block[4:10].view(3, 2).T, "bias": block[20:22]}
+    found = load_checkpoint(write_torch(tmp_path / "m.pt", state))
+    assert found.arch == "mlp:3-2"
+    assert torch.equal(found.theta["layers.0.weight"], state["weight"])
+    assert all(t.is_contiguous() and t.storage_offset() == 0 for t in found.theta.values())
+
+
+def test_architecture_argument_wins_and_must_fit(tmp_path: Path) -> None:
+    path = write_torch(tmp_path / "m.pt", weights())
+    linear = load_checkpoint(path, ARCH + ",activation=linear")
+    assert linear.arch.endswith("activation=linear")
+    assert linear.assumptions == ()
+    for wrong in ("mlp:5-7-6-3", "mlp:5-7-2", "mlp:5-7-6-2,bias=all", "polynomial:5-7-1"):
+        with pytest.raises(ArchitectureError):
+            load_checkpoint(path, wrong)
+
+
+def test_an_architecture_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
+    path = write_torch(tmp_path / "m.pt", weights())
+    begin = time.perf_counter()
+    for wrong in ("polynomial:9999999999-9999999999-1", "mlp:99999-9999-1", "mlp:1xx8-3", "mlp"):
+        with pytest.raises(ArchitectureError):
+            load_checkpoint(path, wrong)
+    assert time.perf_counter() - begin < 2
+
+
+# Hostile and broken files
+
+
+class Payload:
+    """Runs a shell command when it is unpickled the ordinary way."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle-2", "pickle-4", "pickle-5"])
+def test_code_is_refused_and_never_run(tmp_path: Path, kind: str) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "m.pt"
+    content = {**weights(), "extra": Payload(marker)}
+    if kind.startswith("pickle"):
+        path.write_bytes(pickle.dumps(content["extra"], protocol=int(kind[-1])))
+    else:
+        write_torch(path, content, legacy=kind == "legacy")
+    with pytest.raises(UnsafeFileError, match="system") as caught:
+        load_checkpoint(path)
+    assert caught.value.exit_code == 4
+    assert "torch.save(model.state_dict(), path)" in caught.value.remedy
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickled_modules_are_refused(tmp_path: Path, legacy: bool) -> None:
+    with pytest.raises(UnsafeFileError, match="Linear") as caught:
+        load_checkpoint(write_torch(tmp_path / "m.pt", nn.Linear(2, 1), legacy))
+    assert "safetensors" in caught.value.remedy
+
+
+BOMBS = {
+    "bytearray": b"\x80\x02cbuiltins\nbytearray\n(\x8a\x06\x00\x00\x00\x00\x00\x7ftR.",
+    "tensor class": b"\x80\x02ctorch\nTensor\n(J\xff\xff\xff\x7ftR.",
+    "untyped storage": b"\x80\x02ctorch.storage\nUntypedStorage\n(J\xff\xff\xff\x7ftR.",
+    "conversion": b"\x80\x02ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n.",
+    "new object": b"\x80\x02ccollections\nOrderedDict\n)\x81.",
+    "extension": b"\x80\x02\x82\x01.",
+    "storage called": b"\x80\x02ctorch\nFloatStorage\n(J\xff\xff\xff\x7ftR.",
+    "set_ of a tensor": b"\x80\x02" + tensor_code("5,5", "5,1", 1) + b".",
+    "huge storage": b"\x80\x02" + tensor_code(f"{10**12}", "1", 10**12) + b".",
+    "huge sizes": b"\x80\x02" + tensor_code(f"{2**62},{2**62}", "0,0", 1) + b".",
+    "far stride": b"\x80\x02" + tensor_code("1,1,2", f"1,1,{2**40}", 4) + b".",
+    "two sizes": b"\x80\x02" + tensor_code("1", "1", 1) + tensor_code("1", "1", 4) + b"\x86.",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_claims_beyond_the_file_are_refused(tmp_path: Path, name: str) -> None:
+    path = write_archive(tmp_path / "m.pt", BOMBS[name], {"0": bytes(4)})
+    with pytest.raises(UnsafeFileError):
+        load_checkpoint(path)
+
+
+MALFORMED = {
+    "negative size": b"\x80\x02"
+    + tensor_code("2", "1", 4).replace((2).to_bytes(9, "little"), b"\xff" * 9)
+    + b".",
+    "many dimensions": b"\x80\x02"
+    + tensor_code(",".join(["9"] * 9999), ",".join(["1"] * 9999))
+    + b".",
+    "unhashable key": b"\x80\x02}]K\x01s.",
+    "nested key": b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",
+    "empty stack": b"\x80\x02.",
+    "no memo": b"\x80\x02h\x05.",
+    "no end": b"\x80\x02}",
+    "mark missing": b"\x80\x02t.",
+    "build of a tensor": b"\x80\x02" + tensor_code("1", "1", 1)[:-1] + b"}bs.",
+    "unknown storage": b"\x80\x02" + tensor_code("1", "1", 1, "QInt8Storage") + b".",
+    "sparse": b"\x80\x02ctorch._utils\n_rebuild_sparse_tensor\n.",
+    "quantized": b"\x80\x02ctorch._utils\n_rebuild_qtensor\n.",
+    "nested list": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    "nested tuple": b"\x80\x02)" + b"\x85" * 200_000 + b".",
+    "huge integer": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+    "huge text": b"\x80\x02X\xff\xff\xff\xff.",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_pickles_are_errors(tmp_path: Path, name: str) -> None:
+    path = write_archive(tmp_path / "m.pt", MALFORMED[name], {"0": bytes(16)})
+    with pytest.raises(ResiduumError) as caught:
+        load_checkpoint(path)
+    assert caught.value.exit_code in (2, 4)
+
+
+def test_laughing_tuples_take_no_time(tmp_path: Path) -> None:
+    """((t, t), (t, t)) sixty levels deep: short to write, endless to walk or to hash."""
+    doubling = b"".join(b"q\x00h\x00\x86" for _ in range(60))
+    path = write_archive(tmp_path / "m.pt", b"\x80\x02})" + doubling + b"K\x01s.")
+    with pytest.raises(CheckpointError):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_expanded_tensors_are_refused(tmp_path: Path, legacy: bool) -> None:
+    path = write_torch(tmp_path / "m.pt", {"w": torch.zeros(1).expand(10**5, 10**4)}, legacy)
+    assert path.stat().st_size < 4096
+    with pytest.raises(UnsafeFileError, match="1000000000 elements"):
+        load_checkpoint(path)
+
+
+def test_many_names_of_one_tensor_are_refused(tmp_path: Path) -> None:
+    shared = torch.randn(50, 50)
+    two = load_checkpoint(write_torch(tmp_path / "two.pt", {"a": shared, "b": shared}))
+    assert two.arch == "mlp:50-50-50,bias=none"
+    path = write_torch(tmp_path / "m.pt", {str(i): shared for i in range(1000)})
+    with pytest.raises(UnsafeFileError, match="share memory"):
+        load_checkpoint(path)
+
+
+def test_legacy_file_may_not_claim_a_storage_it_lacks(tmp_path: Path) -> None:
+    path = write_torch(tmp_path / "m.pt", {"w": torch.zeros(7, 3)}, legacy=True)
+    claim = b"K\x15"  # 21 elements
+    assert path.read_bytes().count(claim) == 1
+    path.write_bytes(path.read_bytes().replace(claim, b"J\xff\xff\xff\x7f"))
+    with pytest.raises(ResiduumError):
+        load_checkpoint(path)
+    with pytest.raises(UnsafeFileError):
+        load_checkpoint(path, max_bytes=1 << 20)
+
+
+def test_zip_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02}.")
+        archive.writestr("a/data/0", bytes(20_000_000))
+    assert path.stat().st_size < 100_000
+    with pytest.raises(UnsafeFileError, match="uncompressed") as caught:
+        load_checkpoint(path)
+    assert caught.value.exit_code == 4
+
+
+def test_overlapping_members(tmp_path: Path) -> None:
+    """Many directory entries that point to one stored member unpack to more than the file."""
+    path = write_archive(tmp_path / "m.pt", b"\x80\x02}.", {"0": bytes(10_000)})
+    with zipfile.ZipFile(path, "a") as archive:
+        big = archive.getinfo("a/data/0")
+        for i in range(20):
+            twin = zipfile.ZipInfo(f"a/data/{i + 1}")
+            for field in ("file_size", "compress_size", "CRC", "header_offset"):
+                setattr(twin, field, getattr(big, field))
+            archive.filelist.append(twin)
+        archive._didModify = True
+    with pytest.raises(UnsafeFileError, match="claims"):
+        load_checkpoint(path)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["a/data.pkl", "a/DATA.pkl", "b/x", "a/../x", "/x", "a/d\x01"])
+def test_odd_member_names(tmp_path: Path, name: str) -> None:
+    path = write_archive(tmp_path / "m.pt", b"\x80\x02}.")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, b"x")
+    with pytest.raises(UnsafeFileError, match="names"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
+def test_truncated_files(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "m"
+    save_file(weights(), path) if kind == "safetensors" else None
+    write_torch(path, weights(), kind == "legacy") if kind != "safetensors" else None
+    whole = path.read_bytes()
+    for end in (1, 4, 9, 30, len(whole) // 3, len(whole) // 2, len(whole) - 40, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ResiduumError) as caught:
+            load_checkpoint(path)
+        # Cut inside its header, a safetensors file cannot be told from one that claims too much.
+        assert isinstance(caught.value, CheckpointError) or (kind == "safetensors" and end < 300)
+    path.write_bytes(whole + b"trailing")
+    if kind != "legacy":
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path)
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+HEADERS = {
+    "too many elements": {"w": {**ENTRY, "shape": [10**6, 10**6]}},
+    "overflowing shape": {"w": {**ENTRY, "shape": [2**62, 4]}},
+    "beyond the file": {"w": {**ENTRY, "shape": [4, 4], "data_offsets": [0, 64]}},
+    "terabytes": {"w": {**ENTRY, "shape": [10**12], "data_offsets": [0, 4 * 10**12]}},
+    "overlap": {"w": ENTRY, "v": ENTRY},
+    "gap": {"w": {**ENTRY, "shape": [2], "data_offsets": [8, 16]}},
+    "backwards": {"w": {**ENTRY, "data_offsets": [16, 0]}},
+    "negative shape": {"w": {**ENTRY, "shape": [-2, -2]}},
+    "truth as size": {"w": {**ENTRY, "shape": [True, 4]}},
+    "unknown dtype": {"w": {**ENTRY, "dtype": "F31"}},
+    "dtype not text": {"w": {**ENTRY, "dtype": ["F32"]}},
+    "no shape": {"w": {"dtype": "F32", "data_offsets": [0, 16]}},
+    "not a dict": {"w": 3},
+    "metadata not text": {"__metadata__": {"a": 1}, "w": ENTRY},
+    "metadata a list": {"__metadata__": [], "w": ENTRY},
+    "not json": b"{nonsense",
+    "twice": b'{"w":%b,"w":%b}' % ((json.dumps(ENTRY).encode(),) * 2),
+    "deep": b'{"w":' + b"[" * 100_000,
+    "long number": b'{"w":' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_hostile_safetensors_headers(tmp_path: Path, name: str) -> None:
+    path = write_safetensors(tmp_path / "m.safetensors", HEADERS[name], bytes(16))
+    with pytest.raises(ResiduumError) as caught:
+        load_checkpoint(path)
+    assert caught.value.exit_code in (2, 4)
+    if name in ("too many elements", "overflowing shape", "terabytes", "overlap"):
+        assert isinstance(caught.value, UnsafeFileError)
+
+
+def test_safetensors_header_longer_than_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", 2**60) + b"{}" + bytes(100))
+    with pytest.raises(UnsafeFileError, match="header"):
+        load_checkpoint(path)
+
+
+OURS = {"residuum_format": "1", "architecture": ARCH}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"architecture": "mlp:5-7-6-3"}, {"architecture": "mlp:9" + "9" * 300}, {"architecture": ""},
+     {"architecture": "mlp:99999-99999-99999"}, {"architecture": "polynomial:99999999-99999999-1"},
+     {"input_shape": "[2, 2]"}, {"input_shape": "[-5]"}, {"input_shape": "[true, 5]"},
+     {"input_shape": "5"}, {"input_shape": "["}, {"labels": json.dumps(["x" * 1000])},
+     {"labels": json.dumps(["x"] * 20_000)}, {"labels": '["\\u001b[31m"]'}, {"labels": "[1]"},
+     {"labels": "[" * 100_000}, {"task": "evil"}, {"residuum_format": "99"},
+     {"assumptions": '{"a": 1}'}],
+)  # fmt: skip
+def test_metadata_are_not_trusted(tmp_path: Path, change: dict[str, str]) -> None:
+    (tmp_path / "m").write_bytes(save(weights(), OURS | change))
+    with pytest.raises((CheckpointError, ArchitectureError)):
+        load_checkpoint(tmp_path / "m")
+
+
+def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="labels"):
+        save_checkpoint(Checkpoint(weights(), ARCH, labels=("a\nb",)), tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD_TENSORS = {
+    "nan": torch.tensor([[1.0, float("nan")]]),
+    "inf": torch.tensor([[1.0, float("-inf")]]),
+    "complex": torch.zeros(1, 2, dtype=torch.complex64),
+    "integer": torch.zeros(1, 2, dtype=torch.int64),
+    "truth": torch.zeros(1, 2, dtype=torch.bool),
+    "float8": torch.zeros(1, 2).to(torch.float8_e4m3fn),
+    "sparse": torch.eye(2).to_sparse(),
+    "meta": torch.empty(1, 2, device="meta"),
+    "empty": torch.zeros(0, 2),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TENSORS)
+def test_only_finite_dense_real_tensors(tmp_path: Path, name: str) -> None:
+    path = write_torch(tmp_path / "m.pt", {"body.weight": BAD_TENSORS[name]})
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    assert caught.value.exit_code == 2
+    if name in ("nan", "inf", "complex", "integer"):
+        assert "'body.weight'" in caught.value.message
+
+
+def test_subclasses_and_batch_norm(tmp_path: Path) -> None:
+    buffer = nn.Buffer(torch.ones(1, 2))
+    with pytest.raises((CheckpointError, UnsafeFileError)):
+        load_checkpoint(write_torch(tmp_path / "b.pt", {"w": buffer.as_subclass(Marked)}))
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    with pytest.raises(CheckpointError, match="batch norm"):
+        load_checkpoint(write_torch(tmp_path / "m.pt", model.state_dict()))
+
+
+class Marked(Tensor):
+    """A tensor subclass."""
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"epoch": 3}, [], 3, torch.ones(2, 2), {"model": {}}, {3: torch.ones(2, 2)},
+                {"a\x1b[31m": torch.ones(2, 2)}, {"x" * 1000: torch.ones(2, 2)}],
+)  # fmt: skip
+@pytest.mark.parametrize("legacy", [False, True])
+def test_files_without_usable_weights(tmp_path: Path, content: object, legacy: bool) -> None:
+    with pytest.raises(CheckpointError):
+        load_checkpoint(write_torch(tmp_path / "m.pt", content, legacy))
+
+
+def test_files_that_are_not_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text.pt").write_text("a,b,c\n1,2,3\n" * 10)
+    (tmp_path / "noise.pt").write_bytes(b"\x80" + os.urandom(300))
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("empty", "text.pt", "noise.pt", "missing.pt", "pipe", "."):
+        with pytest.raises(ResiduumError) as caught:
+            load_checkpoint(tmp_path / name)
+        assert isinstance(caught.value, CheckpointError) or name == "noise.pt"
+        assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_large_files_are_refused(tmp_path: Path, legacy: bool) -> None:
+    path = write_torch(tmp_path / "m.pt", weights(), legacy)
+    with pytest.raises(UnsafeFileError, match="max_bytes"):
+        load_checkpoint(path, max_bytes=path.stat().st_size - 1)
+    load_checkpoint(path, max_bytes=path.stat().st_size)
+
+
+def valid_files() -> dict[str, bytes]:
+    state = weights("mlp:3-4-1")
+    checkpoint = Checkpoint(state, "mlp:3-4-1")
+    files = {"safetensors": save(checkpoint.theta, {**OURS, "architecture": "mlp:3-4-1"})}
+    for name, zipped in (("zip", True), ("legacy", False)):
+        buffer = io.BytesIO()
+        torch.save(OrderedDict(state), buffer, _use_new_zipfile_serialization=zipped)
+        files[name] = buffer.getvalue()
+    return files
+
+
+VALID = valid_files()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", VALID)
+@settings(
+    max_examples=150, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(data=st.data())
+def test_mutated_files_raise_only_our_errors(
+    tmp_path: Path, kind: str, data: st.DataObject
+) -> None:
+    content = bytearray(VALID[kind])
+    place = st.integers(0, len(content) - 1)
+    value = st.one_of(st.integers(0, 255), st.sampled_from([0x00, 0xFF, 0x7F, 0x2E, 0x80]))
+    for at, byte in data.draw(st.lists(st.tuples(place, value), min_size=1, max_size=8)):
+        content[at] = byte
+    path = tmp_path / "m"
+    path.write_bytes(content[: data.draw(st.sampled_from([None, None, len(content) // 2]))])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(ResiduumError):
+        inspect_checkpoint(load_checkpoint(path, max_bytes=1 << 24))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+# Live networks
+
+
+def test_build_model(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(weights(), ARCH)
+    state = torch.get_rng_state()
+    model = build_model(checkpoint)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not model.training
+    assert same(dict(model.state_dict()), checkpoint.theta)
+    assert all(p.requires_grad for p in model.parameters())
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    assert checkpoint.theta["layers.0.weight"].any()
+    assert build_model(checkpoint, torch.float64)(torch.ones(2, 5).double()).dtype == torch.float64
+    with pytest.raises(ArchitectureError, match="must fit"):
+        build_model(checkpoint.replace(arch="mlp:5-7-6-3"))
+
+
+MODULES = {
+    ARCH: lambda: MLP((5, 7, 6, 2)),
+    "mlp:4-4-4-4,bias=all": lambda: MLP((4, 4, 4, 4), "all", ReLU()),
+    "convnet:1x4x4-2-3-2,bias=hidden": lambda: ConvNet((1, 4, 4), (2, 3), 2, "hidden"),
+    "polynomial:4-3-1,coefficients=0/0/0/1": lambda: PolynomialNetwork(4, 3, Polynomial((0, 0, 0, 1))),
+    "mlp:4-3-2,bias=all": lambda: nn.Sequential(
+        nn.Flatten(), nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Linear(3, 2)
+    ),
+    "mlp:4-3-2,bias=none,activation=linear": lambda: nn.Sequential(
+        nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", MODULES)
+def test_checkpoint_from_module(arch: str, tmp_path: Path) -> None:
+    model = MODULES[arch]().double()
+    checkpoint = checkpoint_from_module(model, labels=("a", "b"), task="multiclass")
+    assert checkpoint.arch == arch
+    x = torch.randn(3, Architecture.parse(arch).inputs, dtype=torch.float64)
+    torch.testing.assert_close(build_model(checkpoint)(x), model(x), rtol=0, atol=0)
+    assert set(checkpoint.source_names.values()) == set(model.state_dict())
+    loaded = load_checkpoint(save_checkpoint(checkpoint, tmp_path / "m"))
+    assert same(loaded.replace(source_names=checkpoint.source_names), checkpoint)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(2, 1), nn.Sequential(), nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
+     nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), nn.Sequential(nn.Flatten()),
+     nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.Linear(2, 1)),
+     nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 1)),
+     nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(3, 1)),
+     MLP((2, 2, 1), activation=SigmoidReLU())],
+)  # fmt: skip
+def test_modules_without_a_string_are_refused(model: nn.Module) -> None:
+    with pytest.raises((ArchitectureError, CheckpointError)):
+        checkpoint_from_module(model)
+
+
+def test_module_input_shape() -> None:
+    assert checkpoint_from_module(MLP((4, 3, 1)), input_shape=(1, 2, 2)).input_shape == (1, 2, 2)
+    assert checkpoint_from_module(ConvNet((1, 4, 4), (2,), 1)).input_shape == (1, 4, 4)
+    with pytest.raises(ArchitectureError, match="4 values"):
+        checkpoint_from_module(MLP((4, 3, 1)), input_shape=(5,))
+
+
+# Inspection
+
+
+def test_inspection_against_numpy() -> None:
+    theta = weights("mlp:20-30-6-2,bias=hidden")
+    theta["layers.0.weight"] *= torch.logspace(0, -5, 20)
+    found = inspect_checkpoint(Checkpoint(theta, "mlp:20-30-6-2,bias=hidden", assumptions=("a",)))
+    w = {name: t.double().numpy() for name, t in theta.items()}
+    singular = np.linalg.svd(w["layers.0.weight"], compute_uv=False)
+    ranks = [int((singular > t * singular[0]).sum()) for t in TOLERANCES]
+    assert [rank for _, rank in found.capacities] == ranks
+    assert ranks == sorted(ranks)
+    assert found.capacity == ranks[TOLERANCES.index(1e-2)]
+    gaps = []
+    for i in range(2):
+        into = (w[f"layers.{i}.weight"] ** 2).sum(1) + w[f"layers.{i}.bias"] ** 2
+        out = (w[f"layers.{i + 1}.weight"] ** 2).sum(0)
+        gaps.append((np.abs(into - out) / np.maximum(into, out)).max())
+    assert found.balance == pytest.approx(max(gaps), rel=1e-12)
+    assert found.parameters == 20 * 30 + 30 + 30 * 6 + 6 + 6 * 2
+    assert found.bytes == 4 * found.parameters
+    assert (found.dtype, found.outputs) == ("float32", 2)
+    assert [layer.name for layer in found.layers] == list(theta)
+    assert found.layers[0].norm == pytest.approx(np.linalg.norm(w["layers.0.weight"]), rel=1e-12)
+    assert found.homogeneity_order is None
+    assert found.assumptions == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("arch", "order"),
+    [(ARCH, 3.0), ("mlp:5-4-1", 2.0), ("mlp:5-1", 1.0), ("mlp:5-4-1,bias=all", None),
+     ("convnet:1x4x4-2-3-2", 3.0), ("polynomial:4-3-1", 4.0)],
+)  # fmt: skip
+def test_measured_homogeneity(arch: str, order: float | None) -> None:
+    assert inspect_checkpoint(Checkpoint(weights(arch), arch)).homogeneity_order == order
+
+
+def test_capacity_of_known_ranks() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for rank in (1, 3, 8):
+        a = torch.randn(30, rank, generator=generator)
+        b = torch.randn(rank, 18, generator=generator)
+        assert leak_capacity(a @ b, 1e-4) == rank
+        assert leak_capacity((a @ b).reshape(30, 2, 3, 3), 1e-4) == rank
+    assert leak_capacity(torch.diag(torch.tensor([1.0, 0.5, 0.011, 0.009]))) == 3
+    assert leak_capacity(torch.zeros(3, 3)) == 0
+    assert leak_capacity(1e300 * torch.eye(4, dtype=torch.float64)) == 4
+
+
+def test_balance_of_a_balanced_network() -> None:
+    theta = weights("mlp:5-7-1")
+    size = (theta["layers.0.weight"].square().sum(1) + theta["layers.0.bias"].square()).sqrt()
+    theta["layers.1.weight"] = size[None]
+    assert inspect_checkpoint(Checkpoint(theta, "mlp:5-7-1")).balance < 1e-6
+    theta["layers.0.bias"] = theta["layers.0.bias"] + 1
+    assert inspect_checkpoint(Checkpoint(theta, "mlp:5-7-1")).balance > 0.01
+    assert inspect_checkpoint(Checkpoint(weights("mlp:5-1"), "mlp:5-1")).balance is None
+
+
+def test_inspection_as_json_and_as_record(tmp_path: Path) -> None:
+    for scale in (0.0, 1.0, 1e200):
+        theta = {name: scale * t.double() for name, t in weights("mlp:5-7-1").items()}
+        found = inspect_checkpoint(Checkpoint(theta, "mlp:5-7-1", (5,)))
+        published = json.loads(json.dumps(found.to_json(), allow_nan=False))
+        assert published["capacities"]["0.01"] == published["capacity"] == found.capacity
+        assert published["layers"][0]["shape"] == [7, 5]
+    assert same(Inspection.load(found.save(tmp_path / "i")), found)

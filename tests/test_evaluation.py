@@ -1,0 +1,429 @@
+"""Metrics and matchings against naive twins, and a control that must not cry wolf."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from residuum import similarity
+from residuum.errors import DataError, InconclusiveError, InputError
+from residuum.evaluation import MATCHINGS, METRICS, VOTES, Calibration, calibrate, score, vote
+from residuum.evaluation.matching import greedy, greedy_in_sets, nearest, optimal
+from residuum.evaluation.metrics import display, published_search
+from residuum.evaluation.null import (
+    count_interval,
+    draw_sets,
+    percentile,
+    smallest_significant,
+    why_not_calibrated,
+)
+from residuum.evaluation.slices import margins
+from residuum.records import Dataset, same
+from residuum.records.scores import Scores
+
+SHAPE = (1, 8, 8)
+
+
+def images(seed: int, rows: int, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, *shape, generator=generator, dtype=torch.float64)
+
+
+def noise(seed: int, rows: int, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
+    return images(seed, rows, shape) - 0.5
+
+
+def victim(seed: int, n: int = 20, pool: int = 200) -> tuple[Dataset, Dataset]:
+    """Training and held-out images with alternating labels, centred by the training mean."""
+    x = images(seed, n + pool)
+    y = torch.arange(n + pool) % 2 * 2 - 1
+    mean = x[:n].mean(0)
+    return Dataset(x[:n] - mean, y[:n], mean), Dataset(x[n:] - mean, y[n:], mean)
+
+
+# metrics
+
+
+def naive_ssim(a: torch.Tensor, b: torch.Tensor, window: int) -> float:
+    """Mean SSIM of two (c, h, w) images, pixel by pixel, borders reflected."""
+    r = window // 2
+    taps = [math.exp(-(t**2) / (2 * 1.5**2)) for t in range(-r, r + 1)]
+    weight = [[u * v / sum(taps) ** 2 for u in taps] for v in taps]
+    _, h, w = a.shape
+    total = 0.0
+    for x, y in zip(a.tolist(), b.tolist(), strict=True):
+        for i in range(h):
+            for j in range(w):
+                near = [
+                    (weight[p + r][q + r], x[mirror(i + p, h)][mirror(j + q, w)],
+                     y[mirror(i + p, h)][mirror(j + q, w)])
+                    for p in range(-r, r + 1) for q in range(-r, r + 1)
+                ]  # fmt: skip
+                mu_x, mu_y = sum(g * u for g, u, _ in near), sum(g * v for g, _, v in near)
+                s_x = sum(g * (u - mu_x) ** 2 for g, u, _ in near)
+                s_y = sum(g * (v - mu_y) ** 2 for g, _, v in near)
+                s_xy = sum(g * (u - mu_x) * (v - mu_y) for g, u, v in near)
+                c1, c2 = 0.01**2, 0.03**2
+                total += ((2 * mu_x * mu_y + c1) * (2 * s_xy + c2)) / (
+                    (mu_x**2 + mu_y**2 + c1) * (s_x + s_y + c2)
+                )
+    return total / a.numel()
+
+
+def mirror(i: int, size: int) -> int:
+    i = abs(i)
+    return i if i < size else 2 * (size - 1) - i
+
+
+@pytest.mark.parametrize(("name", "window"), [("ssim3", 3), ("ssim", 11)])
+def test_ssim_equals_the_loop(name, window):
+    a, b = images(0, 2, (3, 7, 8)), images(1, 2, (3, 7, 8))
+    expected = [naive_ssim(x, y, window) for x, y in zip(a, b, strict=True)]
+    torch.testing.assert_close(METRICS[name].score(a, b), torch.tensor(expected).double())
+    torch.testing.assert_close(METRICS[name].pairwise(a, b).diagonal(), METRICS[name].score(a, b))
+
+
+def test_psnr_equals_its_definition_and_stays_finite():
+    a, b = images(0, 3), images(1, 3)
+    expected = [-10 * math.log10(((x - y) ** 2).mean()) for x, y in zip(a, b, strict=True)]
+    torch.testing.assert_close(METRICS["psnr"].score(a, b), torch.tensor(expected).double())
+    assert METRICS["psnr"].pairwise(a, a).diagonal().eq(100).all()
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_every_metric_knows_its_direction_and_agrees_with_itself(metric):
+    samples = images(0, 4)
+    close, far = samples + 0.02 * noise(1, 4), images(2, 4)
+    better = metric.score(close, samples) - metric.score(far, samples)
+    assert (better > 0 if metric.higher_is_better else better < 0).all()
+    index = torch.tensor([[0, 1], [3, 2], [3, 3]])
+    matrix = metric.pairwise(close, samples)
+    torch.testing.assert_close(
+        metric.pairs(close, samples, index), matrix[index[:, 0], index[:, 1]]
+    )
+    assert metric.applies(SHAPE)
+    assert metric.applies((64,)) != metric.needs_images
+
+
+def test_ssim_says_why_it_does_not_apply():
+    with pytest.raises(InputError, match="needs images"):
+        METRICS["ssim"].pairs(torch.zeros(1, 9), torch.zeros(1, 9), torch.zeros(1, 2).long())
+    assert not METRICS["ssim"].applies((1, 5, 5))
+    assert METRICS["ssim3"].applies((28, 28))
+
+
+def test_published_search_halves_colour_images_only():
+    colour, grey = images(0, 3, (3, 8, 8)), images(0, 3)
+    assert not torch.equal(published_search(colour, colour[:1]), similarity.ncc(colour, colour[:1]))
+    assert torch.equal(published_search(grey, grey[:1]), similarity.ncc(grey, grey[:1]))
+
+
+def test_display_stretches_each_candidate_and_survives_constants():
+    shown = display(torch.stack([noise(0, 1)[0], torch.zeros(SHAPE)]), torch.full(SHAPE, 0.3))
+    assert shown[0].min() == 0
+    assert shown[0].max() == 1
+    assert shown[1].eq(0).all()
+
+
+# matching
+
+
+def naive_greedy(values: np.ndarray) -> list[int]:
+    values = values.copy()
+    chosen = [-1] * values.shape[1]
+    for _ in range(min(values.shape)):
+        i, j = np.unravel_index(values.argmax(), values.shape)
+        chosen[j] = int(i)
+        values[i, :] = values[:, j] = -np.inf
+    return chosen
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10_000), m=st.integers(1, 9), n=st.integers(1, 9))
+def test_greedy_equals_the_loop_and_never_beats_optimal(seed, m, n):
+    values = np.random.default_rng(seed).standard_normal((m, n))
+    found, best = greedy(values), optimal(values)
+    assert found.candidate.tolist() == naive_greedy(values)
+    taken = found.value > -np.inf
+    assert taken.sum() == min(m, n) == (best.candidate >= 0).sum()
+    assert found.value[taken].sum() <= best.value[best.candidate >= 0].sum() + 1e-12
+    assert (nearest(values).value >= found.value).all()
+    flipped = greedy(-values, higher_is_better=False)
+    assert flipped.candidate.tolist() == found.candidate.tolist()
+    np.testing.assert_array_equal(flipped.value, -found.value)
+
+
+def test_hubs_and_many_sets_at_once():
+    """One candidate that everybody wants is the worst case of deferred acceptance."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((30, 1)) + 0.01 * rng.standard_normal((30, 40))
+    sets = np.stack([rng.permutation(40)[:12] for _ in range(25)])
+    expected = [naive_greedy(values[:, columns]) for columns in sets]
+    assert greedy_in_sets(values, sets).tolist() == expected
+
+
+@pytest.mark.parametrize("name", MATCHINGS)
+def test_forbidden_pairs_stay_unmatched(name):
+    values = np.array([[0.9, -np.inf, -np.inf], [0.8, 0.1, -np.inf]])
+    found = MATCHINGS[name](torch.from_numpy(values))
+    assert found.candidate.tolist()[1:] == [1, -1]
+    assert found.value[2] == -np.inf
+    assert MATCHINGS[name](-values, higher_is_better=False).value[2] == np.inf
+
+
+def test_matching_refuses_nonsense():
+    with pytest.raises(InputError, match="NaN"):
+        greedy(np.array([[np.nan]]))
+    with pytest.raises(InputError, match="at least one candidate"):
+        nearest(np.zeros((0, 3)))
+
+
+def test_votes_admit_what_their_sources_say():
+    ncc = torch.tensor([[0.80], [0.79], [0.73], [-0.5]]).double()
+    candidates = torch.eye(4, dtype=torch.float64)
+    assert vote(ncc, candidates, "released")[0].tolist() == [0.5, 0.5, 0, 0]
+    assert vote(ncc, candidates, "paper")[0].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    for rule in VOTES:  # where even the best is negative, it still stands for itself
+        assert vote(-ncc[:1].abs(), candidates[:1], rule).tolist() == [[1, 0, 0, 0]]
+    with pytest.raises(InputError, match="released"):
+        vote(ncc, candidates, "relased")
+
+
+# the control
+
+
+def control(candidates: torch.Tensor, train: Dataset, holdout: Dataset, seed: int) -> Calibration:
+    gain = similarity.ncc(candidates, torch.cat([train.x, holdout.x])).numpy()
+    return calibrate(gain, len(train), subsets=200, rng=np.random.default_rng(seed))
+
+
+def false_alarms(found: list[Calibration], level: float = 0.01) -> int:
+    return sum(one.p_value <= level for one in found)
+
+
+@pytest.mark.parametrize(("n", "pool", "m"), [(50, 100, 100), (20, 400, 40), (20, 200, 1)])
+def test_noise_is_called_a_leak_no_more_often_than_stated(n, pool, m):
+    """At 1%, more than 4 of 100 would happen by chance once in 290 tests; more than 31 at 20% once in 320."""
+    found = [control(noise(500 + s, m), *victim(s, n, pool), s) for s in range(100)]
+    assert false_alarms(found) <= 4
+    assert false_alarms(found, 0.2) <= 31
+    recovered = np.mean([one.recovered.sum() for one in found])
+    expected = np.mean([one.expected_by_chance for one in found])
+    assert recovered <= 0.01 * n + 0.2
+    assert recovered == pytest.approx(expected, abs=0.2)
+    assert expected == pytest.approx(0.01 * n, abs=0.12)
+
+
+def test_images_like_the_held_out_ones_are_no_leak():
+    found = []
+    for seed in range(100):
+        train, holdout = victim(seed, 20, 240)
+        near, rest = holdout.x[:40], holdout.replace(x=holdout.x[40:], y=holdout.y[40:])
+        found.append(control(near + 0.1 * noise(500 + seed, 40), train, rest, seed))
+    assert false_alarms(found) <= 4
+
+
+def test_planted_copies_are_always_found():
+    for seed in range(20):
+        train, holdout = victim(seed)
+        copies = train.x[:8] + 0.5 * noise(900 + seed, 8)
+        candidates = torch.cat([copies, noise(500 + seed, 32)])
+        found = score(candidates, train, holdout, metrics=(), subsets=200)
+        assert found.p_value < 0.01
+        assert found.recovered >= 8
+        assert [row.matches["ncc"].candidate for row in found.per_sample[:8]] == list(range(8))
+
+
+def test_adding_the_training_mean_would_turn_noise_into_a_leak():
+    """Each training sample is 1/n of the mean, so the mean resembles it and no held-out one."""
+    with_mean, without = [], []
+    for seed in range(20):
+        train, holdout = victim(seed)
+        junk = 0.1 * noise(700 + seed, 40)
+        raw = [data.replace(x=data.images, mean=None) for data in (train, holdout)]
+        with_mean.append(control(junk + train.mean, *raw, seed))
+        without.append(control(junk, train, holdout, seed))
+    assert false_alarms(with_mean) >= 15
+    assert false_alarms(without) <= 2
+
+
+def test_percentile_is_conformal():
+    assert percentile(np.arange(100.0), 100) == 99
+    assert percentile(np.arange(1000.0), 1000) == 990
+    assert percentile(np.arange(98.0), 98) == np.inf
+    assert percentile(np.array([]), 100) == np.inf
+
+
+def test_subsets_have_the_label_counts_asked_for():
+    labels = np.repeat([0, 1, 2], [50, 30, 20])
+    sets = draw_sets(labels, np.array([0, 0, 2]), 300, np.random.default_rng(0))
+    assert (np.sort(labels[sets], axis=1) == [0, 0, 2]).all()
+    assert len(np.unique(sets)) == 70
+    with pytest.raises(InputError, match="label 2"):
+        draw_sets(labels, np.full(21, 2), 5, np.random.default_rng(0))
+
+
+def test_interval_and_smallest_significant_count():
+    assert count_interval(0, 20) == pytest.approx((0, 3.3687), abs=1e-3)  # published tables
+    assert count_interval(10, 20) == pytest.approx((5.4393, 14.5607), abs=1e-3)
+    assert count_interval(20, 20)[1] == 20
+    assert smallest_significant(1, 100) == 1
+    assert smallest_significant(50, 100) == 5
+    assert smallest_significant(2, 3) is None
+
+
+def test_too_small_a_pool_is_not_calibrated():
+    assert "no held-out set" in why_not_calibrated(20, None)
+    assert "at least 100 samples" in why_not_calibrated(20, 99)
+    assert "as were trained on (150)" in why_not_calibrated(150, 120)
+    assert why_not_calibrated(20, 100) == ""
+    with pytest.raises(InputError, match="not calibrated"):
+        calibrate(np.zeros((3, 30)), 20, rng=np.random.default_rng(0))
+    with pytest.raises(InputError, match="at least 200 subsets"):
+        calibrate(np.zeros((3, 300)), 20, subsets=50, rng=np.random.default_rng(0))
+
+
+# scoring
+
+
+def planted(seed: int = 0) -> tuple[torch.Tensor, Dataset, Dataset]:
+    train, holdout = victim(seed)
+    return torch.cat([train.x[:6] + 0.05 * noise(9, 6), noise(10, 24)]), train, holdout
+
+
+@pytest.mark.parametrize("pool", [None, 60])
+def test_without_a_fit_control_nothing_is_claimed(pool):
+    candidates, train, holdout = planted()
+    holdout = None if pool is None else holdout.replace(x=holdout.x[:pool], y=holdout.y[:pool])
+    found = score(candidates, train, holdout)
+    assert not found.calibrated
+    assert found.reason.startswith("not calibrated: ")
+    assert found.reason in found.table()
+    for figures in found.to_json()["metrics"].values():
+        assert figures["recovered"] is figures["expected_by_chance"] is figures["p_value"] is None
+        assert figures["best"] is not None
+    assert all(row.recovered is None for row in found.per_sample)
+
+
+def test_scores_hold_what_they_promise(tmp_path):
+    candidates, train, holdout = planted()
+    outputs = torch.linspace(-1, 3, 20) * train.y
+    lam = torch.arange(30.0)
+    given = {"capacity": 12, "outputs": outputs, "multipliers": lam, "subsets": 200}
+    found = score(candidates, train, holdout, **given)
+    text = found.to_json()
+    json.dumps(text, allow_nan=False)
+    assert {"n": 20, "m": 30, "calibrated": True, "deciding": "ncc"}.items() <= text.items()
+    assert list(found.metrics) == list(METRICS)
+    assert found.recovered >= 6
+    assert text["capacity_share"] == found.recovered / 12
+    assert text["metrics"]["ssim3"]["above_published_threshold"] >= 6
+    assert text["metrics"]["ssim3"]["above_published_threshold_holdout"] <= 2
+    first = text["per_sample"][2]
+    assert (first["label"], first["multiplier"], first["recovered"]) == (-1, 2.0, True)
+    assert first["matches"]["l2"]["candidate"] == 2
+    assert [part.samples for part in found.margins] == [4] * 5
+    assert found.margins[0].rate == 1
+    assert [(part.name, part.samples) for part in found.classes] == [("-1", 10), ("1", 10)]
+    assert same(Scores.load(found.save(tmp_path / "scores.safetensors")), found)
+    assert same(score(candidates, train, holdout, **given), found)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_order_of_candidates_does_not_matter(metric):
+    candidates, train, holdout = planted()
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    a, b = (
+        score(some, train, holdout, metrics=(metric,), subsets=200).metrics[metric].to_json()
+        for some in (candidates, candidates[order])
+    )
+    for key, value in a.items():
+        near = pytest.approx(b[key], rel=1e-6) if isinstance(value, float) else b[key]
+        assert value == near, key
+
+
+def test_broken_and_constant_candidates_do_not_stop_a_score():
+    candidates, train, holdout = planted()
+    broken = torch.cat([torch.full((1, *SHAPE), torch.nan), torch.zeros(1, *SHAPE), candidates])
+    found = score(broken, train, holdout, subsets=200)
+    assert found.m == 32
+    assert found.per_sample[0].matches["ncc"].candidate == 2
+    assert "1 candidates are not finite" in found.notes[0]
+    with pytest.raises(InconclusiveError, match="diverged"):
+        score(broken[:1], train, holdout)
+
+
+def test_a_single_candidate_serves_a_single_sample():
+    candidates, train, holdout = planted()
+    found = score(candidates[3:4], train, holdout, metrics=("ncc", "ssim3"), subsets=200)
+    assert [row.matches["ncc"].candidate for row in found.per_sample].count(0) == 1
+    assert found.per_sample[3].recovered
+    assert found.recovered == 1
+    assert found.p_value > 0.01  # one sample cannot be significant against ten times as many
+    assert found.per_sample[0].matches["ncc"].nearest_candidate == 0
+
+
+def test_candidates_of_another_label_can_be_kept_apart():
+    candidates, train, holdout = planted()
+    wrong = -torch.cat([train.y[:6], train.y[:6].repeat(4)])
+    found = score(candidates, train, holdout, metrics=(), candidate_labels=wrong, same_label=True)
+    assert found.p_value > 0.01
+    right = score(candidates, train, holdout, metrics=(), candidate_labels=-wrong, same_label=True)
+    assert right.recovered >= 6
+    with pytest.raises(InputError, match="candidate_labels"):
+        score(candidates, train, holdout, same_label=True)
+
+
+def test_a_control_that_is_no_control_is_noticed():
+    candidates, train, holdout = planted()
+    mixed = holdout.replace(x=torch.cat([train.x, holdout.x]), y=torch.cat([train.y, holdout.y]))
+    found = score(candidates, train, mixed, metrics=(), subsets=200)
+    assert "20 held-out samples are also training samples" in found.notes[0]
+    one_label = holdout.replace(y=torch.ones(200).long())
+    assert "not label-matched" in score(candidates, train, one_label, metrics=()).notes[0]
+    with pytest.raises(DataError, match="same mean"):
+        score(candidates, train, holdout.replace(mean=holdout.mean + 0.1))
+    with pytest.raises(DataError, match="shape"):
+        score(candidates, train, Dataset(torch.zeros(100, 3), torch.zeros(100)))
+    with pytest.raises(DataError, match="shape"):
+        score(torch.zeros(2, 7), train, holdout)
+
+
+def test_metrics_are_chosen_by_name_and_by_shape():
+    candidates, train, holdout = planted()
+    flat = [data.replace(x=data.x.flatten(1), mean=None) for data in (train, holdout)]
+    found = score(candidates.flatten(1), *flat, subsets=200)
+    assert list(found.metrics) == ["ncc", "l2", "psnr"]
+    assert found.notes[0].startswith("ssim3 left out")
+    with pytest.raises(InputError, match="Did you mean 'psnr'"):
+        score(candidates, train, holdout, metrics=("psrn",))
+    with pytest.raises(InputError, match="needs images"):
+        score(candidates.flatten(1), *flat, metrics=("ssim",))
+
+
+def test_margins_of_each_kind_of_task():
+    outputs = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 5.0]])
+    assert margins(outputs, torch.tensor([0, 1])).tolist() == [1, -4]
+    assert margins(torch.tensor([2.0, 3.0]), torch.tensor([-1, 1])).tolist() == [-2, 3]
+    assert margins(torch.tensor([2.0, 3.0]), torch.tensor([0, 1])).tolist() == [-2, 3]
+    assert margins(torch.tensor([2.0, 3.0]), torch.tensor([0.3, 1.7])) is None
+    with pytest.raises(DataError, match="one row per training sample"):
+        margins(torch.zeros(3), torch.ones(2))
+    with pytest.raises(DataError, match="index the 3 outputs"):
+        margins(outputs, torch.tensor([0, 3]))
+
+
+def test_scoring_imports_without_kornia():
+    code = (
+        "import sys; sys.modules['kornia'] = None; import residuum.evaluation; "
+        "assert not {'sklearn', 'rich', 'matplotlib'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
