@@ -17,7 +17,7 @@ from residuum.errors import ResiduumError
 
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 # Some releases of typer bring their own click, others import it: this base class is right for both.
-_USAGE_ERROR = typer.BadParameter.__mro__[1]
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]
 
 app = typer.Typer(
     name="residuum",
@@ -29,13 +29,21 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
-    if version:
-        from importlib.metadata import version as installed
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
 
-        typer.echo(installed("residuum"))
+        typer.echo(version("residuum"))
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    pass
 
 
 for name, module in {"demo": demo, "train": train, "inspect": inspect, "certify": certify}.items():
