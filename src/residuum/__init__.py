@@ -10,15 +10,20 @@ from typing import Any
 
 _HOME = {
     "Architecture": "residuum.networks",
+    "AttackConfig": "residuum.attacks",
     "Certificate": "residuum.records",
     "Checkpoint": "residuum.records",
     "Dataset": "residuum.records",
     "Inspection": "residuum.checkpoints",
     "Knowledge": "residuum.records",
+    "PRESETS": "residuum.attacks",
+    "Reconstruction": "residuum.records",
     "ResiduumError": "residuum.errors",
+    "Scores": "residuum.records",
     "Split": "residuum.records",
     "TrainingConfig": "residuum.training",
     "TrainingState": "residuum.training",
+    "attack": "residuum.attacks",
     "build_model": "residuum.checkpoints",
     "certify": "residuum.theory",
     "checkpoint_from_module": "residuum.checkpoints",
@@ -27,6 +32,7 @@ _HOME = {
     "load_dataset": "residuum.datasets",
     "same": "residuum.records",
     "save_checkpoint": "residuum.checkpoints",
+    "score": "residuum.evaluation",
     "train": "residuum.training",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605  names are in the table above

@@ -17,12 +17,11 @@ from residuum.errors import ResiduumError
 
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 # Some releases of typer bring their own click, others import it: this base class is right for both.
-_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # type: ignore[assignment]
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="residuum",
     help="What remains of the training data in a trained network's weights?",
-    no_args_is_help=True,
     rich_markup_mode=None,  # plain help: opens in a fraction of the time
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,7 +51,7 @@ for name, module in {"demo": demo, "train": train, "inspect": inspect, "certify"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and turn whatever happens into its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         code = _run(arguments)
     except ResiduumError as problem:
@@ -79,8 +78,10 @@ def _run(arguments: list[str]) -> int:
         context = getattr(problem, "ctx", None)
         hint = f" See '{context.command_path} --help'." if context is not None else ""
         message = getattr(problem, "format_message", problem.__str__)()
-        _report(message + hint, USAGE, arguments)
+        _report(message.rstrip(".") + "." + hint, USAGE, arguments)
         return USAGE
+    if result == INTERRUPTED:  # some releases of typer swallow Ctrl-C
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 

@@ -75,7 +75,6 @@ def command(
 
     from residuum.datasets import load_dataset
     from residuum.networks import Architecture
-    from residuum.records import make_directory
     from residuum.theory.rows import choose_task
     from residuum.training import TrainingConfig, train
 
@@ -92,7 +91,6 @@ def command(
     split = load_dataset(
         data, n, seed=data_seed, root=data_root, task=task, holdout=holdout, center=center
     )
-    make_directory(out)
     with training_progress(not (json or quiet)) as watch:
         state = train(
             str(architecture), split.train, config, task=task, device=device,
@@ -114,18 +112,28 @@ def write_run(
     task: str,
     device: str,
 ) -> dict[str, Any]:
-    """The training directory: released weights, initial weights, private data, a protocol."""
+    """The training directory: released weights, initial weights, private data, a protocol.
+
+    A run that diverged has no weights to release: it leaves everything else, and exit code 3.
+    """
     from residuum.checkpoints import save_checkpoint
+    from residuum.errors import InconclusiveError
     from residuum.records import write_atomic, write_json
     from residuum.records.environment import environment, sha256
     from residuum.training import released
 
+    diverged = state.status == "diverged"
     write_atomic(out / ".gitignore", "*\n")
     checkpoint = released(state, arch, split.train, task)
-    save_checkpoint(checkpoint, out / "model.safetensors")
+    files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
     save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")
     split.train.to_npz(out / "private" / "train.npz")
     split.holdout.to_npz(out / "private" / "holdout.npz")
+    if diverged:
+        (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
+    else:
+        files.insert(0, "model.safetensors")
+        save_checkpoint(checkpoint, out / "model.safetensors")
     last = state.history[-1] if state.history else {}
     summary = {
         "status": state.status,
@@ -133,8 +141,8 @@ def write_run(
         "loss": last.get("loss"),
         "margin": last.get("margin"),
         "theta_norm": last.get("norm"),
-        "train_accuracy": accuracy(checkpoint, split.train),
-        "holdout_accuracy": accuracy(checkpoint, split.holdout),
+        "train_accuracy": None if diverged else accuracy(checkpoint, split.train),
+        "holdout_accuracy": None if diverged else accuracy(checkpoint, split.holdout),
         "samples": len(split.train),
         "holdout_samples": len(split.holdout),
         "task": task,
@@ -145,24 +153,14 @@ def write_run(
         "data": split.train.name,
         "config": config.to_json(),
         "method_state": state.scalars,
-        "sha256": {
-            name: sha256(out / name)
-            for name in (
-                "model.safetensors",
-                "init.safetensors",
-                "private/train.npz",
-                "private/holdout.npz",
-            )
-        },
+        "sha256": {name: sha256(out / name) for name in files},
         "environment": environment(device),
         "history": list(state.history),
     }
     write_json(out / "training.json", protocol)
-    if state.status == "diverged":
-        from residuum.errors import InconclusiveError
-
+    if diverged:
         raise InconclusiveError(
-            f"Training diverged at step {state.step}; the last finite state is not kept.",
+            f"Training diverged before step {state.step}; no weights are kept.",
             "Lower --lr, or use --method margin.",
         )
     return summary

@@ -6,6 +6,8 @@ from residuum.records.checkpoint import Checkpoint
 from residuum.records.data import TASKS, Dataset, Split, read_npz
 from residuum.records.files import make_directory, write_atomic, write_json
 from residuum.records.knowledge import Knowledge
+from residuum.records.reconstruction import Reconstruction, Selection
+from residuum.records.scores import Scores
 
 __all__ = [
     "TASKS",
@@ -14,7 +16,10 @@ __all__ = [
     "Dataset",
     "Knowledge",
     "LayerResidual",
+    "Reconstruction",
     "Record",
+    "Scores",
+    "Selection",
     "Split",
     "make_directory",
     "read_npz",

@@ -22,6 +22,9 @@ from residuum.records.files import write_atomic
 
 METADATA_KEY = "residuum"
 R = TypeVar("R", bound="Record")
+_UNREADABLE = (
+    OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ class Record:
                 metadata = archive.metadata() or {}
                 tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
             record = _decode(json.loads(metadata[METADATA_KEY]), tensors)
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as problem:
+        except _UNREADABLE as problem:
             raise InputError(
                 f"{str(path)!r} must be a saved {cls.__name__}; reading it failed "
                 f"({type(problem).__name__}).",
@@ -86,8 +89,9 @@ def same(a: Any, b: Any) -> bool:
 def _encode(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
     """JSON tree of ``value``; tensors are moved into ``tensors`` under their path."""
     if isinstance(value, Tensor):
-        tensors[at] = value.detach().cpu().contiguous()
-        return {"$tensor": at}
+        name = at if at not in tensors else f"{at}#{len(tensors)}"
+        tensors[name] = value.detach().cpu().clone().contiguous()  # no shared memory
+        return {"$tensor": name}
     if isinstance(value, Record):
         fields = {
             f.name: _encode(getattr(value, f.name), f"{at}/{f.name}", tensors)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import lzma
+import tokenize
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,6 +20,10 @@ from residuum.records.base import Record
 from residuum.records.files import write_atomic
 
 MAX_BYTES = 4 << 30
+_UNREADABLE = (
+    OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
+)  # fmt: skip
 TASKS = ("binary", "multiclass", "regression")
 
 
@@ -76,17 +83,19 @@ class Dataset(Record):
                 f"A data file needs arrays 'x' and 'y'; {str(path)!r} lacks {sorted(missing)}.",
                 f"It holds {sorted(arrays)}; save it with numpy.savez(path, x=..., y=...).",
             )
+        for name in filter(arrays.__contains__, ("x", "y", "mean")):
+            if arrays[name].dtype.kind == "U" or not np.isfinite(arrays[name]).all():
+                raise DataError(
+                    f"{name!r} must hold finite numbers; in {str(path)!r} it holds text, NaN or Inf.",
+                    "Drop such rows; save class indices as y, and their names as classes.",
+                )
         x = torch.from_numpy(arrays["x"])
         x = x if x.is_floating_point() else x.double()
-        if x.ndim < 2 or not torch.isfinite(x).all():
+        if x.ndim < 2 or arrays["y"].ndim < 1:
             raise DataError(
-                f"'x' must be (n, ...) and finite; got shape {tuple(x.shape)} in {str(path)!r}.",
-                "One row per sample, no NaN or Inf.",
-            )
-        if arrays["y"].dtype.kind == "U":
-            raise DataError(
-                f"Labels must be numbers; 'y' in {str(path)!r} is text.",
-                "Save class indices as y, and their names as classes.",
+                f"'x' must be (n, ...) and 'y' (n,); got shapes {tuple(x.shape)} and "
+                f"{arrays['y'].shape} in {str(path)!r}.",
+                "One row per sample.",
             )
         mean = torch.from_numpy(arrays["mean"]).to(x.dtype) if "mean" in arrays else None
         if mean is not None and mean.shape not in ((), x.shape[1:]):
@@ -94,7 +103,7 @@ class Dataset(Record):
                 f"'mean' must have the shape of a sample, {tuple(x.shape[1:])}; got {tuple(mean.shape)}.",
                 "Save the mean image that was subtracted.",
             )
-        classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else ()
+        classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else ()
         return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, classes)
 
 
@@ -117,10 +126,10 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
                 "Save fewer samples.",
             )
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except FileNotFoundError as problem:
         raise DataError(f"No data file at {str(path)!r}.", "Check the path.") from problem
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, MemoryError) as problem:
+    except _UNREADABLE as problem:
         raise DataError(
             f"{str(path)!r} must be an .npz archive of plain arrays; reading it failed ({problem}).",
             "Save it with numpy.savez(path, x=..., y=...).",
@@ -130,4 +139,10 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
             f"Arrays of a data file must be real numbers or text; {bad[0]!r} is {arrays[bad[0]].dtype}.",
             "Convert it before saving.",
         )
-    return arrays
+    return {name: _native(array) for name, array in arrays.items()}
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array in this machine's byte order, and no wider than torch can take."""
+    kind = array.dtype.newbyteorder("=")
+    return array.astype(np.float64 if kind == np.longdouble else kind, copy=False)

@@ -26,7 +26,8 @@ class TrainingConfig:
     loss: "" picks logistic, cross_entropy or squared by the task; lr: of gd and sgd, as published
     0.01; weight_decay w adds w theta to the gradient; init: small multiplies the first layer's
     standard normal weights and bias by init_scale, default is torch's; stop_*: end early once the
-    normalised margin, the relative KKT residual or the loss is reached; seconds: wall clock.
+    normalised margin, the relative KKT residual or the loss is reached, 0 (margin: inf) is no goal;
+    seconds: wall clock.
     """
 
     method: str = "margin"
@@ -58,6 +59,15 @@ class TrainingConfig:
                 raise InputError(
                     f"{name} must be positive; got {getattr(self, name)}.", "Raise it."
                 )
+        for name in ("lr", "init_scale", "weight_decay", "stop_residual", "stop_loss"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(f"{name} must be finite; got {getattr(self, name)}.", "Lower it.")
+        if math.isnan(self.stop_margin) or not 0 <= self.seed < 2**63:
+            raise InputError(
+                f"A margin to stop at is a number and a seed lies between 0 and 2**63; got "
+                f"{self.stop_margin}, {self.seed}.",
+                "Use --seed 0.",
+            )
         if not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise InputError(
                 f"Momentum lies in [0, 1) and weight decay is >= 0; got {self.momentum}, "
@@ -85,7 +95,7 @@ class TrainingState(Record):
 
     scalars and buffers belong to the method (step size, temperature, momentum);
     history: step, loss, margin, norm, and the KKT residual where it was measured;
-    status: running, steps, time, margin, residual, loss, interrupted or diverged.
+    status: running, steps, time, margin, residual, loss or diverged.
     """
 
     theta: dict[str, Tensor]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from residuum.errors import InputError
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
-from residuum.records import Checkpoint, Dataset
+from residuum.records import Checkpoint, Dataset, make_directory
 from residuum.stationarity import norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
@@ -26,6 +28,7 @@ from residuum.training.methods import GradientDescent, MarginMaximisation, Metho
 SAVE_EVERY = 20.0  # seconds between checkpoints of a run
 HISTORY_POINTS = 400
 RESIDUAL_CHECKS = 50
+GOALS = ("margin", "residual", "loss")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class _Run:
         else:
             self.method = GradientDescent(self.model, self.x, self.y, self.loss, config)
         self.history: list[dict[str, float]] = []
-        self.step = 0
+        self.step, self.status = 0, "running"
         self._resume()
 
     def go(self) -> TrainingState:
@@ -120,27 +123,34 @@ class _Run:
         start = saved = time.monotonic()
         every = max(1, self.config.steps // HISTORY_POINTS)
         check = max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
-        status = "steps" if self.step >= self.config.steps else "running"
+        status = self.status
+        if status == "running" and self.step >= self.config.steps:
+            status = "steps"
         try:
-            while status == "running":
-                self.method.step(self.step)
-                self.step += 1
-                now = time.monotonic()
-                if self.step % every == 0 or self.step == self.config.steps:
-                    status = self._observe(check != 0 and self.step % check < every)
-                if status == "running" and self.step >= self.config.steps:
-                    status = "steps"
-                elif status == "running" and now - start > self.config.seconds:
-                    status = "time"
-                if self.path is not None and now - saved > SAVE_EVERY:
-                    self._state(status).save(self.path)
-                    saved = now
+            with _held_interrupts() as interrupted:
+                while status == "running":
+                    self.method.step(self.step)
+                    self.step += 1
+                    now = time.monotonic()
+                    last = self.step >= self.config.steps
+                    late = now - start > self.config.seconds
+                    if self.step % every == 0 or last or late:
+                        status = self._observe(check != 0 and self.step % check < every)
+                    if status == "running" and (last or late):
+                        status = "steps" if last else "time"
+                    if status == "running" and interrupted():
+                        raise KeyboardInterrupt
+                    if self.path is not None and now - saved > SAVE_EVERY:
+                        self._state("running").save(self.path)
+                        saved = now
         except KeyboardInterrupt:
             if self.path is not None:
                 self._state("running").save(self.path)
             raise
         state = self._state(status)
-        if self.path is not None:
+        if self.path is not None and status == "diverged":
+            self.path.unlink(missing_ok=True)  # nothing to go on from; other settings may follow
+        elif self.path is not None:
             state.save(self.path)
         return state
 
@@ -152,12 +162,13 @@ class _Run:
             margin = float(margins(outputs, self.y).min()) if self.task != "regression" else None
         size = norm(parameters(self.model))
         point = {"step": float(self.step), "loss": loss, "norm": size}
-        if not math.isfinite(loss) or not math.isfinite(size):
+        point |= {} if margin is None else {"margin": margin}
+        if not all(map(math.isfinite, point.values())):
             return "diverged"
         normalized = None
-        if margin is not None:
-            point["margin"] = margin
-            normalized = margin / size**self.order if self.order is not None else None
+        if margin is not None and self.order is not None:
+            with suppress(OverflowError, ZeroDivisionError):
+                normalized = margin / size**self.order
         if check_residual:
             point["residual"] = self._residual() / size
         self.history.append(point)
@@ -167,7 +178,7 @@ class _Run:
             return "margin"
         if 0 < point.get("residual", 0) <= self.config.stop_residual:
             return "residual"
-        return "loss" if loss <= self.config.stop_loss else "running"
+        return "loss" if 0 < self.config.stop_loss >= loss else "running"  # 0 is no goal
 
     def _residual(self) -> float:
         """||theta - sum lam_r g_r|| with the best multipliers, in float64 on the CPU."""
@@ -190,7 +201,10 @@ class _Run:
         )
 
     def _resume(self) -> None:
-        if self.path is None or not self.path.exists():
+        if self.path is None:
+            return
+        make_directory(self.path.parent)  # an unwritable place shows before the work, not after
+        if not self.path.exists():
             return
         state = TrainingState.load(self.path)
         if state.fingerprint != self.fingerprint:
@@ -201,8 +215,9 @@ class _Run:
         self.model.load_state_dict(state.theta)
         self.theta0 = state.theta0
         self.step, self.history = state.step, list(state.history)
+        self.status = state.status if state.status in GOALS else "running"
         self.method.scalars.update(state.scalars)
-        self.method.buffers.update(state.buffers)
+        self.method.buffers.update({k: v.to(self.x.device) for k, v in state.buffers.items()})
 
 
 def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task: str) -> str:
@@ -212,6 +227,21 @@ def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task
     for tensor in (data.x, data.y):
         digest.update(tensor.detach().cpu().double().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def _held_interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C waits for the end of a step, so that no half step is ever saved."""
+    pressed: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    except ValueError:  # not the main thread: interrupts do not arrive here
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -64,53 +65,61 @@ class GradientDescent:
 
 
 class MarginMaximisation:
-    """Descent on F(theta) = log sum_r exp(-tau m_r(theta)) with a backtracking step.
+    """Descent on F(theta) = log sum_r exp(-tau m_r(theta)) in steps of equal predicted progress.
+
+        v <- MOMENTUM v - (c / ||grad F||^2) grad F,    theta <- theta + v
 
     F is the log of the exponential loss, so its gradient does not vanish as the margin grows: where
-    gradient descent's margin grows like log t, this one's grows like t. The step eta is enlarged
-    after every success and halved until the Armijo condition holds, and never moves theta by more
-    than a tenth of its norm. For an L-homogeneous network theta is rescaled whenever its margin
-    passes MARGIN_CAP while tau takes up the factor, which leaves F and the direction of theta
-    unchanged: nothing overflows however long it runs.
+    gradient descent's margin grows like log t, this one's grows like t. c is the fall of F that a
+    step would bring if F were linear; it is enlarged while F falls, made smaller when F rises, and
+    kept between LEAST and MOST: samples gather on the kinks of neurons, where no step along a
+    gradient is sure to descend and a monotone line search would shrink its step for ever. A rise by
+    more than SLACK is undone, and no step moves theta by more than a tenth of its norm. For an
+    L-homogeneous network theta is rescaled whenever its margin passes MARGIN_CAP while tau takes up
+    the factor, which leaves F and the direction of theta unchanged: nothing overflows however long
+    it runs.
     """
 
-    GROW, SHRINK, ARMIJO, REACH = 1.2, 0.5, 0.1, 0.1
+    MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
+    LEAST, MOST = 1e-4, 0.5
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0  # apart, so that rescaling (one evaluation) is rare
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
         self.model, self.x, self.y, self.order = model, x, y, order
-        self.scalars = {"eta": 0.1, "tau": 1.0, "evaluations": 0.0}
-        self.buffers: dict[str, Tensor] = {}
+        self.scalars = {"c": 0.01, "tau": 1.0, "evaluations": 0.0}
+        self.buffers = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         self._current: tuple[Tensor, Tensor] | None = None
 
     def step(self, count: int) -> None:
-        """One accepted step; at a point where no step helps, theta stays."""
-        weights = list(self.model.parameters())
-        if self._current is None:
-            self._current = self._objective()
-        value, lowest = self._current
+        """One step; where the gradient vanishes, theta stays."""
+        names, weights = zip(*self.model.named_parameters(), strict=True)
+        velocity = [self.buffers[name] for name in names]
+        value, lowest = self._current if self._current is not None else self._objective()
         gradient = torch.autograd.grad(value, weights)
-        slope = float(sum(g.square().sum() for g in gradient))
-        size = math.sqrt(float(sum(p.detach().square().sum() for p in weights)))
-        before, eta = float(value.detach()), self.scalars["eta"]
-        eta = min(eta, self.REACH * size / math.sqrt(slope)) if slope > 0 else eta
+        slope = _squared(gradient)
+        if not 0 < slope < math.inf:
+            self._current = None  # its graph is used up
+            return
+        reach = self.REACH * math.sqrt(_squared(weights))
+        before, c = float(value.detach()), self.scalars["c"]
         old = [p.detach().clone() for p in weights]
-        while slope > 0 and eta > 1e-18:
+        for _ in range(60):
             with torch.no_grad():
-                for p, o, g in zip(weights, old, gradient, strict=True):
-                    p.copy_(torch.add(o, g, alpha=-eta))
-            trial = self._objective()
-            if float(trial[0].detach()) <= before - self.ARMIJO * eta * slope:  # False for NaN
-                self._current, lowest = trial, trial[1]
-                self.scalars["eta"] = eta * self.GROW
+                for v, g in zip(velocity, gradient, strict=True):
+                    v.mul_(self.MOMENTUM).sub_(g, alpha=c / slope)
+                length = math.sqrt(_squared(velocity))
+                factor = min(1.0, reach / length) if length > 0 else 1.0
+                for p, o, v in zip(weights, old, velocity, strict=True):
+                    p.copy_(o.add(v.mul_(factor)))
+            self._current = self._objective()
+            after, lowest = float(self._current[0].detach()), self._current[1]
+            if after <= before + self.SLACK:  # False for NaN
                 break
-            eta *= self.SHRINK
-        else:
-            with torch.no_grad():
-                for p, o in zip(weights, old, strict=True):
-                    p.copy_(o)
-            self._current = None
-            self.scalars["eta"] = max(eta, 1e-12)
+            for v in velocity:
+                v.zero_()
+            c *= self.UNDO
+        c *= self.GROW if after < before else self.SHRINK
+        self.scalars["c"] = min(max(c, self.LEAST), self.MOST)
         self._rescale(float(lowest))
 
     def _objective(self) -> tuple[Tensor, Tensor]:
@@ -123,8 +132,12 @@ class MarginMaximisation:
             return
         factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)
         with torch.no_grad():
-            for p in self.model.parameters():
+            for name, p in self.model.named_parameters():
                 p.mul_(factor)
+                self.buffers[name].mul_(factor)
         self.scalars["tau"] *= lowest / self.MARGIN_BACK_TO
-        self.scalars["eta"] *= factor**2
         self._current = None
+
+
+def _squared(tensors: Iterable[Tensor]) -> float:
+    return float(sum(t.detach().square().sum() for t in tensors))

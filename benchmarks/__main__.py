@@ -1,0 +1,87 @@
+"""Run benchmarks: ``python -m benchmarks [NAME ...] [--device cpu]``.
+
+A new one is a function from a device ("cpu", "cuda") to a :class:`benchmarks.harness.Report`, in a
+file of its own, and one line in ``BENCHMARKS``. The exit code is 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks.certificate import certificate
+from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
+from benchmarks.margin import margin
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmarks asked for, print a table for each, write their files."""
+    options = _parse(arguments)
+    missed = []
+    for name in options.names or BENCHMARKS:
+        print(f"{name}: running on {options.device} ...", flush=True)
+        try:
+            report, seconds = clock(lambda n=name: BENCHMARKS[n](options.device))
+        except WrongDevice as problem:
+            print(f"{name}: skipped, {problem}.\n")
+            continue
+        path = write(name, report, options.device, seconds)
+        _show(name, report)
+        print(f"written: {path.parent.parent.name}/{path.parent.name}/{path.name}\n")
+        missed += [] if report.met else [name]
+    if missed:
+        print(f"bar missed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("no CUDA device was found; use --device cpu")
+    return options
+
+
+def _show(name: str, report: Report) -> None:
+    """One line per figure, one column per row of the report."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{name}: {report.what}", title_justify="left")
+    table.add_column("figure")
+    for row in report.figures:
+        table.add_column(f"seed {row['seed']}" if "seed" in row else "value", justify="right")
+    for key in report.figures[0]:
+        if key != "seed":
+            table.add_row(key, *(_text(row[key]) for row in report.figures))
+    Console().print(table)
+    for check, holds in report.checks.items():
+        print(f"{check}: {'yes' if holds else 'NO'}")
+    for text, value in report.also.items():
+        print(f"{text}: {_text(value)}")
+    verdict = "met" if report.met else "MISSED"
+    print(f"ratio {report.ratio:.1f}, bar {report.bar:g}: {verdict}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k}: {_text(v)}" for k, v in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "certificate": certificate,
+    "margin": margin,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

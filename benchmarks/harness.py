@@ -1,0 +1,112 @@
+"""What benchmarks share: the report they return, timing, the device's name, the file on disk."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from residuum.records import write_json
+from residuum.records.environment import environment
+
+RESULTS = Path(__file__).parent / "results"
+T = TypeVar("T")
+
+
+class WrongDevice(Exception):
+    """A benchmark does not run on the device asked for; it is skipped, not failed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a benchmark found.
+
+    figures: one row per seed or case, the same keys in each; ratio: published cost over ours, the
+    smallest of all rows; bar: what the ratio must reach; checks: statements that must hold for the
+    ratio to mean anything (the same answer, a stable reference), by name; also: what else a reader
+    should know, limits above all.
+    """
+
+    what: str
+    settings: dict[str, Any]
+    seeds: tuple[int, ...]
+    figures: list[dict[str, Any]]
+    ratio: float
+    bar: float
+    checks: dict[str, bool] = field(default_factory=dict)
+    also: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool:
+        """Whether the bar is reached and every check holds."""
+        return self.ratio >= self.bar and all(self.checks.values())
+
+
+Benchmark = Callable[[str], Report]
+
+
+def clock(work: Callable[[], T], device: str = "cpu") -> tuple[T, float]:
+    """The result of ``work()`` and its wall-clock seconds; waits for the accelerator."""
+    _wait(device)
+    start = time.perf_counter()
+    result = work()
+    _wait(device)
+    return result, time.perf_counter() - start
+
+
+def median_time(
+    work: Callable[[], T], repeats: int, warmups: int = 1, device: str = "cpu"
+) -> tuple[T, float]:
+    """The last result of ``work()`` and the median seconds over ``repeats``."""
+    for _ in range(warmups):
+        work()
+    runs = [clock(work, device) for _ in range(repeats)]
+    return runs[-1][0], statistics.median(seconds for _, seconds in runs)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with so many torch threads: small problems lose more than they gain by several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def only_on(device: str, *fitting: str) -> None:
+    """Refuse a device that a benchmark was not written for."""
+    if device.split(":")[0] not in fitting:
+        raise WrongDevice(f"runs on {' or '.join(fitting)} only")
+
+
+def device_name(device: str) -> str:
+    """The device in one word for a file name: cpu, or h200 for an NVIDIA H200."""
+    if not device.startswith("cuda"):
+        return device
+    words = torch.cuda.get_device_name(device).lower().split()
+    return "-".join(word for word in words if word not in ("nvidia", "geforce"))
+
+
+def write(name: str, report: Report, device: str, seconds: float) -> Path:
+    """Write ``results/<name>-<device>.json`` with the environment it was measured in."""
+    content = {
+        "benchmark": name,
+        **asdict(report),
+        "met": report.met,
+        "seconds": round(seconds, 1),
+        "environment": environment(device),
+    }
+    return write_json(RESULTS / f"{name}-{device_name(device)}.json", content)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

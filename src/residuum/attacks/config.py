@@ -1,0 +1,124 @@
+"""Settings of an attack. Every field can be overridden; presets are instances of this class."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from residuum.attacks.priors import PRIORS
+from residuum.errors import InputError, did_you_mean
+
+OPTIMISERS = ("adam", "sgd")
+SCALES = ("auto", "mean", "one")
+ANNEALINGS = ("none", "geometric", "loo2024")
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """How candidates are initialised, what is minimised, and how.
+
+    objective: a key of ``OBJECTIVES``, a baseline, or "auto" (by the number of outputs); rivals,
+    gradients: options of the multiclass and NTK objectives; candidates: m, 0 for twice the known or
+    estimated sample count; sigma: standard deviation of the initial candidates; lr_decay: factor on
+    both rates at the end; lam_init, lam_distribution: stored multipliers, uniform in this range or
+    normal with this mean and deviation; lam_scale: multipliers are stored as lam / scale, with scale
+    "one" (plain sum), "mean" (1/m, the released code of Haim et al.) or "auto" (candidates and
+    target of equal size at the start);
+    surrogate, sharpness: what stands for the ReLU and its alpha or beta, annealed from
+    ``sharpness_from``; normalise, layers: see ``Problem``; priors: (name, weight) pairs; constraint:
+    "project" puts candidates into the known box and multipliers above ``lam_min`` after every step,
+    "penalty" leaves that to the priors; lam_every: every so many steps the multipliers are replaced
+    by the best ones in closed form; seconds: wall clock of all restarts together.
+    """
+
+    objective: str = "auto"
+    rivals: str = "tied"
+    gradients: str = "theta"
+    candidates: int = 0
+    restarts: int = 4
+    steps: int = 3000
+    optimiser: str = "adam"
+    lr_x: float = 0.01
+    lr_lam: float = 0.01
+    lr_decay: float = 0.1
+    momentum: float = 0.9
+    sigma: float = 0.1
+    lam_init: tuple[float, float] = (0.0, 1.0)
+    lam_distribution: str = "uniform"
+    lam_scale: str = "auto"
+    lam_min: float = 0.0
+    lam_every: int = 0
+    surrogate: str = "sigmoid"
+    sharpness: float = 150.0
+    sharpness_from: float = 0.0
+    anneal: str = "none"
+    normalise: bool = True
+    layers: str = "all"
+    priors: tuple[tuple[str, float], ...] = ()
+    constraint: str = "project"
+    dtype: str = "float64"
+    device: str = "cpu"
+    seed: int = 0
+    seconds: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("optimiser", OPTIMISERS), ("lam_scale", SCALES), ("anneal", ANNEALINGS),
+            ("layers", ("all", "first")), ("constraint", ("project", "penalty")),
+            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("float32", "float64")),
+            ("lam_distribution", ("uniform", "normal")),
+        ):  # fmt: skip
+            if getattr(self, name) not in known:
+                got = str(getattr(self, name))
+                raise InputError(f"No {name} {got!r}.", did_you_mean(got, known))
+        for name in ("restarts", "steps", "lr_x", "sigma", "sharpness"):
+            if not getattr(self, name) > 0:
+                raise InputError(
+                    f"{name} must be positive; got {getattr(self, name)}.", "Raise it."
+                )
+        if self.candidates < 0 or self.lr_lam < 0 or self.lr_decay < 0:
+            raise InputError(
+                "candidates, lr_lam and lr_decay must not be negative.", "Correct them."
+            )
+        for prior, _ in self.priors:
+            if prior not in PRIORS:
+                raise InputError(f"No prior {prior!r}.", did_you_mean(prior, tuple(PRIORS)))
+
+    def sharpness_at(self, step: int) -> float:
+        """The surrogate's alpha or beta at a step."""
+        if self.anneal == "loo2024":
+            return min(10 + 10 ** (step / 20000), 200.0)
+        if self.anneal == "geometric" and self.sharpness_from:
+            share = min(1.0, step / max(1, self.steps - 1))
+            return self.sharpness_from * (self.sharpness / self.sharpness_from) ** share
+        return self.sharpness
+
+    def rate_at(self, step: int) -> float:
+        """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""
+        share = min(1.0, step / max(1, self.steps))
+        return self.lr_decay + (1 - self.lr_decay) * (1 + math.cos(math.pi * share)) / 2
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; an absent wall clock is null."""
+        values = dataclasses.asdict(self)
+        values["seconds"] = None if self.seconds == math.inf else self.seconds
+        values["priors"] = [list(pair) for pair in self.priors]
+        values["lam_init"] = list(self.lam_init)
+        return values
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> AttackConfig:
+        """The inverse of :meth:`to_json`; unknown settings are refused."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        for name in values:
+            if name not in names:
+                raise InputError(f"An attack has no setting {name!r}.", did_you_mean(name, names))
+        read = dict(values)
+        if read.get("seconds", 0) is None:
+            read["seconds"] = math.inf
+        for name in ("priors", "lam_init"):
+            if name in read:
+                read[name] = tuple(tuple(v) if isinstance(v, list) else v for v in read[name])
+        return cls(**read)

@@ -1,0 +1,212 @@
+"""Objectives: which target, which gradients, which multipliers. One loss serves them all.
+
+    L(x, lam) = sum_l w_l || target_l - sum_i grad_l <u_i, Phi(x_i)> ||^2,   u = covectors(lam, ...)
+
+==================  ===============  ==================================  ==========================
+attack              target           u_i                                 multipliers
+==================  ===============  ==================================  ==========================
+binary KKT [H]      theta            lam_i y_i                           lam >= 0
+multiclass KKT [B]  theta            sum_c lam_ic (e_y - e_c)            lam >= 0, per rival
+weight decay [B]    theta            lam_i, or -l'(Phi_i, y_i) / (n w)   free, or none
+NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, one set per point
+==================  ===============  ==================================  ==========================
+
+[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. A new objective is one frozen
+class and one line in ``OBJECTIVES``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from residuum.errors import InputError, did_you_mean
+from residuum.records import Knowledge
+from residuum.stationarity import Theta
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Base: binary labels, gradients at theta, target theta."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    nonnegative: ClassVar[bool] = True
+    points: ClassVar[tuple[str, ...]] = ("theta",)
+
+    def gradient_points(self) -> tuple[str, ...]:
+        """Where gradients are taken: "theta", "theta0", or both."""
+        return self.points
+
+    def check(self, outputs: int, knowledge: Knowledge) -> None:
+        """Refuse a network or a lack of knowledge that this objective cannot work with."""
+
+    def target(self, theta: Theta, knowledge: Knowledge) -> Theta:
+        """What the sum must equal."""
+        return theta
+
+    def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
+        """(count,) a label for every candidate; first half -1 as in the released code of [H]."""
+        share = knowledge.label_balance[0] if knowledge.label_balance else 0.5
+        negative = round(count * share)
+        return torch.cat([-torch.ones(negative), torch.ones(count - negative)])
+
+    def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
+        """Shape of one candidate's multipliers."""
+        return ()
+
+    def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+        """u: (..., m, C) from outputs (..., m, C), labels (m,), lam (..., m, *multiplier_shape)."""
+        return (lam * labels.to(lam.dtype))[..., None]
+
+
+@dataclass(frozen=True)
+class BinaryKKT(Objective):
+    """theta = sum_i lam_i y_i grad Phi(x_i), lam >= 0."""
+
+    name: ClassVar[str] = "binary-kkt"
+    paper: ClassVar[str] = "Haim et al. 2022"
+
+    def check(self, outputs: int, knowledge: Knowledge) -> None:
+        """One output."""
+        if outputs != 1:
+            raise InputError(
+                f"`BinaryKKT` needs one output; this network has {outputs}.", "Use `MulticlassKKT`."
+            )
+
+
+@dataclass(frozen=True)
+class MulticlassKKT(Objective):
+    """theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c, lam >= 0.
+
+    rivals "tied": a multiplier for every rival within ``tolerance`` of the best one; "best": one
+    multiplier on the best rival, as published.
+    """
+
+    name: ClassVar[str] = "multiclass-kkt"
+    paper: ClassVar[str] = "Buzaglo et al. 2023"
+    rivals: str = "tied"
+    tolerance: float = 0.1
+
+    def check(self, outputs: int, knowledge: Knowledge) -> None:
+        """Two outputs or more."""
+        if outputs < 2:
+            raise InputError(
+                f"`MulticlassKKT` needs at least 2 outputs; this network has {outputs}.",
+                "Use `BinaryKKT`.",
+            )
+        if self.rivals not in ("tied", "best"):
+            raise InputError(
+                f"No rivals rule {self.rivals!r}.", did_you_mean(self.rivals, ("tied", "best"))
+            )
+
+    def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
+        """Classes in turn, as evenly as ``label_balance`` says."""
+        share = torch.tensor(knowledge.label_balance or [1 / outputs] * outputs)
+        bounds = (share.cumsum(0) / share.sum() * count).round().long()
+        return torch.bucketize(torch.arange(count), bounds, right=True).clamp(max=outputs - 1)
+
+    def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
+        """One per rival, or one."""
+        return (outputs,) if self.rivals == "tied" else ()
+
+    def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+        """sum_c lam_ic (e_y - e_c); which rivals count is read off the outputs, not differentiated."""
+        own = F.one_hot(labels.long(), outputs.shape[-1]).to(outputs.dtype)  # (m, C)
+        rivals = outputs.detach().masked_fill(own.bool(), -torch.inf)
+        best = rivals.amax(-1, keepdim=True)
+        if self.rivals == "best":
+            weights = lam[..., None] * F.one_hot(rivals.argmax(-1), outputs.shape[-1]).to(lam.dtype)
+        else:
+            margin = (outputs.detach() * own).sum(-1, keepdim=True) - best
+            weights = lam * (rivals >= best - self.tolerance * margin.abs()).to(lam.dtype)
+        return weights.sum(-1, keepdim=True) * own - weights
+
+
+@dataclass(frozen=True)
+class WeightDecay(Objective):
+    """theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i) at a minimum of mean loss + w/2 |theta|^2.
+
+    Without the decay w the multipliers are free; with ``loss``, ``weight_decay`` and
+    ``sample_count`` granted they are tied to the candidates: logistic lam_i = y_i sigmoid(-y_i
+    Phi_i)/(n w), squared lam_i = 2 (y_i - Phi_i)/(n w), times a free scale around one.
+    """
+
+    name: ClassVar[str] = "weight-decay"
+    paper: ClassVar[str] = "Buzaglo et al. 2023"
+    nonnegative: ClassVar[bool] = False
+    tied: float = 0.0  # 1 / (n w) once known; see `tie`
+    loss: str = ""
+
+    def tie(self, knowledge: Knowledge) -> WeightDecay:
+        """The same objective with multipliers tied to the loss where knowledge allows."""
+        if knowledge.weight_decay and knowledge.sample_count and knowledge.loss:
+            if knowledge.loss not in ("logistic", "squared"):
+                raise InputError(
+                    f"Multipliers are tied for the logistic and the squared loss; got {knowledge.loss!r}.",
+                    "Leave the loss out to keep them free.",
+                )
+            scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
+            return WeightDecay(tied=scale, loss=knowledge.loss)
+        return self
+
+    def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
+        """One per output."""
+        return (outputs,)
+
+    def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+        """Free: lam itself. Tied: the loss's derivative at the candidates' outputs."""
+        if not self.tied:
+            return lam
+        y = labels.to(outputs.dtype)[:, None]
+        pull = y * torch.sigmoid(-y * outputs) if self.loss == "logistic" else 2 * (y - outputs)
+        return self.tied * pull * lam
+
+
+@dataclass(frozen=True)
+class NTK(Objective):
+    """theta - theta0 = sum_i lam_i grad Phi(x_i), gradients at theta, theta0 or both; lam free."""
+
+    name: ClassVar[str] = "ntk"
+    paper: ClassVar[str] = "Loo et al. 2024"
+    nonnegative: ClassVar[bool] = False
+    gradients: str = "theta"
+
+    def gradient_points(self) -> tuple[str, ...]:
+        """As asked for."""
+        return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
+
+    def check(self, outputs: int, knowledge: Knowledge) -> None:
+        """The initial weights must be known."""
+        if knowledge.theta0 is None:
+            raise InputError(
+                "`NTK` needs the initial weights theta0; none were granted.",
+                "Say --init init.safetensors, or use another objective.",
+            )
+        if self.gradients not in ("theta", "theta0", "both"):
+            raise InputError(
+                f"No gradient point {self.gradients!r}.",
+                did_you_mean(self.gradients, ("theta", "theta0", "both")),
+            )
+
+    def target(self, theta: Theta, knowledge: Knowledge) -> Theta:
+        """theta - theta0."""
+        assert knowledge.theta0 is not None
+        return {name: t - knowledge.theta0[name].to(t) for name, t in theta.items()}
+
+    def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
+        """One per output and gradient point."""
+        return (len(self.gradient_points()), outputs)
+
+    def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+        """The multipliers of this point."""
+        return lam[..., point, :]
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    cls.name: cls for cls in (BinaryKKT, MulticlassKKT, WeightDecay, NTK)
+}

@@ -1,0 +1,55 @@
+"""Published settings as data, one per run, exactly as released; and residuum's own.
+
+Where a paper gives ranges only, the preset is their geometric middle and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from residuum.attacks.config import AttackConfig
+
+_HAIM = AttackConfig(
+    objective="binary-kkt", restarts=1, steps=50_000, optimiser="sgd", momentum=0.9, lr_decay=1.0,
+    lr_lam=1e-4, lam_init=(0.0, 1.0), lam_scale="mean", normalise=False, layers="all",
+    surrogate="sigmoid", constraint="penalty", dtype="float64",
+    priors=(("haim2022-box", 1.0), ("multiplier-floor", 5.0)),
+)  # fmt: skip
+_LOO = AttackConfig(
+    objective="ntk", gradients="theta", restarts=1, steps=80_000, optimiser="adam", lr_x=0.02,
+    lr_lam=0.02, lr_decay=1.0, sigma=0.2, lam_init=(-0.5, 0.5), lam_scale="one", normalise=False,
+    layers="all", surrogate="softplus", anneal="loo2024", constraint="penalty", dtype="float32",
+    priors=(("loo2024-box", 0.1),),
+)  # fmt: skip
+
+PRESETS: dict[str, AttackConfig] = {
+    # Adam, each layer's residual over its own norm, surrogate sharpened on the way.
+    "residuum": AttackConfig(),
+    # Haim et al. 2022, the four released runs.
+    "haim2022-cifar-b9dfyspx": replace(
+        _HAIM, sigma=8.857e-4, lr_x=0.5549, lam_min=0.4983, sharpness=19.14
+    ),
+    "haim2022-cifar-k60fvjdy": replace(
+        _HAIM, sigma=4.474e-3, lr_x=0.3462, lam_min=0.4936, sharpness=21.68
+    ),
+    "haim2022-mnist-kcf9bhbi": replace(
+        _HAIM, sigma=3.498e-2, lr_x=0.03052, lam_min=0.4471, sharpness=149.9
+    ),
+    "haim2022-mnist-rbijxft7": replace(
+        _HAIM, sigma=1.742e-3, lr_x=0.2821, lam_min=0.4153, sharpness=19.21
+    ),
+    # Buzaglo et al. 2023: middle of the published ranges.
+    "buzaglo2023-multiclass": replace(
+        _HAIM, objective="multiclass-kkt", rivals="best", sigma=1.5e-4, lr_x=5.3e-4, lr_lam=0.68,
+        sharpness=115.0,
+    ),
+    "buzaglo2023-regression": replace(
+        _HAIM, objective="weight-decay", sigma=1.7e-2, lr_x=0.91, sharpness=98.0,
+        lam_init=(0.0, 1.0), lam_distribution="normal", priors=(("haim2022-box", 1.0),),
+    ),
+    # Loo et al. 2024.
+    "loo2024": _LOO,
+    # Baselines.
+    "model-inversion": AttackConfig(objective="model-inversion", restarts=1, steps=200, lr_x=0.01),
+    "first-layer-weights": AttackConfig(objective="first-layer-weights", restarts=1, steps=1),
+}  # fmt: skip

@@ -1,0 +1,146 @@
+"""Priors: penalties on candidates and stored multipliers, each a small frozen class.
+
+x: (R, m, *shape) candidates as the network receives them; lam: (R, m, ...) STORED multipliers.
+A penalty returns one number per run. A new prior is one class and one line in ``PRIORS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from residuum.errors import InputError
+from residuum.records import Knowledge
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Base: no penalty."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    weight: float = 1.0
+    lam_min: float = 0.0
+    knowledge: Knowledge | None = None
+
+    def __post_init__(self) -> None:
+        missing = [n for n in self.needs if getattr(self.knowledge, n, None) is None]
+        if missing:
+            raise InputError(
+                f"Prior {type(self).__name__} needs to know {', '.join(missing)}.",
+                "Grant it (--value-range 0,1 for instance), or choose another prior.",
+            )
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """(R,) zeros."""
+        return x.new_zeros(len(x))
+
+
+class ValueBox(Prior):
+    """Squared distance to the known value range, the known mean added back."""
+
+    needs: ClassVar[tuple[str, ...]] = ("value_range",)
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """sum relu(low - x)^2 + relu(x - high)^2."""
+        assert self.knowledge is not None
+        low, high = box(self.knowledge, x)
+        return _sum((low - x).clamp(min=0).square() + (x - high).clamp(min=0).square())
+
+
+class UnitBox(Prior):
+    """sum relu(|x| - 1)^2, as released with Haim et al. 2022."""
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """Zero inside [-1, 1]."""
+        return _sum((x.abs() - 1).clamp(min=0).square())
+
+
+class PixelBox(Prior):
+    """mean of the linear hinge outside [0, 1], as in the text of Haim et al. 2022."""
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """Averaged over pixels, summed over candidates."""
+        hinge = (-x).clamp(min=0) + (x - 1).clamp(min=0)
+        return hinge.flatten(2).mean(2).sum(1)
+
+
+class MeanBox(Prior):
+    """m times the mean squared hinge outside the known range, as released with Loo et al. 2024."""
+
+    needs: ClassVar[tuple[str, ...]] = ("value_range",)
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """ValueBox over the number of pixels."""
+        return ValueBox(knowledge=self.knowledge).penalty(x, lam) / x[0, 0].numel()
+
+
+class MultiplierFloor(Prior):
+    """sum relu(lam_min - lam)^2 on stored multipliers (Haim et al. 2022, weight 5)."""
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """Zero above lam_min."""
+        return _sum((self.lam_min - lam).clamp(min=0).square())
+
+
+class TotalVariation(Prior):
+    """Sum of absolute differences of neighbouring pixels."""
+
+    needs: ClassVar[tuple[str, ...]] = ("shape",)
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """Anisotropic; smoothed at 1e-3 so that its gradient exists."""
+        return sum(
+            (_sum((d.square() + 1e-6).sqrt()) for d in _differences(x, self.knowledge)),
+            x.new_zeros(()),
+        )
+
+
+class HighFrequency(Prior):
+    """Sum of squared differences of neighbouring pixels: a quadratic smoothness prior."""
+
+    needs: ClassVar[tuple[str, ...]] = ("shape",)
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """Quadratic in x."""
+        parts = [_sum(d.square()) for d in _differences(x, self.knowledge)]
+        return parts[0] + parts[1]
+
+
+def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower and upper bound of a candidate as the network receives it, broadcastable to x."""
+    assert knowledge.value_range is not None
+    mean = knowledge.mean
+    offset = x.new_zeros(()) if mean is None else mean.to(x)
+    if offset.ndim and offset.numel() == x[0, 0].numel():
+        offset = offset.reshape(x.shape[2:])
+    return knowledge.value_range[0] - offset, knowledge.value_range[1] - offset
+
+
+def _differences(x: Tensor, knowledge: Knowledge | None) -> list[Tensor]:
+    assert knowledge is not None
+    assert knowledge.shape is not None
+    images = x.reshape(*x.shape[:2], *knowledge.shape)
+    if len(knowledge.shape) < 2:
+        raise InputError(
+            "Smoothness needs images; samples here are vectors.", "Choose another prior."
+        )
+    return [torch.diff(images, dim=-1), torch.diff(images, dim=-2)]
+
+
+def _sum(values: Tensor) -> Tensor:
+    return values.flatten(1).sum(1)
+
+
+PRIORS: dict[str, type[Prior]] = {
+    "none": Prior,
+    "value-box": ValueBox,
+    "haim2022-box": UnitBox,
+    "haim2022-text-box": PixelBox,
+    "loo2024-box": MeanBox,
+    "multiplier-floor": MultiplierFloor,
+    "total-variation": TotalVariation,
+    "high-frequency": HighFrequency,
+}

@@ -1,0 +1,169 @@
+"""One attack as a function of (x, lam): loss, per-layer residuals and gradients.
+
+MLPs go through the explicit engine, any other ``nn.Module`` through automatic differentiation of
+the same equation. x: (R, m, *shape) for R independent runs; lam: (R, m, *multiplier_shape).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from residuum.attacks.objectives import Objective
+from residuum.engine import ExplicitEquation
+from residuum.errors import InputError
+from residuum.networks import MLP, SURROGATES, Activation, with_surrogate
+from residuum.records import Knowledge
+from residuum.stationarity import Theta, by_layer, parameters
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """loss: (R,); layers: (R, L) squared residual over squared target of each layer."""
+
+    loss: Tensor
+    layers: Tensor
+    grad_x: Tensor
+    grad_lam: Tensor
+
+
+class Problem:
+    """A network under attack: objective, target, layer weights, labels of the candidates.
+
+    normalise: each layer's squared residual is divided by ||target_l||^2; layers: "all", or "first"
+    for the first layer's terms alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        knowledge: Knowledge,
+        labels: Tensor,
+        *,
+        surrogate: str = "sigmoid",
+        normalise: bool = True,
+        layers: str = "all",
+        dtype: torch.dtype = torch.float64,
+        device: str = "cpu",
+    ) -> None:
+        if surrogate not in (*SURROGATES, "none"):
+            raise InputError(
+                f"No surrogate {surrogate!r}.", f"Use one of {', '.join(SURROGATES)} or none."
+            )
+        base = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
+        theta = parameters(base)
+        points = []
+        for name in objective.gradient_points():
+            point = copy.deepcopy(base)
+            if name == "theta0":
+                assert knowledge.theta0 is not None
+                point.load_state_dict({n: t.to(device, dtype) for n, t in knowledge.theta0.items()})
+            points.append(point)
+        self.objective, self.surrogate = objective, surrogate
+        self.labels = labels.to(device)
+        self.target = objective.target(theta, knowledge)
+        self.groups = by_layer(self.target)
+        self.scales = [_squared(self.target, names) for names in self.groups.values()]
+        chosen = [layers == "all" or i == 0 for i in range(len(self.groups))]
+        self.layer_weights = [
+            (1 / scale if normalise and scale > 0 else 1.0) if on else 0.0
+            for on, scale in zip(chosen, self.scales, strict=True)
+        ]
+        self.explicit: ExplicitEquation | None = None
+        if isinstance(base, MLP):
+            self.explicit = ExplicitEquation(
+                [p for p in points if isinstance(p, MLP)], self.target, self.layer_weights
+            )
+            self.true_activation = base.activation
+        else:
+            self.points = points
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The layers, in the order of :attr:`Evaluation.layers`."""
+        return tuple(self.groups)
+
+    def evaluate(self, x: Tensor, lam: Tensor, sharpness: float = 150.0) -> Evaluation:
+        """Loss and gradients; ``sharpness`` is the surrogate's alpha or beta."""
+        if self.explicit is not None:
+            return self._evaluate_explicit(x, lam, sharpness)
+        return self._evaluate_generic(x, lam, sharpness)
+
+    def _activation(self, sharpness: float) -> Activation:
+        if self.surrogate == "none":
+            return self.true_activation
+        return SURROGATES[self.surrogate](sharpness)
+
+    def _evaluate_explicit(self, x: Tensor, lam: Tensor, sharpness: float) -> Evaluation:
+        assert self.explicit is not None
+        grad_lam = torch.zeros_like(lam)
+
+        def covectors(point: int, outputs: Tensor):  # type: ignore[no-untyped-def]
+            leaf, own = outputs.detach().requires_grad_(), lam.detach().requires_grad_()
+            with torch.enable_grad():
+                u = self.objective.covectors(point, leaf, self.labels, own)
+
+            def pullback(ubar: Tensor) -> Tensor | None:
+                inner = torch.autograd.grad(u, (leaf, own), ubar, allow_unused=True)
+                if inner[1] is not None:
+                    grad_lam.add_(inner[1])
+                return inner[0]
+
+            return u.detach(), pullback
+
+        with torch.no_grad():
+            found = self.explicit.evaluate(x.flatten(2), self._activation(sharpness), covectors)
+        return Evaluation(
+            found.loss, self._relative(found.parts), found.grad_x.view_as(x), grad_lam
+        )
+
+    def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float) -> Evaluation:
+        """Automatic differentiation, one run after the other."""
+        parts, grads_x, grads_lam = [], [], []
+        models = self.points
+        if self.surrogate != "none":
+            models = [with_surrogate(point, self._activation(sharpness)) for point in self.points]
+        weights = torch.tensor(self.layer_weights, dtype=x.dtype, device=x.device)
+        for run in range(len(x)):
+            xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
+            residual = dict(self.target)
+            for i, model in enumerate(models):
+                for name, term in self._sum_of_gradients(model, i, xr, lr).items():
+                    residual[name] = residual[name] - term
+            squares = [
+                torch.stack([residual[n].square().sum() for n in names]).sum()
+                for names in self.groups.values()
+            ]
+            part = torch.stack(squares)
+            gx, gl = torch.autograd.grad(part @ weights, (xr, lr), allow_unused=True)
+            parts.append(part.detach())
+            grads_x.append(torch.zeros_like(xr) if gx is None else gx)
+            grads_lam.append(torch.zeros_like(lr) if gl is None else gl)
+        stacked = torch.stack(parts)
+        grad_x, grad_lam = torch.stack(grads_x), torch.stack(grads_lam)
+        return Evaluation(stacked @ weights, self._relative(stacked), grad_x, grad_lam)
+
+    def _sum_of_gradients(self, model: nn.Module, point: int, x: Tensor, lam: Tensor) -> Theta:
+        """sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""
+        fixed = parameters(model)
+        leaves = {name: t.clone().requires_grad_() for name, t in fixed.items()}
+        # u is evaluated at weights without gradient: the sum differentiates Phi alone, never u.
+        u = self.objective.covectors(point, functional_call(model, fixed, (x,)), self.labels, lam)
+        inner = (u * functional_call(model, leaves, (x,))).sum()
+        grads = torch.autograd.grad(
+            inner, list(leaves.values()), create_graph=True, materialize_grads=True
+        )
+        return dict(zip(leaves, grads, strict=True))
+
+    def _relative(self, parts: Tensor) -> Tensor:
+        scales = torch.tensor([s if s > 0 else 1.0 for s in self.scales], dtype=parts.dtype)
+        return parts / scales.to(parts.device)
+
+
+def _squared(theta: Theta, names: list[str]) -> float:
+    return float(torch.stack([theta[n].square().sum() for n in names]).sum())

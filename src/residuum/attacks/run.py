@@ -1,0 +1,139 @@
+"""From a checkpoint and what the attacker knows to a reconstruction. The data is never seen."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from residuum.attacks.baselines import first_layer_weights, model_inversion
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.objectives import NTK, OBJECTIVES, MulticlassKKT, Objective, WeightDecay
+from residuum.attacks.selection import select
+from residuum.attacks.solver import Solver, Watcher
+from residuum.checkpoints import build_model, first_layer, leak_capacity
+from residuum.errors import InputError, did_you_mean
+from residuum.networks import Architecture
+from residuum.records import Checkpoint, Knowledge, Reconstruction
+
+BASELINES = ("model-inversion", "first-layer-weights")
+FEWEST = 20  # candidates when neither the sample count nor the weights suggest more
+
+
+def attack(
+    checkpoint: Checkpoint,
+    knowledge: Knowledge | None = None,
+    config: AttackConfig | None = None,
+    *,
+    state_path: str | Path | None = None,
+    watch: Watcher | None = None,
+) -> Reconstruction:
+    """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings."""
+    knowledge, config = knowledge or Knowledge(), config or AttackConfig()
+    start = time.monotonic()
+    arch = Architecture.parse(checkpoint.arch)
+    shape = _shape(checkpoint, knowledge, arch)
+    config = replace(config, objective=_name(config.objective, arch, checkpoint.task))
+    model = build_model(checkpoint)
+    count = config.candidates or _estimate(checkpoint, knowledge)
+    if config.objective in BASELINES:
+        return _baseline(model, checkpoint, knowledge, config, shape, arch.outputs, count, start)
+    objective = _objective(config, knowledge)
+    objective.check(arch.outputs, knowledge)
+    solver = Solver(model, objective, knowledge, config, shape, arch.outputs, count)
+    state = solver.solve(Path(state_path) if state_path is not None else None, watch)
+    runs = config.restarts
+    status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
+    lam = solver.multipliers(state.best_lam)
+    found = Reconstruction(
+        attack=config.objective,
+        x=_flat(state.best_x),
+        labels=solver.problem.labels.cpu().repeat(runs),
+        lam=_flat(lam),
+        run=torch.arange(runs).repeat_interleave(count),
+        steps=torch.tensor(state.steps),
+        loss=torch.stack(state.loss, 1),
+        layers=torch.stack(state.layers, 1),
+        layer_names=solver.problem.layer_names,
+        status=status,
+        knowledge=knowledge,
+        settings={**config.to_json(), "candidates": count},
+        seconds=time.monotonic() - start,
+    )
+    return found.replace(selection=select(found))
+
+
+def _flat(part: Tensor) -> Tensor:
+    return part.detach().flatten(0, 1).cpu()
+
+
+def _name(name: str, arch: Architecture, task: str) -> str:
+    known = (*OBJECTIVES, *BASELINES)
+    if name in ("auto", ""):
+        if task == "regression":
+            return "weight-decay"
+        return "binary-kkt" if arch.outputs == 1 else "multiclass-kkt"
+    if name not in known:
+        raise InputError(f"No attack {name!r}.", did_you_mean(name, known))
+    return name
+
+
+def _objective(config: AttackConfig, knowledge: Knowledge) -> Objective:
+    if config.objective == "multiclass-kkt":
+        return MulticlassKKT(config.rivals)
+    if config.objective == "ntk":
+        return NTK(config.gradients)
+    if config.objective == "weight-decay":
+        return WeightDecay().tie(knowledge)
+    return OBJECTIVES[config.objective]()
+
+
+def _shape(checkpoint: Checkpoint, knowledge: Knowledge, arch: Architecture) -> tuple[int, ...]:
+    """Shape of one sample; what the attacker says must fit the network."""
+    shape = knowledge.shape or checkpoint.input_shape or (arch.image_shape or (arch.inputs,))
+    if math.prod(shape) != arch.inputs:
+        raise InputError(
+            f"A sample must have the network's {arch.inputs} values; shape {tuple(shape)} has "
+            f"{math.prod(shape)}.",
+            "Correct --shape.",
+        )
+    mean = knowledge.mean
+    if mean is not None and mean.numel() not in (1, arch.inputs):
+        raise InputError(
+            f"The mean must be one number or have {arch.inputs} values; got {mean.numel()}.",
+            "Grant the mean image of the data.",
+        )
+    return tuple(shape)
+
+
+def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
+    """Twice the known sample count, or twice the leak capacity: a bound the weights give away."""
+    known = knowledge.sample_count or leak_capacity(first_layer(checkpoint.theta))
+    return max(FEWEST, 2 * known)
+
+
+def _baseline(
+    model: nn.Module, checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig,
+    shape: tuple[int, ...], outputs: int, count: int, start: float,
+) -> Reconstruction:  # fmt: skip
+    if config.objective == "model-inversion":
+        x, labels, weight = model_inversion(model, knowledge, config, shape, outputs, count)
+    else:
+        weight_matrix = first_layer(checkpoint.theta)
+        if weight_matrix.flatten(1).shape[1] != math.prod(shape):
+            raise InputError(
+                "The rows of the first layer are images only where it sees the whole input.",
+                "Use another attack on a convolutional network.",
+            )
+        x, labels, weight = first_layer_weights(weight_matrix, shape)
+    found = Reconstruction(
+        attack=config.objective, x=x.cpu(), labels=labels.cpu(), lam=weight.cpu(),
+        run=torch.zeros(len(x), dtype=torch.long), steps=torch.zeros(0, dtype=torch.long),
+        loss=torch.zeros(1, 0), layers=torch.zeros(1, 0, 0), layer_names=(), status=("finished",),
+        knowledge=knowledge, settings=config.to_json(), seconds=time.monotonic() - start,
+    )  # fmt: skip
+    return found.replace(selection=select(found))

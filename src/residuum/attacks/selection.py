@@ -1,0 +1,140 @@
+"""Choosing good candidates without the data: agreement between independent restarts.
+
+Two restarts that share nothing but the weights and still arrive at the same image are evidence that
+the image is in the weights. Candidates of one label are grouped greedily, heaviest first: a group is
+its centre and every ungrouped candidate within ``similarity`` (cosine) of it.
+
+    support     = number of different restarts in the group
+    consensus   = multiplier-weighted mean of the group
+    confidence  = sigmoid(a + b log(support share) + c log(relative weight) + d tightness)
+
+The constants of the confidence were fitted on victims of the project's own (calibration.json says
+which and how); consensus reconstructions come first, singletons after.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residuum.records import Reconstruction, Selection
+from residuum.similarity import cosine, l2
+
+SIMILARITY = 0.9
+WEIGHT_FLOOR = 1e-3  # candidates lighter than this share of the heaviest of their run carry nothing
+
+
+def select(
+    found: Reconstruction, similarity: float = SIMILARITY, radius: float | None = None
+) -> Selection:
+    """Groups of all restarts' candidates, best first.
+
+    radius: group by Euclidean distance instead of cosine, for low-dimensional samples whose length
+    matters (points on a circle).
+    """
+    keep = alive(found)
+    x, labels, run, weight = found.x[keep], found.labels[keep], found.run[keep], found.weight[keep]
+    original = keep.nonzero().flatten()
+    rows = []
+    for label in labels.unique():
+        mine = (labels == label).nonzero().flatten()
+        for group in _groups(x[mine], weight[mine], similarity, radius):
+            rows.append(_describe(mine[group], x, labels, run, weight, original))
+    order = sorted(range(len(rows)), key=lambda i: (-rows[i]["support"], -rows[i]["lam"]))
+    confidence = [_confidence(rows[i], found.restarts, float(weight.max())) for i in order]
+    # Consensus before singletons; inside each the more confident first.
+    ranked = sorted(
+        range(len(order)), key=lambda k: (rows[order[k]]["support"] < 2, -confidence[k])
+    )
+    chosen = [rows[order[k]] for k in ranked]
+    return Selection(
+        x=torch.stack([row["x"] for row in chosen]) if chosen else found.x[:0],
+        labels=torch.stack([row["label"] for row in chosen]) if chosen else found.labels[:0],
+        lam=torch.tensor([row["lam"] for row in chosen]),
+        support=torch.tensor([row["support"] for row in chosen], dtype=torch.long),
+        members=torch.tensor([row["members"] for row in chosen], dtype=torch.long),
+        confidence=torch.tensor([confidence[k] for k in ranked]),
+        index=torch.tensor([row["index"] for row in chosen], dtype=torch.long),
+    )
+
+
+def alive(found: Reconstruction) -> Tensor:
+    """(N,) candidates that are finite and carry weight within their own restart."""
+    finite = torch.isfinite(found.x).flatten(1).all(1) & torch.isfinite(found.weight)
+    norms = found.x.flatten(1).norm(dim=1)
+    keep = finite & (norms > 0)
+    for run in range(found.restarts):
+        mine = found.run == run
+        if (mine & keep).any():
+            keep &= ~mine | (found.weight >= WEIGHT_FLOOR * found.weight[mine & keep].max())
+    return keep
+
+
+def drop_duplicates(x: Tensor, weight: Tensor, radius: float) -> Tensor:
+    """Indices of candidates, heaviest first, none closer than ``radius`` to a heavier kept one."""
+    kept: list[int] = []
+    order = weight.argsort(descending=True)
+    distances = l2(x[order], x[order])
+    for i in range(len(order)):
+        if all(float(distances[i, j]) > radius for j in kept):
+            kept.append(i)
+    return order[torch.tensor(kept, dtype=torch.long)]
+
+
+def _groups(x: Tensor, weight: Tensor, similarity: float, radius: float | None) -> list[Tensor]:
+    """Greedy grouping, heaviest candidate first; every candidate is in exactly one group."""
+    near = cosine(x, x) >= similarity if radius is None else l2(x, x) <= radius
+    free = torch.ones(len(x), dtype=torch.bool)
+    groups = []
+    for i in weight.argsort(descending=True).tolist():
+        if free[i]:
+            members = near[i] & free
+            members[i] = True
+            free &= ~members
+            groups.append(members.nonzero().flatten())
+    return groups
+
+
+def _describe(
+    group: Tensor, x: Tensor, labels: Tensor, run: Tensor, weight: Tensor, original: Tensor
+) -> dict[str, Any]:
+    share = weight[group] / weight[group].sum()
+    mean = (share.view(-1, *[1] * (x.ndim - 1)) * x[group]).sum(0)
+    heaviest = group[weight[group].argmax()]
+    inner = cosine(mean[None], x[group])[0]
+    return {
+        "x": mean,
+        "label": labels[heaviest],
+        "lam": float(weight[group].sum()) / len(run[group].unique()),
+        "support": len(run[group].unique()),
+        "members": len(group),
+        "index": int(original[heaviest]),
+        "tightness": float((share * inner).sum()),
+    }
+
+
+def features(row: dict[str, Any], restarts: int, heaviest: float) -> tuple[float, float, float]:
+    """What the confidence looks at: support share, relative weight, tightness."""
+    weight = math.log(max(row["lam"], 1e-12 * heaviest) / heaviest) if heaviest > 0 else 0.0
+    return row["support"] / max(restarts, 1), weight, row["tightness"]
+
+
+def _confidence(row: dict[str, Any], restarts: int, heaviest: float) -> float:
+    constants = calibration()
+    score = constants["intercept"] + sum(
+        w * f for w, f in zip(constants["weights"], features(row, restarts, heaviest), strict=True)
+    )
+    # One restart cannot agree with anybody: without agreement confidence stays at the base rate.
+    return 1 / (1 + math.exp(-score)) if restarts > 1 else constants["base_rate"]
+
+
+@lru_cache(maxsize=1)
+def calibration() -> dict[str, Any]:
+    """The shipped constants and their provenance."""
+    return json.loads(files("residuum.attacks").joinpath("calibration.json").read_text())

@@ -1,0 +1,91 @@
+"""What an attack brings back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from residuum.records.base import Record
+from residuum.records.knowledge import Knowledge
+
+
+@dataclass(frozen=True, eq=False)
+class Selection(Record):
+    """Reconstructions chosen without the data, best first: consensus first, singletons after.
+
+    x: (k, *shape); labels: (k,); lam: (k,) total multiplier; support: (k,) number of restarts that
+    hold such a candidate; members: (k,) candidates merged into it; confidence: (k,) in [0, 1];
+    index: (k,) the cluster's representative among the candidates.
+    """
+
+    x: Tensor
+    labels: Tensor
+    lam: Tensor
+    support: Tensor
+    members: Tensor
+    confidence: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction(Record):
+    """Candidates of R restarts, how they came about, and what was chosen from them.
+
+    x: (N, *shape) as the network receives them, no mean added; labels: (N,); lam: (N, ...) plain-sum
+    multipliers; run: (N,) restart of each; steps: (T,), loss: (R, T) and layers: (R, T, L), relative
+    SQUARED residual per layer; status: per restart "finished", "time", "diverged", "interrupted".
+    """
+
+    attack: str
+    x: Tensor
+    labels: Tensor
+    lam: Tensor
+    run: Tensor
+    steps: Tensor
+    loss: Tensor
+    layers: Tensor
+    layer_names: tuple[str, ...]
+    status: tuple[str, ...]
+    knowledge: Knowledge
+    settings: dict[str, Any] = field(default_factory=dict)
+    selection: Selection | None = None
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def restarts(self) -> int:
+        """Number of independent runs."""
+        return len(self.status)
+
+    @property
+    def weight(self) -> Tensor:
+        """(N,) total absolute multiplier of each candidate."""
+        return self.lam.abs().flatten(1).sum(1) if self.lam.ndim > 1 else self.lam.abs()
+
+    def to_json(self) -> dict[str, Any]:
+        """Summary without the candidates themselves."""
+        final = self.layers[:, -1] if self.layers.shape[1] else None
+        return {
+            "attack": self.attack,
+            "restarts": self.restarts,
+            "candidates": len(self.x),
+            "status": list(self.status),
+            "seconds": self.seconds,
+            "final_loss": self.loss[:, -1].tolist() if self.loss.shape[1] else [],
+            "layer_residuals_squared": {
+                name: final[:, i].tolist() if final is not None else []
+                for i, name in enumerate(self.layer_names)
+            },
+            "selected": len(self.selection) if self.selection is not None else 0,
+            "consensus": int((self.selection.support > 1).sum())
+            if self.selection is not None
+            else 0,
+            "knowledge": dict(self.knowledge.provenance),
+            "settings": self.settings,
+            "notes": list(self.notes),
+        }

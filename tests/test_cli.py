@@ -1,0 +1,611 @@
+"""The command line: end to end, exit codes, one-line errors, nothing half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import residuum
+from residuum.attacks.applicability import RULES
+from residuum.checkpoints import load_checkpoint
+from residuum.cli import demo
+from residuum.cli.main import app, main
+from residuum.records import Dataset, same
+from residuum.records.environment import sha256
+
+COMMANDS = sorted(str(command.name) for command in app.registered_commands)
+TRAIN = ["train", "--data", "digits", "--n", "10", "--arch", "mlp:64-8-1", "--steps", "60"]
+LAYOUT = [
+    ".gitignore", "init.safetensors", "model.safetensors", "private", "private/holdout.npz",
+    "private/state.safetensors", "private/train.npz", "training.json",
+]  # fmt: skip
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained network in its directory."""
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main([*TRAIN, "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+def residuum_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "residuum", *arguments], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+# What commands do
+
+
+def test_a_training_directory(run: Path) -> None:
+    assert listing(run) == LAYOUT
+    assert (run / ".gitignore").read_text() == "*\n"
+    protocol = json.loads((run / "training.json").read_text())
+    assert protocol["status"] == "steps"
+    assert protocol["steps"] == 60
+    assert protocol["config"]["method"] == "margin"
+    assert protocol["arch"] == "mlp:64-8-1"
+    assert protocol["train_accuracy"] == 1.0
+    assert protocol["history"][-1]["step"] == 60
+    hashes = {
+        name: sha256(run / name) for name in LAYOUT if name.endswith((".npz", "l.safetensors"))
+    }
+    assert hashes.items() <= protocol["sha256"].items()
+    assert len(protocol["sha256"]) == 4
+    train, holdout = (
+        Dataset.from_npz(run / "private" / f"{part}.npz") for part in ("train", "holdout")
+    )
+    assert train.shape == holdout.shape == (1, 8, 8)
+    assert len(train) == 10
+    assert set(train.y.tolist()) == {-1, 1}
+    assert train.mean is not None
+    assert float(train.images.min()) >= 0
+    released, start = load_checkpoint(run), load_checkpoint(run / "init.safetensors")
+    assert released.input_shape == (1, 8, 8)
+    assert (released.task, released.labels) == ("binary", train.classes)
+    assert not same(released.theta, start.theta)
+    assert float(start.theta["layers.0.weight"].std()) == pytest.approx(1e-4, rel=0.2)
+
+
+def test_released_weights_hold_nothing_private(run: Path) -> None:
+    content = (run / "model.safetensors").read_bytes()
+    tensors = load_file(run / "model.safetensors")
+    assert sorted(tensors) == ["layers.0.bias", "layers.0.weight", "layers.1.weight"]
+    with safe_open(run / "model.safetensors", "pt") as file:
+        metadata = file.metadata()
+    assert sorted(metadata) == [
+        "architecture", "assumptions", "format", "input_shape", "labels", "residuum_format", "task",
+    ]  # fmt: skip
+    header = int.from_bytes(content[:8], "little")
+    assert len(content) == 8 + header + sum(t.numel() * t.element_size() for t in tensors.values())
+    private = np.load(run / "private" / "train.npz")
+    for sample in private["x"]:
+        for dtype in (np.float64, np.float32):
+            assert sample.astype(dtype).tobytes() not in content
+    assert private["mean"].tobytes() not in content
+
+
+def test_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(found) == [
+        "arch", "assumptions", "attacks", "balance", "bytes", "capacities", "capacity", "dtype",
+        "homogeneity_order", "input_shape", "layers", "outputs", "parameters",
+    ]  # fmt: skip
+    assert (found["arch"], found["homogeneity_order"]) == ("mlp:64-8-1", 2.0)
+    attacks = {attack["attack"]: attack for attack in found["attacks"]}
+    assert list(attacks) == list(RULES)
+    assert all(attack["reason"] for attack in attacks.values())
+    assert attacks["binary-kkt"]["applies"]
+    assert attacks["ntk"]["applies"]
+    assert not attacks["multiclass-kkt"]["applies"]
+    assert main(["inspect", str(run / "model.safetensors"), "--json"]) == 0
+    alone = {a["attack"]: a for a in json.loads(capsys.readouterr().out)["attacks"]}
+    assert not alone["ntk"]["applies"]
+    assert "--init" in alone["ntk"]["reason"]
+    assert main(["inspect", str(run)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("layers.0.weight", "homogeneity: order 2", "leak capacity", "binary-kkt"):
+        assert words in shown
+
+
+CERTIFICATE = [
+    "residual_plain", "residual_clarke", "eps", "delta", "margin", "normalized_margin",
+    "homogeneity_order", "kinks", "layers", "multipliers", "status",
+]  # fmt: skip
+BESIDE = [
+    "task",
+    "samples",
+    "kinks_freed",
+    "balance",
+    "identity",
+    "condition",
+    "theta_norm",
+    "notes",
+]
+
+
+def test_certify(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(run / "private" / "train.npz")
+    command = ["certify", str(run / "model.safetensors"), "--data", data, "--json"]
+    assert main([*command, "--out", str(tmp_path / "c")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(found) == sorted(CERTIFICATE + BESIDE)
+    assert sorted(found["multipliers"]) == ["active", "max", "sum"]
+    assert [sorted(layer) for layer in found["layers"]] == [["name", "residual"]] * 2
+    assert found["residual_clarke"] <= found["residual_plain"] < 1
+    assert found["eps"] == pytest.approx(found["residual_plain"] * found["theta_norm"], rel=1e-12)
+    assert found["margin"] > 0
+    assert listing(tmp_path / "c") == ["certificate.json"]
+    assert json.loads((tmp_path / "c" / "certificate.json").read_text()) == found
+    assert main(["certify", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert main(["certify", str(run)]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "KKT residual, plain",
+        "KKT residual, Clarke",
+        "margin",
+        "multipliers",
+        found["status"],
+    ):
+        assert words in shown
+
+
+def test_multiclass_and_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arch, more, task in (
+        ("mlp:64-8-10", ["--method", "sgd", "--batch", "5", "--lr", "0.1"], "multiclass"),
+        ("mlp:64-8-1", ["--task", "regression", "--method", "gd", "--weight-decay", "0.01"], "regression"),
+    ):  # fmt: skip
+        out = tmp_path / task
+        command = ["train", "--data", "digits", "--n", "20", "--arch", arch, "--steps", "30", *more]
+        assert main([*command, "--out", str(out), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["task"] == task
+        assert main(["certify", str(out), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["task"] == task
+
+
+def test_the_same_command_gives_the_same_weights(run: Path, tmp_path: Path) -> None:
+    assert main([*TRAIN, "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    for name in ("model.safetensors", "init.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_a_finished_run_is_kept_and_made_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main([*TRAIN, "--out", str(out), "--quiet"]) == 0
+    before = (out / "model.safetensors").read_bytes()
+    assert main([*TRAIN, "--out", str(out), "--quiet"]) == 0
+    assert (out / "model.safetensors").read_bytes() == before
+    assert main([*TRAIN[:-1], "80", "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 80
+    assert main([*TRAIN[:-1], "80", "--out", str(tmp_path / "whole"), "--quiet"]) == 0
+    whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == whole != before
+    assert main([*TRAIN, "--seed", "1", "--out", str(out)]) == 2
+    assert (out / "model.safetensors").read_bytes() == whole
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "STEPS", 150)
+    assert main(["demo", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["certificate"]["residual_clarke"] <= found["certificate"]["residual_plain"]
+    assert found["certificate"]["residual_plain"] < found["control"]["residual_plain"]
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    assert "KKT residual, plain" in shown
+    assert "KKT residual, Clarke" in shown
+    assert "held-out" in shown
+
+
+# Help and output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--json" in shown
+    assert "--quiet" in shown
+    _, found, examples = shown.partition("Examples:")
+    assert found
+    lines = [line.strip() for line in examples.splitlines() if line.strip()]
+    assert lines
+    assert lines[0].startswith(f"residuum {name}")
+    options = {word for word in examples.split() if word.startswith("--")}
+    missing = {word for word in options if word not in shown.partition("Examples:")[0]}
+    assert not missing
+
+
+def test_every_option_has_a_help_text() -> None:
+    from typer.main import get_command
+
+    group = get_command(app)
+    assert sorted(group.commands) == COMMANDS  # type: ignore[attr-defined]
+    for command in group.commands.values():  # type: ignore[attr-defined]
+        assert command.help
+        assert [p.name for p in command.params if not getattr(p, "help", None)] == []
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys; from residuum.cli.main import main; main(['--help']);"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'kornia', 'rich.table', 'matplotlib'};"
+        "sys.exit(str(sorted(heavy & sys.modules.keys())) if heavy & sys.modules.keys() else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in COMMANDS:
+        assert f"  {name}" in done.stdout
+
+
+def test_quiet_prints_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "STEPS", 5)
+    for command in (
+        [*TRAIN, "--out", str(tmp_path / "q")], ["inspect", str(run)], ["certify", str(run)], ["demo"],
+    ):  # fmt: skip
+        assert main([*command, "--quiet"]) == 0
+        assert capsys.readouterr() == ("", "")
+
+
+def test_json_is_all_that_is_printed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        [*TRAIN, "--out", str(tmp_path / "j")],
+        ["inspect", str(run)],
+        ["certify", str(run)],
+    ):
+        assert main([*command, "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert isinstance(json.loads(out), dict)
+        assert err == ""
+    assert main(["inspect", str(tmp_path / "gone"), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"error": err.strip().removeprefix("residuum: "), "exit_code": 2}
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == residuum_version()
+    assert main([]) == 0
+    assert "Usage: residuum" in capsys.readouterr().out
+
+
+def residuum_version() -> str:
+    from importlib.metadata import version
+
+    return version(residuum.__name__)
+
+
+# Bad input: files
+
+
+class Payload:
+    """Would leave a mark if it were unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+def disallowed_global(path: Path) -> None:
+    torch.save({"w": torch.ones(1, 64), "extra": Payload()}, path)
+
+
+def pickled_module(path: Path) -> None:
+    torch.save(nn.Linear(64, 1), path)
+
+
+def zip_bomb(path: Path) -> None:
+    torch.save({"w": torch.ones(1, 64)}, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, bytes(2 * 10**7) if name.endswith("data/0") else content)
+    assert path.stat().st_size < 10**5
+
+
+def oversized_tensor(path: Path) -> None:
+    torch.save({"w": torch.zeros(1).expand(10**5, 10**4)}, path)
+
+
+def truncated(path: Path) -> None:
+    torch.save({"w": torch.ones(1, 64)}, path)
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def truncated_safetensors(path: Path) -> None:
+    save_file({"w": torch.ones(1, 64)}, path)
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def nan_weights(path: Path) -> None:
+    torch.save({"w": torch.full((1, 64), float("nan"))}, path)
+
+
+def no_mlp(path: Path) -> None:
+    torch.save({"a": torch.ones(3, 64), "b": torch.ones(5, 7)}, path)
+
+
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
+    "disallowed global": (disallowed_global, 4, "torch.save(model.state_dict(), path)"),
+    "pickled module": (pickled_module, 4, "torch.save(model.state_dict(), path)"),
+    "zip bomb": (zip_bomb, 4, ""),
+    "oversized tensor": (oversized_tensor, 4, ".clone()"),
+    "truncated": (truncated, 2, ""),
+    "truncated safetensors": (truncated_safetensors, 2, ""),
+    "NaN weights": (nan_weights, 2, "earlier checkpoint"),
+    "not a network": (no_mlp, 2, "--arch"),
+    "missing": (lambda path: None, 2, "Check the path"),
+}
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("residuum: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert "Internal error" not in err
+    assert err.count(". ") >= 1, "a rule, then a remedy"
+    return err
+
+
+@pytest.mark.parametrize("name", BAD_CHECKPOINTS)
+def test_bad_checkpoints(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write, code, remedy = BAD_CHECKPOINTS[name]
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "m.pt"
+    write(path)
+    data = str(run / "private" / "train.npz")
+    for command in (
+        ["inspect", str(path)],
+        ["certify", str(path), "--data", data, "--out", str(tmp_path / "out")],
+    ):
+        assert main(command) == code
+        assert remedy in one_line(capsys)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_wrong_architecture(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arch in ("mlp:64-9-1", "mlp:64-8-2", "mlp", "mpl:64-8-1", "convnet:1x8x8-4-1"):
+        assert main(["inspect", str(run), "--arch", arch]) == 2
+        one_line(capsys)
+
+
+# Bad input: data
+
+X, Y = np.random.default_rng(0).normal(size=(6, 64)), np.array([0, 1] * 3)
+BAD_DATA: dict[str, dict[str, Any] | bytes | None] = {
+    "single class": {"x": X, "y": np.zeros(6)},
+    "empty": {"x": np.zeros((0, 64)), "y": np.zeros(0)},
+    "wrong width": {"x": X[:, :63], "y": Y},
+    "unequal lengths": {"x": X, "y": Y[:4]},
+    "no labels": {"x": X},
+    "a vector": {"x": X[:, 0], "y": Y},
+    "NaN": {"x": np.full((6, 64), np.nan), "y": Y},
+    "objects": {"x": np.array([{}] * 6), "y": Y},
+    "truncated": b"PK\x03\x04" + bytes(50),
+    "text": b"x,y\n1,2\n",
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_bad_data(name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, content = tmp_path / "d.npz", BAD_DATA[name]
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.savez(path, **content)
+    out = tmp_path / "out"
+    train = ["train", "--data", str(path), "--arch", "mlp:64-8-1", "--steps", "5"]
+    for command in (train, ["certify", str(run), "--data", str(path)]):
+        assert main([*command, "--out", str(out)]) == 2
+        one_line(capsys)
+        assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "digitz"], "Did you mean 'digits'?"),
+        (["--data", "no/such.npz"], "No data file"),
+        (["--data", "mnist", "--data-root", "/nonexistent"], ""),
+        (["--n", "11"], "Use n=10"),
+        (["--n", "0"], ""),
+        (["--n", "100000"], ""),
+        (["--holdout", "0"], ""),
+        (["--arch", "mlp:63-8-1"], "must fit the network's input"),
+        (["--arch", "mlp:64"], "Example: --arch"),
+        (["--arch", "mlp:64-8-1,bias=som"], ""),
+        (["--method", "adam"], "Known: gd, margin, sgd"),
+        (["--method", "sgd"], "--batch"),
+        (["--method", "gd", "--weight-decay", "nan"], "finite"),
+        (["--method", "gd", "--loss", "cross_entropy"], "Use one of"),
+        (["--loss", "squared"], "--method gd"),
+        (["--task", "multiclass"], "--task binary"),
+        (["--task", "ternary"], "Known: binary"),
+        (["--lr", "0"], "Raise it"),
+        (["--steps", "0"], "Raise it"),
+        (["--steps", "many"], "--help"),
+        (["--seed", "-1"], "--seed 0"),
+        (["--device", "tpu"], "--device cpu"),
+        (["--dtype", "float16"], "Known: float32, float64"),
+        (["--bogus"], "--help"),
+    ],
+)
+def test_bad_training_requests(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([*TRAIN, "--out", str(out), *arguments]) == 2
+    assert words in one_line(capsys)
+    assert not out.exists()
+
+
+def test_bad_certificate_requests(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    released = str(run / "model.safetensors")
+    for arguments, words in (
+        ([released], "--data FILE.npz"),
+        ([str(run), "--rivals", "worst"], ""),
+        ([str(run), "--task", "multiclass"], "--task binary"),
+        ([str(run), "--task", "regresion"], "Did you mean 'regression'?"),
+    ):
+        code = main(["certify", *arguments])
+        if "--rivals" in arguments:  # a binary network has no rivals: nothing to refuse
+            assert code == 0
+            capsys.readouterr()
+        else:
+            assert code == 2
+            assert words in one_line(capsys)
+
+
+def test_unwritable_output(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("here")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "private").write_text("here")
+    for command, out in (
+        (TRAIN, file), (TRAIN, file / "deep"), (TRAIN, tmp_path / "half"),
+        (["certify", str(run)], file), (["certify", str(run)], file / "deep"),
+    ):  # fmt: skip
+        assert main([*command, "--out", str(out)]) == 2
+        assert "Choose another folder with --out" in one_line(capsys)
+    assert file.read_text() == "here"
+    assert listing(tmp_path) == ["file", "half", "half/private"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bogus"], ["--bogus"], ["train"], ["inspect"], ["inspect", "a", "b"]]
+)
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "--help" in one_line(capsys)
+
+
+# When things go wrong
+
+
+def test_a_diverged_run_releases_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    gd = [*TRAIN, "--method", "gd", "--out", str(out)]
+    assert main([*gd, "--lr", "1e9"]) == 3
+    assert "Lower --lr" in one_line(capsys)
+    assert listing(out) == [
+        name for name in LAYOUT if name not in ("model.safetensors", "private/state.safetensors")
+    ]
+    protocol = json.loads((out / "training.json").read_text())
+    assert protocol["status"] == "diverged"
+    assert protocol["train_accuracy"] is None
+    assert sorted(protocol["sha256"]) == [
+        "init.safetensors", "private/holdout.npz", "private/train.npz",
+    ]  # fmt: skip
+    for command in (["inspect", str(out)], ["certify", str(out)]):
+        assert main(command) == 2
+        assert "model.safetensors" in one_line(capsys)
+    assert main([*gd, "--lr", "0.01", "--quiet"]) == 0
+    assert listing(out) == LAYOUT
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"), [(ZeroDivisionError("a\nb"), 70), (KeyboardInterrupt(), 130)]
+)
+def test_bugs_and_interrupts_have_their_own_codes(
+    problem: BaseException, code: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("residuum.checkpoints.load_checkpoint", fail)
+    monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
+    assert main(["inspect", "anything"]) == code
+    out, err = capsys.readouterr()
+    assert out.strip() == ""
+    lines = err.strip().splitlines()
+    assert len(lines) == 1
+    assert ("RESIDUUM_DEBUG" if code == 70 else "Interrupted") in lines[0]
+
+
+def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("residuum.checkpoints.load_checkpoint", fail)
+    monkeypatch.setenv("RESIDUUM_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["inspect", "anything"])
+
+
+def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    endless = [*TRAIN[:-1], "100000000", "--method", "gd"]
+    process = residuum_process(*endless, "--out", str(out))
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "private").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("residuum: Interrupted")
+    assert listing(out) == ["private", "private/state.safetensors"]
+    from residuum.training import TrainingState
+
+    steps = TrainingState.load(out / "private" / "state.safetensors").step
+    assert steps > 0
+    rest = [*TRAIN[:-1], str(steps + 20), "--method", "gd", "--quiet"]
+    assert main([*rest, "--out", str(out)]) == 0
+    assert main([*rest, "--out", str(tmp_path / "whole")]) == 0
+    assert listing(out) == LAYOUT
+    resumed, whole = (load_checkpoint(folder).theta for folder in (out, tmp_path / "whole"))
+    assert same(resumed, whole)
+
+
+def test_as_a_program(run: Path, tmp_path: Path) -> None:
+    process = residuum_process("inspect", str(run), "--json")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["arch"] == "mlp:64-8-1"
+    process = residuum_process("inspect", "gone.pt", cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1)

@@ -1,0 +1,462 @@
+"""Records on disk: exact round trips, whole files or none, and data files that lie."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save
+
+import residuum.records.files as files
+from residuum.checkpoints import Inspection, ParameterSummary
+from residuum.errors import (
+    DataError,
+    InconclusiveError,
+    InputError,
+    OutputError,
+    ResiduumError,
+    UnsafeFileError,
+    did_you_mean,
+)
+from residuum.records import (
+    Certificate,
+    Checkpoint,
+    Dataset,
+    Knowledge,
+    LayerResidual,
+    Reconstruction,
+    Record,
+    Selection,
+    Split,
+    make_directory,
+    read_npz,
+    same,
+    write_atomic,
+    write_json,
+)
+from residuum.records.base import METADATA_KEY
+from residuum.records.environment import environment, sha256
+from residuum.records.scores import (
+    MetricScore,
+    SampleMatch,
+    SampleScore,
+    Scores,
+    ScoreSlice,
+)
+from residuum.training import TrainingState
+
+MEAN = torch.linspace(0, 1, 3, dtype=torch.float64)
+
+
+def dataset(name: str = "toy") -> Dataset:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Dataset(x, torch.tensor([1, -1, 1, -1]), MEAN, name, ("even", "odd"))
+
+
+def certificate() -> Certificate:
+    return Certificate(
+        task="binary", samples=4, residual_plain=0.1, residual_clarke=1e-17, eps=float("nan"),
+        delta=None, margin=1.0, normalized_margin=0.1 + 0.2, homogeneity_order=2.0, kinks=3,
+        kinks_freed=2, layers=(LayerResidual("layers.0", 0.25),), multipliers=MEAN,
+        rows=torch.arange(3), balance=None, identity=0.0, condition=1e300, theta_norm=2.0,
+        status="near_kkt", notes=("one", "two"),
+    )  # fmt: skip
+
+
+METRIC = MetricScore("ncc", "correlation", True, 0.4, 3, 0.9, 0.95, 0.5, 2, 0.1, (0.1, 0.9), 0.01)
+MATCH = SampleMatch(0.9, 3, True, 0.95, 2)
+SAMPLE = SampleScore(0, 1, 0.5, None, True, {"ncc": MATCH})
+SELECTION = Selection(
+    torch.randn(2, 3), torch.tensor([1, -1]), torch.rand(2), torch.ones(2), torch.ones(2),
+    torch.rand(2), torch.arange(2),
+)  # fmt: skip
+PART = ScoreSlice("odd", 2, 1, 0.5, None)
+
+RECORDS: dict[str, Callable[[], Record]] = {
+    "LayerResidual": lambda: LayerResidual("layers.0", 0.1),
+    "Certificate": certificate,
+    "Checkpoint": lambda: Checkpoint(
+        {"layers.0.weight": torch.randn(1, 3)}, "mlp:3-1", (3,), ("größe",), "binary", ("a",),
+        {"layers.0.weight": "fc"},
+    ),
+    "Dataset": dataset,
+    "Split": lambda: Split(dataset(), dataset("held-out")),
+    "Knowledge": lambda: Knowledge(
+        shape=(1, 8, 8), value_range=(0.0, 1.0), mean=MEAN, theta0={"w": torch.ones(2, 2)},
+        loss="logistic", provenance={"mean": "holdout"},
+    ),
+    "TrainingState": lambda: TrainingState(
+        {"w": torch.ones(2)}, {"w": torch.zeros(2)}, 7, "f" * 64, "steps", {"eta": 1 / 3},
+        {"w": torch.full((2,), 0.5, dtype=torch.float64)}, ({"step": 7.0, "loss": 1e-300},),
+    ),
+    "MetricScore": lambda: METRIC,
+    "SampleMatch": lambda: MATCH,
+    "SampleScore": lambda: SAMPLE,
+    "ScoreSlice": lambda: PART,
+    "Scores": lambda: Scores(
+        4, 8, True, "", "ncc", {"ncc": METRIC}, (SAMPLE,), (PART,), (), 100, 200, 2, None, 0, ("a",)
+    ),
+    "Selection": lambda: SELECTION,
+    "Reconstruction": lambda: Reconstruction(
+        "binary-kkt", torch.randn(4, 3), torch.ones(4), torch.rand(4), torch.zeros(4).long(),
+        torch.arange(2), torch.rand(1, 2), torch.rand(1, 2, 1), ("layers.0",), ("finished",),
+        Knowledge(shape=(3,)), {"steps": 2, "rates": [0.1, 0.2]}, SELECTION, 0.5, ("a",),
+    ),
+    "ParameterSummary": lambda: ParameterSummary("w", (2, 3), 6, 0.5),
+    "Inspection": lambda: Inspection(
+        "mlp:3-1", (3,), 1, (ParameterSummary("w", (1, 3), 3, 1.0),), 3, 12, "float32", 1.0, 1,
+        ((0.1, 1),), None,
+    ),
+}  # fmt: skip
+
+
+def test_every_record_has_an_example() -> None:
+    homes = ("residuum.records.", "residuum.checkpoints.", "residuum.training.")
+    known = {name for name, kind in Record.known.items() if kind.__module__.startswith(homes)}
+    assert known == set(RECORDS)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    record = RECORDS[name]()
+    assert type(record).__name__ == name
+    path = record.save(tmp_path / "deep" / "record.safetensors")
+    assert same(type(record).load(path), record)
+    assert same(Record.load(path), record)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_equality_sees_every_bit() -> None:
+    a = dataset()
+    assert same(a, dataset())
+    assert not same(a, a.replace(x=a.x.float()))
+    assert not same(a, a.replace(y=-a.y))
+    assert not same(a, a.replace(mean=None))
+    assert not same(a, a.replace(classes=("even", "o")))
+    assert not same((1, 2), [1, 2])
+    assert not same({"a": 1}, {"a": 1, "b": 2})
+    assert same(float("nan"), float("nan"))
+    assert not same(1, 1.0)
+    assert not same(torch.tensor([0.0]), torch.tensor([[0.0]]))
+
+
+def test_tensors_of_equal_paths_stay_apart(tmp_path: Path) -> None:
+    theta0: Any = {"a": {"b": torch.zeros(2)}, "a/b": torch.ones(2)}
+    record = Knowledge(theta0=theta0)
+    assert same(Knowledge.load(record.save(tmp_path / "k")), record)
+    assert len(load_file(tmp_path / "k")) == 2
+
+
+def test_a_record_of_another_class_is_refused(tmp_path: Path) -> None:
+    path = dataset().save(tmp_path / "d")
+    with pytest.raises(InputError, match="must hold a Knowledge; it holds a Dataset"):
+        Knowledge.load(path)
+
+
+def hostile(tree: object) -> bytes:
+    text = tree if isinstance(tree, str) else json.dumps(tree)
+    return save({"w": torch.ones(2)}, {METADATA_KEY: text})
+
+
+DAMAGED = {
+    "empty": b"",
+    "noise": b"\x00" * 50,
+    "no metadata": save({"w": torch.ones(2)}),
+    "not json": hostile("{nonsense"),
+    "deep": hostile("[" * 10_000),
+    "unknown class": hostile({"$record": "os.system", "fields": {}}),
+    "unknown field": hostile({"$record": "LayerResidual", "fields": {"nam": "a"}}),
+    "fields a list": hostile({"$record": "LayerResidual", "fields": []}),
+    "no tensor": hostile({"$record": "Knowledge", "fields": {"mean": {"$tensor": "gone"}}}),
+    "pairs": hostile({"$record": "Knowledge", "fields": {"theta0": {"$dict": [[1, 2, 3]]}}}),
+    "unhashable": hostile({"$record": "Knowledge", "fields": {"theta0": {"$dict": [[[], 2]]}}}),
+    "truncated": hostile({"$record": "Knowledge", "fields": {}})[:-3],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_records_are_errors(name: str, tmp_path: Path) -> None:
+    (tmp_path / "r").write_bytes(DAMAGED[name])
+    with pytest.raises(InputError, match="must be a saved Knowledge"):
+        Knowledge.load(tmp_path / "r")
+
+
+def test_missing_record(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="FileNotFoundError"):
+        Knowledge.load(tmp_path / "gone")
+
+
+def test_what_a_record_cannot_hold_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="cannot hold a set"):
+        Knowledge(theta0={"w": {1}}).save(tmp_path / "k")  # type: ignore[dict-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+# Files
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failing_write_leaves_the_old_file_alone(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_atomic(tmp_path / "f", "old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, call, fail)
+    with pytest.raises(OutputError, match="No space left"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_an_interrupt_while_writing_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(tmp_path / "f", b"new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_writing_replaces_and_makes_folders(tmp_path: Path) -> None:
+    path = write_atomic(tmp_path / "a" / "b" / "f", "one")
+    assert write_atomic(path, b"two").read_bytes() == b"two"
+    assert os.listdir(path.parent) == ["f"]
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    for attempt in (
+        lambda: make_directory(tmp_path / "file"),
+        lambda: write_atomic(tmp_path / "file" / "f", "x"),
+        lambda: dataset().save(tmp_path / "file" / "deep" / "f"),
+        lambda: dataset().to_npz(tmp_path / "file" / "f"),
+    ):
+        with pytest.raises(OutputError, match="writable") as caught:
+            attempt()
+        assert caught.value.exit_code == 2
+        assert "--out" in caught.value.remedy
+    assert (tmp_path / "file").read_text() == "here"
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "f", {"a": float("nan")})
+    assert os.listdir(tmp_path) == []
+    assert json.loads(write_json(tmp_path / "f", {"a": [1, None]}).read_text()) == {"a": [1, None]}
+
+
+def test_environment_and_hash(tmp_path: Path) -> None:
+    found = environment()
+    assert found["packages"]["torch"] == version("torch")
+    assert json.loads(json.dumps(found)) == found
+    path = write_atomic(tmp_path / "f", "abc")
+    assert sha256(path).startswith("ba7816bf8f01cfea")
+
+
+def test_errors_say_what_to_do_and_survive_pickling() -> None:
+    error = DataError("Rule; got this.", "Do that.")
+    assert str(error) == "Rule; got this. Do that."
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.message, again.remedy) == (DataError, error.message, error.remedy)
+    codes = {ResiduumError: 70, InputError: 2, DataError: 2, OutputError: 2}
+    codes |= {InconclusiveError: 3, UnsafeFileError: 4}
+    assert {kind: kind.exit_code for kind in codes} == codes
+    assert (
+        did_you_mean("minst", ["mnist", "digits"]) == "Did you mean 'mnist'? Known: digits, mnist."
+    )
+    assert did_you_mean("q", ["mnist"]) == "Known: mnist."
+
+
+# Knowledge
+
+
+def test_every_granted_fact_has_a_provenance() -> None:
+    known = Knowledge(shape=(3,), sample_count=4, mean=MEAN, provenance={"mean": "train"})
+    assert known.granted == ("shape", "mean", "sample_count")
+    assert known.provenance == {"shape": "user", "mean": "train", "sample_count": "user"}
+    assert Knowledge().granted == ()
+    assert Knowledge().provenance == {}
+    assert Knowledge(weight_decay=0.0).granted == ("weight_decay",)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"provenance": {"mean": "user"}},
+        {"shape": (3,), "provenance": {"mean": "user"}},
+        {"shape": (3,), "provenance": {"shape": "rumour"}},
+        {"shape": (3,), "provenance": {"provenance": "user"}},
+        {"value_range": (1.0, 0.0)},
+        {"value_range": (0.0, 0.0)},
+        {"value_range": (0.0, float("nan"))},
+    ],
+)
+def test_knowledge_that_contradicts_itself(facts: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Knowledge(**facts)
+
+
+# Data files
+
+
+def write_npz(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz_round_trip(tmp_path: Path) -> None:
+    for data in (dataset("d"), dataset("d").replace(mean=None, classes=())):
+        found = Dataset.from_npz(data.to_npz(tmp_path / "d.npz"))
+        assert same(found, data)
+    assert torch.equal(dataset().images, dataset().x + MEAN)
+    assert same(dataset().replace(mean=None).images, dataset().x)
+    regression = dataset("d").replace(y=torch.randn(4, 2))
+    assert same(Dataset.from_npz(regression.to_npz(tmp_path / "d.npz")), regression)
+
+
+def test_numbers_of_every_kind(tmp_path: Path) -> None:
+    x, y = np.arange(6).reshape(2, 3), np.array([0, 1])
+    for dtype in (np.uint8, np.int64, np.bool_, ">i4", ">f8", np.longdouble, np.float16, np.uint64):
+        found = Dataset.from_npz(write_npz(tmp_path / "d.npz", x=x.astype(dtype), y=y))
+        wanted = x.astype(dtype).astype(np.float64)
+        assert found.x.is_floating_point()
+        assert np.array_equal(found.x.double().numpy(), wanted), dtype
+    assert Dataset.from_npz(write_npz(tmp_path / "d.npz", x=x, y=y, mean=2.0)).mean == 2
+
+
+X, Y = np.ones((2, 3)), np.array([0, 1])
+BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "no y": ({"x": X}, r"lacks \['y'\]"),
+    "empty": ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "empty"),
+    "unequal": ({"x": X, "y": np.zeros(3)}, "equally many rows"),
+    "vector": ({"x": np.ones(2), "y": Y}, "must be"),
+    "scalar y": ({"x": X, "y": np.array(1)}, r"'y' \(n,\)"),
+    "text labels": ({"x": X, "y": np.array(["a", "b"])}, "'y' must hold finite numbers"),
+    "text samples": ({"x": np.array([["a"], ["b"]]), "y": Y}, "'x' must hold finite numbers"),
+    "nan": ({"x": np.full((2, 3), np.nan), "y": Y}, "'x' must hold finite"),
+    "inf": ({"x": np.full((2, 3), np.inf), "y": Y}, "'x' must hold finite"),
+    "nan labels": ({"x": X, "y": np.array([np.nan, 1])}, "'y' must hold finite"),
+    "nan mean": ({"x": X, "y": Y, "mean": np.full(3, np.nan)}, "'mean' must hold finite"),
+    "mean shape": ({"x": X, "y": Y, "mean": np.ones(2)}, "'mean' must have the shape"),
+    "complex": ({"x": X * 1j, "y": Y}, "real numbers"),
+    "bytes": ({"x": X, "y": np.array([b"a", b"b"])}, "real numbers"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_arrays_that_are_no_dataset(name: str, tmp_path: Path) -> None:
+    arrays, words = BAD_ARRAYS[name]
+    with pytest.raises(DataError, match=words) as caught:
+        Dataset.from_npz(write_npz(tmp_path / "d.npz", **arrays))
+    assert caught.value.remedy
+
+
+class Payload:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_pickled_arrays_are_refused_and_never_run(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    path = write_npz(tmp_path / "d.npz", x=np.array([Payload(marker)], dtype=object), y=Y)
+    with pytest.raises(DataError, match="allow_pickle=False"):
+        Dataset.from_npz(path)
+    assert not marker.exists()
+
+
+def test_an_archive_may_not_claim_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(10**6))
+    assert path.stat().st_size < 5000
+    with pytest.raises(UnsafeFileError, match="claims 1000000") as caught:
+        read_npz(path, max_bytes=10**6 - 1)
+    assert caught.value.exit_code == 4
+
+
+def member(shape: str, data: bytes = b"") -> bytes:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [member("(1000000000000,)"), member("(4611686018427387904, 4)"), member("(2, 3)", bytes(16)),
+     member("(-1,)"), member("(True,"), member("__import__('os')"), b"plain text", b""],
+)  # fmt: skip
+def test_members_that_are_no_arrays(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content)
+        archive.writestr("y.npy", member("(1,)", bytes(8)))
+    with pytest.raises(DataError):
+        Dataset.from_npz(path)
+
+
+def valid_npz() -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, x=np.arange(60.0).reshape(10, 6), y=np.arange(10) % 2, mean=0.5)
+    return buffer.getvalue()
+
+
+VALID = valid_npz()
+
+
+def test_truncated_archives(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    for end in (0, 1, 30, len(VALID) // 2, len(VALID) - 30, len(VALID) - 1):
+        path.write_bytes(VALID[:end])
+        with pytest.raises(DataError):
+            Dataset.from_npz(path)
+    for missing in (tmp_path / "gone.npz", tmp_path):
+        with pytest.raises(DataError):
+            Dataset.from_npz(missing)
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(changes=st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1))
+def test_mutated_archives_raise_only_our_errors(
+    changes: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    content = bytearray(VALID)
+    for at, byte in changes:
+        content[at] = byte
+    (tmp_path / "d.npz").write_bytes(content)
+    found = read_or_error(tmp_path / "d.npz")
+    if isinstance(found, ResiduumError):
+        assert found.exit_code in (2, 4)
+    else:
+        assert len(found.x) == len(found.y)
+        assert torch.isfinite(found.x).all()
+
+
+def read_or_error(path: Path) -> Dataset | ResiduumError:
+    try:
+        return Dataset.from_npz(path)
+    except ResiduumError as problem:
+        return problem
