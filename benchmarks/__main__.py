@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.names or BENCHMARKS:
         print(f"{name}: running on {options.device} ...", flush=True)
         try:
-            report, seconds = clock(lambda n=name: BENCHMARKS[n](options.device))
+            report, seconds = clock(partial(BENCHMARKS[name], options.device))
         except WrongDevice as problem:
             print(f"{name}: skipped, {problem}.\n")
             continue

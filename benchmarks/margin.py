@@ -6,8 +6,8 @@ Gradient descent is run for STEPS steps at each of three stable rates; the best 
 ends with is the reference. The margin method starts from the same weights, and what is counted is
 every evaluation of its objective, rejected trial steps included; gradient descent makes one per step.
 
-From small initial weights either method can end at a point where no neuron is active on some sample,
-whose margin is then 0 for good. How often that happens is counted on other random draws of digits.
+From small initial weights either method can end where no neuron of a sample's own sign is active on
+it, and its margin then stays at 0 or below. That is counted on other random draws of digits.
 """
 
 from __future__ import annotations

@@ -14,10 +14,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, Objective, WeightDecay
 from residuum.networks import MLP
+from residuum.records import Knowledge
+from residuum.stationarity import weighted_gradient
 
 
 @dataclass(frozen=True)
@@ -108,3 +112,108 @@ def multiclass_point(classes: int = 3, size: int = 2, dim: int = 14, seed: int =
     assert (lam > 0).all()
     per_rival = (lam / (classes - 1)).repeat_interleave(classes - 1)
     return ExactPoint(model, x, group, per_rival, group)
+
+
+def weight_decay_point(loss: str, shrink: float = 0.9, seed: int = 0) -> tuple[ExactPoint, float]:
+    """A two-layer network and the decay w for which theta = -(1/(n w)) sum_i l'_i grad Phi(x_i).
+
+    One sample per group, so that all multipliers agree; theta shrunk by c has Phi_i = c^2 y_i and
+    keeps lam, hence w = -y_i l'_i / (n lam).
+    """
+    point = relu_point(2, groups=2, size=1, seed=seed)
+    with torch.no_grad():
+        for p in point.model.parameters():
+            p.mul_(shrink)
+    margin = shrink**2
+    pull = 1 / (1 + math.exp(margin)) if loss == "logistic" else 2 * (1 - margin)
+    return point, pull / (len(point.x) * float(point.lam[0]))
+
+
+def ntk_point(gradients: str, widths: tuple[int, ...] = (7, 9, 2), n: int = 4, seed: int = 0):
+    """theta, theta0, x, lam with theta - theta0 = sum_i lam_i grad Phi(x_i) at theta, theta0 or both.
+
+    theta = theta0 + S(theta) is a contraction for small multipliers and is iterated to rounding.
+    """
+    torch.manual_seed(seed)
+    model = MLP(widths).double().requires_grad_(False)
+    theta0 = {name: t.clone() for name, t in model.state_dict().items()}
+    x = torch.randn(n, widths[0], dtype=torch.float64)
+    points = ("theta", "theta0") if gradients == "both" else (gradients,)
+    lam = 0.03 * torch.randn(n, len(points), widths[-1], dtype=torch.float64)
+    start = MLP(widths).double()
+    start.load_state_dict(theta0)
+    for _ in range(60):
+        change = [
+            weighted_gradient(model if name == "theta" else start, x, lam[:, k])
+            for k, name in enumerate(points)
+        ]
+        model.load_state_dict({n: theta0[n] + sum(part[n] for part in change) for n in theta0})
+    return model, theta0, x, lam
+
+
+# Every objective with its options, by its key in OBJECTIVES, and the outputs it is tried with.
+VARIANTS: dict[str, tuple[tuple[Objective, int], ...]] = {
+    "binary-kkt": ((BinaryKKT(), 1),),
+    "multiclass-kkt": (
+        (MulticlassKKT("tied"), 3),
+        (MulticlassKKT("tied", tolerance=2.0), 3),
+        (MulticlassKKT("best"), 3),
+    ),
+    "weight-decay": (
+        (WeightDecay(), 2),
+        (WeightDecay(tied=0.7, loss="logistic"), 1),
+        (WeightDecay(tied=0.7, loss="squared"), 1),
+    ),
+    "ntk": tuple((NTK(gradients), 2) for gradients in ("theta", "theta0", "both")),
+}
+SPREAD = [
+    pytest.param(objective, outputs, id=f"{name}-{i}")
+    for name, variants in VARIANTS.items()
+    for i, (objective, outputs) in enumerate(variants)
+]
+
+
+@dataclass(frozen=True)
+class AttackCase:
+    """A random network, what is known, and R = 2 runs of candidates with their multipliers."""
+
+    model: nn.Module
+    objective: Objective
+    knowledge: Knowledge
+    labels: Tensor
+    x: Tensor
+    lam: Tensor
+
+    @property
+    def points(self) -> list[dict[str, Tensor]]:
+        """Weights at the objective's gradient points."""
+        known = {"theta": dict(self.model.state_dict()), "theta0": self.knowledge.theta0}
+        return [known[name] for name in self.objective.gradient_points()]
+
+    @property
+    def target(self) -> dict[str, Tensor]:
+        """theta, or theta - theta0."""
+        theta = dict(self.model.state_dict())
+        if not isinstance(self.objective, NTK):
+            return theta
+        return {name: t - self.knowledge.theta0[name] for name, t in theta.items()}
+
+
+def attack_case(
+    model: nn.Module, objective: Objective, outputs: int, shape: tuple[int, ...], m: int = 4,
+    seed: int = 0,
+) -> AttackCase:  # fmt: skip
+    """Random weights, initial weights, candidates and multipliers in float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    model = model.double()
+    fill = {n: 0.6 * draw(*t.shape) for n, t in model.state_dict().items()}
+    model.load_state_dict(fill)
+    theta0 = {name: t + 0.3 * draw(*t.shape) for name, t in fill.items()}
+    knowledge = Knowledge(shape=shape, theta0=theta0)
+    labels = objective.labels(m, outputs, knowledge)
+    x, lam = draw(2, m, *shape), draw(2, m, *objective.multiplier_shape(outputs)).abs() / m
+    return AttackCase(model, objective, knowledge, labels, x, lam)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, Objective, WeightDecay
 from residuum.stationarity import Rows
+
+Forward = Callable[[dict[str, Tensor], Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
 def row_gradients(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
@@ -38,3 +44,106 @@ def dense_nnls(model: nn.Module, x: Tensor, rows: Rows) -> tuple[np.ndarray, flo
     theta = theta_vector(model)
     lam, distance = nnls(row_gradients(model, x, rows).T.numpy(), theta.numpy(), maxiter=10**5)
     return lam, distance / float(theta.norm())
+
+
+def naive_activation(surrogate: str, sharpness: float) -> Callable[[Tensor], Tensor]:
+    """ReLU, softplus, or ReLU whose formal derivative is that of softplus: straight-through."""
+
+    def smooth(z: Tensor) -> Tensor:
+        return torch.logsumexp(torch.stack([sharpness * z, torch.zeros_like(z)]), 0) / sharpness
+
+    def straight_through(z: Tensor) -> Tensor:
+        formal = smooth(z)
+        return torch.relu(z).detach() + formal - formal.detach()
+
+    return {"none": torch.relu, "softplus": smooth, "sigmoid": straight_through}[surrogate]
+
+
+def mlp_forward(theta: dict[str, Tensor], x: Tensor, activation: Callable) -> Tensor:
+    """(C,) outputs of one sample; parameters are named layers.i.weight and layers.i.bias."""
+    h, depth = x.flatten(), sum(name.endswith("weight") for name in theta)
+    for i in range(depth):
+        h = theta[f"layers.{i}.weight"] @ h
+        if f"layers.{i}.bias" in theta:
+            h = h + theta[f"layers.{i}.bias"]
+        h = activation(h) if i < depth - 1 else h
+    return h
+
+
+def convnet_forward(theta: dict[str, Tensor], x: Tensor, activation: Callable) -> Tensor:
+    """(C,) outputs of one image: 3x3 convolutions of stride 2, then a linear layer."""
+    h = x[None]
+    for i in range(sum(name.startswith("conv") and name.endswith("weight") for name in theta)):
+        weight, bias = (theta.get(f"convolutions.{i}.{part}") for part in ("weight", "bias"))
+        h = activation(F.conv2d(h, weight, bias, stride=2, padding=1))
+    return theta["head.weight"] @ h.flatten() + theta.get("head.bias", 0)
+
+
+def cubic_forward(theta: dict[str, Tensor], x: Tensor, activation: Callable) -> Tensor:
+    """(1,) sum_j a_j ((w_j . x)^3 + (w_j . x) / 2)."""
+    z = theta["weight"] @ x.flatten()
+    return (theta["coefficient"] @ (z**3 + z / 2))[None]
+
+
+def naive_covector(
+    objective: Objective, point: int, output: Tensor, label: Tensor, lam: Tensor
+) -> Tensor:
+    """(C,) u of one sample, rule by rule from the table of the objectives."""
+    match objective:
+        case BinaryKKT():
+            return (lam * label)[None]
+        case MulticlassKKT():
+            own, values = int(label), output.tolist()
+            rivals = [c for c in range(len(values)) if c != own]
+            best = max(rivals, key=lambda c: values[c])
+            if objective.rivals == "tied":
+                slack = objective.tolerance * abs(values[own] - values[best])
+                active = {c: lam[c] for c in rivals if values[c] >= values[best] - slack}
+            else:
+                active = {best: lam}
+            u = torch.zeros_like(output)
+            for c, weight in active.items():
+                sign = torch.zeros_like(output)
+                sign[own], sign[c] = 1, -1
+                u = u + weight * sign
+            return u
+        case WeightDecay(tied=0.0):
+            return lam
+        case WeightDecay(loss="logistic"):
+            return objective.tied * lam * label / (1 + torch.exp(label * output))
+        case WeightDecay(loss="squared"):
+            return objective.tied * lam * 2 * (label - output)
+        case NTK():
+            return lam[point]
+    raise AssertionError(objective)
+
+
+def naive_objective(
+    forward: Forward, points: Sequence[dict[str, Tensor]], target: dict[str, Tensor],
+    layers: dict[str, tuple[float, list[str]]], objective: Objective, labels: Tensor,
+    x: Tensor, lam: Tensor, surrogate: str, sharpness: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Loss, squared residual per layer, and the loss's gradients in x and lam, of one run.
+
+    One sample, one gradient point at a time; layers: weight and parameter names of each.
+    """
+    activation = naive_activation(surrogate, sharpness)
+    x, lam = x.detach().requires_grad_(), lam.detach().requires_grad_()
+    total = {name: t.detach().clone() for name, t in target.items()}
+    for k, theta in enumerate(points):
+        fixed = {name: t.detach() for name, t in theta.items()}
+        for i in range(len(x)):
+            leaves = {name: t.clone().requires_grad_() for name, t in fixed.items()}
+            u = naive_covector(objective, k, forward(fixed, x[i], activation), labels[i], lam[i])
+            value = (u * forward(leaves, x[i], activation)).sum()
+            gradients = torch.autograd.grad(value, list(leaves.values()), create_graph=True)
+            for name, gradient in zip(leaves, gradients, strict=True):
+                total[name] = total[name] - gradient
+    parts = {
+        layer: sum((total[name] ** 2).sum() for name in names)
+        for layer, (_, names) in layers.items()
+    }
+    loss = sum(weight * parts[layer] for layer, (weight, _) in layers.items())
+    grads = torch.autograd.grad(loss, (x, lam), allow_unused=True)
+    gx, gl = (torch.zeros_like(v) if g is None else g for g, v in zip(grads, (x, lam), strict=True))
+    return loss.detach(), torch.stack(list(parts.values())).detach(), gx, gl

@@ -1,6 +1,8 @@
 """Multipliers in closed form: for fixed candidates the loss is a (nonnegative) least-squares problem.
 
-    min_lam sum_l w_l || target_l - sum_i lam_i g_i,l ||^2
+    min_{lam >= floor} sum_l w_l || target_l - sum_i lam_i g_i,l ||^2
+
+A floor is a shift: lam = floor + nu with nu >= 0 and the right side lessened by G floor.
 
 The g_i are read off the problem itself: its gradient in lam at lam = 0 and along lam gives the right
 side and the products with the Gram matrix, so every objective that is linear in lam is covered.
@@ -22,7 +24,8 @@ def best_multipliers(
 ) -> Tensor:
     """Stored multipliers (R, m, ...) that minimise the loss at x, each run on its own.
 
-    floor: the least value allowed, which makes them nonnegative; None leaves them free.
+    floor: the least value allowed; None leaves them free. A run that has left the finite numbers,
+    or none of whose gradients is alive, keeps the multipliers it has.
     """
     flat = lam.flatten(1)
     unknowns = flat.shape[1]
@@ -44,9 +47,11 @@ def best_multipliers(
         columns = [
             gradient(e) / 2 + right for e in torch.eye(unknowns, dtype=x.dtype, device=x.device)
         ]
-        factor = factor_gram(torch.stack(columns).cpu(), right.cpu())
-        values = solve(factor, free=floor is None)
-        if floor is not None:
-            values = values.clamp(min=floor)
+        gram, shift = torch.stack(columns).cpu(), floor or 0.0
+        if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
+            solved.append(lam[run])
+            continue
+        factor = factor_gram(gram, right.cpu() - shift * gram.sum(1))
+        values = shift + solve(factor, free=floor is None)
         solved.append(values.to(lam).view_as(lam[run]))
     return torch.stack(solved)

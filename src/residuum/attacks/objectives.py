@@ -51,8 +51,8 @@ class Objective:
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """(count,) a label for every candidate; first half -1 as in the released code of [H]."""
-        share = knowledge.label_balance[0] if knowledge.label_balance else 0.5
-        negative = round(count * share)
+        balance = knowledge.label_balance or (0.5, 0.5)
+        negative = round(count * balance[0] / sum(balance))
         return torch.cat([-torch.ones(negative), torch.ones(count - negative)])
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:

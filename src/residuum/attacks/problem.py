@@ -64,7 +64,10 @@ class Problem:
                 assert knowledge.theta0 is not None
                 point.load_state_dict({n: t.to(device, dtype) for n, t in knowledge.theta0.items()})
             points.append(point)
-        self.objective, self.surrogate = objective, surrogate
+        self.objective = objective
+        own = getattr(base, "activation", None)
+        smooth = isinstance(own, Activation) and not isinstance(own, nn.ReLU)
+        self.surrogate = "none" if smooth else surrogate  # a surrogate stands for ReLU alone
         self.labels = labels.to(device)
         self.target = objective.target(theta, knowledge)
         self.groups = by_layer(self.target)

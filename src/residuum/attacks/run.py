@@ -44,6 +44,8 @@ def attack(
         return _baseline(model, checkpoint, knowledge, config, shape, arch.outputs, count, start)
     objective = _objective(config, knowledge)
     objective.check(arch.outputs, knowledge)
+    if isinstance(objective, NTK):
+        _check_initial(checkpoint, knowledge)
     solver = Solver(model, objective, knowledge, config, shape, arch.outputs, count)
     state = solver.solve(Path(state_path) if state_path is not None else None, watch)
     runs = config.restarts
@@ -108,6 +110,17 @@ def _shape(checkpoint: Checkpoint, knowledge: Knowledge, arch: Architecture) -> 
             "Grant the mean image of the data.",
         )
     return tuple(shape)
+
+
+def _check_initial(checkpoint: Checkpoint, knowledge: Knowledge) -> None:
+    """The initial weights must be weights of the same network."""
+    shapes = {name: tuple(t.shape) for name, t in checkpoint.theta.items()}
+    if {name: tuple(t.shape) for name, t in (knowledge.theta0 or {}).items()} != shapes:
+        raise InputError(
+            f"The initial weights must be weights of {checkpoint.arch}; theirs have other names "
+            "or shapes.",
+            "Grant the initial weights of this very network.",
+        )
 
 
 def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:

@@ -65,10 +65,10 @@ def select(
 
 
 def alive(found: Reconstruction) -> Tensor:
-    """(N,) candidates that are finite and carry weight within their own restart."""
+    """(N,) candidates that are finite, not zero, and carry weight within their own restart."""
     finite = torch.isfinite(found.x).flatten(1).all(1) & torch.isfinite(found.weight)
     norms = found.x.flatten(1).norm(dim=1)
-    keep = finite & (norms > 0)
+    keep = finite & (norms > 0) & (found.weight > 0)
     for run in range(found.restarts):
         mine = found.run == run
         if (mine & keep).any():

@@ -103,7 +103,7 @@ class Solver:
                     )
                 now = time.monotonic()
                 if not state.stopped and now - start > self.config.seconds:
-                    state = state.replace(stopped="time")
+                    state = self._stop(state, "time")
                 if path is not None and now - saved > SAVE_EVERY:
                     state.save(path)
                     saved = now
@@ -143,17 +143,21 @@ class Solver:
         moments = {name: t.clone() for name, t in state.moments.items()}
         end = min(state.step + CHECK_EVERY, config.steps)
         for step in range(state.step, end):
+            if config.lam_every and step and step % config.lam_every == 0:
+                lam = self._closed_form(x, lam, step)
             loss, layers, gx, gl = self._gradients(x, lam, step)
             if step == state.step:
                 state = self._look(state, x, lam, loss, layers)
-            if config.lam_every and step and step % config.lam_every == 0:
-                lam = self._closed_form(x, lam, step)
             self._update(x, lam, gx, gl, moments, step, state.alive)
         state = state.replace(x=x, lam=lam, moments=moments, step=end)
         if end == config.steps or not bool(state.alive.any()):
-            loss, layers, _, _ = self._gradients(x, lam, end)
-            state = self._look(state, x, lam, loss, layers).replace(stopped="finished")
+            state = self._stop(state, "finished")
         return state
+
+    def _stop(self, state: SolverState, reason: str) -> SolverState:
+        """A last look, so that the steps since the one before count."""
+        loss, layers, _, _ = self._gradients(state.x, state.lam, state.step)
+        return self._look(state, state.x, state.lam, loss, layers).replace(stopped=reason)
 
     def _gradients(
         self, x: Tensor, lam: Tensor, step: int
@@ -209,15 +213,17 @@ class Solver:
         better = fine & (loss < state.best_loss)
         mask_x = better.view(-1, *[1] * (x.ndim - 1))
         mask_lam = better.view(-1, *[1] * (lam.ndim - 1))
+        # A run stopped by the clock has been looked at where it goes on from.
+        past = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
             best_x=torch.where(mask_x, x, state.best_x),
             best_lam=torch.where(mask_lam, lam, state.best_lam),
             best_loss=torch.where(better, loss, state.best_loss),
             first_loss=first,
             alive=state.alive & fine,
-            steps=(*state.steps, state.step),
-            loss=(*state.loss, loss.detach().cpu().double()),
-            layers=(*state.layers, layers.detach().cpu().double()),
+            steps=(*state.steps[:past], state.step),
+            loss=(*state.loss[:past], loss.detach().cpu().double()),
+            layers=(*state.layers[:past], layers.detach().cpu().double()),
         )
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: int) -> Tensor:

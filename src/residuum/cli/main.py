@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from residuum.cli import certify, demo, inspect, train
+from residuum.cli import attack, certify, demo, inspect, score, train
 from residuum.cli.output import print_json
 from residuum.errors import ResiduumError
 
@@ -45,7 +45,15 @@ def _root(
     pass
 
 
-for name, module in {"demo": demo, "train": train, "inspect": inspect, "certify": certify}.items():
+COMMANDS = {
+    "demo": demo,
+    "train": train,
+    "inspect": inspect,
+    "attack": attack,
+    "score": score,
+    "certify": certify,
+}
+for name, module in COMMANDS.items():
     app.command(name, epilog=module.EXAMPLES)(module.command)
 
 

@@ -29,3 +29,34 @@ Arch = Annotated[
 Task = Annotated[
     str, typer.Option("--task", help="auto, binary, multiclass or regression (auto: by outputs).")
 ]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there, before any work."""
+    import torch
+
+    from residuum.errors import InputError
+
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("No CUDA device was found.", "Use --device cpu.")
+
+
+def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
+    """Finite numbers between commas, or one line on what ``option`` takes."""
+    import math
+
+    from residuum.errors import InputError
+
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise InputError(
+            f"{option} takes finite numbers between commas; got {text[:40]!r}.",
+            f"Example: {option} {example}.",
+        )
+    return found

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from residuum.training import Progress
+    from residuum.attacks.solver import Progress as AttackProgress
+    from residuum.training import Progress as TrainingProgress
+
+Update = Callable[[int, int, str], None]
 
 
 def print_json(value: Any) -> None:
@@ -44,25 +47,53 @@ def number(value: float | None, digits: int = 4) -> str:
 @contextmanager
 def training_progress(visible: bool) -> Iterator[Any]:
     """A watcher for :func:`residuum.training.train`: bar, loss and margin, live on a terminal."""
+    with _bar("training", visible) as update:
+
+        def watch(progress: TrainingProgress) -> None:
+            shown = progress.normalized if progress.normalized is not None else progress.margin
+            state = f"step {progress.step}  loss {progress.loss:.2e}  margin {number(shown, 3)}"
+            update(progress.step, progress.steps, state)
+
+        yield watch if update else None
+
+
+@contextmanager
+def attack_progress(visible: bool) -> Iterator[Any]:
+    """A watcher for :func:`residuum.attacks.attack`: the best restart's loss and residuals."""
+    with _bar("attacking", visible) as update:
+
+        def watch(progress: AttackProgress) -> None:
+            best = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
+            residuals = progress.layers[best].clamp(min=0).sqrt().tolist()
+            parts = [f"step {progress.step}  loss {float(progress.loss[best]):.2e}  residuals"]
+            parts += [
+                f"{name} {value:.1e}"
+                for name, value in zip(progress.layer_names, residuals, strict=True)
+            ]
+            update(progress.step, progress.steps, "  ".join(parts))
+
+        yield watch if update else None
+
+
+@contextmanager
+def _bar(title: str, visible: bool) -> Iterator[Update | None]:
+    """One progress bar on standard error; None where nobody watches."""
     if not visible or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("training"),
-        BarColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn(title),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[state]}", markup=False),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("training", total=None, state="")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None, state="")
 
-        def watch(progress: Progress) -> None:
-            shown = progress.normalized if progress.normalized is not None else progress.margin
-            state = f"step {progress.step}  loss {progress.loss:.2e}  margin {number(shown, 3)}"
-            bars.update(task, total=progress.steps, completed=progress.step, state=state)
+        def update(step: int, steps: int, state: str) -> None:
+            bars.update(task, total=steps, completed=step, state=state)
 
-        yield watch
+        yield update

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from residuum.cli.options import Json, Quiet, Task
+from residuum.cli.options import Device, Json, Quiet, Task, check_device
 from residuum.cli.output import number, print_json, print_table, training_progress
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def command(
     ] = "small",
     init_scale: Annotated[float, typer.Option(help="First-layer scale of the small init.")] = 1e-4,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the batches.")] = 0,
     seconds: Seconds = None,
     stop_margin: Annotated[
@@ -85,7 +85,7 @@ def command(
         stop_margin=stop_margin if stop_margin is not None else math.inf,
         stop_residual=stop_residual, stop_loss=stop_loss,
     )  # fmt: skip
-    _check_device(device)
+    check_device(device)
     architecture = Architecture.parse(arch)
     task = choose_task(task, architecture.outputs)
     split = load_dataset(
@@ -175,17 +175,6 @@ def accuracy(checkpoint: Any, data: Dataset) -> float | None:
     outputs = build_model(checkpoint)(data.x.to(next(iter(checkpoint.theta.values())).dtype))
     right = outputs.argmax(1) == data.y if outputs.shape[1] > 1 else outputs[:, 0] * data.y > 0
     return float(right.double().mean())
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    from residuum.errors import InputError
-
-    if device not in ("cpu", "cuda"):
-        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("No CUDA device was found.", "Use --device cpu.")
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:

@@ -54,7 +54,7 @@ class _Pass:
 class ExplicitEquation:
     """The objective at one or several gradient points (theta, theta0), each an MLP of one shape.
 
-    layer_weights: w_l; a layer of weight zero is left out of the work.
+    layer_weights: w_l; a layer of weight zero is measured and drives nothing.
     """
 
     def __init__(
@@ -114,10 +114,6 @@ class ExplicitEquation:
         parts = []
         for i, (weight, bias) in enumerate(self.target):
             w = self.layer_weights[i]
-            if w == 0:
-                errors.append(None)
-                parts.append(passes[0].signals[0].new_zeros(len(passes[0].inputs[0])))
-                continue
             r: Tensor | None = None
             for one in passes:
                 term = one.signals[i].transpose(1, 2) @ one.inputs[i]  # (R, h_l, h_{l-1})
@@ -130,7 +126,7 @@ class ExplicitEquation:
                 squared = squared + rb.square().sum(1)
                 error_bias = (-2 * w) * rb
             parts.append(squared)
-            errors.append((r.mul_(-2 * w), error_bias))
+            errors.append((r.mul_(-2 * w), error_bias) if w else None)
         return errors, torch.stack(parts, 1)
 
     def _adjoint(

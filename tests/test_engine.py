@@ -1,0 +1,179 @@
+"""The explicit engine against the naive per-sample loop and against automatic differentiation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.objectives import BinaryKKT, MulticlassKKT
+from residuum.attacks.problem import Problem
+from residuum.attacks.solver import Solver
+from residuum.networks import MLP, Linear, Polynomial
+from residuum.records import Knowledge
+from tests.cases import SPREAD, attack_case
+from tests.reference import mlp_forward, naive_objective
+
+SHARPNESS = 4.0  # low enough that every gate has slope and curvature
+NETWORKS = [
+    ((5, 6), "first"),
+    ((5, 6), "all"),
+    ((5, 6, 4), "none"),
+    ((5, 6, 4), "hidden"),
+    ((5, 4, 6, 3), "all"),
+    ((5, 4, 6, 3, 5), "hidden"),
+    ((5, 4, 4, 4, 4), "first"),
+]
+
+
+def close(found, wanted, tolerance=1e-10):
+    return float((found - wanted).norm()) <= tolerance * max(1e-3, float(wanted.norm()))
+
+
+def naive(case, problem, surrogate, normalise=True, layers="all", forward=mlp_forward):
+    """The naive loop, every run on its own; layer weights worked out afresh."""
+    target, chosen = case.target, {}
+    for i, (layer, names) in enumerate(problem.groups.items()):
+        size = sum(float((target[n] ** 2).sum()) for n in names)
+        weight = 1 / size if normalise else 1.0
+        chosen[layer] = (weight if layers == "all" or i == 0 else 0.0, names)
+    runs = [
+        naive_objective(
+            forward, case.points, target, chosen, case.objective, case.labels,
+            case.x[r], case.lam[r], surrogate, SHARPNESS,
+        )
+        for r in range(len(case.x))
+    ]  # fmt: skip
+    sizes = [sum(float((target[n] ** 2).sum()) for n in names) for _, names in chosen.values()]
+    loss, parts, grad_x, grad_lam = (torch.stack(part) for part in zip(*runs, strict=True))
+    return loss, parts / torch.tensor(sizes, dtype=parts.dtype), grad_x, grad_lam
+
+
+def assert_same(found, wanted, tolerance=1e-10):
+    names = ("loss", "layers", "grad_x", "grad_lam")
+    for name, b in zip(names, wanted, strict=True):
+        a = getattr(found, name)
+        assert a.shape == b.shape
+        assert close(a, b, tolerance), (name, float((a - b).norm() / b.norm()))
+
+
+class Wrapped(nn.Module):
+    """The same network under the same parameter names, but no MLP: takes the generic path."""
+
+    def __init__(self, model: MLP) -> None:
+        super().__init__()
+        self.layers, self.activation = model.layers, model.activation
+
+    def forward(self, x):
+        return MLP.forward(self, x)
+
+    trace = MLP.trace
+
+
+@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus", "none"])
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_the_engine_equals_the_naive_loop(objective, outputs, surrogate):
+    for seed, (hidden, bias) in enumerate(NETWORKS):
+        case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
+        problem = Problem(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
+        assert problem.explicit is not None
+        found = problem.evaluate(case.x, case.lam, SHARPNESS)
+        assert_same(found, naive(case, problem, surrogate))
+        # Inverted weights of the layers: nothing above is true of zeros.
+        assert float(found.grad_x.norm()) > 1e-4 or surrogate == "none"
+
+
+@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_the_generic_path_equals_the_engine(objective, outputs, surrogate):
+    for seed, (hidden, bias) in enumerate(NETWORKS):
+        case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
+        known = (objective, case.knowledge, case.labels)
+        generic = Problem(Wrapped(case.model), *known, surrogate=surrogate)
+        assert generic.explicit is None
+        explicit = Problem(case.model, *known, surrogate=surrogate)
+        wanted = generic.evaluate(case.x, case.lam, SHARPNESS)
+        found = explicit.evaluate(case.x, case.lam, SHARPNESS)
+        assert_same(found, (wanted.loss, wanted.layers, wanted.grad_x, wanted.grad_lam))
+        assert explicit.layer_names == generic.layer_names
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
+    objective = MulticlassKKT()
+    case = attack_case(MLP((5, 6, 4, 3)), objective, 3, (5,), 4)
+    config = AttackConfig(
+        steps=40, restarts=2, optimiser=optimiser, lr_x=1e-3, lr_lam=1e-3, sigma=1.0, sharpness=4.0
+    )
+    ends = [
+        Solver(model, objective, Knowledge(), config, (5,), 3, 4).solve()
+        for model in (case.model, Wrapped(case.model))
+    ]
+    assert close(ends[0].x, ends[1].x, 1e-9)
+    assert close(ends[0].lam, ends[1].lam, 1e-9)
+    assert not close(ends[0].x, ends[0].best_x * 0, 1e-9)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, Wrapped])
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("layers", ["all", "first"])
+@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
+def test_layer_weights(wrap, normalise, layers, surrogate):
+    """Both paths, each layer over its own size or not, all layers or the first alone."""
+    for objective, outputs in ((BinaryKKT(), 1), (SPREAD[-1].values[0], 2)):
+        case = attack_case(MLP((5, 6, 4, outputs), "hidden"), objective, outputs, (5,))
+        problem = Problem(
+            wrap(case.model), objective, case.knowledge, case.labels,
+            surrogate=surrogate, normalise=normalise, layers=layers,
+        )  # fmt: skip
+        found = problem.evaluate(case.x, case.lam, SHARPNESS)
+        assert_same(found, naive(case, problem, surrogate, normalise, layers))
+        assert (found.layers > 0).all()  # a layer that drives nothing is reported all the same
+
+
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_runs_together_equal_each_alone(objective, outputs):
+    case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 6)
+    for model in (case.model, Wrapped(case.model)):
+        problem = Problem(model, objective, case.knowledge, case.labels)
+        both = problem.evaluate(case.x, case.lam, SHARPNESS)
+        for run in range(2):
+            alone = problem.evaluate(case.x[[run]], case.lam[[run]], SHARPNESS)
+            wanted = (both.loss, both.layers, both.grad_x, both.grad_lam)
+            assert_same(alone, [part[[run]] for part in wanted], 1e-12)
+
+
+def test_images_go_through_the_engine_flat():
+    case = attack_case(MLP((6, 5, 1)), BinaryKKT(), 1, (1, 2, 3))
+    problem = Problem(case.model, case.objective, case.knowledge, case.labels)
+    found = problem.evaluate(case.x, case.lam, SHARPNESS)
+    assert found.grad_x.shape == (2, 4, 1, 2, 3)
+    flat = problem.evaluate(case.x.flatten(2), case.lam, SHARPNESS)
+    assert torch.equal(found.grad_x.flatten(2), flat.grad_x)
+
+
+@pytest.mark.parametrize("activation", [Linear(), Polynomial((0.0, 1.0, 0.5))])
+def test_a_surrogate_stands_for_relu_alone(activation):
+    """Other activations have derivatives of their own, and keep them."""
+    case = attack_case(MLP((5, 6, 4, 1), activation=activation), BinaryKKT(), 1, (5,))
+    known = (case.objective, case.knowledge, case.labels)
+    for model in (case.model, Wrapped(case.model)):
+        kept = Problem(model, *known, surrogate="none").evaluate(case.x, case.lam)
+        asked = Problem(model, *known, surrogate="sigmoid").evaluate(case.x, case.lam)
+        assert_same(asked, (kept.loss, kept.layers, kept.grad_x, kept.grad_lam), 1e-15)
+        relu = Problem(MLP((5, 6, 4, 1)).double(), *known, surrogate="sigmoid")
+        relu.explicit = Problem(case.model, *known).explicit
+        assert not close(relu.evaluate(case.x, case.lam).grad_x, kept.grad_x)
+
+
+def test_single_precision_stays_near_double():
+    case = attack_case(MLP((5, 6, 4, 1)), BinaryKKT(), 1, (5,))
+    known = (case.objective, case.knowledge, case.labels)
+    double = Problem(case.model, *known).evaluate(case.x, case.lam, SHARPNESS)
+    single = Problem(case.model, *known, dtype=torch.float32).evaluate(
+        case.x.float(), case.lam.float(), SHARPNESS
+    )
+    assert single.grad_x.dtype == torch.float32
+    assert close(single.grad_x.double(), double.grad_x, 1e-5)
+    assert not close(single.grad_x.double(), double.grad_x, 1e-10)
