@@ -80,8 +80,7 @@ def test_the_engine_equals_the_naive_loop(objective, outputs, surrogate):
         assert problem.explicit is not None
         found = problem.evaluate(case.x, case.lam, SHARPNESS)
         assert_same(found, naive(case, problem, surrogate))
-        # Inverted weights of the layers: nothing above is true of zeros.
-        assert float(found.grad_x.norm()) > 1e-4 or surrogate == "none"
+        assert float(found.grad_x.norm()) > 1e-4  # agreement on zeros would say nothing
 
 
 @pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
@@ -106,13 +105,14 @@ def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
     config = AttackConfig(
         steps=40, restarts=2, optimiser=optimiser, lr_x=1e-3, lr_lam=1e-3, sigma=1.0, sharpness=4.0
     )
-    ends = [
-        Solver(model, objective, Knowledge(), config, (5,), 3, 4).solve()
+    solvers = [
+        Solver(model, objective, Knowledge(), config, (5,), 3, 4)
         for model in (case.model, Wrapped(case.model))
     ]
-    assert close(ends[0].x, ends[1].x, 1e-9)
-    assert close(ends[0].lam, ends[1].lam, 1e-9)
-    assert not close(ends[0].x, ends[0].best_x * 0, 1e-9)
+    ends = [solver.solve() for solver in solvers]
+    assert close(ends[0].x, ends[1].x)
+    assert close(ends[0].lam, ends[1].lam)
+    assert not close(ends[0].x, solvers[0]._initial().x, 1e-6)
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, Wrapped])

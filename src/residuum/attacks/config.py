@@ -27,7 +27,9 @@ class AttackConfig:
     "one" (plain sum), "mean" (1/m, the released code of Haim et al.) or "auto" (candidates and
     target of equal size at the start);
     surrogate, sharpness: what stands for the ReLU and its alpha or beta, annealed from
-    ``sharpness_from``; normalise, layers: see ``Problem``; priors: (name, weight) pairs; constraint:
+    ``sharpness_from``; normalise, layers: see ``Problem``
+    ("auto": the first layer of an MLP, where the other layers hardly leave their initialisation, and
+    all layers of any other network); priors: (name, weight) pairs; constraint:
     "project" puts candidates into the known box and multipliers above ``lam_min`` after every step,
     "penalty" leaves that to the priors; lam_every: every so many steps the multipliers are replaced
     by the best ones in closed form; seconds: wall clock of all restarts together.
@@ -52,10 +54,10 @@ class AttackConfig:
     lam_every: int = 0
     surrogate: str = "sigmoid"
     sharpness: float = 150.0
-    sharpness_from: float = 0.0
-    anneal: str = "none"
+    sharpness_from: float = 10.0
+    anneal: str = "geometric"
     normalise: bool = True
-    layers: str = "all"
+    layers: str = "auto"
     priors: tuple[tuple[str, float], ...] = ()
     constraint: str = "project"
     dtype: str = "float64"
@@ -66,7 +68,7 @@ class AttackConfig:
     def __post_init__(self) -> None:
         for name, known in (
             ("optimiser", OPTIMISERS), ("lam_scale", SCALES), ("anneal", ANNEALINGS),
-            ("layers", ("all", "first")), ("constraint", ("project", "penalty")),
+            ("layers", ("auto", "all", "first")), ("constraint", ("project", "penalty")),
             ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("float32", "float64")),
             ("lam_distribution", ("uniform", "normal")),
         ):  # fmt: skip

@@ -34,8 +34,8 @@ class Evaluation:
 class Problem:
     """A network under attack: objective, target, layer weights, labels of the candidates.
 
-    normalise: each layer's squared residual is divided by ||target_l||^2; layers: "all", or "first"
-    for the first layer's terms alone.
+    normalise: each layer's squared residual is divided by ||target_l||^2; layers: "all", "first"
+    for the first layer's terms alone, or "auto": first for MLPs, all for other networks.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Problem:
         *,
         surrogate: str = "sigmoid",
         normalise: bool = True,
-        layers: str = "all",
+        layers: str = "auto",
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
     ) -> None:
@@ -72,7 +72,8 @@ class Problem:
         self.target = objective.target(theta, knowledge)
         self.groups = by_layer(self.target)
         self.scales = [_squared(self.target, names) for names in self.groups.values()]
-        chosen = [layers == "all" or i == 0 for i in range(len(self.groups))]
+        first_only = layers == "first" or (layers == "auto" and isinstance(base, MLP))
+        chosen = [i == 0 or not first_only for i in range(len(self.groups))]
         self.layer_weights = [
             (1 / scale if normalise and scale > 0 else 1.0) if on else 0.0
             for on, scale in zip(chosen, self.scales, strict=True)
@@ -125,6 +126,7 @@ class Problem:
             found.loss, self._relative(found.parts), found.grad_x.view_as(x), grad_lam
         )
 
+    @torch.enable_grad()
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float) -> Evaluation:
         """Automatic differentiation, one run after the other."""
         parts, grads_x, grads_lam = [], [], []

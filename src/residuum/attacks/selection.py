@@ -6,7 +6,7 @@ its centre and every ungrouped candidate within ``similarity`` (cosine) of it.
 
     support     = number of different restarts in the group
     consensus   = multiplier-weighted mean of the group
-    confidence  = sigmoid(a + b log(support share) + c log(relative weight) + d tightness)
+    confidence  = sigmoid(a + b support share + c log(relative weight) + d tightness)
 
 The constants of the confidence were fitted on victims of the project's own (calibration.json says
 which and how); consensus reconstructions come first, singletons after.
@@ -38,6 +38,26 @@ def select(
     radius: group by Euclidean distance instead of cosine, for low-dimensional samples whose length
     matters (points on a circle).
     """
+    rows = _rows(found, similarity, radius)
+    heaviest = max((row["lam"] for row in rows), default=0.0)
+    for row in rows:
+        row["features"] = _features(row, found.restarts, heaviest)
+        row["confidence"] = _confidence(row["features"], found.restarts)
+    rows.sort(key=lambda row: (row["support"] < 2, -row["confidence"], -row["lam"]))
+    return Selection(
+        x=torch.stack([row["x"] for row in rows]) if rows else found.x[:0],
+        labels=torch.stack([row["label"] for row in rows]) if rows else found.labels[:0],
+        lam=torch.tensor([row["lam"] for row in rows]),
+        support=torch.tensor([row["support"] for row in rows], dtype=torch.long),
+        members=torch.tensor([row["members"] for row in rows], dtype=torch.long),
+        confidence=torch.tensor([row["confidence"] for row in rows]),
+        features=torch.tensor([row["features"] for row in rows]).reshape(-1, 3),
+        index=torch.tensor([row["index"] for row in rows], dtype=torch.long),
+    )
+
+
+def _rows(found: Reconstruction, similarity: float, radius: float | None) -> list[dict[str, Any]]:
+    """One description per group."""
     keep = alive(found)
     x, labels, run, weight = found.x[keep], found.labels[keep], found.run[keep], found.weight[keep]
     original = keep.nonzero().flatten()
@@ -46,22 +66,7 @@ def select(
         mine = (labels == label).nonzero().flatten()
         for group in _groups(x[mine], weight[mine], similarity, radius):
             rows.append(_describe(mine[group], x, labels, run, weight, original))
-    order = sorted(range(len(rows)), key=lambda i: (-rows[i]["support"], -rows[i]["lam"]))
-    confidence = [_confidence(rows[i], found.restarts, float(weight.max())) for i in order]
-    # Consensus before singletons; inside each the more confident first.
-    ranked = sorted(
-        range(len(order)), key=lambda k: (rows[order[k]]["support"] < 2, -confidence[k])
-    )
-    chosen = [rows[order[k]] for k in ranked]
-    return Selection(
-        x=torch.stack([row["x"] for row in chosen]) if chosen else found.x[:0],
-        labels=torch.stack([row["label"] for row in chosen]) if chosen else found.labels[:0],
-        lam=torch.tensor([row["lam"] for row in chosen]),
-        support=torch.tensor([row["support"] for row in chosen], dtype=torch.long),
-        members=torch.tensor([row["members"] for row in chosen], dtype=torch.long),
-        confidence=torch.tensor([confidence[k] for k in ranked]),
-        index=torch.tensor([row["index"] for row in chosen], dtype=torch.long),
-    )
+    return rows
 
 
 def alive(found: Reconstruction) -> Tensor:
@@ -119,19 +124,19 @@ def _describe(
     }
 
 
-def features(row: dict[str, Any], restarts: int, heaviest: float) -> tuple[float, float, float]:
-    """What the confidence looks at: support share, relative weight, tightness."""
+def _features(row: dict[str, Any], restarts: int, heaviest: float) -> tuple[float, float, float]:
+    """What the confidence looks at: support share, log relative weight, tightness."""
     weight = math.log(max(row["lam"], 1e-12 * heaviest) / heaviest) if heaviest > 0 else 0.0
     return row["support"] / max(restarts, 1), weight, row["tightness"]
 
 
-def _confidence(row: dict[str, Any], restarts: int, heaviest: float) -> float:
+def _confidence(features: tuple[float, float, float], restarts: int) -> float:
     constants = calibration()
-    score = constants["intercept"] + sum(
-        w * f for w, f in zip(constants["weights"], features(row, restarts, heaviest), strict=True)
-    )
     # One restart cannot agree with anybody: without agreement confidence stays at the base rate.
-    return 1 / (1 + math.exp(-score)) if restarts > 1 else constants["base_rate"]
+    if restarts < 2:
+        return constants["base_rate"]
+    pairs = zip(constants["weights"], features, strict=True)
+    return 1 / (1 + math.exp(-constants["intercept"] - sum(w * f for w, f in pairs)))
 
 
 @lru_cache(maxsize=1)

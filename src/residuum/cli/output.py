@@ -48,19 +48,25 @@ def number(value: float | None, digits: int = 4) -> str:
 def training_progress(visible: bool) -> Iterator[Any]:
     """A watcher for :func:`residuum.training.train`: bar, loss and margin, live on a terminal."""
     with _bar("training", visible) as update:
+        if update is None:
+            yield None
+            return
 
         def watch(progress: TrainingProgress) -> None:
             shown = progress.normalized if progress.normalized is not None else progress.margin
             state = f"step {progress.step}  loss {progress.loss:.2e}  margin {number(shown, 3)}"
             update(progress.step, progress.steps, state)
 
-        yield watch if update else None
+        yield watch
 
 
 @contextmanager
 def attack_progress(visible: bool) -> Iterator[Any]:
     """A watcher for :func:`residuum.attacks.attack`: the best restart's loss and residuals."""
     with _bar("attacking", visible) as update:
+        if update is None:
+            yield None
+            return
 
         def watch(progress: AttackProgress) -> None:
             best = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
@@ -72,7 +78,7 @@ def attack_progress(visible: bool) -> Iterator[Any]:
             ]
             update(progress.step, progress.steps, "  ".join(parts))
 
-        yield watch if update else None
+        yield watch
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ class Selection(Record):
 
     x: (k, *shape); labels: (k,); lam: (k,) total multiplier; support: (k,) number of restarts that
     hold such a candidate; members: (k,) candidates merged into it; confidence: (k,) in [0, 1];
-    index: (k,) the cluster's representative among the candidates.
+    features: (k, 3) what the confidence was computed from; index: (k,) the cluster's representative among the candidates.
     """
 
     x: Tensor
@@ -26,6 +27,7 @@ class Selection(Record):
     support: Tensor
     members: Tensor
     confidence: Tensor
+    features: Tensor
     index: Tensor
 
     def __len__(self) -> int:
@@ -68,7 +70,7 @@ class Reconstruction(Record):
         return self.lam.abs().flatten(1).sum(1) if self.lam.ndim > 1 else self.lam.abs()
 
     def to_json(self) -> dict[str, Any]:
-        """Summary without the candidates themselves."""
+        """Summary without the candidates themselves; what is not finite is null."""
         final = self.layers[:, -1] if self.layers.shape[1] else None
         return {
             "attack": self.attack,
@@ -76,11 +78,12 @@ class Reconstruction(Record):
             "candidates": len(self.x),
             "status": list(self.status),
             "seconds": self.seconds,
-            "final_loss": self.loss[:, -1].tolist() if self.loss.shape[1] else [],
+            "final_loss": _finite(self.loss[:, -1]) if self.loss.shape[1] else [],
             "layer_residuals_squared": {
-                name: final[:, i].tolist() if final is not None else []
+                name: _finite(final[:, i]) if final is not None else []
                 for i, name in enumerate(self.layer_names)
             },
+            "runs": [self._run(i) for i in range(self.restarts)],
             "selected": len(self.selection) if self.selection is not None else 0,
             "consensus": int((self.selection.support > 1).sum())
             if self.selection is not None
@@ -89,3 +92,24 @@ class Reconstruction(Record):
             "settings": self.settings,
             "notes": list(self.notes),
         }
+
+    def _run(self, i: int) -> dict[str, Any]:
+        """One restart: its last loss, and step, loss and residuals (norms) of the best one, kept."""
+        loss = _finite(self.loss[i])
+        known = [(value, t) for t, value in enumerate(loss) if value is not None]
+        best, at = min(known) if known else (None, None)
+        layers = _finite(self.layers[i, at]) if at is not None else [None] * len(self.layer_names)
+        return {
+            "status": self.status[i],
+            "final_loss": loss[-1] if loss else None,
+            "step": int(self.steps[at]) if at is not None else None,
+            "loss": best,
+            "residuals": {
+                name: None if value is None else math.sqrt(max(value, 0.0))
+                for name, value in zip(self.layer_names, layers, strict=True)
+            },
+        }
+
+
+def _finite(values: Tensor) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]

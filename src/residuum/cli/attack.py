@@ -1,0 +1,216 @@
+"""``residuum attack``: training samples out of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from residuum.cli.granted import describe, grant
+from residuum.cli.options import Arch, CheckpointPath, Json, Quiet, check_device
+from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
+from residuum.cli.runs import STATE, finished, open_run, read_summary, request_of, write_run
+from residuum.cli.settings import configure
+
+if TYPE_CHECKING:
+    from residuum.records import Reconstruction
+
+EXAMPLES = """Examples:
+
+residuum attack model.safetensors --out runs/a
+
+residuum attack runs/m --preset haim2022-cifar-b9dfyspx --steps 10000 --out runs/b
+
+residuum attack runs/m --shape 1,28,28 --value-range 0,1 --mean 0.13 --restarts 8 --out runs/c
+
+residuum attack runs/m --objective ntk --init own --prior high-frequency:1e-8 --set momentum=0.8 --out runs/n
+"""
+ROWS = 20  # restarts shown; the rest stands in attack.json
+
+
+def command(
+    checkpoint: CheckpointPath,
+    out: Annotated[
+        Path, typer.Option(help="Folder to write; an unfinished attack there is continued.")
+    ],
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="residuum, haim2022-cifar-b9dfyspx, haim2022-cifar-k60fvjdy, "
+            "haim2022-mnist-kcf9bhbi, haim2022-mnist-rbijxft7, buzaglo2023-multiclass, "
+            "buzaglo2023-regression, loo2024, model-inversion, first-layer-weights. Options below "
+            "override it."
+        ),
+    ] = "residuum",
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, binary-kkt, multiclass-kkt, weight-decay, ntk, model-inversion or "
+            "first-layer-weights."
+        ),
+    ] = None,
+    rivals: Annotated[
+        str | None, typer.Option(help="Multiclass: a multiplier per tied rival, or for the best.")
+    ] = None,
+    gradients: Annotated[
+        str | None, typer.Option(help="NTK: gradients at theta, theta0 or both.")
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Candidates per restart (default: twice the known or estimated samples)."
+        ),
+    ] = None,
+    restarts: Annotated[int | None, typer.Option(help="Independent runs, side by side.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of every restart.")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
+    lr_x: Annotated[float | None, typer.Option(help="Learning rate of the candidates.")] = None,
+    lr_lam: Annotated[float | None, typer.Option(help="Learning rate of the multipliers.")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Standard deviation of the initial candidates.")
+    ] = None,
+    lam_min: Annotated[float | None, typer.Option(help="Least stored multiplier.")] = None,
+    lam_every: Annotated[
+        int | None, typer.Option(min=0, help="Best multipliers in closed form every so many steps.")
+    ] = None,
+    surrogate: Annotated[
+        str | None, typer.Option(help="What stands for the ReLU: sigmoid, softplus or none.")
+    ] = None,
+    sharpness: Annotated[float | None, typer.Option(help="Alpha or beta of the surrogate.")] = None,
+    anneal: Annotated[
+        str | None, typer.Option(help="Sharpening on the way: none, geometric or loo2024.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Which layers' residuals are minimised: all or first.")
+    ] = None,
+    prior: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:WEIGHT",
+            help="Prior in place of the preset's; repeatable: value-box, haim2022-box, "
+            "haim2022-text-box, loo2024-box, multiplier-floor, total-variation, high-frequency, none.",
+        ),
+    ] = None,
+    constraint: Annotated[
+        str | None, typer.Option(help="project into the known box, or leave it to a penalty.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 or float32.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of all random numbers.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this much wall-clock time.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE",
+            help="Any other setting; repeatable: lam_distribution, lam_init, lam_scale, lr_decay, "
+            "momentum, normalise, sharpness_from.",
+        ),
+    ] = None,
+    arch: Arch = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="C,H,W", help="Granted: shape of one sample.")
+    ] = None,
+    value_range: Annotated[
+        str | None, typer.Option(metavar="LOW,HIGH", help="Granted: least and greatest value.")
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(metavar="MEAN", help="Granted: a number, an .npy, or an .npz with 'mean'."),
+    ] = None,
+    mean_provenance: Annotated[
+        str, typer.Option(help="Where that mean is from: user, train or holdout.")
+    ] = "user",
+    sample_count: Annotated[
+        int | None, typer.Option(min=1, help="Granted: number of training samples.")
+    ] = None,
+    label_balance: Annotated[
+        str | None, typer.Option(metavar="SHARES", help="Granted: share of each label, as 0.5,0.5.")
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Granted: initial weights; own: those in the training directory."
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Granted: the training loss, as logistic or squared.")
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Granted: weight decay of the training.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Reconstruct training samples from weights alone; the data is never opened."""
+    from residuum.attacks import attack
+    from residuum.checkpoints import load_checkpoint
+
+    given = {
+        "objective": objective, "rivals": rivals, "gradients": gradients, "candidates": candidates,
+        "restarts": restarts, "steps": steps, "optimiser": optimiser, "lr_x": lr_x,
+        "lr_lam": lr_lam, "sigma": sigma, "lam_min": lam_min, "lam_every": lam_every,
+        "surrogate": surrogate, "sharpness": sharpness, "anneal": anneal, "layers": layers,
+        "constraint": constraint, "dtype": dtype, "device": device, "seed": seed,
+        "seconds": seconds,
+    }  # fmt: skip
+    config = configure(preset, given, prior, settings)
+    check_device(config.device)
+    released = load_checkpoint(checkpoint, arch)
+    knowledge = grant(
+        checkpoint, released, shape=shape, value_range=value_range, mean=mean,
+        mean_provenance=mean_provenance, sample_count=sample_count, label_balance=label_balance,
+        init=init, loss=loss, weight_decay=weight_decay,
+    )  # fmt: skip
+    request = request_of(checkpoint, released, config)
+    with open_run(out):
+        found = finished(out, request, knowledge)
+        if found is not None:
+            summary = read_summary(out)
+            if not (json or quiet):
+                print_line(f"{out} holds this attack, finished; it is shown again.")
+        else:
+            with attack_progress(not (json or quiet)) as watch:
+                found = attack(released, knowledge, config, state_path=out / STATE, watch=watch)
+            summary = write_run(out, found, request, preset)
+    _refuse_divergence(found, out)
+    if json:
+        print_json(summary)
+    elif not quiet:
+        show(found, summary, out)
+
+
+def show(found: Reconstruction, summary: dict[str, Any], out: Path) -> None:
+    """The attack as a person reads it; residuals are norms, relative to the target's."""
+    rows = [
+        (str(run), part["status"], number(part["final_loss"]), number(part["loss"]),
+         *(number(value, 3) for value in part["residuals"].values()))
+        for run, part in enumerate(summary["runs"][:ROWS])
+    ]  # fmt: skip
+    columns = ("restart", "status", "final loss", "kept loss", *found.layer_names)
+    print_table(f"{found.attack}: loss, and relative residual of every layer", columns, rows)
+    if found.restarts > ROWS:
+        print_line(f"and {found.restarts - ROWS} more restarts in attack.json")
+    print_line(
+        f"{summary['candidates']} candidates, {summary['selected']} selected, "
+        f"{summary['consensus']} of them held by several restarts"
+    )
+    print_line(f"granted: {describe(found.knowledge)}")
+    print_line(f"{found.seconds:.1f} seconds; written to {out}")
+    for note in found.notes:
+        print_line(f"note: {note}")
+
+
+def _refuse_divergence(found: Reconstruction, out: Path) -> None:
+    from residuum.errors import InconclusiveError
+
+    if all(status == "diverged" for status in found.status):
+        what = "The attack" if found.restarts == 1 else f"All {found.restarts} restarts"
+        raise InconclusiveError(
+            f"{what} diverged; what there is stands in {str(out)!r}.",
+            "Lower --lr-x or --lr-lam.",
+        )

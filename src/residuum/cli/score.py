@@ -1,0 +1,220 @@
+"""``residuum score``: what came back of the training set, against what chance brings back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from residuum.cli.granted import describe
+from residuum.cli.options import Json, Quiet
+from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli.runs import load_run, read_summary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from residuum.records import Dataset, Reconstruction, Scores
+
+EXAMPLES = """Examples:
+
+residuum score runs/a --data train.npz --holdout test.npz
+
+residuum score runs/a --data runs/m --holdout runs/m --ckpt runs/m --json
+"""
+CANDIDATES = ("all", "selected")
+Pool = tuple["Tensor", "Tensor", "Tensor"]  # candidates, their labels, their multipliers
+
+
+def command(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of an attack.", show_default=False)
+    ],
+    data: Annotated[
+        Path, typer.Option(help="Training samples: an .npz with x and y, or a training directory.")
+    ],
+    holdout: Annotated[
+        Path | None,
+        typer.Option(
+            help="Samples the network never saw, likewise; at least 100.", show_default=False
+        ),
+    ] = None,
+    ckpt: Annotated[
+        Path | None,
+        typer.Option(
+            help="The attacked checkpoint: adds margins and leak capacity.", show_default=False
+        ),
+    ] = None,
+    candidates: Annotated[
+        str,
+        typer.Option(
+            help="all: every candidate and consensus; selected: those held by several restarts."
+        ),
+    ] = "all",
+    metrics: Annotated[
+        str | None, typer.Option(help="Of ncc, ssim3, ssim, l2, psnr, between commas.")
+    ] = None,
+    subsets: Annotated[int, typer.Option(help="Held-out subsets drawn.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of those draws.")] = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Count recovered training samples, published and calibrated against held-out ones."""
+    from residuum.errors import InputError, did_you_mean
+    from residuum.evaluation import score
+
+    if candidates not in CANDIDATES:
+        raise InputError(f"No candidates {candidates!r}.", did_you_mean(candidates, CANDIDATES))
+    found = load_run(run)
+    train = _read(data, "train.npz")
+    control = None if holdout is None else _read(holdout, "holdout.npz")
+    outputs, capacity, notes = _network(ckpt, train, run)
+
+    def judge(pool: Pool) -> Scores:
+        return score(
+            pool[0], train, control, candidate_labels=pool[1], multipliers=pool[2],
+            capacity=capacity, outputs=outputs, seed=seed, subsets=subsets,
+            metrics=None if metrics is None else [name.strip() for name in metrics.split(",")],
+        )  # fmt: skip
+
+    chosen = selected_pool(found)
+    pool = whole_pool(found) if candidates == "all" else chosen
+    scores = judge(pool)
+    scores = scores.replace(notes=(*scores.notes, *notes))
+    selected = judge(chosen) if candidates == "all" and len(chosen[0]) else None
+    summary = write_scores(run, found, scores, selected, candidates)
+    _draw(run, pool[0], train, scores, outputs)
+    if json:
+        print_json(summary)
+    elif not quiet:
+        show(scores, selected, found, run)
+
+
+def whole_pool(found: Reconstruction) -> Pool:
+    """Every candidate, as the published counts pool them, and the means of groups of them."""
+    import torch
+
+    x, labels, lam = found.x, found.labels, found.weight
+    if found.selection is not None:
+        mean = found.selection.members > 1
+        x = torch.cat([x, found.selection.x[mean].to(x)])
+        labels = torch.cat([labels, found.selection.labels[mean].to(labels)])
+        lam = torch.cat([lam, found.selection.lam[mean].to(lam)])
+    return x, labels, lam
+
+
+def selected_pool(found: Reconstruction) -> Pool:
+    """The attack's own choice: what several restarts hold; all it ranked where none agree."""
+    chosen = found.selection
+    if chosen is None:
+        return found.x[:0], found.labels[:0], found.weight[:0]
+    agreed = chosen.support > 1
+    keep = agreed if bool(agreed.any()) else agreed | True
+    return chosen.x[keep], chosen.labels[keep], chosen.lam[keep]
+
+
+def write_scores(
+    run: Path, found: Reconstruction, scores: Scores, selected: Scores | None, candidates: str
+) -> dict[str, Any]:
+    """``scores.json``: the scores, those of the attack's own choice, and what the attacker knew."""
+    from residuum.records import write_json
+
+    summary = {
+        **scores.to_json(),
+        "candidates": candidates,
+        "selected": None if selected is None else selected.to_json(),
+        "attack": found.attack,
+        "status": list(found.status),
+        "knowledge": dict(found.knowledge.provenance),
+    }
+    write_json(run / "scores.json", summary)
+    return summary
+
+
+def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Path) -> None:
+    """The scores as a person reads them."""
+    _table(f"{scores.n} training samples, {scores.m} candidates of {found.attack}", scores)
+    if selected is not None:
+        _table(f"of these the {selected.m} that the attack itself selected", selected)
+    print_line(
+        scores.reason
+        or f"* decides; recovered: beyond the 99th percentile of {scores.pool} held-out samples"
+    )
+    if scores.recovered is not None and scores.capacity is not None:
+        print_line(
+            f"{scores.recovered} recovered of a leak capacity of {scores.capacity} "
+            f"({number(scores.capacity_share, 3)})"
+        )
+    print_line(f"granted to the attacker: {describe(found.knowledge)}")
+    for note in scores.notes:
+        print_line(f"note: {note}")
+    print_line(f"written to {run}")
+
+
+def _table(title: str, scores: Scores) -> None:
+    rows = []
+    for name, part in scores.metrics.items():
+        published = "-"
+        if part.published_threshold is not None:
+            sign = ">" if part.higher_is_better else "<"
+            counts = (part.above_published_threshold, part.above_published_threshold_holdout)
+            published = f"{sign} {part.published_threshold:g}: {' / '.join(map(number, counts))}"
+        rows.append((
+            f"{name} *" if name == scores.deciding else name,
+            "not calibrated" if part.recovered is None else f"{part.recovered}/{scores.n}",
+            number(part.expected_by_chance, 3), number(part.p_value, 3),
+            number(part.threshold_null99, 3), published, number(part.top10_mean, 3),
+        ))  # fmt: skip
+    columns = (
+        "metric", "recovered", "chance", "p", "null 99%", "published:\ntrain/held-out", "top 10",
+    )  # fmt: skip
+    print_table(title, columns, rows)
+
+
+def _draw(
+    run: Path, candidates: Tensor, train: Dataset, scores: Scores, outputs: Tensor | None
+) -> None:
+    from residuum.records import write_atomic
+    from residuum.report import matches_figure, output_figure
+
+    figures = {"matches.png": matches_figure(candidates, train, scores)}
+    if outputs is not None:
+        figures["output_score.png"] = output_figure(scores, outputs)
+    for name, figure in figures.items():
+        if figure is not None:
+            write_atomic(run / name, figure)
+
+
+def _read(path: Path, name: str) -> Dataset:
+    from residuum.errors import DataError
+    from residuum.records import Dataset
+
+    if path.is_dir() and not (path / "private" / name).is_file():
+        raise DataError(
+            f"A training directory must hold private/{name}; {str(path)!r} does not.",
+            "Name an .npz with x and y.",
+        )
+    return Dataset.from_npz(path / "private" / name if path.is_dir() else path)
+
+
+def _network(
+    ckpt: Path | None, train: Dataset, run: Path
+) -> tuple[Tensor | None, int | None, tuple[str, ...]]:
+    """What the network says of the samples, its leak capacity, and a note if it is another one."""
+    from residuum.checkpoints import build_model, first_layer, leak_capacity, load_checkpoint
+    from residuum.checkpoints.reading import RUN_FILE
+    from residuum.records.environment import sha256
+    from residuum.theory.kkt import evaluate
+
+    if ckpt is None:
+        return None, None, ()
+    request = read_summary(run).get("request")
+    request = request if isinstance(request, dict) else {}
+    released = load_checkpoint(ckpt, request.get("arch"))
+    file = ckpt / RUN_FILE if ckpt.is_dir() else ckpt
+    other = request.get("checkpoint_sha256") != sha256(file)
+    notes = ("--ckpt is not the checkpoint that was attacked",) if other else ()
+    model = build_model(released)
+    outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
+    return outputs.detach(), leak_capacity(first_layer(released.theta)), notes

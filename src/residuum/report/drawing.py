@@ -1,0 +1,146 @@
+"""Pieces that figures are made of: image grids, small line panels, points in the plane.
+
+Colours are those of Okabe and Ito, told apart by colour-blind readers; none carries a meaning that a
+shape or a word does not carry too. matplotlib is imported where it is used, without pyplot.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+SKY, YELLOW, GREY, INK = "#56B4E9", "#E69F00", "#9A9A9A", "#222222"
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, INK)
+MARKERS = "os^Dv<>p"
+DPI = 120
+CELL, GAP, CAPTION, MARGIN, TITLE = 0.8, 0.1, 0.2, 0.12, 0.34  # inches
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of a grid: one or more images of the same shape, a caption, framed or not."""
+
+    images: tuple[Tensor, ...]
+    caption: str = ""
+    framed: bool = False
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG bytes, the same for the same figure."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Whether a sample of this shape is looked at as an image."""
+    return len(shape) in (2, 3) and min(shape[-2:]) > 1
+
+
+def pixels(image: Tensor) -> Array:
+    """(h, w) grey or (h, w, 3) colour, stretched to its own range; other channels are averaged."""
+    values = image.detach().cpu().double()
+    if values.ndim == 3:
+        values = values.permute(1, 2, 0) if len(values) == 3 else values.mean(0)
+    low, high = values.min(), values.max()
+    return ((values - low) / (high - low) if high > low else values * 0).numpy()
+
+
+def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: int = 10) -> bytes:
+    """Bands of cells; ``rows`` names the images of a cell from top to bottom, at the left edge."""
+    columns = max(1, min(columns, len(cells)))
+    bands = math.ceil(len(cells) / columns)
+    edge = MARGIN + (0.2 if any(rows) else 0.0)
+    band = CAPTION + len(rows) * (CELL + 0.04) + GAP
+    width = max(edge + columns * (CELL + GAP) + MARGIN, 5.5)
+    height = TITLE + bands * band + MARGIN
+    figure = new_figure(width, height)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, the origin at the top left
+    for i, cell in enumerate(cells):
+        x, y = edge + (i % columns) * (CELL + GAP), TITLE + (i // columns) * band
+        weight = "bold" if cell.framed else "normal"
+        axes.text(x + CELL / 2, y + CAPTION - 0.05, cell.caption, ha="center", fontsize=7.5,
+                  color=INK, fontweight=weight)  # fmt: skip
+        for k, image in enumerate(cell.images):
+            _place(axes, image, x, y + CAPTION + k * (CELL + 0.04), cell.framed)
+    for b in range(bands if any(rows) else 0):
+        for k, name in enumerate(rows):
+            middle = TITLE + b * band + CAPTION + k * (CELL + 0.04) + CELL / 2
+            axes.text(edge - 0.07, middle, name, fontsize=7, rotation=90, ha="right", va="center")
+    axes.text(MARGIN, 0.2, title, fontsize=8.5, color=INK)
+    axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
+    axes.axis("off")
+    return png(figure)
+
+
+def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> bytes:
+    """Vectors that are no images: per panel a caption and named curves over the coordinates."""
+    columns = max(1, min(4, len(panels)))
+    rows = max(1, math.ceil(len(panels) / columns))
+    figure = new_figure(max(2.2 * columns, 5.5), 1.5 * rows + 0.7)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    for axes in grid.flat:
+        axes.set_visible(False)
+    for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
+        axes.set_visible(True)
+        for (name, values), colour, style in zip(curves.items(), CYCLE, ("-", "--"), strict=False):
+            marker = "o" if len(values) <= 24 else None
+            axes.plot(
+                values, style, color=colour, label=name, lw=1.1, marker=marker, markersize=2.5
+            )
+        axes.set_title(caption, fontsize=7.5)
+        axes.tick_params(labelsize=6.5)
+    figure.suptitle(title, fontsize=8.5)
+    handles, names = grid.flat[0].get_legend_handles_labels()
+    if len(names) > 1:
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=7.5,
+                      frameon=False)  # fmt: skip
+    return png(figure)
+
+
+def tidy(axes: Axes) -> None:
+    """Light grid, small ticks, no box."""
+    axes.grid(True, color="#E4E4E4", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=7.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _place(axes: Axes, image: Tensor, x: float, y: float, framed: bool) -> None:
+    """One image inside the square cell whose upper left corner is (x, y)."""
+    from matplotlib.patches import Rectangle
+
+    values = pixels(image)
+    tall, wide = values.shape[:2]
+    w, h = CELL * min(1, wide / tall), CELL * min(1, tall / wide)
+    left, top = x + (CELL - w) / 2, y + (CELL - h) / 2
+    axes.imshow(
+        values, cmap="gray", vmin=0, vmax=1, interpolation="nearest",
+        extent=(left, left + w, top + h, top),
+    )  # fmt: skip
+    line = {"ec": BLUE, "lw": 2.2} if framed else {"ec": "#CCCCCC", "lw": 0.5}
+    axes.add_patch(Rectangle((left, top), w, h, fill=False, **line))  # type: ignore[arg-type]

@@ -1,0 +1,356 @@
+"""The contract every objective keeps, whatever the network: a new row of OBJECTIVES is tried here."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import nn
+
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.multipliers import best_multipliers
+from residuum.attacks.objectives import (
+    NTK,
+    OBJECTIVES,
+    BinaryKKT,
+    MulticlassKKT,
+    Objective,
+    WeightDecay,
+)
+from residuum.attacks.problem import Problem
+from residuum.attacks.solver import Solver
+from residuum.errors import ArchitectureError, InputError
+from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
+from residuum.records import Knowledge
+from tests.cases import (
+    SPREAD,
+    VARIANTS,
+    attack_case,
+    multiclass_point,
+    ntk_point,
+    relu_point,
+    weight_decay_point,
+)
+from tests.reference import convnet_forward, cubic_forward
+from tests.test_engine import SHARPNESS, assert_same, close, naive
+
+CUBIC = (0.0, 0.5, 0.0, 1.0)
+
+
+def test_every_objective_is_tried():
+    assert set(VARIANTS) == set(OBJECTIVES)
+    for name, variants in VARIANTS.items():
+        assert variants
+        assert all(isinstance(objective, OBJECTIVES[name]) for objective, _ in variants)
+        assert OBJECTIVES[name].name == name
+        assert OBJECTIVES[name].paper
+
+
+class Loss(torch.autograd.Function):
+    """A problem's loss with the gradients it claims, for gradcheck."""
+
+    @staticmethod
+    def forward(ctx, x, lam, problem, sharpness):
+        found = problem.evaluate(x, lam, sharpness)
+        ctx.save_for_backward(found.grad_x, found.grad_lam)
+        return found.loss
+
+    @staticmethod
+    def backward(ctx, g):
+        gx, gl = ctx.saved_tensors
+        spread = [g.view(-1, *[1] * (part.ndim - 1)) * part for part in (gx, gl)]
+        return (*spread, None, None)
+
+
+def gradients_check(case, surrogate):
+    problem = Problem(case.model, case.objective, case.knowledge, case.labels, surrogate=surrogate)
+    inputs = (case.x.clone().requires_grad_(), case.lam.clone().requires_grad_())
+    return torch.autograd.gradcheck(
+        lambda x, lam: Loss.apply(x, lam, problem, SHARPNESS), inputs, raise_exception=False
+    )
+
+
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_gradients_are_those_of_the_loss(objective, outputs):
+    mlp = attack_case(MLP((4, 5, 3, outputs), "all"), objective, outputs, (4,), 3)
+    assert gradients_check(mlp, "softplus")
+    smooth = MLP((4, 5, 3, outputs), activation=Polynomial((0.0, 1.0, 0.3)))
+    assert gradients_check(attack_case(smooth, objective, outputs, (4,), 3), "none")
+    if outputs == 1 or not isinstance(objective, MulticlassKKT):
+        shape = PolynomialNetwork(4, 5, Polynomial(CUBIC))
+        assert gradients_check(attack_case(shape, objective, 1, (4,), 3), "none")
+
+
+def test_the_sigmoid_surrogate_is_no_gradient():
+    case = attack_case(MLP((4, 5, 3, 1)), BinaryKKT(), 1, (4,), 3)
+    assert not gradients_check(case, "sigmoid")
+
+
+def sequential(outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 4, bias=False), nn.ReLU(),
+        nn.Linear(4, outputs),
+    )  # fmt: skip
+
+
+def sequential_forward(theta, x, activation):
+    h = activation(theta["1.weight"] @ x.flatten() + theta["1.bias"])
+    h = activation(theta["3.weight"] @ h)
+    return theta["5.weight"] @ h + theta["5.bias"]
+
+
+ANY = {
+    "convnet": (lambda c: ConvNet((1, 3, 3), (3, 4), c, "hidden"), convnet_forward, (1, 3, 3)),
+    "sequential": (sequential, sequential_forward, (9,)),
+}
+
+
+@pytest.mark.parametrize("name", ANY)
+@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus", "none"])
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_any_network_of_relu_modules_equals_the_naive_loop(objective, outputs, surrogate, name):
+    build, forward, shape = ANY[name]
+    case = attack_case(build(outputs), objective, outputs, shape)
+    problem = Problem(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
+    assert problem.explicit is None
+    found = problem.evaluate(case.x, case.lam, SHARPNESS)
+    assert_same(found, naive(case, problem, surrogate, forward=forward))
+    first = Problem(
+        case.model, objective, case.knowledge, case.labels,
+        surrogate=surrogate, normalise=False, layers="first",
+    )  # fmt: skip
+    found = first.evaluate(case.x, case.lam, SHARPNESS)
+    assert_same(found, naive(case, first, surrogate, False, "first", forward))
+
+
+@pytest.mark.parametrize("objective", [BinaryKKT(), WeightDecay(tied=0.7, loss="squared"), NTK()])
+def test_polynomial_networks_equal_the_naive_loop(objective):
+    case = attack_case(PolynomialNetwork(4, 5, Polynomial(CUBIC)), objective, 1, (4,))
+    for surrogate in ("none", "sigmoid"):  # no ReLU, so nothing for a surrogate to stand for
+        problem = Problem(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
+        found = problem.evaluate(case.x, case.lam)
+        assert_same(found, naive(case, problem, "none", forward=cubic_forward))
+
+
+def test_a_relu_that_cannot_be_seen_is_refused():
+    class Functional(nn.Linear):
+        def forward(self, x):
+            return torch.relu(super().forward(x))
+
+    case = attack_case(Functional(4, 1), BinaryKKT(), 1, (4,))
+    known = (case.model, case.objective, case.knowledge, case.labels)
+    with pytest.raises(ArchitectureError, match=r"replaces nn\.ReLU"):
+        Problem(*known).evaluate(case.x, case.lam)
+    with pytest.raises(InputError, match="No surrogate 'gelu'"):
+        Problem(*known, surrogate="gelu")
+
+
+# Invariances
+
+
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_the_order_of_candidates_does_not_matter(objective, outputs):
+    case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 6)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    known = (case.model, objective, case.knowledge)
+    before = Problem(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
+    after = Problem(*known, case.labels[order]).evaluate(
+        case.x[:, order], case.lam[:, order], SHARPNESS
+    )
+    wanted = (before.loss, before.layers, before.grad_x[:, order], before.grad_lam[:, order])
+    assert_same(after, wanted, 1e-12)
+    assert not close(before.grad_x, before.grad_x[:, order], 1e-2)
+
+
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_a_sample_may_be_split_into_two_that_share_its_multiplier(objective, outputs):
+    case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 4)
+    known = (case.model, objective, case.knowledge)
+    whole = Problem(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
+    twice, share = torch.tensor([0, 0, 1, 2, 3]), 0.3
+    lam = case.lam[:, twice].clone()
+    lam[:, 0] *= share
+    lam[:, 1] *= 1 - share
+    split = Problem(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
+    grad_x = whole.grad_x[:, twice].clone()
+    grad_x[:, 0] *= share
+    grad_x[:, 1] *= 1 - share
+    assert_same(split, (whole.loss, whole.layers, grad_x, whole.grad_lam[:, twice]), 1e-12)
+    lam[:, 1] *= 2
+    more = Problem(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
+    assert not close(more.loss, whole.loss, 1e-4)
+
+
+# Zero at exact points with true gates
+
+
+def squared_residual(model, objective, knowledge, labels, x, lam):
+    """Relative squared residual of the whole target, from true gates; lam: one run."""
+    problem = Problem(model, objective, knowledge, labels, surrogate="none", normalise=False)
+    return float(problem.evaluate(x[None], lam[None]).loss) / sum(problem.scales)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize(("groups", "size"), [(2, 3), (4, 2)])
+def test_zero_at_exact_binary_points(depth, groups, size):
+    point = relu_point(depth, groups, size, width=2)
+    known = (point.model, BinaryKKT(), Knowledge(), point.y, point.x)
+    assert squared_residual(*known, point.lam) < 1e-24
+    assert squared_residual(*known, 1.1 * point.lam) > 1e-3
+    free = (point.lam * point.y)[:, None]
+    assert squared_residual(point.model, WeightDecay(), *known[2:], free) < 1e-24
+
+
+def rival_multipliers(point, classes):
+    """(n, C) from one per row: rivals in order, zero at the sample's own class."""
+    lam = point.x.new_zeros(len(point.x), classes)
+    others = torch.stack([torch.arange(classes)[torch.arange(classes) != y] for y in point.y])
+    return lam.scatter(1, others, point.lam.view(len(point.x), -1))
+
+
+@pytest.mark.parametrize("classes", [3, 4, 6])
+def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
+    point = multiclass_point(classes)
+    lam = rival_multipliers(point, classes)
+    known = (Knowledge(), point.y, point.x)
+    assert squared_residual(point.model, MulticlassKKT("tied"), *known, lam) < 1e-24
+    assert squared_residual(point.model, MulticlassKKT("tied"), *known, 1.1 * lam) > 1e-3
+    best = MulticlassKKT("best")
+    problem = Problem(point.model, best, *known[:2], surrogate="none", normalise=False)
+    ones = torch.ones(1, len(point.x), dtype=torch.float64)
+    found = best_multipliers(problem, point.x[None], ones, 0.0, 1.0, 1.0)
+    assert 0.3 < squared_residual(point.model, best, *known, found[0]) ** 0.5 < 0.6
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_zero_at_a_minimum_with_weight_decay(loss):
+    point, decay = weight_decay_point(loss)
+    knowledge = Knowledge(loss=loss, weight_decay=decay, sample_count=len(point.x))
+    objective = WeightDecay().tie(knowledge)
+    assert objective.tied == pytest.approx(1 / (2 * decay))
+    ones = torch.ones(len(point.x), 1, dtype=torch.float64)
+    known = (knowledge, point.y, point.x, ones)
+    assert squared_residual(point.model, objective, *known) < 1e-24
+    off = WeightDecay().tie(knowledge.replace(weight_decay=1.1 * decay))
+    assert squared_residual(point.model, off, *known) > 1e-3
+
+
+@pytest.mark.parametrize("gradients", ["theta", "theta0", "both"])
+def test_zero_at_exact_ntk_points(gradients):
+    model, theta0, x, lam = ntk_point(gradients)
+    known = (NTK(gradients), Knowledge(theta0=theta0), torch.zeros(len(x)), x)
+    assert squared_residual(model, *known, lam) < 1e-24
+    assert squared_residual(model, *known, 1.1 * lam) > 1e-3
+
+
+# Descent
+
+
+def perturbed_solver(point, model, surrogate, tmp_path, scale=0.02):
+    """A solver about to start near the exact point: its state is laid where it resumes from."""
+    config = AttackConfig(
+        restarts=1, steps=1200, lr_x=0.01, lr_lam=0.01, lr_decay=1e-4, lam_scale="one",
+        surrogate=surrogate, sharpness=300.0, candidates=len(point.x),
+    )  # fmt: skip
+    objective = PlantedLabels(point.y)
+    n, dim = point.x.shape
+    solver = Solver(model, objective, Knowledge(), config, (dim,), 1, n)
+    generator = torch.Generator().manual_seed(1)
+    x = point.x + scale * torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    lam = point.lam * (1 + scale * torch.randn(n, generator=generator, dtype=torch.float64))
+    path = tmp_path / f"{id(model)}.safetensors"
+    solver._initial().replace(x=x[None], lam=lam[None]).save(path)
+    return solver, path
+
+
+class PlantedLabels(BinaryKKT):
+    """Binary KKT with labels given."""
+
+    def __init__(self, y):
+        object.__setattr__(self, "y", y)
+
+    def labels(self, count, outputs, knowledge):
+        return self.y
+
+
+def matched_errors(found, truth):
+    distance = torch.cdist(found, truth).numpy()
+    return torch.tensor(distance[linear_sum_assignment(distance)])
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6])
+@pytest.mark.parametrize(("depth", "surrogate"), [(2, "sigmoid"), (3, "none")])
+def test_descent_returns_to_an_exact_point_unless_weights_are_shuffled(
+    n, depth, surrogate, tmp_path
+):
+    """Deeper points have inner pre-activations of exactly zero, where only true gates are shut."""
+    point = relu_point(depth, groups=n, size=1, width=2, seed=n)
+    solver, path = perturbed_solver(point, point.model, surrogate, tmp_path)
+    start = matched_errors(solver._load(path).x[0], point.x)
+    end = solver.solve(path)
+    assert start.min() > 1e-2
+    assert matched_errors(end.best_x[0], point.x).max() < 1e-4
+    assert end.best_loss[0] < 1e-8
+
+    shuffled = copy.deepcopy(point.model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in shuffled.parameters():
+            p.copy_(p.flatten()[torch.randperm(p.numel(), generator=generator)].view_as(p))
+    solver, path = perturbed_solver(point, shuffled, surrogate, tmp_path)
+    end = solver.solve(path)
+    assert matched_errors(end.best_x[0], point.x).max() > 0.1
+    assert end.best_loss[0] > 1e-3
+
+
+# Labels, knowledge, refusals
+
+
+def test_labels_follow_the_known_balance():
+    def counts(objective, outputs, m=8, balance=None):
+        knowledge = Knowledge(label_balance=balance)
+        labels = objective.labels(m, outputs, knowledge)
+        assert len(labels) == m
+        return [int((labels == value).sum()) for value in labels.unique()]
+
+    assert counts(BinaryKKT(), 1) == [4, 4]
+    assert counts(BinaryKKT(), 1, balance=(0.25, 0.75)) == [2, 6]
+    assert counts(BinaryKKT(), 1, balance=(30.0, 10.0)) == [6, 2]
+    assert BinaryKKT().labels(3, 1, Knowledge(label_balance=(1.0, 2.0))).tolist() == [-1, 1, 1]
+    assert counts(MulticlassKKT(), 4) == [2, 2, 2, 2]
+    assert counts(MulticlassKKT(), 3, m=10) == [3, 4, 3]
+    assert counts(MulticlassKKT(), 3, balance=(1.0, 2.0, 1.0)) == [2, 4, 2]
+
+
+REFUSED = [
+    (BinaryKKT(), 3, Knowledge(), "`BinaryKKT` needs one output; this network has 3"),
+    (MulticlassKKT(), 1, Knowledge(), "`MulticlassKKT` needs at least 2 outputs"),
+    (MulticlassKKT("beest"), 3, Knowledge(), "Did you mean 'best'"),
+    (NTK(), 1, Knowledge(), "needs the initial weights theta0"),
+    (NTK("theta1"), 1, Knowledge(theta0={}), "No gradient point 'theta1'"),
+]
+
+
+@pytest.mark.parametrize(("objective", "outputs", "knowledge", "words"), REFUSED)
+def test_what_an_objective_cannot_work_with(objective, outputs, knowledge, words):
+    with pytest.raises(InputError, match=words) as caught:
+        objective.check(outputs, knowledge)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_what_an_objective_can_work_with(objective, outputs):
+    objective.check(outputs, Knowledge(theta0={}))
+    assert isinstance(objective, Objective)
+
+
+def test_multipliers_are_tied_only_by_all_three_facts():
+    facts = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 20}
+    assert WeightDecay().tie(Knowledge(**facts)) == WeightDecay(tied=5.0, loss="logistic")
+    for name in facts:
+        rest = {key: value for key, value in facts.items() if key != name}
+        assert WeightDecay().tie(Knowledge(**rest)) == WeightDecay()
+    with pytest.raises(InputError, match="got 'hinge'"):
+        WeightDecay().tie(Knowledge(**{**facts, "loss": "hinge"}))
