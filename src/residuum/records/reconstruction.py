@@ -18,7 +18,8 @@ class Selection(Record):
 
     x: (k, *shape); labels: (k,); lam: (k,) total multiplier; support: (k,) number of restarts that
     hold such a candidate; members: (k,) candidates merged into it; confidence: (k,) in [0, 1];
-    features: (k, 3) what the confidence was computed from; index: (k,) the cluster's representative among the candidates.
+    features: (k, 3) what the confidence was computed from; index: (k,) the cluster's representative
+    among the candidates.
     """
 
     x: Tensor

@@ -161,7 +161,8 @@ def _selected_points(found: Reconstruction, title: str) -> bytes:
         mine = chosen.labels == label
         axes.scatter(
             chosen.x[mine, 0], chosen.x[mine, 1], s=18 + 18 * chosen.support[mine],
-            color=CYCLE[k % len(CYCLE)], alpha=0.7, lw=0, marker=MARKERS[k % len(MARKERS)], label=f"label {label:g}",
+            color=CYCLE[k % len(CYCLE)], alpha=0.7, lw=0, marker=MARKERS[k % len(MARKERS)],
+            label=f"label {label:g}",
         )  # fmt: skip
     return _plane(figure, axes, f"{title}; larger: held by more restarts")
 
