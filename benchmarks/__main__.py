@@ -16,6 +16,7 @@ import torch
 from benchmarks.certificate import certificate
 from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
 from benchmarks.margin import margin
+from benchmarks.step import step
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,6 +83,7 @@ def _text(value: Any) -> str:
 BENCHMARKS: dict[str, Benchmark] = {
     "certificate": certificate,
     "margin": margin,
+    "step": step,
 }
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, Objective, WeightDecay
+from residuum.attacks.problem import Problem
 from residuum.networks import MLP
 from residuum.records import Knowledge
 from residuum.stationarity import weighted_gradient
@@ -150,6 +152,8 @@ def ntk_point(gradients: str, widths: tuple[int, ...] = (7, 9, 2), n: int = 4, s
         model.load_state_dict({n: theta0[n] + sum(part[n] for part in change) for n in theta0})
     return model, theta0, x, lam
 
+
+AllLayers = partial(Problem, layers="all")
 
 # Every objective with its options, by its key in OBJECTIVES, and the outputs it is tried with.
 VARIANTS: dict[str, tuple[tuple[Objective, int], ...]] = {

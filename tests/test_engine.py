@@ -12,7 +12,7 @@ from residuum.attacks.problem import Problem
 from residuum.attacks.solver import Solver
 from residuum.networks import MLP, Linear, Polynomial
 from residuum.records import Knowledge
-from tests.cases import SPREAD, attack_case
+from tests.cases import SPREAD, AllLayers, attack_case
 from tests.reference import mlp_forward, naive_objective
 
 SHARPNESS = 4.0  # low enough that every gate has slope and curvature
@@ -76,7 +76,7 @@ class Wrapped(nn.Module):
 def test_the_engine_equals_the_naive_loop(objective, outputs, surrogate):
     for seed, (hidden, bias) in enumerate(NETWORKS):
         case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
-        problem = Problem(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
+        problem = AllLayers(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
         assert problem.explicit is not None
         found = problem.evaluate(case.x, case.lam, SHARPNESS)
         assert_same(found, naive(case, problem, surrogate))
@@ -89,9 +89,9 @@ def test_the_generic_path_equals_the_engine(objective, outputs, surrogate):
     for seed, (hidden, bias) in enumerate(NETWORKS):
         case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
         known = (objective, case.knowledge, case.labels)
-        generic = Problem(Wrapped(case.model), *known, surrogate=surrogate)
+        generic = AllLayers(Wrapped(case.model), *known, surrogate=surrogate)
         assert generic.explicit is None
-        explicit = Problem(case.model, *known, surrogate=surrogate)
+        explicit = AllLayers(case.model, *known, surrogate=surrogate)
         wanted = generic.evaluate(case.x, case.lam, SHARPNESS)
         found = explicit.evaluate(case.x, case.lam, SHARPNESS)
         assert_same(found, (wanted.loss, wanted.layers, wanted.grad_x, wanted.grad_lam))
@@ -103,7 +103,14 @@ def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
     objective = MulticlassKKT()
     case = attack_case(MLP((5, 6, 4, 3)), objective, 3, (5,), 4)
     config = AttackConfig(
-        steps=40, restarts=2, optimiser=optimiser, lr_x=1e-3, lr_lam=1e-3, sigma=1.0, sharpness=4.0
+        steps=40,
+        restarts=2,
+        optimiser=optimiser,
+        layers="all",
+        lr_x=1e-3,
+        lr_lam=1e-3,
+        sigma=1.0,
+        sharpness=4.0,
     )
     solvers = [
         Solver(model, objective, Knowledge(), config, (5,), 3, 4)
@@ -123,7 +130,7 @@ def test_layer_weights(wrap, normalise, layers, surrogate):
     """Both paths, each layer over its own size or not, all layers or the first alone."""
     for objective, outputs in ((BinaryKKT(), 1), (SPREAD[-1].values[0], 2)):
         case = attack_case(MLP((5, 6, 4, outputs), "hidden"), objective, outputs, (5,))
-        problem = Problem(
+        problem = AllLayers(
             wrap(case.model), objective, case.knowledge, case.labels,
             surrogate=surrogate, normalise=normalise, layers=layers,
         )  # fmt: skip
@@ -132,11 +139,20 @@ def test_layer_weights(wrap, normalise, layers, surrogate):
         assert (found.layers > 0).all()  # a layer that drives nothing is reported all the same
 
 
+def test_unless_told_an_mlp_is_attacked_through_its_first_layer_and_others_through_all():
+    case = attack_case(MLP((5, 6, 4, 1)), BinaryKKT(), 1, (5,))
+    for model, wanted in ((case.model, "first"), (Wrapped(case.model), "all")):
+        known = (model, case.objective, case.knowledge, case.labels)
+        weights = Problem(*known).layer_weights
+        assert weights == Problem(*known, layers=wanted).layer_weights
+        assert [weight > 0 for weight in weights] == [True, wanted == "all", wanted == "all"]
+
+
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
 def test_runs_together_equal_each_alone(objective, outputs):
     case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 6)
     for model in (case.model, Wrapped(case.model)):
-        problem = Problem(model, objective, case.knowledge, case.labels)
+        problem = AllLayers(model, objective, case.knowledge, case.labels)
         both = problem.evaluate(case.x, case.lam, SHARPNESS)
         for run in range(2):
             alone = problem.evaluate(case.x[[run]], case.lam[[run]], SHARPNESS)
@@ -146,7 +162,7 @@ def test_runs_together_equal_each_alone(objective, outputs):
 
 def test_images_go_through_the_engine_flat():
     case = attack_case(MLP((6, 5, 1)), BinaryKKT(), 1, (1, 2, 3))
-    problem = Problem(case.model, case.objective, case.knowledge, case.labels)
+    problem = AllLayers(case.model, case.objective, case.knowledge, case.labels)
     found = problem.evaluate(case.x, case.lam, SHARPNESS)
     assert found.grad_x.shape == (2, 4, 1, 2, 3)
     flat = problem.evaluate(case.x.flatten(2), case.lam, SHARPNESS)
@@ -159,19 +175,19 @@ def test_a_surrogate_stands_for_relu_alone(activation):
     case = attack_case(MLP((5, 6, 4, 1), activation=activation), BinaryKKT(), 1, (5,))
     known = (case.objective, case.knowledge, case.labels)
     for model in (case.model, Wrapped(case.model)):
-        kept = Problem(model, *known, surrogate="none").evaluate(case.x, case.lam)
-        asked = Problem(model, *known, surrogate="sigmoid").evaluate(case.x, case.lam)
+        kept = AllLayers(model, *known, surrogate="none").evaluate(case.x, case.lam)
+        asked = AllLayers(model, *known, surrogate="sigmoid").evaluate(case.x, case.lam)
         assert_same(asked, (kept.loss, kept.layers, kept.grad_x, kept.grad_lam), 1e-15)
-        relu = Problem(MLP((5, 6, 4, 1)).double(), *known, surrogate="sigmoid")
-        relu.explicit = Problem(case.model, *known).explicit
+        relu = AllLayers(MLP((5, 6, 4, 1)).double(), *known, surrogate="sigmoid")
+        relu.explicit = AllLayers(case.model, *known).explicit
         assert not close(relu.evaluate(case.x, case.lam).grad_x, kept.grad_x)
 
 
 def test_single_precision_stays_near_double():
     case = attack_case(MLP((5, 6, 4, 1)), BinaryKKT(), 1, (5,))
     known = (case.objective, case.knowledge, case.labels)
-    double = Problem(case.model, *known).evaluate(case.x, case.lam, SHARPNESS)
-    single = Problem(case.model, *known, dtype=torch.float32).evaluate(
+    double = AllLayers(case.model, *known).evaluate(case.x, case.lam, SHARPNESS)
+    single = AllLayers(case.model, *known, dtype=torch.float32).evaluate(
         case.x.float(), case.lam.float(), SHARPNESS
     )
     assert single.grad_x.dtype == torch.float32

@@ -19,7 +19,6 @@ from residuum.attacks.objectives import (
     Objective,
     WeightDecay,
 )
-from residuum.attacks.problem import Problem
 from residuum.attacks.solver import Solver
 from residuum.errors import ArchitectureError, InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
@@ -27,6 +26,7 @@ from residuum.records import Knowledge
 from tests.cases import (
     SPREAD,
     VARIANTS,
+    AllLayers,
     attack_case,
     multiclass_point,
     ntk_point,
@@ -65,7 +65,9 @@ class Loss(torch.autograd.Function):
 
 
 def gradients_check(case, surrogate):
-    problem = Problem(case.model, case.objective, case.knowledge, case.labels, surrogate=surrogate)
+    problem = AllLayers(
+        case.model, case.objective, case.knowledge, case.labels, surrogate=surrogate
+    )
     inputs = (case.x.clone().requires_grad_(), case.lam.clone().requires_grad_())
     return torch.autograd.gradcheck(
         lambda x, lam: Loss.apply(x, lam, problem, SHARPNESS), inputs, raise_exception=False
@@ -113,11 +115,11 @@ ANY = {
 def test_any_network_of_relu_modules_equals_the_naive_loop(objective, outputs, surrogate, name):
     build, forward, shape = ANY[name]
     case = attack_case(build(outputs), objective, outputs, shape)
-    problem = Problem(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
+    problem = AllLayers(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
     assert problem.explicit is None
     found = problem.evaluate(case.x, case.lam, SHARPNESS)
     assert_same(found, naive(case, problem, surrogate, forward=forward))
-    first = Problem(
+    first = AllLayers(
         case.model, objective, case.knowledge, case.labels,
         surrogate=surrogate, normalise=False, layers="first",
     )  # fmt: skip
@@ -129,7 +131,7 @@ def test_any_network_of_relu_modules_equals_the_naive_loop(objective, outputs, s
 def test_polynomial_networks_equal_the_naive_loop(objective):
     case = attack_case(PolynomialNetwork(4, 5, Polynomial(CUBIC)), objective, 1, (4,))
     for surrogate in ("none", "sigmoid"):  # no ReLU, so nothing for a surrogate to stand for
-        problem = Problem(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
+        problem = AllLayers(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
         found = problem.evaluate(case.x, case.lam)
         assert_same(found, naive(case, problem, "none", forward=cubic_forward))
 
@@ -142,9 +144,9 @@ def test_a_relu_that_cannot_be_seen_is_refused():
     case = attack_case(Functional(4, 1), BinaryKKT(), 1, (4,))
     known = (case.model, case.objective, case.knowledge, case.labels)
     with pytest.raises(ArchitectureError, match=r"replaces nn\.ReLU"):
-        Problem(*known).evaluate(case.x, case.lam)
+        AllLayers(*known).evaluate(case.x, case.lam)
     with pytest.raises(InputError, match="No surrogate 'gelu'"):
-        Problem(*known, surrogate="gelu")
+        AllLayers(*known, surrogate="gelu")
 
 
 # Invariances
@@ -155,8 +157,8 @@ def test_the_order_of_candidates_does_not_matter(objective, outputs):
     case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 6)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     known = (case.model, objective, case.knowledge)
-    before = Problem(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
-    after = Problem(*known, case.labels[order]).evaluate(
+    before = AllLayers(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
+    after = AllLayers(*known, case.labels[order]).evaluate(
         case.x[:, order], case.lam[:, order], SHARPNESS
     )
     wanted = (before.loss, before.layers, before.grad_x[:, order], before.grad_lam[:, order])
@@ -168,18 +170,18 @@ def test_the_order_of_candidates_does_not_matter(objective, outputs):
 def test_a_sample_may_be_split_into_two_that_share_its_multiplier(objective, outputs):
     case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 4)
     known = (case.model, objective, case.knowledge)
-    whole = Problem(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
+    whole = AllLayers(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
     twice, share = torch.tensor([0, 0, 1, 2, 3]), 0.3
     lam = case.lam[:, twice].clone()
     lam[:, 0] *= share
     lam[:, 1] *= 1 - share
-    split = Problem(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
+    split = AllLayers(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
     grad_x = whole.grad_x[:, twice].clone()
     grad_x[:, 0] *= share
     grad_x[:, 1] *= 1 - share
     assert_same(split, (whole.loss, whole.layers, grad_x, whole.grad_lam[:, twice]), 1e-12)
     lam[:, 1] *= 2
-    more = Problem(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
+    more = AllLayers(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
     assert not close(more.loss, whole.loss, 1e-4)
 
 
@@ -188,7 +190,7 @@ def test_a_sample_may_be_split_into_two_that_share_its_multiplier(objective, out
 
 def squared_residual(model, objective, knowledge, labels, x, lam):
     """Relative squared residual of the whole target, from true gates; lam: one run."""
-    problem = Problem(model, objective, knowledge, labels, surrogate="none", normalise=False)
+    problem = AllLayers(model, objective, knowledge, labels, surrogate="none", normalise=False)
     return float(problem.evaluate(x[None], lam[None]).loss) / sum(problem.scales)
 
 
@@ -218,7 +220,7 @@ def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
     assert squared_residual(point.model, MulticlassKKT("tied"), *known, lam) < 1e-24
     assert squared_residual(point.model, MulticlassKKT("tied"), *known, 1.1 * lam) > 1e-3
     best = MulticlassKKT("best")
-    problem = Problem(point.model, best, *known[:2], surrogate="none", normalise=False)
+    problem = AllLayers(point.model, best, *known[:2], surrogate="none", normalise=False)
     ones = torch.ones(1, len(point.x), dtype=torch.float64)
     found = best_multipliers(problem, point.x[None], ones, 0.0, 1.0, 1.0)
     assert 0.3 < squared_residual(point.model, best, *known, found[0]) ** 0.5 < 0.6
@@ -251,8 +253,8 @@ def test_zero_at_exact_ntk_points(gradients):
 def perturbed_solver(point, model, surrogate, tmp_path, scale=0.02):
     """A solver about to start near the exact point: its state is laid where it resumes from."""
     config = AttackConfig(
-        restarts=1, steps=1200, lr_x=0.01, lr_lam=0.01, lr_decay=1e-4, lam_scale="one",
-        surrogate=surrogate, sharpness=300.0, candidates=len(point.x),
+        restarts=1, steps=1200, lr_x=0.01, lr_lam=0.01, lr_decay=1e-4, lam_scale="one", layers="all",
+        anneal="none", surrogate=surrogate, sharpness=300.0, candidates=len(point.x),
     )  # fmt: skip
     objective = PlantedLabels(point.y)
     n, dim = point.x.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pickle
 import zipfile
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 import residuum.records.files as files
+from residuum.attacks.solver import SolverState
 from residuum.checkpoints import Inspection, ParameterSummary
 from residuum.errors import (
     DataError,
@@ -80,7 +82,7 @@ MATCH = SampleMatch(0.9, 3, True, 0.95, 2)
 SAMPLE = SampleScore(0, 1, 0.5, None, True, {"ncc": MATCH})
 SELECTION = Selection(
     torch.randn(2, 3), torch.tensor([1, -1]), torch.rand(2), torch.ones(2), torch.ones(2),
-    torch.rand(2), torch.arange(2),
+    torch.rand(2), torch.rand(2, 3), torch.arange(2),
 )  # fmt: skip
 PART = ScoreSlice("odd", 2, 1, 0.5, None)
 
@@ -114,6 +116,12 @@ RECORDS: dict[str, Callable[[], Record]] = {
         torch.arange(2), torch.rand(1, 2), torch.rand(1, 2, 1), ("layers.0",), ("finished",),
         Knowledge(shape=(3,)), {"steps": 2, "rates": [0.1, 0.2]}, SELECTION, 0.5, ("a",),
     ),
+    "SolverState": lambda: SolverState(
+        torch.randn(2, 4, 3), torch.rand(2, 4), torch.randn(2, 4, 3), torch.rand(2, 4),
+        torch.tensor([0.1, math.inf]), torch.ones(2), torch.tensor([True, False]), 50, "f" * 64,
+        {"x/1": torch.zeros(2, 4, 3)}, (0, 25), (torch.rand(2), torch.rand(2)),
+        (torch.rand(2, 1), torch.rand(2, 1)), "time",
+    ),
     "ParameterSummary": lambda: ParameterSummary("w", (2, 3), 6, 0.5),
     "Inspection": lambda: Inspection(
         "mlp:3-1", (3,), 1, (ParameterSummary("w", (1, 3), 3, 1.0),), 3, 12, "float32", 1.0, 1,
@@ -123,7 +131,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
 
 
 def test_every_record_has_an_example() -> None:
-    homes = ("residuum.records.", "residuum.checkpoints.", "residuum.training.")
+    homes = tuple(f"residuum.{home}." for home in ("records", "checkpoints", "training", "attacks"))
     known = {name for name, kind in Record.known.items() if kind.__module__.startswith(homes)}
     assert known == set(RECORDS)
 

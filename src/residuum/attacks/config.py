@@ -7,9 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from residuum.attacks.priors import PRIORS
 from residuum.errors import InputError, did_you_mean
 
+Step = float | Tensor
 OPTIMISERS = ("adam", "sgd")
 SCALES = ("auto", "mean", "one")
 ANNEALINGS = ("none", "geometric", "loo2024")
@@ -32,7 +36,11 @@ class AttackConfig:
     all layers of any other network); priors: (name, weight) pairs; constraint:
     "project" puts candidates into the known box and multipliers above ``lam_min`` after every step,
     "penalty" leaves that to the priors; lam_every: every so many steps the multipliers are replaced
-    by the best ones in closed form; seconds: wall clock of all restarts together.
+    by the best ones in closed form; dtype: float64, float32, or tf32 (float32 numbers whose matrix
+    products run in TF32 on a GPU, the last ``polish`` share of the steps in full float32);
+    rank_tolerance: above 0, candidates live in the right singular vectors of W1 whose singular value
+    exceeds this share of the largest; compile: fuse elementwise work with torch.compile on a GPU;
+    seconds: wall clock of all restarts together.
     """
 
     objective: str = "auto"
@@ -61,6 +69,9 @@ class AttackConfig:
     priors: tuple[tuple[str, float], ...] = ()
     constraint: str = "project"
     dtype: str = "float64"
+    polish: float = 0.05
+    rank_tolerance: float = 0.0
+    compile: bool = False
     device: str = "cpu"
     seed: int = 0
     seconds: float = math.inf
@@ -69,7 +80,7 @@ class AttackConfig:
         for name, known in (
             ("optimiser", OPTIMISERS), ("lam_scale", SCALES), ("anneal", ANNEALINGS),
             ("layers", ("auto", "all", "first")), ("constraint", ("project", "penalty")),
-            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("float32", "float64")),
+            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("tf32", "float32", "float64")),
             ("lam_distribution", ("uniform", "normal")),
         ):  # fmt: skip
             if getattr(self, name) not in known:
@@ -88,19 +99,20 @@ class AttackConfig:
             if prior not in PRIORS:
                 raise InputError(f"No prior {prior!r}.", did_you_mean(prior, tuple(PRIORS)))
 
-    def sharpness_at(self, step: int) -> float:
-        """The surrogate's alpha or beta at a step."""
+    def sharpness_at(self, step: Step) -> Step:
+        """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device."""
         if self.anneal == "loo2024":
-            return min(10 + 10 ** (step / 20000), 200.0)
+            return _at_most(10 + 10 ** (step / 20000), 200.0)
         if self.anneal == "geometric" and self.sharpness_from:
-            share = min(1.0, step / max(1, self.steps - 1))
+            share = _at_most(step / max(1, self.steps - 1), 1.0)
             return self.sharpness_from * (self.sharpness / self.sharpness_from) ** share
         return self.sharpness
 
-    def rate_at(self, step: int) -> float:
+    def rate_at(self, step: Step) -> Step:
         """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""
-        share = min(1.0, step / max(1, self.steps))
-        return self.lr_decay + (1 - self.lr_decay) * (1 + math.cos(math.pi * share)) / 2
+        angle = math.pi * _at_most(step / max(1, self.steps), 1.0)
+        cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
+        return self.lr_decay + (1 - self.lr_decay) * (1 + cosine) / 2
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; an absent wall clock is null."""
@@ -124,3 +136,7 @@ class AttackConfig:
             if name in read:
                 read[name] = tuple(tuple(v) if isinstance(v, list) else v for v in read[name])
         return cls(**read)
+
+
+def _at_most(value: Step, limit: float) -> Step:
+    return value.clamp(max=limit) if isinstance(value, Tensor) else min(value, limit)

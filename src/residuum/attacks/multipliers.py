@@ -20,7 +20,12 @@ MAX_UNKNOWNS = 2000
 
 
 def best_multipliers(
-    problem: Problem, x: Tensor, lam: Tensor, floor: float | None, scale: float, sharpness: float
+    problem: Problem,
+    x: Tensor,
+    lam: Tensor,
+    floor: float | None,
+    scale: float,
+    sharpness: float | Tensor,
 ) -> Tensor:
     """Stored multipliers (R, m, ...) that minimise the loss at x, each run on its own.
 

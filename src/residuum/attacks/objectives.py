@@ -63,6 +63,12 @@ class Objective:
         """u: (..., m, C) from outputs (..., m, C), labels (m,), lam (..., m, *multiplier_shape)."""
         return (lam * labels.to(lam.dtype))[..., None]
 
+    def pullback(
+        self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """From the loss's derivative in u to those in the outputs (None: no dependence) and in lam."""
+        return None, ubar[..., 0] * labels.to(lam.dtype)
+
 
 @dataclass(frozen=True)
 class BinaryKKT(Objective):
@@ -116,15 +122,28 @@ class MulticlassKKT(Objective):
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """sum_c lam_ic (e_y - e_c); which rivals count is read off the outputs, not differentiated."""
-        own = F.one_hot(labels.long(), outputs.shape[-1]).to(outputs.dtype)  # (m, C)
-        rivals = outputs.detach().masked_fill(own.bool(), -torch.inf)
-        best = rivals.amax(-1, keepdim=True)
-        if self.rivals == "best":
-            weights = lam[..., None] * F.one_hot(rivals.argmax(-1), outputs.shape[-1]).to(lam.dtype)
-        else:
-            margin = (outputs.detach() * own).sum(-1, keepdim=True) - best
-            weights = lam * (rivals >= best - self.tolerance * margin.abs()).to(lam.dtype)
+        own, counts = self._rivals(outputs, labels)
+        weights = counts * (lam if self.rivals == "tied" else lam[..., None])
         return weights.sum(-1, keepdim=True) * own - weights
+
+    def pullback(
+        self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """lam_ic multiplies e_y - e_c where rival c counts."""
+        own, counts = self._rivals(outputs, labels)
+        inner = counts * ((ubar * own).sum(-1, keepdim=True) - ubar)
+        return None, inner if self.rivals == "tied" else inner.sum(-1)
+
+    def _rivals(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """e_y (m, C), and 1 for every rival that counts (..., m, C)."""
+        classes = outputs.shape[-1]
+        own = F.one_hot(labels.long(), classes).to(outputs.dtype)
+        rivals = outputs.detach().masked_fill(own.bool(), -torch.inf)
+        if self.rivals == "best":
+            return own, F.one_hot(rivals.argmax(-1), classes).to(outputs.dtype)
+        best = rivals.amax(-1, keepdim=True)
+        margin = (outputs.detach() * own).sum(-1, keepdim=True) - best
+        return own, (rivals >= best - self.tolerance * margin.abs()).to(outputs.dtype)
 
 
 @dataclass(frozen=True)
@@ -162,9 +181,24 @@ class WeightDecay(Objective):
         """Free: lam itself. Tied: the loss's derivative at the candidates' outputs."""
         if not self.tied:
             return lam
+        return self.tied * self._pull(outputs, labels)[0] * lam
+
+    def pullback(
+        self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """Tied multipliers pass the derivative on to the outputs."""
+        if not self.tied:
+            return None, ubar
+        pull, slope = self._pull(outputs, labels)
+        return self.tied * slope * lam * ubar, self.tied * pull * ubar
+
+    def _pull(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
+        """-l'(Phi, y) and its derivative in Phi."""
         y = labels.to(outputs.dtype)[:, None]
-        pull = y * torch.sigmoid(-y * outputs) if self.loss == "logistic" else 2 * (y - outputs)
-        return self.tied * pull * lam
+        if self.loss == "squared":
+            return 2 * (y - outputs), -2.0
+        s = torch.sigmoid(-y * outputs)
+        return y * s, -s * (1 - s)
 
 
 @dataclass(frozen=True)
@@ -205,6 +239,14 @@ class NTK(Objective):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """The multipliers of this point."""
         return lam[..., point, :]
+
+    def pullback(
+        self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """Only this point's multipliers take part."""
+        inner = torch.zeros_like(lam)
+        inner[..., point, :] = ubar
+        return None, inner
 
 
 OBJECTIVES: dict[str, type[Objective]] = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from residuum.attacks.objectives import Objective
-from residuum.engine import ExplicitEquation
+from residuum.engine import ExplicitEquation, Pullback
 from residuum.errors import InputError
 from residuum.networks import MLP, SURROGATES, Activation, with_surrogate
 from residuum.records import Knowledge
@@ -78,6 +78,9 @@ class Problem:
             (1 / scale if normalise and scale > 0 else 1.0) if on else 0.0
             for on, scale in zip(chosen, self.scales, strict=True)
         ]
+        scales = [scale if scale > 0 else 1.0 for scale in self.scales]
+        self._scales = torch.tensor(scales, dtype=dtype, device=device)
+        self._weights = torch.tensor(self.layer_weights, dtype=dtype, device=device)
         self.explicit: ExplicitEquation | None = None
         if isinstance(base, MLP):
             self.explicit = ExplicitEquation(
@@ -92,33 +95,28 @@ class Problem:
         """The layers, in the order of :attr:`Evaluation.layers`."""
         return tuple(self.groups)
 
-    def evaluate(self, x: Tensor, lam: Tensor, sharpness: float = 150.0) -> Evaluation:
+    def evaluate(self, x: Tensor, lam: Tensor, sharpness: float | Tensor = 150.0) -> Evaluation:
         """Loss and gradients; ``sharpness`` is the surrogate's alpha or beta."""
         if self.explicit is not None:
             return self._evaluate_explicit(x, lam, sharpness)
         return self._evaluate_generic(x, lam, sharpness)
 
-    def _activation(self, sharpness: float) -> Activation:
+    def _activation(self, sharpness: float | Tensor) -> Activation:
         if self.surrogate == "none":
             return self.true_activation
         return SURROGATES[self.surrogate](sharpness)
 
-    def _evaluate_explicit(self, x: Tensor, lam: Tensor, sharpness: float) -> Evaluation:
+    def _evaluate_explicit(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
         assert self.explicit is not None
         grad_lam = torch.zeros_like(lam)
 
-        def covectors(point: int, outputs: Tensor):  # type: ignore[no-untyped-def]
-            leaf, own = outputs.detach().requires_grad_(), lam.detach().requires_grad_()
-            with torch.enable_grad():
-                u = self.objective.covectors(point, leaf, self.labels, own)
-
+        def covectors(point: int, outputs: Tensor) -> tuple[Tensor, Pullback]:
             def pullback(ubar: Tensor) -> Tensor | None:
-                inner = torch.autograd.grad(u, (leaf, own), ubar, allow_unused=True)
-                if inner[1] is not None:
-                    grad_lam.add_(inner[1])
+                inner = self.objective.pullback(point, outputs, self.labels, lam, ubar)
+                grad_lam.add_(inner[1])
                 return inner[0]
 
-            return u.detach(), pullback
+            return self.objective.covectors(point, outputs, self.labels, lam), pullback
 
         with torch.no_grad():
             found = self.explicit.evaluate(x.flatten(2), self._activation(sharpness), covectors)
@@ -127,13 +125,12 @@ class Problem:
         )
 
     @torch.enable_grad()
-    def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float) -> Evaluation:
+    def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
         """Automatic differentiation, one run after the other."""
         parts, grads_x, grads_lam = [], [], []
         models = self.points
         if self.surrogate != "none":
             models = [with_surrogate(point, self._activation(sharpness)) for point in self.points]
-        weights = torch.tensor(self.layer_weights, dtype=x.dtype, device=x.device)
         for run in range(len(x)):
             xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
             residual = dict(self.target)
@@ -145,13 +142,13 @@ class Problem:
                 for names in self.groups.values()
             ]
             part = torch.stack(squares)
-            gx, gl = torch.autograd.grad(part @ weights, (xr, lr), allow_unused=True)
+            gx, gl = torch.autograd.grad(part @ self._weights, (xr, lr), allow_unused=True)
             parts.append(part.detach())
             grads_x.append(torch.zeros_like(xr) if gx is None else gx)
             grads_lam.append(torch.zeros_like(lr) if gl is None else gl)
         stacked = torch.stack(parts)
         grad_x, grad_lam = torch.stack(grads_x), torch.stack(grads_lam)
-        return Evaluation(stacked @ weights, self._relative(stacked), grad_x, grad_lam)
+        return Evaluation(stacked @ self._weights, self._relative(stacked), grad_x, grad_lam)
 
     def _sum_of_gradients(self, model: nn.Module, point: int, x: Tensor, lam: Tensor) -> Theta:
         """sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""
@@ -166,8 +163,7 @@ class Problem:
         return dict(zip(leaves, grads, strict=True))
 
     def _relative(self, parts: Tensor) -> Tensor:
-        scales = torch.tensor([s if s > 0 else 1.0 for s in self.scales], dtype=parts.dtype)
-        return parts / scales.to(parts.device)
+        return parts / self._scales
 
 
 def _squared(theta: Theta, names: list[str]) -> float:

@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig
+from residuum.attacks.config import AttackConfig, Step
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box
 from residuum.attacks.problem import Problem
+from residuum.engine import Repeater, matmul_precision
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
 
@@ -71,7 +72,7 @@ class Solver:
         shape: tuple[int, ...], outputs: int, candidates: int,
     ) -> None:  # fmt: skip
         self.config, self.knowledge = config, knowledge
-        self.dtype = getattr(torch, config.dtype)
+        self.dtype = torch.float32 if config.dtype == "tf32" else getattr(torch, config.dtype)
         labels = objective.labels(candidates, outputs, knowledge)
         self.problem = Problem(
             model, objective, knowledge, labels,
@@ -86,6 +87,8 @@ class Solver:
         self.shape, self.lam_shape = shape, objective.multiplier_shape(outputs)
         self.fingerprint = _fingerprint(model, objective, knowledge, config, candidates)
         self.scale = self._scale()
+        self._live: dict[str, Tensor] | None = None
+        self._live_moments: dict[str, Tensor] = {}
 
     def solve(self, path: Path | None = None, watch: Watcher | None = None) -> SolverState:
         """Minimise; with ``path`` the state is saved there and taken up again."""
@@ -103,7 +106,7 @@ class Solver:
                     )
                 now = time.monotonic()
                 if not state.stopped and now - start > self.config.seconds:
-                    state = self._stop(state, "time")
+                    state = state.replace(stopped="time")
                 if path is not None and now - saved > SAVE_EVERY:
                     state.save(path)
                     saved = now
@@ -142,25 +145,65 @@ class Solver:
         x, lam = state.x.clone(), state.lam.clone()
         moments = {name: t.clone() for name, t in state.moments.items()}
         end = min(state.step + CHECK_EVERY, config.steps)
-        for step in range(state.step, end):
-            if config.lam_every and step and step % config.lam_every == 0:
-                lam = self._closed_form(x, lam, step)
-            loss, layers, gx, gl = self._gradients(x, lam, step)
-            if step == state.step:
-                state = self._look(state, x, lam, loss, layers)
-            self._update(x, lam, gx, gl, moments, step, state.alive)
+        if not state.steps:
+            state = self._look(state, x, lam, *self._gradients(x, lam, 0)[:2])
+        with matmul_precision(config.dtype == "tf32" and end <= config.steps * (1 - config.polish)):
+            if config.device.startswith("cuda"):
+                if config.lam_every and end - 1 > 0 and (end - 1) % config.lam_every < CHECK_EVERY:
+                    state = state.replace(lam=self._closed_form(x, lam, state.step))
+                x, lam, moments = self._graph_steps(state, end - state.step)
+            else:
+                for step in range(state.step, end):
+                    if config.lam_every and step and step % config.lam_every == 0:
+                        lam = self._closed_form(x, lam, step)
+                    self._step(x, lam, moments, step, state.alive)
+        loss, layers, _, _ = self._gradients(x, lam, end)
+        state = self._look(state.replace(step=end), x, lam, loss, layers)
         state = state.replace(x=x, lam=lam, moments=moments, step=end)
         if end == config.steps or not bool(state.alive.any()):
-            state = self._stop(state, "finished")
+            state = state.replace(stopped="finished")
         return state
 
-    def _stop(self, state: SolverState, reason: str) -> SolverState:
-        """A last look, so that the steps since the one before count."""
-        loss, layers, _, _ = self._gradients(state.x, state.lam, state.step)
-        return self._look(state, state.x, state.lam, loss, layers).replace(stopped=reason)
+    def _step(
+        self, x: Tensor, lam: Tensor, moments: dict[str, Tensor], step: Step, alive: Tensor
+    ) -> None:
+        """One update of candidates and multipliers, in place."""
+        _, _, gx, gl = self._gradients(x, lam, step)
+        self._update(x, lam, gx, gl, moments, step, alive)
+
+    def _graph_steps(
+        self, state: SolverState, count: int
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same steps on buffers that never move, so that a CUDA graph can replay them."""
+        if self._live is None:
+            step = torch.zeros((), dtype=self.dtype, device=self.config.device)
+            live = {
+                "x": state.x.clone(),
+                "lam": state.lam.clone(),
+                "alive": state.alive.clone(),
+                "step": step,
+            }
+            moments: dict[str, Tensor] = {}
+            body = torch.compile(self._step) if self.config.compile else self._step
+
+            def one() -> None:
+                body(live["x"], live["lam"], moments, live["step"], live["alive"])
+                live["step"].add_(1)
+
+            self._live, self._live_moments = live, moments
+            self._repeater = Repeater(one, self.config.device, CHECK_EVERY)
+        live, moments = self._live, self._live_moments
+        for name in ("x", "lam", "alive"):
+            live[name].copy_(getattr(state, name))
+        live["step"].fill_(state.step)
+        for name, moment in state.moments.items():
+            moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
+        self._repeater.run(count)
+        kept = {name: moment.clone() for name, moment in moments.items()}
+        return live["x"].clone(), live["lam"].clone(), kept
 
     def _gradients(
-        self, x: Tensor, lam: Tensor, step: int
+        self, x: Tensor, lam: Tensor, step: Step
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         found = self.problem.evaluate(x, lam * self.scale, self.config.sharpness_at(step))
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
@@ -175,7 +218,7 @@ class Solver:
 
     def _update(
         self, x: Tensor, lam: Tensor, gx: Tensor, gl: Tensor,
-        moments: dict[str, Tensor], step: int, alive: Tensor,
+        moments: dict[str, Tensor], step: Step, alive: Tensor,
     ) -> None:  # fmt: skip
         """One step of SGD with momentum or Adam in place, then the constraints."""
         factor = self.config.rate_at(step)
@@ -185,7 +228,7 @@ class Solver:
             mask = alive.view(-1, *[1] * (variable.ndim - 1))
             gradient = torch.where(mask, gradient, 0.0)
             direction = self._direction(name, gradient, moments, step)
-            variable.sub_(torch.where(mask, direction, 0.0), alpha=rate * factor)
+            variable.sub_(torch.where(mask, direction, 0.0) * (rate * factor))
         if self.config.constraint == "project":
             if self.knowledge.value_range is not None:
                 low, high = box(self.knowledge, x)
@@ -193,7 +236,7 @@ class Solver:
             if self.nonnegative:
                 lam.clamp_(min=self.config.lam_min)
 
-    def _direction(self, name: str, g: Tensor, moments: dict[str, Tensor], step: int) -> Tensor:
+    def _direction(self, name: str, g: Tensor, moments: dict[str, Tensor], step: Step) -> Tensor:
         if self.config.optimiser == "sgd":
             first = moments.setdefault(name, torch.zeros_like(g))
             return first.mul_(self.config.momentum).add_(g)
@@ -210,7 +253,7 @@ class Solver:
         """History, best snapshots, and runs that left the finite numbers."""
         first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
         fine = torch.isfinite(loss) & (loss <= DIVERGED * first)
-        better = fine & (loss < state.best_loss)
+        better = state.alive & fine & (loss < state.best_loss)
         mask_x = better.view(-1, *[1] * (x.ndim - 1))
         mask_lam = better.view(-1, *[1] * (lam.ndim - 1))
         # A run stopped by the clock has been looked at where it goes on from.
@@ -226,7 +269,7 @@ class Solver:
             layers=(*state.layers[:past], layers.detach().cpu().double()),
         )
 
-    def _closed_form(self, x: Tensor, lam: Tensor, step: int) -> Tensor:
+    def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
         """The best multipliers for these candidates, per run; see ``multipliers.py``."""
         from residuum.attacks.multipliers import best_multipliers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -107,8 +107,7 @@ def command(
         list[str] | None,
         typer.Option(
             "--set", metavar="KEY=VALUE",
-            help="Any other setting; repeatable: lam_distribution, lam_init, lam_scale, lr_decay, "
-            "momentum, normalise, sharpness_from.",
+            help="Any other setting, such as momentum=0.8; repeatable. An unknown key lists them.",
         ),
     ] = None,
     arch: Arch = None,
@@ -169,23 +168,23 @@ def command(
     request = request_of(checkpoint, released, config)
     with open_run(out):
         found = finished(out, request, knowledge)
-        if found is not None:
-            summary = read_summary(out)
-            if not (json or quiet):
-                print_line(f"{out} holds this attack, finished; it is shown again.")
-        else:
+        reused = found is not None
+        if found is None:
             with attack_progress(not (json or quiet)) as watch:
                 found = attack(released, knowledge, config, state_path=out / STATE, watch=watch)
-            summary = write_run(out, found, request, preset)
+            write_run(out, found, request, preset)
     _refuse_divergence(found, out)
     if json:
-        print_json(summary)
+        print_json(read_summary(out))
     elif not quiet:
-        show(found, summary, out)
+        if reused:
+            print_line(f"{out} holds this attack, finished; it is shown again.")
+        show(found, out)
 
 
-def show(found: Reconstruction, summary: dict[str, Any], out: Path) -> None:
+def show(found: Reconstruction, out: Path) -> None:
     """The attack as a person reads it; residuals are norms, relative to the target's."""
+    summary = found.to_json()
     rows = [
         (str(run), part["status"], number(part["final_loss"]), number(part["loss"]),
          *(number(value, 3) for value in part["residuals"].values()))

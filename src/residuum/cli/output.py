@@ -62,7 +62,7 @@ def training_progress(visible: bool) -> Iterator[Any]:
 
 @contextmanager
 def attack_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for :func:`residuum.attacks.attack`: the best restart's loss and residuals."""
+    """A watcher for :func:`residuum.attacks.attack`: best restart, residual per layer."""
     with _bar("attacking", visible) as update:
         if update is None:
             yield None
@@ -71,12 +71,9 @@ def attack_progress(visible: bool) -> Iterator[Any]:
         def watch(progress: AttackProgress) -> None:
             best = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
             residuals = progress.layers[best].clamp(min=0).sqrt().tolist()
-            parts = [f"step {progress.step}  loss {float(progress.loss[best]):.2e}  residuals"]
-            parts += [
-                f"{name} {value:.1e}"
-                for name, value in zip(progress.layer_names, residuals, strict=True)
-            ]
-            update(progress.step, progress.steps, "  ".join(parts))
+            shown = " ".join(f"{value:.1e}" for value in residuals)
+            state = f"step {progress.step}  loss {float(progress.loss[best]):.1e}  layers {shown}"
+            update(progress.step, progress.steps, state)
 
         yield watch
 
@@ -92,7 +89,7 @@ def _bar(title: str, visible: bool) -> Iterator[Update | None]:
 
     columns = (
         TextColumn(title),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=10),
         TextColumn("{task.fields[state]}", markup=False),
         TimeRemainingColumn(),
     )

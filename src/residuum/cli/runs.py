@@ -94,9 +94,7 @@ def read_summary(out: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_run(
-    out: Path, found: Reconstruction, request: dict[str, Any], preset: str
-) -> dict[str, Any]:
+def write_run(out: Path, found: Reconstruction, request: dict[str, Any], preset: str) -> None:
     """Write everything, the summary last; the state stays only where time ran out."""
     from residuum.records import write_atomic, write_json
     from residuum.records.environment import environment, sha256
@@ -119,7 +117,6 @@ def write_run(
     write_json(out / SUMMARY, summary)
     if "time" not in found.status:
         (out / STATE).unlink(missing_ok=True)
-    return summary
 
 
 def _names(folder: Path) -> set[str]:

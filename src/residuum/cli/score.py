@@ -180,7 +180,8 @@ def _draw(
 
     figures = {"matches.png": matches_figure(candidates, train, scores)}
     if outputs is not None:
-        figures["output_score.png"] = output_figure(scores, outputs)
+        wanted = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
+        figures["output_score.png"] = output_figure(scores, outputs, wanted)
     for name, figure in figures.items():
         if figure is not None:
             write_atomic(run / name, figure)

@@ -69,6 +69,8 @@ class ExplicitEquation:
             for i in range(depth)
         ]
         self.layer_weights = tuple(layer_weights)
+        first = self.target[0][0]
+        self._weights = torch.tensor(self.layer_weights, dtype=first.dtype, device=first.device)
 
     def evaluate(self, x: Tensor, activation: Activation, covectors: Covectors) -> Residual:
         """Loss, per-layer squared residuals and the gradient in x; covectors get their own."""
@@ -77,13 +79,12 @@ class ExplicitEquation:
             for i, point in enumerate(self.points)
         ]
         errors, parts = self._errors(passes)
-        weights = torch.tensor(self.layer_weights, dtype=x.dtype, device=x.device)
         grad_x: Tensor | None = None
         for point, one in zip(self.points, passes, strict=True):
             part = self._adjoint(point, one, errors, activation)
             grad_x = part if grad_x is None else grad_x.add_(part)
         assert grad_x is not None
-        return Residual(parts @ weights, parts, grad_x)
+        return Residual(parts @ self._weights, parts, grad_x)
 
     def _pass(
         self,

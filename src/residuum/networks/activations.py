@@ -79,12 +79,14 @@ class _SigmoidBackward(torch.autograd.Function):
 class SigmoidReLU(Activation):
     """ReLU forward, sigmoid(alpha z) in place of 1[z > 0] backward (Haim et al. 2022)."""
 
-    def __init__(self, alpha: float = 150.0) -> None:
+    def __init__(self, alpha: float | Tensor = 150.0) -> None:
         super().__init__()
-        self.alpha = float(alpha)
+        self.alpha = alpha
 
     def forward(self, z: Tensor) -> Tensor:
         """max(z, 0)."""
+        if not torch.is_grad_enabled():  # nobody asks for the backward rule
+            return z.clamp_min(0)
         return _SigmoidBackward.apply(z, self.alpha)
 
     def derivative(self, z: Tensor) -> Tensor:
@@ -100,9 +102,9 @@ class SigmoidReLU(Activation):
 class Softplus(Activation):
     """softplus(beta z) / beta, forward and backward (Loo et al. 2024)."""
 
-    def __init__(self, beta: float = 50.0) -> None:
+    def __init__(self, beta: float | Tensor = 50.0) -> None:
         super().__init__()
-        self.beta = float(beta)
+        self.beta = beta
 
     def forward(self, z: Tensor) -> Tensor:
         """softplus(beta z) / beta without a linear cut-off, so that derivatives stay consistent."""

@@ -37,12 +37,12 @@ class Cell:
     framed: bool = False
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches."""
+def new_figure(width: float, height: float, automatic: bool = True) -> Figure:
+    """An empty figure of this size in inches; automatic layout takes longer than all the rest."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained" if automatic else None)
     FigureCanvasAgg(figure)
     return figure
 
@@ -72,24 +72,27 @@ def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: 
     """Bands of cells; ``rows`` names the images of a cell from top to bottom, at the left edge."""
     columns = max(1, min(columns, len(cells)))
     bands = math.ceil(len(cells) / columns)
+    tall, wide = cells[0].images[0].shape[-2:]
+    w, h = CELL * min(1, wide / tall), CELL * min(1, tall / wide)
     edge = MARGIN + (0.2 if any(rows) else 0.0)
-    band = CAPTION + len(rows) * (CELL + 0.04) + GAP
-    width = max(edge + columns * (CELL + GAP) + MARGIN, 5.5)
+    across, step = max(w, 0.6 * CELL) + GAP, h + 0.04
+    band = CAPTION + len(rows) * step + GAP
+    width = max(edge + columns * across + MARGIN, 5.5)
     height = TITLE + bands * band + MARGIN
-    figure = new_figure(width, height)
-    figure.set_layout_engine("none")
+    figure = new_figure(width, height, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, the origin at the top left
     for i, cell in enumerate(cells):
-        x, y = edge + (i % columns) * (CELL + GAP), TITLE + (i // columns) * band
+        x, y = edge + (i % columns) * across, TITLE + (i // columns) * band
         weight = "bold" if cell.framed else "normal"
-        axes.text(x + CELL / 2, y + CAPTION - 0.05, cell.caption, ha="center", fontsize=7.5,
+        axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, ha="center", fontsize=7.5,
                   color=INK, fontweight=weight)  # fmt: skip
         for k, image in enumerate(cell.images):
-            _place(axes, image, x, y + CAPTION + k * (CELL + 0.04), cell.framed)
-    for b in range(bands if any(rows) else 0):
-        for k, name in enumerate(rows):
-            middle = TITLE + b * band + CAPTION + k * (CELL + 0.04) + CELL / 2
-            axes.text(edge - 0.07, middle, name, fontsize=7, rotation=90, ha="right", va="center")
+            _place(axes, image, (x, y + CAPTION + k * step, w, h), cell.framed)
+        if i % columns == 0:
+            for k, name in enumerate(rows):
+                middle = y + CAPTION + k * step + h / 2
+                axes.text(x - 0.07, middle, name, fontsize=7 if h > 0.5 else 4.5, rotation=90,
+                          ha="right", va="center")  # fmt: skip
     axes.text(MARGIN, 0.2, title, fontsize=8.5, color=INK)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
@@ -100,8 +103,12 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
     """Vectors that are no images: per panel a caption and named curves over the coordinates."""
     columns = max(1, min(4, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
-    figure = new_figure(max(2.2 * columns, 5.5), 1.5 * rows + 0.7)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    width, height = max(2.2 * columns, 5.5), 1.5 * rows + 0.6
+    figure = new_figure(width, height, automatic=False)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    figure.subplots_adjust(
+        0.4 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.5 / height, wspace=0.22, hspace=0.5
+    )
     for axes in grid.flat:
         axes.set_visible(False)
     for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
@@ -113,10 +120,10 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
             )
         axes.set_title(caption, fontsize=7.5)
         axes.tick_params(labelsize=6.5)
-    figure.suptitle(title, fontsize=8.5)
+    figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)
     handles, names = grid.flat[0].get_legend_handles_labels()
     if len(names) > 1:
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=7.5,
+        figure.legend(handles, names, loc="lower center", ncols=len(names), fontsize=7.5,
                       frameon=False)  # fmt: skip
     return png(figure)
 
@@ -130,16 +137,13 @@ def tidy(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _place(axes: Axes, image: Tensor, x: float, y: float, framed: bool) -> None:
-    """One image inside the square cell whose upper left corner is (x, y)."""
+def _place(axes: Axes, image: Tensor, at: tuple[float, float, float, float], framed: bool) -> None:
+    """One image at (left, top, width, height)."""
     from matplotlib.patches import Rectangle
 
-    values = pixels(image)
-    tall, wide = values.shape[:2]
-    w, h = CELL * min(1, wide / tall), CELL * min(1, tall / wide)
-    left, top = x + (CELL - w) / 2, y + (CELL - h) / 2
+    left, top, w, h = at
     axes.imshow(
-        values, cmap="gray", vmin=0, vmax=1, interpolation="nearest",
+        pixels(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest",
         extent=(left, left + w, top + h, top),
     )  # fmt: skip
     line = {"ec": BLUE, "lw": 2.2} if framed else {"ec": "#CCCCCC", "lw": 0.5}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores
-from residuum.records.scores import MetricScore, SampleScore
+from residuum.records.scores import MetricScore
 from residuum.report import drawing
 from residuum.report.drawing import BLUE, CYCLE, GREY, INK, MARKERS, ORANGE, Cell
 
@@ -46,32 +46,35 @@ def selected_figure(found: Reconstruction) -> bytes | None:
     return drawing.line_panels(title, panels)
 
 
-def matches_figure(
-    candidates: Tensor, train: Dataset, scores: Scores, metric: str = "ncc"
-) -> bytes | None:
-    """Reconstructions above the training samples they match one-to-one, best first."""
-    pairs = [row for row in scores.per_sample if row.matches[metric].candidate is not None]
-    pairs.sort(key=lambda row: -(row.matches[metric].score or 0.0))
-    if not pairs:
+def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes | None:
+    """Reconstructions above the training samples they match one-to-one, best first.
+
+    Matched by the deciding metric; points in the plane by distance, where it was computed.
+    """
+    flat = train.shape == (2,) and "l2" in scores.metrics
+    metric = scores.metrics["l2" if flat else scores.deciding]
+    matched = [(row, row.matches[metric.name]) for row in scores.per_sample]
+    matched = [(row, match) for row, match in matched if match.candidate is not None]
+    matched.sort(key=lambda pair: _value(pair[1].score), reverse=metric.higher_is_better)
+    if not matched:
         return None
-    candidates = candidates.reshape(-1, *train.shape).double()
-    title = _matches_title(scores, metric, min(SHOWN, len(pairs)))
+    matched = matched if train.shape == (2,) else matched[:SHOWN]
+    found = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
+    samples = train.x[[row.index for row, _ in matched]].double()
+    title = _matches_title(scores, metric, len(matched), drawing.is_image(train.shape))
     if train.shape == (2,):
-        return _matched_points(candidates, train, pairs, metric, title)
-    captions = [f"{row.matches[metric].score:.3f}" for row in pairs]
-    taken = [row.matches[metric].candidate for row in pairs]
+        return _matched_points(candidates, found, samples, title)
+    captions = [f"{match.score:.3f}" for _, match in matched]
     if not drawing.is_image(train.shape):
         panels = [
-            (text, {"reconstruction": candidates[c].numpy(), "training sample": x.numpy()})
-            for c, x, text in zip(taken, _samples(train, pairs[:PANELS]), captions, strict=False)
+            (text, {"reconstruction": a.flatten().numpy(), "training sample": b.flatten().numpy()})
+            for a, b, text in zip(found[:PANELS], samples, captions, strict=False)
         ]
         return drawing.line_panels(title, panels)
-    shown = pairs[:SHOWN]
-    found = _with_mean(candidates[taken[:SHOWN]], train.mean)
-    samples = _with_mean(_samples(train, shown), train.mean)
+    images = zip(_with_mean(found, train.mean), _with_mean(samples, train.mean), strict=True)
     cells = [
-        Cell((a, b), text, bool(row.matches[metric].recovered))
-        for a, b, text, row in zip(found, samples, captions, shown, strict=False)
+        Cell(pair, text, bool(match.recovered))
+        for pair, text, (_, match) in zip(images, captions, matched, strict=True)
     ]
     return drawing.image_grid(title, cells, ("found", "training"))
 
@@ -89,9 +92,14 @@ def output_figure(
     by_margin = flat.shape[1] > 1 and None not in margins
     x = torch.tensor(margins if by_margin else flat[:, 0].tolist(), dtype=torch.float64)
     figure = drawing.new_figure(4.2 * len(names) + 0.4, 3.4)
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
         _scatter(axes, x, scores, name)
         axes.set_xlabel("margin" if by_margin else "network output", fontsize=8.5)
+    marks, labels = panels[0].get_legend_handles_labels()
+    if 0 < len(labels) <= len(MARKERS):
+        figure.legend(marks, labels, loc="outside lower center", ncols=len(labels), fontsize=7.5,
+                      frameon=False)  # fmt: skip
     return drawing.png(figure)
 
 
@@ -117,8 +125,9 @@ def loss_figure(found: Reconstruction) -> bytes | None:
         right.fill_between(found.steps, low, high, color=CYCLE[i % len(CYCLE)], alpha=0.15, lw=0)
     right.set_title("relative residual per layer, median and range", fontsize=9)
     right.legend(fontsize=7.5, frameon=False)
-    for axes in (left, right):
-        axes.set_yscale("log")
+    for axes, values in ((left, found.loss), (right, residuals)):
+        if bool(_positive(values).isfinite().any()):
+            axes.set_yscale("log")
         axes.set_xlabel("step", fontsize=8.5)
         drawing.tidy(axes)
     return drawing.png(figure)
@@ -138,18 +147,19 @@ def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
     _thresholds(axes, scores.metrics[name])
     axes.set_title(f"best {name} of every training sample", fontsize=9)
     axes.set_ylabel(name, fontsize=8.5)
-    if len(known) <= len(MARKERS):
-        axes.legend(fontsize=7, frameon=True, framealpha=0.8, edgecolor="none", loc="best")
     drawing.tidy(axes)
 
 
 def _thresholds(axes: Any, figures: MetricScore) -> None:
+    """Lines named where they end, at the right edge."""
     for value, text, style in (
         (figures.threshold_null99, "99% of chance", "--"),
-        (figures.published_threshold, "published threshold", ":"),
+        (figures.published_threshold, "published", ":"),
     ):
         if value is not None:
-            axes.axhline(value, color=INK, lw=0.9, ls=style, label=f"{text} ({value:.2g})")
+            axes.axhline(value, color=INK, lw=0.9, ls=style)
+            axes.text(1, value, f"{text} {value:.2f}", transform=axes.get_yaxis_transform(),
+                      ha="right", va="bottom", fontsize=7, color=INK)  # fmt: skip
 
 
 def _selected_points(found: Reconstruction, title: str) -> bytes:
@@ -167,21 +177,15 @@ def _selected_points(found: Reconstruction, title: str) -> bytes:
     return _plane(figure, axes, f"{title}; larger: held by more restarts")
 
 
-def _matched_points(
-    candidates: Tensor, train: Dataset, pairs: list[SampleScore], metric: str, title: str
-) -> bytes:
+def _matched_points(candidates: Tensor, found: Tensor, samples: Tensor, title: str) -> bytes:
     figure = drawing.new_figure(4.8, 4.8)
     axes = figure.subplots()
-    found, x = candidates.unbind(1), train.x.unbind(1)
-    axes.scatter(found[0], found[1], s=8, color=GREY, lw=0, label="candidates")
-    axes.scatter(x[0], x[1], s=46, facecolors="none", edgecolors=BLUE, label="training samples")
-    for row in pairs:
-        mine = candidates[row.matches[metric].candidate]
-        axes.plot(*torch.stack([mine, train.x[row.index]]).T, color=ORANGE, lw=0.8)
-    taken = [row.matches[metric].candidate for row in pairs]
-    axes.scatter(
-        found[0][taken], found[1][taken], s=24, color=ORANGE, marker="x", lw=1.2, label="matches"
-    )
+    rest, a, b = (part.double().unbind(1) for part in (candidates.reshape(-1, 2), found, samples))
+    axes.scatter(rest[0], rest[1], s=8, color=GREY, lw=0, label="candidates")
+    axes.scatter(b[0], b[1], s=46, facecolors="none", edgecolors=BLUE, label="training samples")
+    for line in torch.stack([found, samples], 1):
+        axes.plot(line[:, 0], line[:, 1], color=ORANGE, lw=0.8)
+    axes.scatter(a[0], a[1], s=24, color=ORANGE, marker="x", lw=1.2, label="matches")
     return _plane(figure, axes, title)
 
 
@@ -194,14 +198,12 @@ def _plane(figure: Any, axes: Any, title: str) -> bytes:
     return drawing.png(figure)
 
 
-def _matches_title(scores: Scores, metric: str, shown: int) -> str:
-    title = f"Best {shown} of {scores.n} training samples, by {metric.upper()}"
-    threshold = scores.metrics[metric].threshold_null99
-    return f"{title}; framed: beyond 99% of chance ({threshold:.3f})" if threshold else title
-
-
-def _samples(train: Dataset, rows: list[SampleScore]) -> Tensor:
-    return train.x[[row.index for row in rows]].double()
+def _matches_title(scores: Scores, metric: MetricScore, shown: int, framed: bool) -> str:
+    title = f"Best {shown} of {scores.n} training samples, by {metric.name.upper()}"
+    if metric.recovered is None:
+        return f"{title}; not calibrated"
+    where = " (framed)" if framed else ""
+    return f"{title}; {metric.recovered} beyond 99% of chance{where}"
 
 
 def _with_mean(images: Tensor, mean: Tensor | None) -> Tensor:

@@ -32,7 +32,7 @@ class Factor:
 
 
 def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
-    """From G (R, R) and <g_r, theta> (R,): eigenvalues below rounding are dropped."""
+    """From G (R, R) and <g_r, theta> (R,): eigenvalues and rows below rounding are dropped."""
     values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
     top = float(values[-1])
     if not np.isfinite(top) or top <= 0:
@@ -43,7 +43,8 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
     lowest = float(values[0])
     keep = values > 1e-14 * top
     root = values[keep].sqrt()
-    matrix = root[:, None] * vectors[:, keep].T
+    # Rounding in the column of a dead row would pass for a gradient, to be met by a huge multiplier.
+    matrix = root[:, None] * vectors[:, keep].T * (gram.diagonal() > 1e-14 * top)
     target = (vectors[:, keep].T @ inner) / root
     return Factor(matrix, target, top / lowest if lowest > 0 else float("inf"))
 

@@ -1,0 +1,130 @@
+"""Time of one attack step: ours against the published way and against its own matrix products.
+
+Network d-1000-1000-1, m = 1000 candidates. The floor is the twelve matrix products of a step with
+all layers (five forward and backward, seven of the double backward) timed alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Report, clock
+from benchmarks.published import PublishedAttack
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.objectives import BinaryKKT
+from residuum.attacks.solver import Solver
+from residuum.engine import matmul_precision
+from residuum.networks import MLP
+from residuum.records import Knowledge
+
+SHAPES = {"cifar": 3072, "mnist": 784}
+WIDTH, M = 1000, 1000
+BAR = {"cuda": 14.0, "cpu": 1.8}
+
+
+def network(d: int) -> MLP:
+    torch.manual_seed(0)
+    return MLP((d, WIDTH, WIDTH, 1))
+
+
+def ours(d: int, device: str, steps: int, **settings: Any) -> float:
+    """Milliseconds per step, capture and compilation not counted."""
+    config = AttackConfig(
+        candidates=settings.pop("m", M), restarts=settings.pop("restarts", 1), steps=10**6,
+        device=device, anneal="none", **settings,
+    )  # fmt: skip
+    solver = Solver(network(d), BinaryKKT(), Knowledge(), config, (d,), 1, config.candidates)
+    state = solver._initial()
+    tf32 = config.dtype == "tf32"
+    with matmul_precision(tf32):
+        if device == "cpu":
+            moments: dict[str, Tensor] = {}
+            x, lam = state.x.clone(), state.lam.clone()
+
+            def run() -> None:
+                for i in range(steps):
+                    solver._step(x, lam, moments, i, state.alive)
+
+            solver._step(x, lam, moments, 0, state.alive)
+            return 1e3 * min(clock(run)[1] for _ in range(2)) / steps
+        solver._graph_steps(state, 100)
+        seconds = [clock(lambda: solver._graph_steps(state, steps), device)[1] for _ in range(3)]
+    return 1e3 * sorted(seconds)[1] / steps
+
+
+def published(d: int, device: str, dtype: torch.dtype, steps: int) -> float:
+    attack = PublishedAttack(network(d).to(device, dtype), M)
+    attack.step()
+
+    def run() -> None:
+        for _ in range(steps):
+            attack.step()
+
+    return 1e3 * clock(run, device)[1] / steps
+
+
+def floor(d: int, device: str, repeats: int) -> float:
+    """The twelve products of a step, TF32 on a GPU, in one CUDA graph."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device)
+
+    x, w1, w2, a, b = (
+        random(M, d),
+        random(WIDTH, d),
+        random(WIDTH, WIDTH),
+        random(M, WIDTH),
+        random(M, WIDTH),
+    )
+
+    def products() -> None:
+        x @ w1.T, a @ w2.T, b @ w2, b.T @ x, b.T @ a  # z1 z2 d1 T1 T2
+        x @ w1.T, a @ w2.T, b @ w2.T, b @ w2, b @ w2, b @ w1, b @ w1  # adjoints
+
+    with matmul_precision(device != "cpu"):
+        products()
+        if device == "cpu":
+            return 1e3 * clock(products)[1]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(10):
+                products()
+        return (
+            1e3
+            * clock(lambda: [graph.replay() for _ in range(repeats)], device)[1]
+            / (10 * repeats)
+        )
+
+
+def step(device: str) -> Report:
+    gpu = device.startswith("cuda")
+    steps, eager = (500, 40) if gpu else (3, 2)
+    rows = []
+    for name, d in SHAPES.items():
+        row: dict[str, Any] = {"shape": name}
+        row["published float64"] = published(d, device, torch.float64, eager)
+        row["published float32"] = published(d, device, torch.float32, eager)
+        row["float32"] = ours(d, device, steps, dtype="float32", layers="all")
+        row["first layer, float32"] = ours(d, device, steps, dtype="float32", layers="first")
+        if gpu:
+            row["tf32"] = ours(d, device, steps, dtype="tf32", layers="all")
+            row["tf32 compiled"] = ours(d, device, steps, dtype="tf32", layers="all", compile=True)
+            row["first layer, tf32 compiled"] = ours(
+                d, device, steps, dtype="tf32", layers="first", compile=True
+            )
+        row["floor"] = floor(d, device, 50)
+        best = min(v for k, v in row.items() if k in ("float32", "tf32", "tf32 compiled"))
+        row["ratio"] = row["published float32"] / best
+        row["share of floor"] = row["floor"] / best
+        rows.append({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+    return Report(
+        what="milliseconds per attack step, published way over ours (all layers, Adam)",
+        settings={"width": WIDTH, "m": M, "network": "d-1000-1000-1"},
+        seeds=(0,),
+        figures=rows,
+        ratio=rows[0]["ratio"],
+        bar=BAR["cuda" if gpu else "cpu"],
+    )

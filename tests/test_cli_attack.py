@@ -1,0 +1,494 @@
+"""``attack`` and ``score``: end to end, the leak guard, resuming, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from residuum.attacks import OBJECTIVES, PRESETS, PRIORS, AttackConfig
+from residuum.attacks.run import BASELINES
+from residuum.checkpoints import save_checkpoint
+from residuum.cli.main import main
+from residuum.cli.runs import load_run
+from residuum.evaluation import METRICS
+from residuum.networks import Architecture
+from residuum.records import Checkpoint, Dataset, Reconstruction, same
+from residuum.records.environment import sha256
+
+SMALL = ["--steps", "200", "--restarts", "2", "--candidates", "16"]
+LAYOUT = [".gitignore", "attack.json", "loss.png", "reconstruction.safetensors", "selected.png"]
+Capture = pytest.CaptureFixture[str]
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def one_line(capsys: Capture) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("residuum: ")
+    assert err.count("\n") == 1
+    assert "Internal error" not in err
+    assert err.count(". ") >= 1, "a rule, then a remedy"
+    return err
+
+
+def printed(capsys: Capture) -> dict[str, Any]:
+    out, err = capsys.readouterr()
+    assert err == ""
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+def reconstruction(out: Path) -> Reconstruction:
+    return load_run(out).replace(seconds=0.0)
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network trained on twelve digits."""
+    out = tmp_path_factory.mktemp("victim") / "v"
+    train = ["train", "--data", "digits", "--n", "12", "--arch", "mlp:64-30-1", "--steps", "300"]
+    assert main([*train, "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(victim: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An attack on it."""
+    out = tmp_path_factory.mktemp("attack") / "r"
+    assert main(["attack", str(victim), *SMALL, "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+@pytest.fixture
+def scored(run: Path, tmp_path: Path) -> Path:
+    """A copy of that attack, to be scored."""
+    return Path(shutil.copytree(run, tmp_path / "scored"))
+
+
+# Attack
+
+
+def test_an_attack_directory(run: Path, victim: Path) -> None:
+    assert listing(run) == LAYOUT
+    assert (run / ".gitignore").read_text() == "*\n"
+    assert run.stat().st_mode & 0o777 == 0o700
+    found, summary = load_run(run), json.loads((run / "attack.json").read_text())
+    assert found.x.shape == (32, 1, 8, 8)
+    assert summary["status"] == list(found.status) == ["finished"] * 2
+    assert summary["request"]["checkpoint_sha256"] == sha256(victim / "model.safetensors")
+    assert summary["sha256"]["reconstruction.safetensors"] == sha256(
+        run / "reconstruction.safetensors"
+    )
+    assert summary["settings"]["steps"] == 200
+    assert summary["preset"] == "residuum"
+    assert summary["knowledge"] == {}
+    assert summary["environment"]["packages"]["torch"]
+    for part in summary["runs"]:
+        assert part["loss"] <= part["final_loss"]
+        assert list(part["residuals"]) == ["layers.0", "layers.1"]
+        assert all(0 <= value < 1 for value in part["residuals"].values())
+    for name in ("selected.png", "loss.png"):
+        assert Image.open(run / name).size[0] > 300
+
+
+def test_what_is_granted_is_recorded_and_shown(
+    victim: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    np.save(tmp_path / "mean.npy", np.full((1, 8, 8), 0.3))
+    out = tmp_path / "r"
+    command = [
+        "attack", str(victim), "--steps", "5", "--restarts", "1", "--out", str(out), "--shape", "1,8,8",
+        "--value-range", "0,1", "--mean", str(tmp_path / "mean.npy"), "--mean-provenance", "holdout",
+        "--sample-count", "12", "--label-balance", "0.25,0.75", "--init", "own", "--loss", "logistic",
+        "--weight-decay", "0.01", "--prior", "value-box:0.5", "--prior", "high-frequency:1e-6",
+        "--constraint", "penalty", "--set", "lam_init=0,2", "--set", "normalise=false",
+        "--optimiser", "sgd", "--lr-x", "1e-4", "--lr-lam", "1e-5", "--sigma", "0.02", "--lam-min", "0.1",
+        "--lam-every", "3", "--surrogate", "softplus", "--sharpness", "50", "--anneal", "none",
+        "--layers", "first", "--dtype", "float32", "--device", "cpu", "--seed", "7",
+    ]  # fmt: skip
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "restart", "final loss", "layers.0", "layers.1", "finished", "selected", "mean (holdout)",
+        "shape 1,8,8 (user)", "value_range 0,1 (user)", "theta0 (user)", "seconds", str(out),
+    ):  # fmt: skip
+        assert " ".join(words.split()) in " ".join(shown.split())
+    found = load_run(out)
+    assert len(found.x) == 24
+    assert (found.labels < 0).sum() == 6
+    assert float(found.knowledge.mean.mean()) == pytest.approx(0.3)  # type: ignore[union-attr]
+    assert found.settings["priors"] == [["value-box", 0.5], ["high-frequency", 1e-6]]
+    assert found.settings["lam_init"] == [0.0, 2.0]
+    assert found.settings["normalise"] is False
+    summary = json.loads((out / "attack.json").read_text())
+    assert summary["knowledge"]["mean"] == "holdout"
+    assert len(summary["knowledge"]) == 8
+
+
+def test_json_and_quiet(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = ["attack", str(victim), "--steps", "3", "--restarts", "1"]
+    assert main([*command, "--out", str(tmp_path / "q"), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main([*command, "--out", str(tmp_path / "j"), "--json"]) == 0
+    found = printed(capsys)
+    assert found == json.loads((tmp_path / "j" / "attack.json").read_text())
+    assert sorted(found) == [
+        "attack", "candidates", "consensus", "environment", "final_loss", "knowledge",
+        "layer_residuals_squared", "notes", "preset", "request", "restarts", "runs", "seconds",
+        "selected", "settings", "sha256", "status",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("private", ["deleted", "garbage"])
+def test_the_data_is_never_opened(private: str, victim: Path, run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(victim, tmp_path / "v"))
+    (copy / "training.json").write_text("nothing here")
+    shutil.rmtree(copy / "private")
+    if private == "garbage":
+        (copy / "private").mkdir()
+        for name in ("train.npz", "holdout.npz", "state.safetensors"):
+            (copy / "private" / name).write_bytes(b"\x80garbage")
+    assert main(["attack", str(copy), *SMALL, "--out", str(tmp_path / "r"), "--quiet"]) == 0
+    assert same(reconstruction(tmp_path / "r"), reconstruction(run))
+
+
+def test_a_finished_attack_is_reused_and_never_overwritten(
+    victim: Path, run: Path, capsys: Capture
+) -> None:
+    before = {name: (run / name).read_bytes() for name in LAYOUT}
+    assert main(["attack", str(victim), *SMALL, "--out", str(run)]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert main(["attack", str(victim), *SMALL, "--out", str(run), "--seconds", "99"]) == 0
+    capsys.readouterr()
+    for other in (["--seed", "1"], ["--value-range", "0,1"], ["--set", "momentum=0.5"]):
+        assert main(["attack", str(victim), *SMALL, *other, "--out", str(run)]) == 2
+        assert "other settings" in one_line(capsys)
+    assert main(["attack", str(victim / "init.safetensors"), *SMALL, "--out", str(run)]) == 2
+    assert "other weights" in one_line(capsys)
+    assert {name: (run / name).read_bytes() for name in LAYOUT} == before
+
+
+def test_ctrl_c_keeps_the_state_and_the_same_command_resumes(victim: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    command = ["attack", str(victim), "--steps", "3000", "--restarts", "1", "--candidates", "12"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "residuum", *command, "--out", str(out)],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / ".gitignore").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("residuum: Interrupted")
+    assert listing(out) == [".gitignore", "attack_state.safetensors"]
+    assert out.stat().st_mode & 0o777 == 0o700
+    from residuum.attacks.solver import SolverState
+
+    assert 0 < SolverState.load(out / "attack_state.safetensors").step < 3000
+    assert main([*command, "--seed", "5", "--out", str(out), "--quiet"]) == 2
+    assert main([*command, "--out", str(out), "--quiet"]) == 0
+    assert main([*command, "--out", str(tmp_path / "whole"), "--quiet"]) == 0
+    assert listing(out) == LAYOUT
+    assert same(reconstruction(out), reconstruction(tmp_path / "whole"))
+
+
+def test_out_of_time(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "r"
+    command = ["attack", str(victim), "--steps", "5000", "--seconds", "0.001", "--out", str(out)]
+    last = -1
+    for _ in range(2):
+        assert main([*command, "--json"]) == 0
+        found = printed(capsys)
+        assert set(found["status"]) == {"time"}
+        assert (out / "attack_state.safetensors").is_file()
+        assert int(load_run(out).steps[-1]) > last
+        last = int(load_run(out).steps[-1])
+
+
+@pytest.mark.parametrize("rate", ["1e30", "1e300"])
+def test_absurd_learning_rates_diverge(
+    rate: str, victim: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "r"
+    command = ["attack", str(victim), *SMALL, "--lr-x", rate, "--out", str(out)]
+    for _ in range(2):  # the second time the finished run is read
+        assert main(command) == 3
+        assert "Lower --lr-x" in one_line(capsys)
+        assert listing(out) == LAYOUT
+    summary = json.loads((out / "attack.json").read_text())
+    assert summary["status"] == ["diverged"] * 2
+    assert torch.isfinite(load_run(out).x).all()
+    assert main([*command, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 3
+
+
+# Presets and help
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_runs(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for figure in ("selected_figure", "loss_figure"):  # drawn often enough elsewhere
+        monkeypatch.setattr(f"residuum.report.{figure}", lambda _: None)
+    outputs = 3 if "multiclass" in preset else 1
+    for seed, name in enumerate(("model", "init")):
+        torch.manual_seed(seed)
+        network = Architecture.parse(f"mlp:6-5-{outputs}")
+        theta = network.build().double().state_dict()
+        save_checkpoint(Checkpoint(theta, str(network)), tmp_path / f"{name}.safetensors")
+    command = ["attack", str(tmp_path / "model.safetensors"), "--preset", preset, "--steps", "2"]
+    if preset == "loo2024":
+        command += ["--init", str(tmp_path / "init.safetensors"), "--value-range", "0,1"]
+    assert main([*command, "--out", str(tmp_path / "r"), "--json"]) == 0
+    found = printed(capsys)
+    assert found["preset"] == preset
+    wanted = dataclasses.replace(PRESETS[preset], steps=2).to_json()
+    wanted.pop("seconds")
+    assert found["request"]["settings"] == wanted
+    assert found["status"] == ["finished"] * PRESETS[preset].restarts
+
+
+def test_help_names_everything_that_can_be_chosen(capsys: Capture) -> None:
+    assert main(["attack", "--help"]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    for name in (*PRESETS, *OBJECTIVES, *BASELINES, *PRIORS):
+        assert name in shown
+    options = set(re.findall(r"--([a-z-]+)", shown))
+    assert main(["attack", "gone", "--out", "gone", "--set", "nonsense=1"]) == 2
+    listed = one_line(capsys)
+    for field in dataclasses.fields(AttackConfig):
+        option = {"priors": "prior"}.get(field.name, field.name).replace("_", "-")
+        assert any(name.startswith(option) for name in options) or field.name in listed
+    assert main(["score", "--help"]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in METRICS)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--candidates", "0"], "--help"),
+        (["--candidates", "-1"], "--help"),
+        (["--shape", "1,8,9"], "Correct --shape"),
+        (["--shape", "0,64"], "Correct --shape"),
+        (["--shape", "8x8"], "--shape 1,28,28"),
+        (["--value-range", "1,0"], "from low to high"),
+        (["--value-range", "0"], "--value-range 0,1"),
+        (["--value-range", "0,inf"], "finite"),
+        (["--value-range", "0,1", "--mean", "3"], "must lie in the value range"),
+        (["--mean", "nan"], "finite"),
+        (["--mean", "gone.npz"], "Check the path"),
+        (["--mean", "gone.npy"], "Check the path"),
+        (["--mean", "0", "--mean-provenance", "me"], "Known: holdout"),
+        (["--sample-count", "0"], "--help"),
+        (["--label-balance", "0.5"], "0.5,0.5"),
+        (["--label-balance", "0.9,0.9"], "add up to 1"),
+        (["--objective", "ntk"], "--init"),
+        (["--objective", "ntk", "--init", "gone.pt"], "Check the path"),
+        (["--objective", "multiclass-kkt"], "at least 2 outputs"),
+        (["--objective", "ntkk"], "Did you mean 'ntk'?"),
+        (["--preset", "haim2022"], "haim2022-cifar-b9dfyspx"),
+        (["--prior", "smooth:1"], "No prior"),
+        (["--prior", "value-box:1"], "--value-range"),
+        (["--prior", "none:much"], "finite"),
+        (["--prior", "none:-1"], "negative"),
+        (["--set", "momentum"], "KEY=VALUE"),
+        (["--set", "momentun=1"], "Did you mean 'momentum'?"),
+        (["--set", "steps=5"], "Use --steps"),
+        (["--set", "priors=none"], "Use --prior"),
+        (["--set", "normalise=maybe"], "true or false"),
+        (["--set", "lam_init=1"], "2 numbers"),
+        (["--set", "momentum=nan"], "finite"),
+        (["--set", "lam_scale=two"], "Known: auto"),
+        (["--lr-x", "nan"], "--lr-x must be finite"),
+        (["--lr-x", "0"], "--lr-x must be positive"),
+        (["--lr-lam", "-1"], "negative"),
+        (["--seconds", "0"], "--seconds must be positive"),
+        (["--steps", "0"], "--steps must be positive"),
+        (["--restarts", "-1"], "--restarts must be positive"),
+        (["--seed", "-1"], "--help"),
+        (["--optimiser", "rmsprop"], "Known: adam, sgd"),
+        (["--rivals", "worst"], "Known: best, tied"),
+        (["--gradients", "thetas"], "Did you mean 'theta'?"),
+        (["--surrogate", "relu"], "No surrogate"),
+        (["--anneal", "slowly"], "No anneal"),
+        (["--layers", "second"], "No layers"),
+        (["--constraint", "none"], "No constraint"),
+        (["--dtype", "float16"], "Known: float32, float64"),
+        (["--device", "tpu"], "--device cpu"),
+        (["--loss", "hinge"], "No loss"),
+        (["--weight-decay", "-1"], "from 0"),
+        (["--arch", "mlp:64-9-1"], ""),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_attack_requests(
+    arguments: list[str], words: str, victim: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "r"
+    assert main(["attack", str(victim), "--out", str(out), *arguments]) == 2
+    assert words in one_line(capsys)
+    assert not out.exists()
+
+
+def test_bad_files_granted(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+    released, out = str(victim / "model.safetensors"), tmp_path / "r"
+    np.savez(tmp_path / "x.npz", x=np.ones((3, 64)))
+    np.save(tmp_path / "wide.npy", np.ones(63))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("0.5")
+    for arguments, words in (
+        ([released, "--init", "own"], "training directory"),
+        ([str(tmp_path / "gone")], "Check the path"),
+        ([released, "--mean", str(tmp_path / "x.npz")], "'mean'"),
+        ([released, "--mean", str(tmp_path / "wide.npy")], "64 values"),
+        ([released, "--mean", str(tmp_path / "objects.npy")], "numpy.save"),
+        ([released, "--mean", str(tmp_path / "text.npy")], "numpy.save"),
+    ):
+        assert main(["attack", *arguments, "--out", str(out)]) == 2
+        assert words in one_line(capsys)
+        assert not out.exists()
+
+
+def test_other_folders_stay_as_they_are(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "work", tmp_path / "file", tmp_path / "file" / "deep", victim):
+        before = listing(tmp_path), listing(victim)
+        assert main(["attack", str(victim), *SMALL, "--out", str(out)]) == 2
+        assert "Choose another folder with --out" in one_line(capsys)
+        assert (listing(tmp_path), listing(victim)) == before
+
+
+# Score
+
+
+def test_scores(scored: Path, victim: Path, capsys: Capture) -> None:
+    command = ["score", str(scored), "--data", str(victim / "private" / "train.npz")]
+    command += ["--holdout", str(victim / "private" / "holdout.npz"), "--ckpt", str(victim)]
+    assert main([*command, "--json", "--subsets", "200"]) == 0
+    found = printed(capsys)
+    assert found == json.loads((scored / "scores.json").read_text())
+    assert found["n"] == len(found["per_sample"]) == 12
+    assert found["m"] >= 32
+    assert found["calibrated"]
+    assert set(found["metrics"]) == set(METRICS)
+    for figures in found["metrics"].values():
+        assert figures.keys() >= {
+            "recovered", "expected_by_chance", "threshold_null99", "above_published_threshold",
+            "top10_mean",
+        }  # fmt: skip
+        assert 0 <= figures["recovered"] <= 12
+        assert 0 <= figures["expected_by_chance"] < 3
+    row = found["per_sample"][0]
+    assert row.keys() >= {"margin", "multiplier", "recovered", "matches"}
+    assert row["margin"] > 0
+    assert found["capacity"] >= 1
+    assert found["selected"]["m"] <= found["m"]
+    assert set(found["selected"]["metrics"]) == set(METRICS)
+    assert found["knowledge"] == {}
+    for name in ("matches.png", "output_score.png"):
+        assert Image.open(scored / name).size[0] > 300
+
+
+def test_scores_for_a_person(scored: Path, victim: Path, capsys: Capture) -> None:
+    data = ["--data", str(victim), "--holdout", str(victim), "--subsets", "200"]
+    command = ["score", str(scored), *data, "--metrics", "ncc,l2"]
+    assert main([*command, "--ckpt", str(victim)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("ncc *", "null 99%", "leak capacity", "nothing but the weights", "selected"):
+        assert words in shown
+    assert max(map(len, shown.splitlines()[:-1])) <= 110
+    assert "not the checkpoint" not in shown
+    assert main([*command, "--ckpt", str(victim / "init.safetensors")]) == 0
+    assert "not the checkpoint that was attacked" in capsys.readouterr().out
+    assert main([*command, "--candidates", "selected", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    found = json.loads((scored / "scores.json").read_text())
+    assert (found["candidates"], found["selected"]) == ("selected", None)
+
+
+@pytest.mark.parametrize("pool", [None, 50])
+def test_without_a_control(
+    pool: int | None, scored: Path, victim: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    command = ["score", str(scored), "--data", str(victim), "--metrics", "ncc"]
+    if pool:
+        holdout = Dataset.from_npz(victim / "private" / "holdout.npz")
+        some = holdout.replace(x=holdout.x[:pool], y=holdout.y[:pool])
+        command += ["--holdout", str(some.to_npz(tmp_path / "few.npz"))]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "not calibrated" in shown
+    assert ("at least 100" if pool else "no held-out set") in shown
+    assert main([*command, "--json"]) == 0
+    found = printed(capsys)
+    assert (found["calibrated"], found["recovered"], found["p_value"]) == (False, None, None)
+    assert found["metrics"]["ncc"]["threshold_null99"] is None
+    assert found["metrics"]["ncc"]["top10_mean"] is not None
+
+
+def test_perfect_copies_are_recovered(scored: Path, victim: Path, capsys: Capture) -> None:
+    truth = Dataset.from_npz(victim / "private" / "train.npz")
+    found = load_run(scored)
+    x = torch.cat([truth.x, found.x[len(truth) :]])
+    found.replace(x=x).save(scored / "reconstruction.safetensors")
+    command = ["score", str(scored), "--data", str(victim), "--holdout", str(victim)]
+    assert main([*command, "--metrics", "ncc", "--subsets", "200", "--json"]) == 0
+    judged = printed(capsys)
+    assert judged["recovered"] == 12
+    assert judged["p_value"] < 0.01
+
+
+def test_bad_score_requests(scored: Path, victim: Path, tmp_path: Path, capsys: Capture) -> None:
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "wide.npz", x=generator.normal(size=(12, 1, 9, 9)), y=np.array([-1, 1] * 6))
+    (tmp_path / "empty").mkdir()
+    data = ["--data", str(victim)]
+    for arguments, words in (
+        ([str(scored), "--data", str(tmp_path / "wide.npz")], "shape"),
+        ([str(scored), *data, "--holdout", str(tmp_path / "wide.npz")], "shape"),
+        ([str(scored), *data, "--holdout", str(tmp_path / "gone.npz")], "Check the path"),
+        ([str(scored), "--data", str(tmp_path / "empty")], "private/train.npz"),
+        ([str(tmp_path / "empty"), *data], "residuum attack CKPT"),
+        ([str(victim), *data], "residuum attack CKPT"),
+        ([str(scored), *data, "--metrics", "nccc"], "Did you mean 'ncc'?"),
+        ([str(scored), *data, "--candidates", "best"], "Known: all, selected"),
+        ([str(scored), *data, "--ckpt", str(tmp_path / "gone")], "Check the path"),
+        ([str(scored), *data, "--holdout", str(victim), "--subsets", "0"], ""),
+        ([str(scored)], "--help"),
+    ):
+        assert main(["score", *arguments]) == 2
+        assert words in one_line(capsys)
+    (scored / "reconstruction.safetensors").write_bytes(b"garbage")
+    assert main(["score", str(scored), *data]) == 2
+    one_line(capsys)
+    assert listing(scored) == LAYOUT

@@ -1,0 +1,290 @@
+"""Selection on planted clusters, and the baselines that every reconstruction must beat."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from residuum.attacks import AttackConfig, attack, select
+from residuum.attacks.selection import SIMILARITY, WEIGHT_FLOOR, alive, calibration, drop_duplicates
+from residuum.checkpoints import build_model
+from residuum.errors import InputError
+from residuum.networks import Architecture
+from residuum.records import Checkpoint, Knowledge, Reconstruction, same
+from residuum.similarity import cosine
+
+DIM, RESTARTS = 30, 4
+# Centre of each planted cluster, label, and (restart, multiplier) of its members.
+PLANTED = [
+    (0, 1, [(0, 0.5), (1, 0.7), (2, 0.6), (3, 0.4)]),
+    (1, 1, [(0, 0.3), (2, 0.2)]),
+    (2, -1, [(1, 0.9), (1, 0.8), (3, 0.2)]),  # one restart twice: support 2
+    (2, 1, [(0, 0.25), (3, 0.35)]),  # the same image under the other label
+    (3, -1, [(2, 2.0)]),  # heavy, but alone
+    (4, -1, [(0, 0.1)]),
+]
+
+
+def reconstruction(x, labels, lam, run, restarts=RESTARTS):
+    return Reconstruction(
+        attack="binary-kkt", x=x, labels=labels, lam=lam, run=run, steps=torch.zeros(0),
+        loss=torch.zeros(restarts, 0), layers=torch.zeros(restarts, 0, 0), layer_names=(),
+        status=("finished",) * restarts, knowledge=Knowledge(),
+    )  # fmt: skip
+
+
+def planted(noise=0.01, shape=(DIM,)):
+    """Candidates around orthogonal centres of different length, and the cluster of each."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        (centre, label, run, lam, cluster)
+        for cluster, (centre, label, members) in enumerate(PLANTED)
+        for run, lam in members
+    ]
+    centre, label, run, lam, cluster = (list(column) for column in zip(*rows, strict=True))
+    x = (1 + torch.tensor(centre))[:, None] * torch.eye(DIM, dtype=torch.float64)[centre]
+    x = x + noise * torch.randn(len(rows), DIM, generator=generator, dtype=torch.float64)
+    found = reconstruction(
+        x.view(-1, *shape), torch.tensor(label, dtype=torch.float64),
+        torch.tensor(lam, dtype=torch.float64), torch.tensor(run),
+    )  # fmt: skip
+    return found, torch.tensor(cluster)
+
+
+def clusters_of(chosen, cluster):
+    """The planted cluster of every selected row, by its representative."""
+    return cluster[chosen.index].tolist()
+
+
+def permuted(found, order):
+    parts = {name: getattr(found, name)[order] for name in ("x", "labels", "lam", "run")}
+    return found.replace(**parts)
+
+
+@pytest.mark.parametrize("shape", [(DIM,), (1, 5, 6)])
+@pytest.mark.parametrize("radius", [None, 0.5])
+def test_planted_clusters_come_back(radius, shape):
+    found, cluster = planted(shape=shape)
+    chosen = select(found, radius=radius)
+    order = clusters_of(chosen, cluster)
+    assert sorted(order) == list(range(len(PLANTED)))
+    for k, c in enumerate(order):
+        _, label, members = PLANTED[c]
+        weights = torch.tensor([lam for _, lam in members], dtype=torch.float64)
+        restarts = len({run for run, _ in members})
+        mine = found.x[cluster == c]
+        mean = sum(w * x for w, x in zip(weights, mine, strict=True)) / weights.sum()
+        assert torch.allclose(chosen.x[k], mean, atol=1e-12)
+        assert chosen.labels[k] == label
+        assert chosen.support[k] == restarts
+        assert chosen.members[k] == len(members)
+        assert float(chosen.lam[k]) == pytest.approx(float(weights.sum()) / restarts)
+        heaviest = found.lam[chosen.index[k]]
+        assert heaviest == weights.max()
+    assert chosen.x.shape == (len(PLANTED), *shape)
+
+
+def test_consensus_comes_first_and_singletons_after_whatever_their_weight():
+    found, cluster = planted()
+    chosen = select(found)
+    assert [int(s) > 1 for s in chosen.support] == [True] * 4 + [False] * 2
+    for part in (chosen.confidence[:4], chosen.confidence[4:]):
+        assert part.tolist() == sorted(part.tolist(), reverse=True)
+    assert clusters_of(chosen, cluster)[4] == 4  # of two alone the heavier first
+    assert ((chosen.confidence >= 0) & (chosen.confidence <= 1)).all()
+
+
+def test_confidence_is_the_calibrated_logistic_of_the_features():
+    found, _ = planted()
+    chosen, constants = select(found), calibration()
+    assert chosen.features.shape == (len(PLANTED), 3)
+    heaviest = float(chosen.lam.max())
+    for k in range(len(chosen)):
+        share, weight, tightness = chosen.features[k].tolist()
+        assert share == pytest.approx(int(chosen.support[k]) / RESTARTS)
+        assert weight == pytest.approx(math.log(float(chosen.lam[k]) / heaviest), abs=1e-6)
+        assert 0.99 < tightness <= 1 + 1e-6
+        pairs = zip(constants["weights"], (share, weight, tightness), strict=True)
+        score = constants["intercept"] + sum(w * f for w, f in pairs)
+        assert float(chosen.confidence[k]) == pytest.approx(1 / (1 + math.exp(-score)), rel=1e-4)
+
+
+def test_one_restart_cannot_agree_with_anybody():
+    found, _ = planted()
+    alone = found.replace(run=torch.zeros_like(found.run), status=("finished",))
+    chosen = select(alone)
+    assert (chosen.support == 1).all()
+    assert chosen.confidence.tolist() == pytest.approx([calibration()["base_rate"]] * len(chosen))
+    assert chosen.lam.tolist() == sorted(chosen.lam.tolist(), reverse=True)
+
+
+def test_labels_are_never_mixed():
+    found, _ = planted()
+    one = found.replace(labels=torch.ones_like(found.labels))
+    chosen = select(one)
+    assert len(chosen) == len(PLANTED) - 1  # clusters 2 and 3 hold one image
+    assert (chosen.members == 5).sum() == 1
+    assert len(select(found)) == len(PLANTED)
+
+
+def test_the_order_of_candidates_does_not_matter():
+    found, cluster = planted()
+    first = select(found)
+    order = torch.randperm(len(found.x), generator=torch.Generator().manual_seed(3))
+    again = select(permuted(found, order))
+    assert clusters_of(again, cluster[order]) == clusters_of(first, cluster)
+    assert torch.equal(order[again.index], first.index)
+    assert torch.allclose(again.x, first.x, atol=1e-14)
+    assert torch.equal(again.support, first.support)
+    assert torch.equal(again.members, first.members)
+
+
+def test_selection_is_deterministic():
+    assert same(select(planted()[0]), select(planted()[0]))
+
+
+def test_similarity_decides_what_a_group_is():
+    found, _ = planted(noise=0.3)
+    tight, loose = select(found, similarity=0.999), select(found, similarity=-1.0)
+    assert len(tight) == len(found.x)
+    assert (tight.support == 1).all()
+    assert len(loose) == 2  # one per label
+    pair = torch.eye(2, dtype=torch.float64)
+    for angle, groups in ((0.99, 1), (1.01, 2)):
+        angle = angle * math.acos(SIMILARITY)
+        x = torch.stack([pair[0], math.cos(angle) * pair[0] + math.sin(angle) * pair[1]])
+        two = reconstruction(x, torch.ones(2), torch.ones(2), torch.tensor([0, 1]), 2)
+        assert len(select(two)) == groups
+
+
+def test_a_radius_sees_lengths_where_the_cosine_does_not():
+    x = torch.tensor([[1.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    two = reconstruction(x, torch.ones(2), torch.ones(2), torch.tensor([0, 1]), 2)
+    assert len(select(two)) == 1
+    assert len(select(two, radius=0.5)) == 2
+    assert len(select(two, radius=1.0)) == 1
+
+
+def test_light_candidates_of_a_restart_are_dropped():
+    found, _ = planted()
+    lam = found.lam.clone()
+    lam[4] = 0.9 * WEIGHT_FLOOR * lam[found.run == 0].max()
+    lam[1] = 1.1 * WEIGHT_FLOOR * lam[found.run == 1].max()
+    assert alive(found).all()
+    kept = alive(found.replace(lam=lam))
+    assert (~kept).nonzero().flatten().tolist() == [4]
+    # Only its own restart is a yardstick: another one may be heavier by any factor.
+    scaled = torch.where(found.run == 1, 1e6 * found.lam, found.lam)
+    assert alive(found.replace(lam=scaled)).all()
+
+
+def test_multipliers_of_any_shape_weigh_by_their_absolute_sum():
+    found, _ = planted()
+    free = torch.stack([-0.25 * found.lam, 0.75 * found.lam], 1)
+    chosen = select(found.replace(lam=free))
+    assert same(chosen.index, select(found).index)
+    assert torch.allclose(chosen.lam, select(found).lam)
+
+
+def test_candidates_that_are_no_numbers_are_ignored():
+    found, _ = planted()
+    wanted = select(found)
+    nonsense = torch.zeros(4, DIM, dtype=torch.float64)
+    nonsense[0, 3], nonsense[1, 0], nonsense[3, 0] = math.nan, math.inf, 1.0
+    more = found.replace(
+        x=torch.cat([nonsense, found.x]), labels=torch.cat([torch.ones(4), found.labels]),
+        lam=torch.cat([torch.tensor([5.0, 5.0, 5.0, math.nan]), found.lam]),
+        run=torch.cat([torch.zeros(4).long(), found.run]),
+    )  # fmt: skip
+    chosen = select(more)
+    assert torch.equal(chosen.index - 4, wanted.index)
+    assert torch.equal(chosen.x, wanted.x)
+
+
+def test_nothing_comes_of_nothing():
+    found, _ = planted()
+    for nothing in (
+        found.replace(x=torch.full_like(found.x, math.nan)),
+        found.replace(lam=torch.zeros_like(found.lam)),
+        found.replace(x=torch.zeros_like(found.x)),
+    ):
+        chosen = select(nothing)
+        assert len(chosen) == 0
+        assert chosen.x.shape == (0, DIM)
+        assert chosen.features.shape == (0, 3)
+
+
+def test_duplicates_are_dropped_heaviest_first():
+    x = torch.tensor([[0.0], [0.3], [0.6], [5.0], [5.2]], dtype=torch.float64)
+    weight = torch.tensor([1.0, 3.0, 2.0, 0.5, 0.7])
+    assert drop_duplicates(x, weight, 0.31).tolist() == [1, 4]
+    assert drop_duplicates(x, weight, 0.25).tolist() == [1, 2, 0, 4]
+    assert drop_duplicates(x, weight, 0.0).tolist() == [1, 2, 0, 4, 3]
+    assert drop_duplicates(x[:0], weight[:0], 1.0).tolist() == []
+
+
+# Baselines
+
+
+def released(arch, seed=0):
+    torch.manual_seed(seed)
+    return Checkpoint(dict(Architecture.parse(arch).build().state_dict()), arch)
+
+
+INVERSION = AttackConfig(
+    objective="model-inversion", restarts=1, steps=40, lr_x=0.02, candidates=6, sigma=0.1
+)
+
+
+@pytest.mark.parametrize("arch", ["mlp:9-20-1", "mlp:9-20-3", "convnet:1x3x3-6-1"])
+def test_model_inversion_raises_its_outputs(arch):
+    checkpoint = released(arch)
+    first = attack(checkpoint, None, replace(INVERSION, steps=1))
+    last = attack(checkpoint, None, INVERSION)
+    model = build_model(checkpoint).double()
+
+    def raised(found):
+        out, labels = model(found.x).detach(), found.labels
+        return labels * out[:, 0] if out.shape[1] == 1 else out[range(6), labels.long()]
+
+    assert (raised(last) > raised(first) + 0.05).all()
+    assert torch.allclose(last.lam, raised(last).clamp(min=0), atol=1e-12)
+    wanted = [0, 1, 2, 0, 1, 2] if arch.endswith("3") else [-1] * 3 + [1] * 3
+    assert last.labels.tolist() == wanted
+    assert (last.x.flatten(1).norm(dim=1) <= 3 + 1e-9).all()  # no further than sqrt(d)
+    assert (last.attack, last.status) == ("model-inversion", ("finished",))
+
+
+def test_model_inversion_stays_in_the_known_box():
+    mean = torch.linspace(0.2, 0.6, 9, dtype=torch.float64)
+    knowledge = Knowledge(value_range=(0.0, 1.0), mean=mean)
+    far = replace(INVERSION, lr_x=0.3)
+    images = attack(released("mlp:9-20-1"), knowledge, far).x + mean
+    assert images.min() >= -1e-12
+    assert images.max() <= 1 + 1e-12
+    assert images.max() > 0.999  # it went as far as it may
+    free = attack(released("mlp:9-20-1"), None, far).x + mean
+    assert free.max() > 1.1
+
+
+def test_first_layer_weights_are_the_rows_heaviest_first():
+    checkpoint = released("mlp:9-20-7-1")
+    config = AttackConfig(objective="first-layer-weights")
+    found = attack(checkpoint, Knowledge(shape=(1, 3, 3)), config)
+    rows = checkpoint.theta["layers.0.weight"].double()
+    sizes = rows.norm(dim=1)
+    assert found.x.shape == (20, 1, 3, 3)
+    assert found.lam.tolist() == sorted(sizes.tolist(), reverse=True)
+    for x, size in zip(found.x, found.lam, strict=True):
+        assert torch.equal(x.flatten(), rows[sizes == size][0])
+    assert found.selection is not None
+    assert cosine(found.selection.x[:1], found.x[:1]).item() > SIMILARITY
+
+
+def test_rows_of_a_convolution_are_no_images():
+    config = AttackConfig(objective="first-layer-weights")
+    with pytest.raises(InputError, match="only where it sees the whole input"):
+        attack(released("convnet:1x8x8-4-1"), None, config)
