@@ -373,8 +373,8 @@ def test_the_solver_takes_closed_form_multipliers_on_their_steps(monkeypatch):
     s, slopes = solver(replace(SHORT, lam_every=10)), {}
     gradients = s._gradients
 
-    def seen(x, lam, step):
-        found = gradients(x, lam, step)
+    def seen(x, lam, step, measure=True):
+        found = gradients(x, lam, step, measure)
         slopes[int(step)] = float(found[3][lam > 1e-9].abs().max())
         return found
 

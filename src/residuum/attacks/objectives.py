@@ -17,6 +17,7 @@ class and one line in ``OBJECTIVES``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,8 +31,8 @@ from residuum.stationarity import Theta
 
 
 @dataclass(frozen=True)
-class Objective:
-    """Base: binary labels, gradients at theta, target theta."""
+class Objective(ABC):
+    """Base: gradients at theta, target theta; what multipliers mean is each objective's own."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -42,7 +43,7 @@ class Objective:
         """Where gradients are taken: "theta", "theta0", or both."""
         return self.points
 
-    def check(self, outputs: int, knowledge: Knowledge) -> None:
+    def check(self, outputs: int, knowledge: Knowledge) -> None:  # noqa: B027  most refuse nothing
         """Refuse a network or a lack of knowledge that this objective cannot work with."""
 
     def target(self, theta: Theta, knowledge: Knowledge) -> Theta:
@@ -59,15 +60,15 @@ class Objective:
         """Shape of one candidate's multipliers."""
         return ()
 
+    @abstractmethod
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """u: (..., m, C) from outputs (..., m, C), labels (m,), lam (..., m, *multiplier_shape)."""
-        return (lam * labels.to(lam.dtype))[..., None]
 
+    @abstractmethod
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
         """From the loss's derivative in u to those in the outputs (None: no dependence) and in lam."""
-        return None, ubar[..., 0] * labels.to(lam.dtype)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,16 @@ class BinaryKKT(Objective):
             raise InputError(
                 f"`BinaryKKT` needs one output; this network has {outputs}.", "Use `MulticlassKKT`."
             )
+
+    def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+        """lam_i y_i."""
+        return (lam * labels.to(lam.dtype))[..., None]
+
+    def pullback(
+        self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """y_i times the derivative in u."""
+        return None, ubar[..., 0] * labels.to(lam.dtype)
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,15 @@ class Problem:
         """The layers, in the order of :attr:`Evaluation.layers`."""
         return tuple(self.groups)
 
-    def evaluate(self, x: Tensor, lam: Tensor, sharpness: float | Tensor = 150.0) -> Evaluation:
-        """Loss and gradients; ``sharpness`` is the surrogate's alpha or beta."""
+    def evaluate(
+        self, x: Tensor, lam: Tensor, sharpness: float | Tensor = 150.0, measure: bool = True
+    ) -> Evaluation:
+        """Loss and gradients; ``sharpness`` is the surrogate's alpha or beta.
+
+        measure=False: gradients alone, loss and residuals may be zero.
+        """
         if self.explicit is not None:
-            return self._evaluate_explicit(x, lam, sharpness)
+            return self._evaluate_explicit(x, lam, sharpness, measure)
         return self._evaluate_generic(x, lam, sharpness)
 
     def _activation(self, sharpness: float | Tensor) -> Activation:
@@ -106,7 +111,9 @@ class Problem:
             return self.true_activation
         return SURROGATES[self.surrogate](sharpness)
 
-    def _evaluate_explicit(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
+    def _evaluate_explicit(
+        self, x: Tensor, lam: Tensor, sharpness: float | Tensor, measure: bool
+    ) -> Evaluation:
         assert self.explicit is not None
         grad_lam = torch.zeros_like(lam)
 
@@ -119,7 +126,8 @@ class Problem:
             return self.objective.covectors(point, outputs, self.labels, lam), pullback
 
         with torch.no_grad():
-            found = self.explicit.evaluate(x.flatten(2), self._activation(sharpness), covectors)
+            activation = self._activation(sharpness)
+            found = self.explicit.evaluate(x.flatten(2), activation, covectors, measure)
         return Evaluation(
             found.loss, self._relative(found.parts), found.grad_x.view_as(x), grad_lam
         )

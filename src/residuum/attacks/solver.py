@@ -87,8 +87,10 @@ class Solver:
         self.shape, self.lam_shape = shape, objective.multiplier_shape(outputs)
         self.fingerprint = _fingerprint(model, objective, knowledge, config, candidates)
         self.scale = self._scale()
-        self._live: dict[str, Tensor] | None = None
-        self._live_moments: dict[str, Tensor] = {}
+        self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
+        self._live: dict[str, Tensor] = {}
+        self._moments: dict[str, Tensor] = {}
+        self._repeaters: dict[bool, Repeater] = {}
 
     def solve(self, path: Path | None = None, watch: Watcher | None = None) -> SolverState:
         """Minimise; with ``path`` the state is saved there and taken up again."""
@@ -144,14 +146,16 @@ class Solver:
         config = self.config
         x, lam = state.x.clone(), state.lam.clone()
         moments = {name: t.clone() for name, t in state.moments.items()}
-        end = min(state.step + CHECK_EVERY, config.steps)
+        end = min(state.step + self.check_every, config.steps)
+        tf32 = config.dtype == "tf32" and end <= config.steps * (1 - config.polish)
         if not state.steps:
             state = self._look(state, x, lam, *self._gradients(x, lam, 0)[:2])
-        with matmul_precision(config.dtype == "tf32" and end <= config.steps * (1 - config.polish)):
+        with matmul_precision(tf32):
             if config.device.startswith("cuda"):
-                if config.lam_every and end - 1 > 0 and (end - 1) % config.lam_every < CHECK_EVERY:
+                due = range(max(state.step, 1), end)
+                if config.lam_every and any(step % config.lam_every == 0 for step in due):
                     state = state.replace(lam=self._closed_form(x, lam, state.step))
-                x, lam, moments = self._graph_steps(state, end - state.step)
+                x, lam, moments = self._graph_steps(state, end - state.step, tf32)
             else:
                 for step in range(state.step, end):
                     if config.lam_every and step and step % config.lam_every == 0:
@@ -168,44 +172,41 @@ class Solver:
         self, x: Tensor, lam: Tensor, moments: dict[str, Tensor], step: Step, alive: Tensor
     ) -> None:
         """One update of candidates and multipliers, in place."""
-        _, _, gx, gl = self._gradients(x, lam, step)
+        _, _, gx, gl = self._gradients(x, lam, step, measure=False)
         self._update(x, lam, gx, gl, moments, step, alive)
 
     def _graph_steps(
-        self, state: SolverState, count: int
+        self, state: SolverState, count: int, tf32: bool
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The same steps on buffers that never move, so that a CUDA graph can replay them."""
-        if self._live is None:
-            step = torch.zeros((), dtype=self.dtype, device=self.config.device)
-            live = {
-                "x": state.x.clone(),
-                "lam": state.lam.clone(),
-                "alive": state.alive.clone(),
-                "step": step,
-            }
-            moments: dict[str, Tensor] = {}
+        live, moments = self._live, self._moments
+        if not live:
+            for name in ("x", "lam", "alive"):
+                live[name] = torch.empty_like(getattr(state, name))
+            live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
+        if tf32 not in self._repeaters:  # a captured graph keeps the precision it was captured in
             body = torch.compile(self._step) if self.config.compile else self._step
 
             def one() -> None:
                 body(live["x"], live["lam"], moments, live["step"], live["alive"])
                 live["step"].add_(1)
 
-            self._live, self._live_moments = live, moments
-            self._repeater = Repeater(one, self.config.device, CHECK_EVERY)
-        live, moments = self._live, self._live_moments
+            self._repeaters[tf32] = Repeater(one, self.config.device, CHECK_EVERY)
         for name in ("x", "lam", "alive"):
             live[name].copy_(getattr(state, name))
         live["step"].fill_(state.step)
         for name, moment in state.moments.items():
             moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
-        self._repeater.run(count)
+        self._repeaters[tf32].run(count)
         kept = {name: moment.clone() for name, moment in moments.items()}
         return live["x"].clone(), live["lam"].clone(), kept
 
     def _gradients(
-        self, x: Tensor, lam: Tensor, step: Step
+        self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        found = self.problem.evaluate(x, lam * self.scale, self.config.sharpness_at(step))
+        """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
+        sharpness = self.config.sharpness_at(step)
+        found = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
             xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()

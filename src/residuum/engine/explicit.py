@@ -72,13 +72,18 @@ class ExplicitEquation:
         first = self.target[0][0]
         self._weights = torch.tensor(self.layer_weights, dtype=first.dtype, device=first.device)
 
-    def evaluate(self, x: Tensor, activation: Activation, covectors: Covectors) -> Residual:
-        """Loss, per-layer squared residuals and the gradient in x; covectors get their own."""
+    def evaluate(
+        self, x: Tensor, activation: Activation, covectors: Covectors, measure: bool = True
+    ) -> Residual:
+        """Loss, per-layer squared residuals and the gradient in x; covectors get their own.
+
+        measure=False leaves out what only a reader needs, loss and residuals, and returns zeros.
+        """
         passes = [
             self._pass(point, x, activation, lambda outputs, i=i: covectors(i, outputs))  # type: ignore[misc]
             for i, point in enumerate(self.points)
         ]
-        errors, parts = self._errors(passes)
+        errors, parts = self._errors(passes, measure)
         grad_x: Tensor | None = None
         for point, one in zip(self.points, passes, strict=True):
             part = self._adjoint(point, one, errors, activation)
@@ -108,27 +113,33 @@ class ExplicitEquation:
         return _Pass(inputs, pre, slopes, ungated[::-1], signals[::-1], pullback)
 
     def _errors(
-        self, passes: list[_Pass]
+        self, passes: list[_Pass], measure: bool
     ) -> tuple[list[tuple[Tensor, Tensor | None] | None], Tensor]:
         """E_l for weight and bias of each layer (None where w_l = 0), and (R, L) squared norms."""
         errors: list[tuple[Tensor, Tensor | None] | None] = []
-        parts = []
+        runs = len(passes[0].inputs[0])
+        parts = passes[0].inputs[0].new_zeros(runs, len(self.target))
         for i, (weight, bias) in enumerate(self.target):
             w = self.layer_weights[i]
-            r: Tensor | None = None
-            for one in passes:
-                term = one.signals[i].transpose(1, 2) @ one.inputs[i]  # (R, h_l, h_{l-1})
-                r = weight - term if r is None else r.sub_(term)
-            assert r is not None
-            squared = r.square().sum((1, 2))
-            error_bias = None
+            if not (w or measure):
+                errors.append(None)
+                continue
+            scale = -2 * w if w else 1.0  # products with the factor of E_l folded in
+            e: Tensor = weight.expand(runs, *weight.shape)
+            for k, one in enumerate(passes):
+                beta = scale if k == 0 else 1.0
+                e = torch.baddbmm(
+                    e, one.signals[i].transpose(1, 2), one.inputs[i], beta=beta, alpha=-scale
+                )
+            e_bias = None
             if bias is not None:
-                rb = bias - sum(one.signals[i].sum(1) for one in passes)
-                squared = squared + rb.square().sum(1)
-                error_bias = (-2 * w) * rb
-            parts.append(squared)
-            errors.append((r.mul_(-2 * w), error_bias) if w else None)
-        return errors, torch.stack(parts, 1)
+                e_bias = scale * (bias - sum(one.signals[i].sum(1) for one in passes))
+            if measure:
+                parts[:, i] = e.square().sum((1, 2)) / scale**2
+                if e_bias is not None:
+                    parts[:, i] += e_bias.square().sum(1) / scale**2
+            errors.append((e, e_bias) if w else None)
+        return errors, parts
 
     def _adjoint(
         self,
@@ -143,25 +154,21 @@ class ExplicitEquation:
         for i in range(depth):  # up the backward chain
             below = dbar
             dbar = None
-            if (error := errors[i]) is not None:
-                dbar = one.inputs[i] @ error[0].transpose(1, 2)
-                if error[1] is not None:
-                    dbar = dbar + error[1][:, None]
             if below is not None:
-                carried = (below * one.slopes[i - 1]) @ layers[i][0].T
-                dbar = carried if dbar is None else dbar.add_(carried)
+                dbar = (below * one.slopes[i - 1]) @ layers[i][0].T
+            if (error := errors[i]) is not None:
+                dbar = _accumulate(dbar, one.inputs[i], error[0].transpose(1, 2))
+                if error[1] is not None:
+                    dbar = dbar.add_(error[1][:, None])
             if i < depth - 1:
                 curvature = activation.second_derivative(one.pre[i])
                 zbars.append(None if dbar is None else dbar * one.ungated[i] * curvature)
         assert dbar is not None
         zbar = one.pullback(dbar)
         for i in range(depth - 1, -1, -1):  # down the forward chain
-            abar: Tensor | None = None
+            abar = None if zbar is None else zbar @ layers[i][0]
             if (error := errors[i]) is not None:
-                abar = one.signals[i] @ error[0]
-            if zbar is not None:
-                carried = zbar @ layers[i][0]
-                abar = carried if abar is None else abar.add_(carried)
+                abar = _accumulate(abar, one.signals[i], error[0])
             if i == 0:
                 assert abar is not None
                 return abar
@@ -175,3 +182,8 @@ class ExplicitEquation:
 
 def _bias(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach()
+
+
+def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a b for batches of matrices, in one product."""
+    return a @ b if total is None else torch.baddbmm(total, a, b)

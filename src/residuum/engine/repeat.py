@@ -7,14 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-WARM_UP = 3
-
 
 class Repeater:
     """Repeats ``step``, which must change tensors in place and never look at their values.
 
-    On a GPU the first steps run as they are (they are real steps, and let lazy initialisation
-    happen); then ``chunk`` steps are captured once and replayed, without the host in between.
+    On a GPU the first call runs its steps as they are, which lets lazy initialisation happen, and
+    then captures ``chunk`` steps; later calls replay them without the host in between.
     """
 
     def __init__(self, step: Callable[[], None], device: str, chunk: int) -> None:
@@ -24,10 +22,10 @@ class Repeater:
 
     def run(self, count: int) -> None:
         """Take ``count`` steps."""
-        if self.cuda and self.graph is None and count >= WARM_UP + self.chunk:
-            self._loop(WARM_UP)
-            count -= WARM_UP
+        if self.cuda and self.graph is None:
+            self._loop(count)
             self._capture()
+            return
         while self.graph is not None and count >= self.chunk:
             self.graph.replay()
             count -= self.chunk
