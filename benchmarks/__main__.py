@@ -16,7 +16,8 @@ import torch
 from benchmarks.certificate import certificate
 from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
 from benchmarks.margin import margin
-from benchmarks.step import step
+from benchmarks.scaling import scaling
+from benchmarks.step import rowspace, step
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,6 +84,8 @@ def _text(value: Any) -> str:
 BENCHMARKS: dict[str, Benchmark] = {
     "certificate": certificate,
     "margin": margin,
+    "rowspace": rowspace,
+    "scaling": scaling,
     "step": step,
 }
 

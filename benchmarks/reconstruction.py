@@ -36,6 +36,7 @@ class Experiment:
     n: int
     hidden: tuple[int, ...] = (1000, 1000)
     task: str = "binary"
+    bias: str = "first"
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(steps=6000, dtype="float32")
     )
@@ -62,13 +63,13 @@ EXPERIMENTS = {
         "cifar10", 500, task="multiclass", attack=replace(GPU, candidates=1000)
     ),
     "ntk-mnist-200": Experiment(
-        "mnist", 200, hidden=(2048, 2048), task="regression", box=True, init=True,
+        "mnist", 200, hidden=(2048, 2048), task="regression", bias="all", box=True, init=True,
         training=TrainingConfig(
-            method="gd", loss="squared", lr=1e-3, momentum=0.9, steps=30000, init="default",
+            method="gd", loss="squared", lr=2e-3, momentum=0.9, steps=20000, init="default",
             dtype="float32", stop_loss=1e-9,
         ),
         attack=replace(
-            GPU, objective="ntk", candidates=400, restarts=1, steps=20000, surrogate="softplus",
+            GPU, objective="ntk", gradients="both", dtype="bf16", candidates=400, restarts=1, steps=20000, surrogate="softplus",
             sharpness_from=10.0, sharpness=200.0, lr_x=0.02, lr_lam=0.02, lam_init=(-0.5, 0.5),
             layers="all", sigma=0.2,
         ),
@@ -94,6 +95,7 @@ def one(spec: Experiment, seed: int, root: str, device: str) -> dict[str, Any]:
     split = load_dataset(spec.data, spec.n, seed=data_seed, root=root, task=spec.task)
     outputs = 10 if spec.task == "multiclass" else 1
     arch = "mlp:" + "-".join(map(str, (split.train.x[0].numel(), *spec.hidden, outputs)))
+    arch += f",bias={spec.bias}" if spec.bias != "first" else ""
     start = time.time()
     state = train(
         arch, split.train, replace(spec.training, seed=seed), task=spec.task, device=device

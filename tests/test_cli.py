@@ -209,17 +209,47 @@ def test_a_finished_run_is_kept_and_made_longer(
     assert (out / "model.safetensors").read_bytes() == whole
 
 
-def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "STEPS", 150)
-    assert main(["demo", "--json"]) == 0
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ARCH": "mlp:64-60-1", "STEPS": 150, "ATTACK_STEPS": 60}.items():
+        monkeypatch.setattr(demo, name, value)
+
+
+def test_demo(small_demo: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "demo"
+    assert main(["demo", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["certificate"]["residual_clarke"] <= found["certificate"]["residual_plain"]
-    assert found["certificate"]["residual_plain"] < found["control"]["residual_plain"]
-    assert main(["demo"]) == 0
+    certificate, control = found["certificate"], found["certificate_holdout"]
+    assert certificate["residual_clarke"] <= certificate["residual_plain"]
+    assert certificate["residual_plain"] < control["residual_plain"]
+    for part in (found, found["untrained"]):
+        assert part["scores"]["calibrated"]
+        assert part["attack"]["knowledge"]["mean"] == "train"
+    residuals = [
+        part["attack"]["runs"][0]["residuals"]["layers.0"] for part in (found, found["untrained"])
+    ]
+    assert residuals[0] < residuals[1]
+    assert listing(out) == [".gitignore", "demo.json", "reconstructions.png"]
+    assert json.loads((out / "demo.json").read_text()) == found
+    assert (out / "reconstructions.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["demo", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "KKT residual, plain" in shown
-    assert "KKT residual, Clarke" in shown
-    assert "held-out" in shown
+    for words in (
+        "KKT residual, plain", "KKT residual, Clarke", "held-out", "digits recovered",
+        "expected by chance", "leak capacity", "one never trained", "mean (train)",
+    ):  # fmt: skip
+        assert words in shown
+    assert shown.splitlines()[-1].endswith(str(out / "reconstructions.png"))
+
+
+def test_demo_refuses_a_place_it_cannot_write(
+    small_demo: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--out" in err
 
 
 # Help and output
@@ -264,11 +294,11 @@ def test_help_is_light() -> None:
 
 
 def test_quiet_prints_nothing(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, small_demo: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "STEPS", 5)
     for command in (
-        [*TRAIN, "--out", str(tmp_path / "q")], ["inspect", str(run)], ["certify", str(run)], ["demo"],
+        [*TRAIN, "--out", str(tmp_path / "q")], ["inspect", str(run)], ["certify", str(run)],
+        ["demo", "--out", str(tmp_path / "d")],
     ):  # fmt: skip
         assert main([*command, "--quiet"]) == 0
         assert capsys.readouterr() == ("", "")

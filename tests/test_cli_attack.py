@@ -341,7 +341,7 @@ def test_help_names_everything_that_can_be_chosen(capsys: Capture) -> None:
         (["--anneal", "slowly"], "No anneal"),
         (["--layers", "second"], "No layers"),
         (["--constraint", "none"], "No constraint"),
-        (["--dtype", "float16"], "Known: float32, float64"),
+        (["--dtype", "float16"], "Did you mean 'float64'"),
         (["--device", "tpu"], "--device cpu"),
         (["--loss", "hinge"], "No loss"),
         (["--weight-decay", "-1"], "from 0"),

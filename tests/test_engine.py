@@ -10,6 +10,8 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import BinaryKKT, MulticlassKKT
 from residuum.attacks.problem import Problem
 from residuum.attacks.solver import Solver
+from residuum.engine import ExplicitEquation
+from residuum.engine.products import accumulate, times
 from residuum.networks import MLP, Linear, Polynomial
 from residuum.records import Knowledge
 from tests.cases import SPREAD, AllLayers, attack_case
@@ -193,3 +195,80 @@ def test_single_precision_stays_near_double():
     assert single.grad_x.dtype == torch.float32
     assert close(single.grad_x.double(), double.grad_x, 1e-5)
     assert not close(single.grad_x.double(), double.grad_x, 1e-10)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_products_round_their_factors_and_nothing_else(half):
+    """bf16: factors of 8 bits, sums and the running total in full precision."""
+    generator = torch.Generator().manual_seed(0)
+    total, a, b = (torch.randn(2, *s, generator=generator) for s in ((4, 6), (4, 5), (5, 6)))
+    exact = 0.5 * total.double() + 3 * (a.double() @ b.double())
+    found = accumulate(total, a, b, 0.5, 3.0, half).double()
+    error = float((found - exact).norm() / exact.norm())
+    assert (1e-4 < error < 1e-2) if half else error < 1e-6
+    alone = times(a, b[0], half).double()
+    error = float((alone - a.double() @ b[0].double()).norm() / alone.norm())
+    assert (1e-4 < error < 1e-2) if half else error < 1e-6
+    zero = torch.zeros(2, 4, 5)
+    assert torch.equal(accumulate(total, zero, b, 1.0, 1.0, half), total)
+
+
+# Chunks of candidates
+
+
+@pytest.mark.parametrize("measure", [True, False])
+@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_chunks_of_candidates_give_the_same_results(objective, outputs, surrogate, measure):
+    for hidden, bias in (((5, 6), "all"), ((5, 6, 4), "none"), ((5, 4, 6, 3), "hidden")):
+        for layers in ("all", "first"):
+            case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 11)
+            problem = Problem(
+                case.model, objective, case.knowledge, case.labels,
+                surrogate=surrogate, layers=layers,
+            )  # fmt: skip
+            assert problem.explicit.plan(2, 11).chunks == 1
+            whole = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
+            wanted = (whole.loss, whole.layers, whole.grad_x, whole.grad_lam)
+            plans = set()
+            for chunk, workspace in ((1, 1), (9000, 1), (9000, 9000), (20_000, 9000)):
+                problem.explicit.chunk, problem.explicit.workspace = chunk, workspace
+                plan = problem.explicit.plan(2, 11)
+                plans.add((plan.chunk, plan.kept))
+                found = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
+                assert_same(found, wanted, 1e-12)
+            assert (1, 0) in plans
+            assert any(kept > 0 for _, kept in plans)
+
+
+def test_chunks_cover_all_candidates_and_keep_to_the_workspace():
+    with torch.device("meta"):
+        model = MLP((784, 1000, 1000, 1))
+    target = dict(model.state_dict())
+    equation = ExplicitEquation([model], target, [1.0, 1.0, 1.0])
+    per_candidate = 4 * (2 * 2000 + 1)
+    for runs, m in ((1, 1000), (16, 200), (1, 26_000), (1, 100_000), (4, 77_777), (1, 10**7)):
+        plan = equation.plan(runs, m)
+        assert plan.chunk * (plan.chunks - 1) < m <= plan.chunk * plan.chunks
+        assert 0 <= plan.kept <= plan.chunks
+        if plan.chunks > 1:
+            assert plan.kept * plan.chunk * runs * per_candidate <= equation.workspace
+    assert [equation.plan(1, m).chunks == 1 for m in (1000, 26_000, 30_000)] == [True, True, False]
+    kept = equation.plan(1, 100_000)
+    assert kept.kept == kept.chunks > 1  # nothing is computed twice
+    assert equation.plan(1, 10**7).kept < equation.plan(1, 10**7).chunks
+
+
+def test_an_attack_in_chunks_is_the_attack_at_once():
+    case = attack_case(MLP((5, 6, 4, 3)), MulticlassKKT(), 3, (5,), 4)
+    config = AttackConfig(
+        steps=40, restarts=2, layers="all", lr_x=1e-3, lr_lam=1e-3, sigma=1.0, sharpness=4.0
+    )
+    ends = []
+    for workspace in (2**30, 2000):
+        solver = Solver(case.model, MulticlassKKT(), Knowledge(), config, (5,), 3, 9)
+        solver.problem.explicit.workspace = solver.problem.explicit.chunk = workspace
+        ends.append(solver.solve())
+    assert solver.problem.explicit.plan(2, 9).chunks > 1
+    assert close(ends[1].x, ends[0].x, 1e-10)
+    assert close(ends[1].lam, ends[0].lam, 1e-10)

@@ -12,7 +12,13 @@ from PIL import Image
 from residuum.attacks import select
 from residuum.evaluation import score
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores
-from residuum.report import loss_figure, matches_figure, output_figure, selected_figure
+from residuum.report import (
+    compared_figure,
+    loss_figure,
+    matches_figure,
+    output_figure,
+    selected_figure,
+)
 from residuum.report.drawing import Cell, image_grid, is_image, pixels
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (4, 12), (2,), (16,), (1,)]
@@ -81,6 +87,19 @@ def test_recovered_samples_are_framed() -> None:
     plain = opened(matches_figure(found.x, train, scored(found, train)[0]))
     blue = np.array([0x00, 0x72, 0xB2])
     assert (framed == blue).all(2).sum() > 1000 > (plain == blue).all(2).sum()
+
+
+def test_attacks_are_compared_band_by_band() -> None:
+    found, train = made_up((1, 8, 8))
+    few = found.replace(x=found.x[:3])
+    bands = {
+        name: (part.x, score(part.x, train, None, metrics=("ncc",)))
+        for name, part in {"all": found, "few": few}.items()
+    }
+    both = opened(compared_figure(bands, train))
+    alone = opened(compared_figure({"all": bands["all"]}, train))
+    assert both.shape[1] < alone.shape[1]  # as many columns as the attack with fewer matches has
+    assert both.shape[0] > 1.5 * alone.shape[0]
 
 
 def test_loss_over_the_steps() -> None:

@@ -20,6 +20,7 @@ from residuum.attacks.objectives import (
     WeightDecay,
 )
 from residuum.attacks.solver import Solver
+from residuum.attacks.state import SolverState
 from residuum.errors import ArchitectureError, InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
@@ -290,7 +291,7 @@ def test_descent_returns_to_an_exact_point_unless_weights_are_shuffled(
     """Deeper points have inner pre-activations of exactly zero, where only true gates are shut."""
     point = relu_point(depth, groups=n, size=1, width=2, seed=n)
     solver, path = perturbed_solver(point, point.model, surrogate, tmp_path)
-    start = matched_errors(solver._load(path).x[0], point.x)
+    start = matched_errors(SolverState.load(path).x[0], point.x)
     end = solver.solve(path)
     assert start.min() > 1e-2
     assert matched_errors(end.best_x[0], point.x).max() < 1e-4

@@ -23,6 +23,7 @@ from residuum.records import Checkpoint, Dataset, Knowledge, same
 from residuum.stationarity import Rows
 from tests.cases import SPREAD, AllLayers, attack_case, relu_point
 from tests.reference import row_gradients, theta_vector
+from tests.test_engine import Wrapped
 
 SHORT = AttackConfig(
     restarts=2, steps=60, candidates=4, sigma=0.5, layers="all", anneal="none", sharpness=20.0
@@ -75,6 +76,60 @@ def test_restarts_do_not_see_each_other(tmp_path):
         assert close(found.best_lam[0], end.best_lam[run], 1e-9)
         others = [r for r in range(3) if r != run]
         assert not any(close(found.x[0], end.x[r], 1e-2) for r in others)
+
+
+VARIED = [
+    {"lr_x": 3e-3, "lr_lam": 2e-3, "sigma": 0.3, "sharpness": 5.0, "lam_min": 0.0},
+    {"lr_x": 1e-3, "lr_lam": 9e-3, "sigma": 0.8, "sharpness": 30.0, "lam_min": 0.3},
+    {"lr_x": 6e-3, "lr_lam": 4e-3, "sigma": 0.5, "sharpness": 60.0, "lam_min": 0.6},
+]
+
+
+@pytest.mark.parametrize("names", [("lr_x",), ("lam_min",), ("sharpness",), tuple(VARIED[0])])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"lam_scale": "auto", "anneal": "geometric"},
+        {"lam_scale": "mean", "optimiser": "sgd", "lam_every": 20},
+        {"constraint": "penalty", "priors": (("multiplier-floor", 2.0),), "lam_scale": "auto"},
+    ],
+)
+def test_runs_with_settings_of_their_own_end_like_each_alone(names, rest, tmp_path):
+    """Side by side in one program, each with its own rates, scale, sharpness and floor."""
+    torch.manual_seed(0)
+    for model in (MLP((5, 8, 1), "all"), Wrapped(MLP((5, 8, 1), "all"))):
+        common = replace(SHORT, restarts=3, steps=40, **rest)
+        runs = [replace(common, **{name: own[name] for name in names}) for own in VARIED]
+        together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
+        start, end = together._initial(), together.solve()
+        for run, config in enumerate(runs):
+            alone = Solver(model, BinaryKKT(), Knowledge(), replace(config, restarts=1), (5,), 1, 4)
+            first, path = alone._initial(), tmp_path / f"{run}-{type(model).__name__}"
+            if run == 0:
+                assert close(first.x[0], start.x[0], 1e-15)
+            first.replace(x=start.x[[run]], lam=start.lam[[run]]).save(path)
+            found = alone.solve(path)
+            assert close(found.x[0], end.x[run], 1e-11)
+            assert close(found.lam[0], end.lam[run], 1e-11)
+            assert close(alone.multipliers(found.lam)[0], together.multipliers(end.lam)[run], 1e-11)
+            assert close(found.best_loss[0], end.best_loss[run], 1e-10)
+        plain = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4).solve()
+        assert not (close(plain.x, end.x, 1e-5) and close(plain.lam, end.lam, 1e-5))
+
+
+def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
+    model = MLP((5, 8, 1)).double()
+
+    def build(runs):
+        return Solver(model, BinaryKKT(), Knowledge(), SHORT, (5,), 1, 4, per_run=runs)
+
+    with pytest.raises(InputError, match="as many as restarts; got 1 for 2"):
+        build([SHORT])
+    with pytest.raises(InputError, match="may differ in lr_x"):
+        build([SHORT, replace(SHORT, optimiser="sgd")])
+    build([SHORT, replace(SHORT, lr_x=0.5)]).solve(tmp_path / "state")
+    with pytest.raises(InputError, match="holds an attack with other settings"):
+        build([SHORT, replace(SHORT, lr_x=0.4)]).solve(tmp_path / "state")
 
 
 def test_the_best_snapshot_is_kept(tmp_path):

@@ -2,10 +2,20 @@
 
 from residuum.attacks.applicability import applicability
 from residuum.attacks.config import AttackConfig
+from residuum.attacks.dryrun import estimate
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.presets import PRESETS
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.run import attack
 from residuum.attacks.selection import select
 
-__all__ = ["OBJECTIVES", "PRESETS", "PRIORS", "AttackConfig", "applicability", "attack", "select"]
+__all__ = [
+    "OBJECTIVES",
+    "PRESETS",
+    "PRIORS",
+    "AttackConfig",
+    "applicability",
+    "attack",
+    "estimate",
+    "select",
+]

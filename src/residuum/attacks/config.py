@@ -14,6 +14,7 @@ from residuum.attacks.priors import PRIORS
 from residuum.errors import InputError, did_you_mean
 
 Step = float | Tensor
+FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the search is on
 OPTIMISERS = ("adam", "sgd")
 SCALES = ("auto", "mean", "one")
 ANNEALINGS = ("none", "geometric", "loo2024")
@@ -36,11 +37,12 @@ class AttackConfig:
     all layers of any other network); priors: (name, weight) pairs; constraint:
     "project" puts candidates into the known box and multipliers above ``lam_min`` after every step,
     "penalty" leaves that to the priors; lam_every: every so many steps the multipliers are replaced
-    by the best ones in closed form; dtype: float64, float32, or tf32 (float32 numbers whose matrix
-    products run in TF32 on a GPU, the last ``polish`` share of the steps in full float32);
-    rank_tolerance: above 0, candidates live in the right singular vectors of W1 whose singular value
-    exceeds this share of the largest; compile: fuse elementwise work with torch.compile on a GPU;
-    seconds: wall clock of all restarts together.
+    by the best ones in closed form; dtype: float64, float32, or tf32 or bf16 (float32 numbers
+    whose matrix products round their factors, the last ``polish`` share of the steps in full
+    float32);
+    rank_tolerance: above 0, candidates live in the right singular vectors of the target's first layer
+    whose singular value exceeds this share of the largest (``rowspace.py``); compile: fuse
+    elementwise work with torch.compile on a GPU; seconds: wall clock of all restarts together.
     """
 
     objective: str = "auto"
@@ -80,7 +82,7 @@ class AttackConfig:
         for name, known in (
             ("optimiser", OPTIMISERS), ("lam_scale", SCALES), ("anneal", ANNEALINGS),
             ("layers", ("auto", "all", "first")), ("constraint", ("project", "penalty")),
-            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("tf32", "float32", "float64")),
+            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", (*FAST, "float32", "float64")),
             ("lam_distribution", ("uniform", "normal")),
         ):  # fmt: skip
             if getattr(self, name) not in known:
@@ -95,18 +97,28 @@ class AttackConfig:
             raise InputError(
                 "candidates, lr_lam and lr_decay must not be negative.", "Correct them."
             )
+        if not 0 <= self.rank_tolerance < 1:
+            raise InputError(
+                f"rank_tolerance is a share of the largest singular value, from 0 up to below 1; "
+                f"got {self.rank_tolerance}.",
+                "Use 0 for the full space.",
+            )
         for prior, _ in self.priors:
             if prior not in PRIORS:
                 raise InputError(f"No prior {prior!r}.", did_you_mean(prior, tuple(PRIORS)))
 
-    def sharpness_at(self, step: Step) -> Step:
-        """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device."""
+    def sharpness_at(self, step: Step, sharpness: Step | None = None) -> Step:
+        """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device.
+
+        sharpness: the one at the end, by default this configuration's own.
+        """
+        sharpness = self.sharpness if sharpness is None else sharpness
         if self.anneal == "loo2024":
             return _at_most(10 + 10 ** (step / 20000), 200.0)
         if self.anneal == "geometric" and self.sharpness_from:
             share = _at_most(step / max(1, self.steps - 1), 1.0)
-            return self.sharpness_from * (self.sharpness / self.sharpness_from) ** share
-        return self.sharpness
+            return self.sharpness_from * (sharpness / self.sharpness_from) ** share
+        return sharpness
 
     def rate_at(self, step: Step) -> Step:
         """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""

@@ -10,6 +10,8 @@ side and the products with the Gram matrix, so every objective that is linear in
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -60,3 +62,15 @@ def best_multipliers(
         values = shift + solve(factor, free=floor is None)
         solved.append(values.to(lam).view_as(lam[run]))
     return torch.stack(solved)
+
+
+def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
+    """The common multiplier that makes the first layer's sum over x as large as its target.
+
+    x: (1, m, ...); shape: of one candidate's multipliers.
+    """
+    ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
+    # residual(s) = target - s T: from three values of s the size of T follows.
+    at = [problem.evaluate(x, s * ones, sharpness).layers[0, 0] for s in (-1.0, 0.0, 1.0)]
+    squared = float((at[0] + at[2]) / 2 - at[1])  # ||T||^2 / ||target||^2
+    return 1 / math.sqrt(squared) if squared > 0 else 1.0

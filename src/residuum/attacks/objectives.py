@@ -39,6 +39,11 @@ class Objective(ABC):
     nonnegative: ClassVar[bool] = True
     points: ClassVar[tuple[str, ...]] = ("theta",)
 
+    @property
+    def follows_outputs(self) -> bool:
+        """Whether the covectors are differentiated through the network's outputs."""
+        return False
+
     def gradient_points(self) -> tuple[str, ...]:
         """Where gradients are taken: "theta", "theta0", or both."""
         return self.points
@@ -171,6 +176,11 @@ class WeightDecay(Objective):
     nonnegative: ClassVar[bool] = False
     tied: float = 0.0  # 1 / (n w) once known; see `tie`
     loss: str = ""
+
+    @property
+    def follows_outputs(self) -> bool:
+        """Tied multipliers do."""
+        return bool(self.tied)
 
     def tie(self, knowledge: Knowledge) -> WeightDecay:
         """The same objective with multipliers tied to the loss where knowledge allows."""

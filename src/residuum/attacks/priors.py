@@ -22,7 +22,7 @@ class Prior:
 
     needs: ClassVar[tuple[str, ...]] = ()
     weight: float = 1.0
-    lam_min: float = 0.0
+    lam_min: float | Tensor = 0.0
     knowledge: Knowledge | None = None
 
     def __post_init__(self) -> None:

@@ -35,7 +35,8 @@ class Problem:
     """A network under attack: objective, target, layer weights, labels of the candidates.
 
     normalise: each layer's squared residual is divided by ||target_l||^2; layers: "all", "first"
-    for the first layer's terms alone, or "auto": first for MLPs, all for other networks.
+    for the first layer's terms alone, or "auto": first for MLPs, all for other networks; outside:
+    constant part of the first layer's squared residual and target, see ``rowspace.py``.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Problem:
         surrogate: str = "sigmoid",
         normalise: bool = True,
         layers: str = "auto",
+        outside: float = 0.0,
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
     ) -> None:
@@ -72,6 +74,7 @@ class Problem:
         self.target = objective.target(theta, knowledge)
         self.groups = by_layer(self.target)
         self.scales = [_squared(self.target, names) for names in self.groups.values()]
+        self.scales[0] += outside
         first_only = layers == "first" or (layers == "auto" and isinstance(base, MLP))
         chosen = [i == 0 or not first_only for i in range(len(self.groups))]
         self.layer_weights = [
@@ -81,6 +84,8 @@ class Problem:
         scales = [scale if scale > 0 else 1.0 for scale in self.scales]
         self._scales = torch.tensor(scales, dtype=dtype, device=device)
         self._weights = torch.tensor(self.layer_weights, dtype=dtype, device=device)
+        self._outside = torch.zeros_like(self._scales)
+        self._outside[0] = outside
         self.explicit: ExplicitEquation | None = None
         if isinstance(base, MLP):
             self.explicit = ExplicitEquation(
@@ -117,29 +122,39 @@ class Problem:
         assert self.explicit is not None
         grad_lam = torch.zeros_like(lam)
 
-        def covectors(point: int, outputs: Tensor) -> tuple[Tensor, Pullback]:
+        def covectors(point: int, outputs: Tensor, rows: slice) -> tuple[Tensor, Pullback]:
+            labels, own = self.labels[rows], lam[:, rows]
+
             def pullback(ubar: Tensor) -> Tensor | None:
-                inner = self.objective.pullback(point, outputs, self.labels, lam, ubar)
-                grad_lam.add_(inner[1])
+                inner = self.objective.pullback(point, outputs, labels, own, ubar)
+                grad_lam[:, rows].add_(inner[1])
                 return inner[0]
 
-            return self.objective.covectors(point, outputs, self.labels, lam), pullback
+            return self.objective.covectors(point, outputs, labels, own), pullback
 
         with torch.no_grad():
             activation = self._activation(sharpness)
             found = self.explicit.evaluate(x.flatten(2), activation, covectors, measure)
-        return Evaluation(
-            found.loss, self._relative(found.parts), found.grad_x.view_as(x), grad_lam
-        )
+        grad_x = found.grad_x.view_as(x)
+        if not measure:
+            return Evaluation(found.parts[:, 0], found.parts, grad_x, grad_lam)
+        parts = found.parts + self._outside
+        return Evaluation(parts @ self._weights, parts / self._scales, grad_x, grad_lam)
 
     @torch.enable_grad()
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
         """Automatic differentiation, one run after the other."""
         parts, grads_x, grads_lam = [], [], []
         models = self.points
-        if self.surrogate != "none":
-            models = [with_surrogate(point, self._activation(sharpness)) for point in self.points]
+        varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         for run in range(len(x)):
+            if self.surrogate != "none" and (run == 0 or varied):
+                own = (
+                    sharpness.flatten()[run]
+                    if isinstance(sharpness, Tensor) and varied
+                    else sharpness
+                )
+                models = [with_surrogate(point, self._activation(own)) for point in self.points]
             xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
             residual = dict(self.target)
             for i, model in enumerate(models):
@@ -156,7 +171,7 @@ class Problem:
             grads_lam.append(torch.zeros_like(lr) if gl is None else gl)
         stacked = torch.stack(parts)
         grad_x, grad_lam = torch.stack(grads_x), torch.stack(grads_lam)
-        return Evaluation(stacked @ self._weights, self._relative(stacked), grad_x, grad_lam)
+        return Evaluation(stacked @ self._weights, stacked / self._scales, grad_x, grad_lam)
 
     def _sum_of_gradients(self, model: nn.Module, point: int, x: Tensor, lam: Tensor) -> Theta:
         """sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""
@@ -169,9 +184,6 @@ class Problem:
             inner, list(leaves.values()), create_graph=True, materialize_grads=True
         )
         return dict(zip(leaves, grads, strict=True))
-
-    def _relative(self, parts: Tensor) -> Tensor:
-        return parts / self._scales
 
 
 def _squared(theta: Theta, names: list[str]) -> float:

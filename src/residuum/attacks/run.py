@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from residuum.attacks.baselines import first_layer_weights, model_inversion
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import NTK, OBJECTIVES, MulticlassKKT, Objective, WeightDecay
 from residuum.attacks.selection import select
-from residuum.attacks.solver import Solver, Watcher
+from residuum.attacks.solver import Solver
+from residuum.attacks.state import Watcher
 from residuum.checkpoints import build_model, first_layer, leak_capacity
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
@@ -35,38 +36,54 @@ def attack(
     """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings."""
     knowledge, config = knowledge or Knowledge(), config or AttackConfig()
     start = time.monotonic()
-    arch = Architecture.parse(checkpoint.arch)
-    shape = _shape(checkpoint, knowledge, arch)
-    config = replace(config, objective=_name(config.objective, arch, checkpoint.task))
-    model = build_model(checkpoint)
-    count = config.candidates or _estimate(checkpoint, knowledge)
+    config = resolve(checkpoint, knowledge, config)
     if config.objective in BASELINES:
-        return _baseline(model, checkpoint, knowledge, config, shape, arch.outputs, count, start)
-    objective = _objective(config, knowledge)
-    objective.check(arch.outputs, knowledge)
-    if isinstance(objective, NTK):
-        _check_initial(checkpoint, knowledge)
-    solver = Solver(model, objective, knowledge, config, shape, arch.outputs, count)
+        return _baseline(checkpoint, knowledge, config, start)
+    solver = prepare(checkpoint, knowledge, config)
     state = solver.solve(Path(state_path) if state_path is not None else None, watch)
     runs = config.restarts
     status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
     lam = solver.multipliers(state.best_lam)
     found = Reconstruction(
         attack=config.objective,
-        x=_flat(state.best_x),
+        x=_flat(solver.pixels(state.best_x)),
         labels=solver.problem.labels.cpu().repeat(runs),
         lam=_flat(lam),
-        run=torch.arange(runs).repeat_interleave(count),
+        run=torch.arange(runs).repeat_interleave(config.candidates),
         steps=torch.tensor(state.steps),
         loss=torch.stack(state.loss, 1),
         layers=torch.stack(state.layers, 1),
         layer_names=solver.problem.layer_names,
         status=status,
         knowledge=knowledge,
-        settings={**config.to_json(), "candidates": count},
+        settings=config.to_json(),
         seconds=time.monotonic() - start,
+        notes=solver.notes,
     )
     return found.replace(selection=select(found))
+
+
+def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
+    """The configuration with its objective named and its candidates counted."""
+    arch = Architecture.parse(checkpoint.arch)
+    build_model(checkpoint)  # refuses weights that do not fit before anything is read off them
+    return replace(
+        config,
+        objective=_name(config.objective, arch, checkpoint.task),
+        candidates=config.candidates or _estimate(checkpoint, knowledge),
+    )
+
+
+def prepare(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> Solver:
+    """The attack that a resolved configuration describes, before its first step."""
+    arch = Architecture.parse(checkpoint.arch)
+    shape = _shape(checkpoint, knowledge, arch)
+    objective = _objective(config, knowledge)
+    objective.check(arch.outputs, knowledge)
+    if isinstance(objective, NTK):
+        _check_initial(checkpoint, knowledge)
+    model = build_model(checkpoint)
+    return Solver(model, objective, knowledge, config, shape, arch.outputs, config.candidates)
 
 
 def _flat(part: Tensor) -> Tensor:
@@ -130,11 +147,13 @@ def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
 
 
 def _baseline(
-    model: nn.Module, checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig,
-    shape: tuple[int, ...], outputs: int, count: int, start: float,
-) -> Reconstruction:  # fmt: skip
+    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, start: float
+) -> Reconstruction:
+    arch = Architecture.parse(checkpoint.arch)
+    shape, count = _shape(checkpoint, knowledge, arch), config.candidates
+    model = build_model(checkpoint)
     if config.objective == "model-inversion":
-        x, labels, weight = model_inversion(model, knowledge, config, shape, outputs, count)
+        x, labels, weight = model_inversion(model, knowledge, config, shape, arch.outputs, count)
     else:
         weight_matrix = first_layer(checkpoint.theta)
         if weight_matrix.flatten(1).shape[1] != math.prod(shape):

@@ -6,86 +6,72 @@ finite numbers is put back to its best point, stopped, and reported as "diverged
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig, Step
+from residuum.attacks.config import FAST, AttackConfig, Step
+from residuum.attacks.multipliers import balancing_scale, best_multipliers
 from residuum.attacks.objectives import Objective
-from residuum.attacks.priors import PRIORS, Prior, box
+from residuum.attacks.priors import PRIORS, Prior
 from residuum.attacks.problem import Problem
+from residuum.attacks.rowspace import RowSpace
+from residuum.attacks.state import (
+    Progress,
+    SolverState,
+    Watcher,
+    fingerprint,
+    load_state,
+    look,
+)
+from residuum.attacks.updates import Updates
+from residuum.attacks.variation import PerRun
 from residuum.engine import Repeater, matmul_precision
-from residuum.errors import InputError
-from residuum.records import Knowledge, Record
+from residuum.networks import MLP
+from residuum.records import Knowledge
 
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
 SAVE_EVERY = 20.0
-DIVERGED = 1e6  # a loss this many times the first one counts as diverged
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a watcher sees: losses (R,) and relative squared residuals (R, L) at a step."""
-
-    step: int
-    steps: int
-    loss: Tensor
-    layers: Tensor
-    layer_names: tuple[str, ...]
-
-
-Watcher = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, eq=False)
-class SolverState(Record):
-    """An attack at one moment: all that is needed to go on."""
-
-    x: Tensor
-    lam: Tensor
-    best_x: Tensor
-    best_lam: Tensor
-    best_loss: Tensor
-    first_loss: Tensor
-    alive: Tensor
-    step: int
-    fingerprint: str
-    moments: dict[str, Tensor] = field(default_factory=dict)
-    steps: tuple[int, ...] = ()
-    loss: tuple[Tensor, ...] = ()
-    layers: tuple[Tensor, ...] = ()
-    stopped: str = ""
 
 
 class Solver:
-    """One attack on one network. ``solve`` runs it to its end, or on from a saved state."""
+    """One attack on one network. ``solve`` runs it to its end, or on from a saved state.
+
+    per_run: settings of each restart where they differ, see ``variation.py``.
+    """
 
     def __init__(
         self, model: nn.Module, objective: Objective, knowledge: Knowledge, config: AttackConfig,
         shape: tuple[int, ...], outputs: int, candidates: int,
+        per_run: Sequence[AttackConfig] | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.knowledge = config, knowledge
-        self.dtype = torch.float32 if config.dtype == "tf32" else getattr(torch, config.dtype)
-        labels = objective.labels(candidates, outputs, knowledge)
-        self.problem = Problem(
-            model, objective, knowledge, labels,
-            surrogate=config.surrogate, normalise=config.normalise, layers=config.layers,
-            dtype=self.dtype, device=config.device,
-        )  # fmt: skip
+        if knowledge.mean is not None:  # once: a copy from the host cannot be part of a CUDA graph
+            knowledge = knowledge.replace(mean=knowledge.mean.to(config.device))
+        self.config, self.knowledge, self.shape = config, knowledge, shape
+        self.dtype = torch.float32 if config.dtype in FAST else getattr(torch, config.dtype)
+        self.settings = PerRun(config, per_run, self.dtype, config.device)
+        configs = [config, *self.settings.runs]
+        self.fingerprint = fingerprint(model, objective, knowledge, configs, candidates)
+        self.space: RowSpace | None = None
+        self.notes: tuple[str, ...] = ()
+        boxed = config.constraint == "project" and knowledge.value_range is not None
+        if config.rank_tolerance > 0:
+            self.space = RowSpace.of(model, objective, knowledge, shape, config.rank_tolerance)
+            self.notes, boxed = self.space.notes(boxed), False
+        self.problem = self._problem(model, objective, candidates, outputs)
         self.nonnegative = objective.nonnegative
-        self.priors: list[Prior] = [
-            PRIORS[name](weight, config.lam_min, knowledge) for name, weight in config.priors
-        ]
+        self.updates = Updates(self.settings, knowledge if boxed else None, objective.nonnegative)
         self.sizes = (config.restarts, candidates)
-        self.shape, self.lam_shape = shape, objective.multiplier_shape(outputs)
-        self.fingerprint = _fingerprint(model, objective, knowledge, config, candidates)
+        self.lam_shape = objective.multiplier_shape(outputs)
+        floor = self.settings.value("lam_min", 2 + len(self.lam_shape))
+        self.priors: list[Prior] = [
+            PRIORS[name](weight, floor, knowledge) for name, weight in config.priors
+        ]
         self.scale = self._scale()
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self._live: dict[str, Tensor] = {}
@@ -95,7 +81,7 @@ class Solver:
     def solve(self, path: Path | None = None, watch: Watcher | None = None) -> SolverState:
         """Minimise; with ``path`` the state is saved there and taken up again."""
         start = saved = time.monotonic()
-        state = self._load(path) or self._initial()
+        state = load_state(path, self.fingerprint, self.config.device) or self._initial()
         try:
             while not state.stopped:
                 state = self._chunk(state)
@@ -124,22 +110,32 @@ class Solver:
         """Plain-sum multipliers of stored ones."""
         return lam * self.scale
 
+    def pixels(self, x: Tensor) -> Tensor:
+        """Candidates as the network receives them, whatever they are searched in."""
+        return x if self.space is None else self.space.lift(x)
+
     def _initial(self) -> SolverState:
         """Random candidates and multipliers; each restart has a generator of its own."""
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
             generator = torch.Generator().manual_seed(config.seed * 10007 + run)
-            x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
-            xs.append(config.sigma * x)
+            x = self._draw(self.settings.one(run).sigma, generator)
+            xs.append(x.to(config.device, self.dtype))
             draw = torch.randn if config.lam_distribution == "normal" else torch.rand
             lam = draw(self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64)
             low, high = config.lam_init
             spread = high if config.lam_distribution == "normal" else high - low
-            lams.append(low + spread * lam)
-        x, lam = (torch.stack(part).to(config.device, self.dtype) for part in (xs, lams))
+            lams.append((low + spread * lam).to(config.device, self.dtype))
+        x, lam = (part[0][None] if len(part) == 1 else torch.stack(part) for part in (xs, lams))
         infinite = torch.full((config.restarts,), math.inf, dtype=self.dtype, device=config.device)
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
         return SolverState(x, lam, x, lam, infinite, infinite, alive, 0, self.fingerprint)
+
+    def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
+        """(m, *shape) normal numbers; in row-space mode the coefficients of their projection."""
+        x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
+        x = x.mul_(sigma)
+        return x if self.space is None else self.space.reduce(x)
 
     def _chunk(self, state: SolverState) -> SolverState:
         """Up to CHECK_EVERY steps, then a look at where each run stands."""
@@ -147,26 +143,39 @@ class Solver:
         x, lam = state.x.clone(), state.lam.clone()
         moments = {name: t.clone() for name, t in state.moments.items()}
         end = min(state.step + self.check_every, config.steps)
-        tf32 = config.dtype == "tf32" and end <= config.steps * (1 - config.polish)
+        fast = config.dtype in FAST and end <= config.steps * (1 - config.polish)
         if not state.steps:
-            state = self._look(state, x, lam, *self._gradients(x, lam, 0)[:2])
-        with matmul_precision(tf32):
+            state = look(state, state.x, state.lam, *self._gradients(x, lam, 0)[:2])
+        with self.precision(fast):
             if config.device.startswith("cuda"):
                 due = range(max(state.step, 1), end)
                 if config.lam_every and any(step % config.lam_every == 0 for step in due):
                     state = state.replace(lam=self._closed_form(x, lam, state.step))
-                x, lam, moments = self._graph_steps(state, end - state.step, tf32)
+                x, lam, moments = self._graph_steps(state, end - state.step, fast)
             else:
                 for step in range(state.step, end):
                     if config.lam_every and step and step % config.lam_every == 0:
                         lam = self._closed_form(x, lam, step)
                     self._step(x, lam, moments, step, state.alive)
         loss, layers, _, _ = self._gradients(x, lam, end)
-        state = self._look(state.replace(step=end), x, lam, loss, layers)
+        state = look(state.replace(step=end), x, lam, loss, layers)
         state = state.replace(x=x, lam=lam, moments=moments, step=end)
         if end == config.steps or not bool(state.alive.any()):
             state = state.replace(stopped="finished")
         return state
+
+    @contextmanager
+    def precision(self, fast: bool) -> Iterator[None]:
+        """Matrix products as ``dtype`` says while the search is on, in full float32 otherwise."""
+        equation = self.problem.explicit
+        if equation is not None:
+            equation.half = fast and self.config.dtype == "bf16"
+        try:
+            with matmul_precision(fast):
+                yield
+        finally:
+            if equation is not None:
+                equation.half = False
 
     def _step(
         self, x: Tensor, lam: Tensor, moments: dict[str, Tensor], step: Step, alive: Tensor
@@ -176,7 +185,7 @@ class Solver:
         self._update(x, lam, gx, gl, moments, step, alive)
 
     def _graph_steps(
-        self, state: SolverState, count: int, tf32: bool
+        self, state: SolverState, count: int, fast: bool
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The same steps on buffers that never move, so that a CUDA graph can replay them."""
         live, moments = self._live, self._moments
@@ -184,20 +193,20 @@ class Solver:
             for name in ("x", "lam", "alive"):
                 live[name] = torch.empty_like(getattr(state, name))
             live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
-        if tf32 not in self._repeaters:  # a captured graph keeps the precision it was captured in
+        if fast not in self._repeaters:  # a captured graph keeps the precision it was captured in
             body = torch.compile(self._step) if self.config.compile else self._step
 
             def one() -> None:
                 body(live["x"], live["lam"], moments, live["step"], live["alive"])
                 live["step"].add_(1)
 
-            self._repeaters[tf32] = Repeater(one, self.config.device, CHECK_EVERY)
+            self._repeaters[fast] = Repeater(one, self.config.device, CHECK_EVERY)
         for name in ("x", "lam", "alive"):
             live[name].copy_(getattr(state, name))
         live["step"].fill_(state.step)
         for name, moment in state.moments.items():
             moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
-        self._repeaters[tf32].run(count)
+        self._repeaters[fast].run(count)
         kept = {name: moment.clone() for name, moment in moments.items()}
         return live["x"].clone(), live["lam"].clone(), kept
 
@@ -205,138 +214,73 @@ class Solver:
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
-        sharpness = self.config.sharpness_at(step)
-        found = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
+        found = self.problem.evaluate(x, lam * self.scale, self._sharpness(step), measure)
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
             xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-            total = sum((p.weight * p.penalty(xl, ll) for p in self.priors), torch.zeros_like(loss))
+            pixels = self.pixels(xl)
+            total = sum(
+                (p.weight * p.penalty(pixels, ll) for p in self.priors), torch.zeros_like(loss)
+            )
             inner = torch.autograd.grad(
                 total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
-            gx, gl, loss = gx + inner[0], gl + inner[1], loss + total.detach()
+            gx, gl, loss = gx.add_(inner[0]), gl.add_(inner[1]), loss + total.detach()
         return loss, found.layers, gx, gl
 
     def _update(
         self, x: Tensor, lam: Tensor, gx: Tensor, gl: Tensor,
         moments: dict[str, Tensor], step: Step, alive: Tensor,
     ) -> None:  # fmt: skip
-        """One step of SGD with momentum or Adam in place, then the constraints."""
-        factor = self.config.rate_at(step)
-        for name, variable, gradient, rate in (
-            ("x", x, gx, self.config.lr_x), ("lam", lam, gl, self.config.lr_lam),
-        ):  # fmt: skip
-            mask = alive.view(-1, *[1] * (variable.ndim - 1))
-            gradient = torch.where(mask, gradient, 0.0)
-            direction = self._direction(name, gradient, moments, step)
-            variable.sub_(torch.where(mask, direction, 0.0) * (rate * factor))
-        if self.config.constraint == "project":
-            if self.knowledge.value_range is not None:
-                low, high = box(self.knowledge, x)
-                torch.maximum(torch.minimum(x, high), low, out=x)
-            if self.nonnegative:
-                lam.clamp_(min=self.config.lam_min)
-
-    def _direction(self, name: str, g: Tensor, moments: dict[str, Tensor], step: Step) -> Tensor:
-        if self.config.optimiser == "sgd":
-            first = moments.setdefault(name, torch.zeros_like(g))
-            return first.mul_(self.config.momentum).add_(g)
-        beta1, beta2, t = 0.9, 0.999, step + 1
-        first = moments.setdefault(f"{name}/1", torch.zeros_like(g))
-        second = moments.setdefault(f"{name}/2", torch.zeros_like(g))
-        first.mul_(beta1).add_(g, alpha=1 - beta1)
-        second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        return (first / (1 - beta1**t)) / ((second / (1 - beta2**t)).sqrt_() + 1e-12)
-
-    def _look(
-        self, state: SolverState, x: Tensor, lam: Tensor, loss: Tensor, layers: Tensor
-    ) -> SolverState:
-        """History, best snapshots, and runs that left the finite numbers."""
-        first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-        fine = torch.isfinite(loss) & (loss <= DIVERGED * first)
-        better = state.alive & fine & (loss < state.best_loss)
-        mask_x = better.view(-1, *[1] * (x.ndim - 1))
-        mask_lam = better.view(-1, *[1] * (lam.ndim - 1))
-        # A run stopped by the clock has been looked at where it goes on from.
-        past = len(state.steps) - (state.step in state.steps[-1:])
-        return state.replace(
-            best_x=torch.where(mask_x, x, state.best_x),
-            best_lam=torch.where(mask_lam, lam, state.best_lam),
-            best_loss=torch.where(better, loss, state.best_loss),
-            first_loss=first,
-            alive=state.alive & fine,
-            steps=(*state.steps[:past], state.step),
-            loss=(*state.loss[:past], loss.detach().cpu().double()),
-            layers=(*state.layers[:past], layers.detach().cpu().double()),
-        )
+        self.updates.apply(x, lam, gx, gl, moments, step, alive)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
         """The best multipliers for these candidates, per run; see ``multipliers.py``."""
-        from residuum.attacks.multipliers import best_multipliers
+        parts = []
+        for run in range(len(x)):
+            own, here = self.settings.one(run), slice(run, run + 1)
+            floor = own.lam_min if self.nonnegative else None
+            scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
+            sharpness = own.sharpness_at(step)
+            parts.append(
+                best_multipliers(self.problem, x[here], lam[here], floor, scale, sharpness)
+            )
+        return torch.cat(parts)
 
-        sharpness = self.config.sharpness_at(step)
-        floor = self.config.lam_min if self.nonnegative else None
-        return best_multipliers(self.problem, x, lam, floor, self.scale, sharpness)
+    def _sharpness(self, step: Step) -> Step:
+        return self.config.sharpness_at(step, self.settings.value("sharpness", 3))
 
-    def _scale(self) -> float:
-        """Factor from stored to plain-sum multipliers."""
+    def _problem(
+        self, model: nn.Module, objective: Objective, candidates: int, outputs: int
+    ) -> Problem:
+        config, knowledge, space = self.config, self.knowledge, self.space
+        labels = objective.labels(candidates, outputs, knowledge)
+        if space is not None:
+            assert isinstance(model, MLP)
+            model, knowledge = space.reduce_model(model), space.reduce_knowledge(knowledge)
+        return Problem(
+            model, objective, knowledge, labels,
+            surrogate=config.surrogate, normalise=config.normalise, layers=config.layers,
+            outside=space.outside if space is not None else 0.0,
+            dtype=self.dtype, device=config.device,
+        )  # fmt: skip
+
+    def _scale(self) -> float | Tensor:
+        """Factor from stored to plain-sum multipliers; per run where their sharpness differs."""
         if self.config.lam_scale == "one":
             return 1.0
         if self.config.lam_scale == "mean":
             return 1 / self.sizes[1]
-        generator = torch.Generator().manual_seed(0)
+        if not self.settings.differs("sharpness"):
+            return self._scale_at(self.settings.one(0).sharpness)
+        found = [self._scale_at(run.sharpness) for run in self.settings.runs]
+        scales = torch.tensor(found, dtype=self.dtype, device=self.config.device)
+        return scales.view(-1, 1, *[1] * len(self.lam_shape))
+
+    def _scale_at(self, sharpness: float) -> float:
         spread = 0.25
         if self.knowledge.value_range is not None:
             spread = (self.knowledge.value_range[1] - self.knowledge.value_range[0]) / 4
-        x = spread * torch.randn(
-            1, self.sizes[1], *self.shape, generator=generator, dtype=torch.float64
-        )
-        ones = torch.ones(
-            1, self.sizes[1], *self.lam_shape, dtype=self.dtype, device=self.config.device
-        )
+        x = self._draw(spread, torch.Generator().manual_seed(0))[None]
         x = x.to(self.config.device, self.dtype)
-        # residual(s) = target - s T: from two values of s the size of T follows, first layer only.
-        at = [
-            self.problem.evaluate(x, s * ones, self.config.sharpness).layers[0, 0]
-            for s in (-1.0, 0.0, 1.0)
-        ]
-        squared = float((at[0] + at[2]) / 2 - at[1])  # ||T||^2 / ||target||^2
-        return 1 / math.sqrt(squared) if squared > 0 else 1.0
-
-    def _load(self, path: Path | None) -> SolverState | None:
-        if path is None or not path.exists():
-            return None
-        state = SolverState.load(path)
-        if state.fingerprint != self.fingerprint:
-            raise InputError(
-                f"{str(path.parent)!r} holds an attack with other settings or on other weights.",
-                "Choose another --out, or remove that folder.",
-            )
-        moved = {
-            name: getattr(state, name).to(self.config.device)
-            for name in ("x", "lam", "best_x", "best_lam", "best_loss", "first_loss", "alive")
-        }
-        moments = {name: t.to(self.config.device) for name, t in state.moments.items()}
-        stopped = "" if state.stopped == "time" else state.stopped
-        return state.replace(**moved, moments=moments, stopped=stopped)
-
-
-def _fingerprint(
-    model: nn.Module,
-    objective: Objective,
-    knowledge: Knowledge,
-    config: AttackConfig,
-    candidates: int,
-) -> str:
-    """Hash of everything that decides an attack but its wall clock."""
-    settings = {k: v for k, v in config.to_json().items() if k != "seconds"}
-    digest = hashlib.sha256(
-        json.dumps([settings, repr(objective), candidates], sort_keys=True).encode()
-    )
-    tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
-    for tensor in [*tensors, knowledge.mean, knowledge.norms]:
-        if tensor is not None:
-            digest.update(tensor.detach().cpu().double().contiguous().numpy().tobytes())
-    rest = [knowledge.shape, knowledge.value_range, knowledge.sample_count, knowledge.label_balance]
-    digest.update(json.dumps([rest, knowledge.loss, knowledge.weight_decay]).encode())
-    return digest.hexdigest()
+        return balancing_scale(self.problem, x, self.lam_shape, sharpness)

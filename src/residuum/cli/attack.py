@@ -14,7 +14,8 @@ from residuum.cli.runs import STATE, finished, open_run, read_summary, request_o
 from residuum.cli.settings import configure
 
 if TYPE_CHECKING:
-    from residuum.records import Reconstruction
+    from residuum.attacks import AttackConfig
+    from residuum.records import Checkpoint, Knowledge, Reconstruction
 
 EXAMPLES = """Examples:
 
@@ -24,6 +25,8 @@ residuum attack runs/m --preset haim2022-cifar-b9dfyspx --steps 10000 --out runs
 
 residuum attack runs/m --shape 1,28,28 --value-range 0,1 --mean 0.13 --restarts 8 --out runs/c
 
+residuum attack runs/m --candidates 2000 --rank-tolerance 0.05 --dry-run
+
 residuum attack runs/m --objective ntk --init own --prior high-frequency:1e-8 --set momentum=0.8 --out runs/n
 """
 ROWS = 20  # restarts shown; the rest stands in attack.json
@@ -32,8 +35,13 @@ ROWS = 20  # restarts shown; the rest stands in attack.json
 def command(
     checkpoint: CheckpointPath,
     out: Annotated[
-        Path, typer.Option(help="Folder to write; an unfinished attack there is continued.")
-    ],
+        Path | None,
+        typer.Option(
+            help="Folder to write; an unfinished attack there is continued. Required unless "
+            "--dry-run.",
+            show_default=False,
+        ),
+    ] = None,
     preset: Annotated[
         str,
         typer.Option(
@@ -95,7 +103,14 @@ def command(
     constraint: Annotated[
         str | None, typer.Option(help="project into the known box, or leave it to a penalty.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64 or float32.")] = None,
+    rank_tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Row-space mode: search in the singular vectors of the first layer above this "
+            "share of the largest (0: all directions)."
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64, float32; on a GPU also tf32, bf16.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of all random numbers.")
@@ -142,12 +157,19 @@ def command(
     weight_decay: Annotated[
         float | None, typer.Option(help="Granted: weight decay of the training.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print what the attack will cost, measured in two seconds; no attack."
+        ),
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Reconstruct training samples from weights alone; the data is never opened."""
     from residuum.attacks import attack
     from residuum.checkpoints import load_checkpoint
+    from residuum.errors import InputError
 
     given = {
         "objective": objective, "rivals": rivals, "gradients": gradients, "candidates": candidates,
@@ -155,7 +177,7 @@ def command(
         "lr_lam": lr_lam, "sigma": sigma, "lam_min": lam_min, "lam_every": lam_every,
         "surrogate": surrogate, "sharpness": sharpness, "anneal": anneal, "layers": layers,
         "constraint": constraint, "dtype": dtype, "device": device, "seed": seed,
-        "seconds": seconds,
+        "seconds": seconds, "rank_tolerance": rank_tolerance,
     }  # fmt: skip
     config = configure(preset, given, prior, settings)
     check_device(config.device)
@@ -165,6 +187,11 @@ def command(
         mean_provenance=mean_provenance, sample_count=sample_count, label_balance=label_balance,
         init=init, loss=loss, weight_decay=weight_decay,
     )  # fmt: skip
+    if dry_run:
+        _dry_run(released, knowledge, config, json, quiet)
+        return
+    if out is None:
+        raise InputError("An attack needs a folder to write.", "Say --out runs/a, or --dry-run.")
     request = request_of(checkpoint, released, config)
     with open_run(out):
         found = finished(out, request, knowledge)
@@ -200,6 +227,40 @@ def show(found: Reconstruction, out: Path) -> None:
     )
     print_line(f"granted: {describe(found.knowledge)}")
     print_line(f"{found.seconds:.1f} seconds; written to {out}")
+    for note in found.notes:
+        print_line(f"note: {note}")
+
+
+def _dry_run(
+    released: Checkpoint, knowledge: Knowledge, config: AttackConfig, json: bool, quiet: bool
+) -> None:
+    """What the attack will cost; the time is measured on this device."""
+    from residuum.attacks import estimate
+
+    found = estimate(released, knowledge, config)
+    if json:
+        print_json(found.to_json())
+        return
+    if quiet:
+        return
+    memory = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in found.memory.items())
+    layers = ", ".join(f"{name} {flops / 1e9:.4g}" for name, flops in found.flops_by_layer.items())
+    rows = [
+        ("network", found.arch),
+        ("parameters", str(found.parameters)),
+        ("candidates", f"{found.restarts} x {found.candidates}, {found.dimensions} numbers each"),
+        ("unknowns", str(found.unknowns)),
+        ("steps", str(found.steps)),
+        (
+            "GFLOP per step",
+            f"{found.flops_per_step / 1e9:.4g}" + (f" ({layers})" if layers else ""),
+        ),
+        ("memory (MiB)", f"{sum(found.memory.values()) / 2**20:.4g} ({memory})"),
+        ("time per step", f"{1e3 * found.step_seconds:.4g} ms on {found.device} ({found.dtype})"),
+        ("rate", f"{found.flops_per_second / 1e9:.4g} GFLOP/s"),
+        ("whole attack", f"about {found.seconds:.3g} seconds"),
+    ]
+    print_table("dry run: nothing was attacked", ("figure", "value"), rows)
     for note in found.notes:
         print_line(f"note: {note}")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from residuum.attacks.solver import Progress as AttackProgress
+    from residuum.attacks.state import Progress as AttackProgress
     from residuum.training import Progress as TrainingProgress
 
 Update = Callable[[int, int, str], None]

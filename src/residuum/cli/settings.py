@@ -43,6 +43,11 @@ def _check(changes: dict[str, Any]) -> None:
     for name in ("seconds", "lr_x", "sigma", "sharpness", "restarts", "steps"):
         if not changes.get(name, 1) > 0:
             raise InputError(f"{_option(name)} must be positive; got {changes[name]}.", "Raise it.")
+    if not 0 <= changes.get("rank_tolerance", 0) < 1:
+        raise InputError(
+            f"--rank-tolerance is a share from 0 up to below 1; got {changes['rank_tolerance']}.",
+            "Use 0 for the full space.",
+        )
     for name, known in (("rivals", ("tied", "best")), ("gradients", ("theta", "theta0", "both"))):
         if changes.get(name, known[0]) not in known:
             got = changes[name]

@@ -124,6 +124,7 @@ def write_run(
 
     diverged = state.status == "diverged"
     write_atomic(out / ".gitignore", "*\n")
+    (out / "private").chmod(0o700)  # the rest may be released, this may not
     checkpoint = released(state, arch, split.train, task)
     files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
     save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")

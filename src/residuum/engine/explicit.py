@@ -11,6 +11,10 @@ Adjoints       with E_l = dL/dT_l = -2 w_l (target_l - T_l):
 
 x: (R, m, d); u: (R, m, C); weights are shared by all runs. s' is the surrogate's backward rule
 wherever a derivative of s appears, as automatic differentiation of the surrogate has it.
+
+Where the intermediate results of all candidates would not fit into the workspace, candidates go
+through in chunks, twice: T_l is summed over chunks, then each chunk's adjoints are taken. Matrix
+products of the first time are kept for the second as far as the workspace reaches (``plan``).
 """
 
 from __future__ import annotations
@@ -21,27 +25,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from residuum.engine.products import accumulate, times
 from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
-# covectors(point, outputs) returns u and a function that takes ubar, the derivative in u, and
-# returns the derivative in the outputs (None where u does not depend on them).
+# covectors(point, outputs, rows) returns u of these candidates and a function that takes ubar, the
+# derivative in u, and returns the derivative in the outputs (None where u does not depend on them).
 Pullback = Callable[[Tensor], Tensor | None]
-Covectors = Callable[[int, Tensor], tuple[Tensor, Pullback]]
+Covectors = Callable[[int, Tensor, slice], tuple[Tensor, Pullback]]
+Layers = list[tuple[Tensor, Tensor | None]]
+Errors = list[tuple[Tensor, Tensor | None] | None]
+
+WORKSPACE = 2 * 2**30  # bytes of intermediate results; what needs more goes through in chunks
+CHUNK = WORKSPACE // 8  # bytes of one chunk's intermediate results
+LIVE = 10  # tensors per hidden unit alive at once: five of the pass, five of its adjoint
 
 
 @dataclass(frozen=True)
 class Residual:
-    """loss: (R,); parts: (R, L) squared residual of each layer; grad_x: like x."""
+    """parts: (R, L) squared residual of each layer; grad_x: like x."""
 
-    loss: Tensor
     parts: Tensor
     grad_x: Tensor
 
 
 @dataclass
 class _Pass:
-    """What one gradient point leaves for the adjoint. Lists run over layers, first to last."""
+    """What one gradient point leaves for the adjoint. Lists run over layers, first to last.
+
+    pre and ungated are matrix products; the rest follows from them elementwise.
+    """
 
     inputs: list[Tensor]
     pre: list[Tensor]
@@ -51,15 +64,32 @@ class _Pass:
     pullback: Pullback
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How m candidates go through: so many at a time, the products of so many chunks kept."""
+
+    chunk: int
+    kept: int
+    chunks: int
+
+
 class ExplicitEquation:
     """The objective at one or several gradient points (theta, theta0), each an MLP of one shape.
 
-    layer_weights: w_l; a layer of weight zero is measured and drives nothing.
+    layer_weights: w_l; a layer of weight zero is measured and drives nothing; workspace: bytes that
+    intermediate results may take, chunk: those of one chunk of candidates.
     """
 
     def __init__(
-        self, points: Sequence[MLP], target: Theta, layer_weights: Sequence[float]
+        self,
+        points: Sequence[MLP],
+        target: Theta,
+        layer_weights: Sequence[float],
+        workspace: int = WORKSPACE,
+        chunk: int = CHUNK,
     ) -> None:
+        self.workspace, self.chunk = workspace, chunk
+        self.half = False  # matrix products of bfloat16 factors; the solver sets it for its search
         self.points = [
             [(p.weight.detach(), _bias(p.bias)) for p in point.linears] for point in points
         ]
@@ -69,71 +99,126 @@ class ExplicitEquation:
             for i in range(depth)
         ]
         self.layer_weights = tuple(layer_weights)
-        first = self.target[0][0]
-        self._weights = torch.tensor(self.layer_weights, dtype=first.dtype, device=first.device)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """d, hidden widths, outputs."""
+        weights = [weight for weight, _ in self.points[0]]
+        return (weights[0].shape[1], *(len(weight) for weight in weights))
+
+    def plan(self, runs: int, candidates: int) -> Plan:
+        """All at once where that fits into the workspace, in chunks otherwise."""
+        _, *hidden, outputs = self.widths
+        one = runs * len(self.points) * self.target[0][0].element_size()  # bytes per unit
+        if candidates * LIVE * one * (sum(hidden) + outputs) <= self.workspace:
+            return Plan(candidates, 1, 1)
+        chunk = max(1, min(candidates, self.chunk // (LIVE * one * (sum(hidden) + outputs))))
+        chunks = -(-candidates // chunk)
+        chunk = -(-candidates // chunks)  # equal ones
+        kept = self.workspace // (chunk * one * (2 * sum(hidden) + outputs))
+        return Plan(chunk, min(chunks, kept), chunks)
 
     def evaluate(
         self, x: Tensor, activation: Activation, covectors: Covectors, measure: bool = True
     ) -> Residual:
-        """Loss, per-layer squared residuals and the gradient in x; covectors get their own.
+        """Per-layer squared residuals and the gradient in x; covectors get their own.
 
-        measure=False leaves out what only a reader needs, loss and residuals, and returns zeros.
+        measure=False leaves out what only a reader needs, the residuals, and returns zeros.
         """
-        passes = [
-            self._pass(point, x, activation, lambda outputs, i=i: covectors(i, outputs))  # type: ignore[misc]
+        runs, candidates = x.shape[:2]
+        plan = self.plan(runs, candidates)
+        if plan.chunks == 1:
+            passes = self._passes(x, activation, covectors, slice(0, candidates))
+            errors, parts = self._finish(self._subtract(None, passes, measure), runs, measure)
+            return Residual(parts, self._adjoints(passes, errors, activation))
+        sums, kept = None, {}
+        chunks = [slice(i, i + plan.chunk) for i in range(0, candidates, plan.chunk)]
+        for i, rows in enumerate(chunks):
+            passes = self._passes(x[:, rows], activation, covectors, rows)
+            sums = self._subtract(sums, passes, measure)
+            if i < plan.kept:
+                kept[i] = [(one.pre, one.ungated) for one in passes]
+        assert sums is not None
+        errors, parts = self._finish(sums, runs, measure)
+        grad_x = torch.empty_like(x)
+        for i, rows in enumerate(chunks):
+            passes = self._passes(x[:, rows], activation, covectors, rows, kept.pop(i, None))
+            grad_x[:, rows] = self._adjoints(passes, errors, activation)
+        return Residual(parts, grad_x)
+
+    def _passes(
+        self, x: Tensor, activation: Activation, covectors: Covectors, rows: slice,
+        products: list[tuple[list[Tensor], list[Tensor]]] | None = None,
+    ) -> list[_Pass]:  # fmt: skip
+        """Forward and backward at every point; ``products`` of an earlier time are used again."""
+        if products is None:
+            products = [([], []) for _ in self.points]
+        return [
+            self._pass(point, x, activation, lambda z, i=i: covectors(i, z, rows), *products[i])  # type: ignore[misc]
             for i, point in enumerate(self.points)
         ]
-        errors, parts = self._errors(passes, measure)
-        grad_x: Tensor | None = None
-        for point, one in zip(self.points, passes, strict=True):
-            part = self._adjoint(point, one, errors, activation)
-            grad_x = part if grad_x is None else grad_x.add_(part)
-        assert grad_x is not None
-        return Residual(parts @ self._weights, parts, grad_x)
 
     def _pass(
-        self,
-        layers: list[tuple[Tensor, Tensor | None]],
-        x: Tensor,
-        activation: Activation,
+        self, layers: Layers, x: Tensor, activation: Activation,
         covectors: Callable[[Tensor], tuple[Tensor, Pullback]],
-    ) -> _Pass:
-        inputs, pre = [x], []
+        pre: list[Tensor], ungated: list[Tensor],
+    ) -> _Pass:  # fmt: skip
+        """pre, ungated: filled where they are empty, taken as they are otherwise."""
+        inputs, known = [x], bool(pre)
         for i, (weight, bias) in enumerate(layers):
-            z = inputs[-1] @ weight.T
-            pre.append(z if bias is None else z.add_(bias))
+            if not known:
+                z = times(inputs[-1], weight.T, self.half)
+                pre.append(z if bias is None else z.add_(bias))
             if i < len(layers) - 1:
-                inputs.append(activation(pre[-1]))
+                inputs.append(activation(pre[i]))
         slopes = [activation.derivative(z) for z in pre[:-1]]
         u, pullback = covectors(pre[-1])
-        signals, ungated = [u], []
+        signals = [u]
         for i in range(len(layers) - 1, 0, -1):
-            ungated.append(signals[-1] @ layers[i][0])
-            signals.append(ungated[-1] * slopes[i - 1])
-        return _Pass(inputs, pre, slopes, ungated[::-1], signals[::-1], pullback)
+            if not known:
+                ungated.insert(0, times(signals[0], layers[i][0], self.half))
+            signals.insert(0, ungated[i - 1 if known else 0] * slopes[i - 1])
+        return _Pass(inputs, pre, slopes, ungated, signals, pullback)
 
-    def _errors(
-        self, passes: list[_Pass], measure: bool
-    ) -> tuple[list[tuple[Tensor, Tensor | None] | None], Tensor]:
-        """E_l for weight and bias of each layer (None where w_l = 0), and (R, L) squared norms."""
-        errors: list[tuple[Tensor, Tensor | None] | None] = []
+    def _subtract(self, sums: Errors | None, passes: list[_Pass], measure: bool) -> Errors:
+        """target_l - T_l over the candidates so far, the weight's part times -2 w_l where w_l > 0.
+
+        None where nobody needs it.
+        """
         runs = len(passes[0].inputs[0])
-        parts = passes[0].inputs[0].new_zeros(runs, len(self.target))
+        found: Errors = []
         for i, (weight, bias) in enumerate(self.target):
             w = self.layer_weights[i]
             if not (w or measure):
-                errors.append(None)
+                found.append(None)
                 continue
             scale = -2 * w if w else 1.0  # products with the factor of E_l folded in
-            e: Tensor = weight.expand(runs, *weight.shape)
+            before = None if sums is None else sums[i]
+            e = weight.expand(runs, *weight.shape) if before is None else before[0]
             for k, one in enumerate(passes):
-                beta = scale if k == 0 else 1.0
-                e = torch.baddbmm(
-                    e, one.signals[i].transpose(1, 2), one.inputs[i], beta=beta, alpha=-scale
-                )
-            e_bias = None
-            if bias is not None:
-                e_bias = scale * (bias - sum(one.signals[i].sum(1) for one in passes))
+                beta = scale if before is None and k == 0 else 1.0
+                signals = one.signals[i].transpose(1, 2)
+                e = accumulate(e, signals, one.inputs[i], beta, -scale, self.half)
+            rest = bias if before is None else before[1]
+            if rest is not None:
+                total = passes[0].signals[i].sum(1)
+                for one in passes[1:]:
+                    total = total + one.signals[i].sum(1)
+                rest = rest - total
+            found.append((e, rest))
+        return found
+
+    def _finish(self, sums: Errors, runs: int, measure: bool) -> tuple[Errors, Tensor]:
+        """E_l for weight and bias of each layer (None where w_l = 0), and (R, L) squared norms."""
+        parts = self.target[0][0].new_zeros(runs, len(self.target))
+        errors: Errors = []
+        for i, one in enumerate(sums):
+            w = self.layer_weights[i]
+            scale = -2 * w if w else 1.0
+            if one is None:
+                errors.append(None)
+                continue
+            e, e_bias = one[0], None if one[1] is None else scale * one[1]
             if measure:
                 parts[:, i] = e.square().sum((1, 2)) / scale**2
                 if e_bias is not None:
@@ -141,11 +226,20 @@ class ExplicitEquation:
             errors.append((e, e_bias) if w else None)
         return errors, parts
 
+    def _adjoints(self, passes: list[_Pass], errors: Errors, activation: Activation) -> Tensor:
+        """The gradient in x, summed over gradient points."""
+        grad_x: Tensor | None = None
+        for point, one in zip(self.points, passes, strict=True):
+            part = self._adjoint(point, one, errors, activation)
+            grad_x = part if grad_x is None else grad_x.add_(part)
+        assert grad_x is not None
+        return grad_x
+
     def _adjoint(
         self,
-        layers: list[tuple[Tensor, Tensor | None]],
+        layers: Layers,
         one: _Pass,
-        errors: list[tuple[Tensor, Tensor | None] | None],
+        errors: Errors,
         activation: Activation,
     ) -> Tensor:
         depth = len(layers)
@@ -155,9 +249,9 @@ class ExplicitEquation:
             below = dbar
             dbar = None
             if below is not None:
-                dbar = (below * one.slopes[i - 1]) @ layers[i][0].T
+                dbar = times(below * one.slopes[i - 1], layers[i][0].T, self.half)
             if (error := errors[i]) is not None:
-                dbar = _accumulate(dbar, one.inputs[i], error[0].transpose(1, 2))
+                dbar = accumulate(dbar, one.inputs[i], error[0].transpose(1, 2), half=self.half)
                 if error[1] is not None:
                     dbar = dbar.add_(error[1][:, None])
             if i < depth - 1:
@@ -166,9 +260,9 @@ class ExplicitEquation:
         assert dbar is not None
         zbar = one.pullback(dbar)
         for i in range(depth - 1, -1, -1):  # down the forward chain
-            abar = None if zbar is None else zbar @ layers[i][0]
+            abar = None if zbar is None else times(zbar, layers[i][0], self.half)
             if (error := errors[i]) is not None:
-                abar = _accumulate(abar, one.signals[i], error[0])
+                abar = accumulate(abar, one.signals[i], error[0], half=self.half)
             if i == 0:
                 assert abar is not None
                 return abar
@@ -182,8 +276,3 @@ class ExplicitEquation:
 
 def _bias(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach()
-
-
-def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a b for batches of matrices, in one product."""
-    return a @ b if total is None else torch.baddbmm(total, a, b)

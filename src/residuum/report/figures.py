@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores
-from residuum.records.scores import MetricScore
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
 from residuum.report.drawing import BLUE, CYCLE, GREY, INK, MARKERS, ORANGE, Cell
 
 SHOWN = 30
 PANELS = 12
+Matched = tuple[SampleScore, SampleMatch]
 
 
 def selected_figure(found: Reconstruction) -> bytes | None:
@@ -53,30 +54,44 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
     """
     flat = train.shape == (2,) and "l2" in scores.metrics
     metric = scores.metrics["l2" if flat else scores.deciding]
-    matched = [(row, row.matches[metric.name]) for row in scores.per_sample]
-    matched = [(row, match) for row, match in matched if match.candidate is not None]
-    matched.sort(key=lambda pair: _value(pair[1].score), reverse=metric.higher_is_better)
+    matched = _matched(scores, metric)
     if not matched:
         return None
     matched = matched if train.shape == (2,) else matched[:SHOWN]
-    found = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
-    samples = train.x[[row.index for row, _ in matched]].double()
+    found, samples = _pairs(candidates, train, matched)
     title = _matches_title(scores, metric, len(matched), drawing.is_image(train.shape))
     if train.shape == (2,):
         return _matched_points(candidates, found, samples, title)
-    captions = [f"{match.score:.3f}" for _, match in matched]
     if not drawing.is_image(train.shape):
+        captions = [f"{match.score:.3f}" for _, match in matched]
         panels = [
             (text, {"reconstruction": a.flatten().numpy(), "training sample": b.flatten().numpy()})
             for a, b, text in zip(found[:PANELS], samples, captions, strict=False)
         ]
         return drawing.line_panels(title, panels)
-    images = zip(_with_mean(found, train.mean), _with_mean(samples, train.mean), strict=True)
+    return drawing.image_grid(title, _cells(candidates, train, matched), ("found", "training"))
+
+
+def compared_figure(
+    attacks: dict[str, tuple[Tensor, Scores]], train: Dataset, columns: int = 10
+) -> bytes | None:
+    """The best matches of several attacks on the same images, a band each, from top to bottom.
+
+    attacks: by what was attacked, all candidates and their scores; None where one has no match.
+    """
+    best = [_matched(scores, scores.metrics[scores.deciding]) for _, scores in attacks.values()]
+    columns = min(columns, *map(len, best))
+    if not columns:
+        return None
     cells = [
-        Cell(pair, text, bool(match.recovered))
-        for pair, text, (_, match) in zip(images, captions, matched, strict=True)
+        cell
+        for matched, (candidates, _) in zip(best, attacks.values(), strict=True)
+        for cell in _cells(candidates, train, matched[:columns])
     ]
-    return drawing.image_grid(title, cells, ("found", "training"))
+    counts = [f"{name}, {scores.recovered} of {scores.n}" for name, (_, scores) in attacks.items()]
+    metric = next(iter(attacks.values()))[1].deciding.upper()
+    title = f"Best {columns} by {metric}; framed: beyond 99% of chance. From the top: {'; '.join(counts)}"
+    return drawing.image_grid(title, cells, ("found", "training"), columns)
 
 
 def output_figure(
@@ -196,6 +211,29 @@ def _plane(figure: Any, axes: Any, title: str) -> bytes:
                   fontsize=7.5, frameon=False)  # fmt: skip
     drawing.tidy(axes)
     return drawing.png(figure)
+
+
+def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
+    """Training samples that got a candidate, best first."""
+    rows = [(row, row.matches[metric.name]) for row in scores.per_sample]
+    rows = [(row, match) for row, match in rows if match.candidate is not None]
+    return sorted(rows, key=lambda pair: _value(pair[1].score), reverse=metric.higher_is_better)
+
+
+def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
+    """Candidates and the samples they are matched with. (k, *shape) each."""
+    found = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
+    return found, train.x[[row.index for row, _ in matched]].double()
+
+
+def _cells(candidates: Tensor, train: Dataset, matched: list[Matched]) -> list[Cell]:
+    """A pair of images each, captioned by its score, framed where recovered."""
+    found, samples = _pairs(candidates, train, matched)
+    images = zip(_with_mean(found, train.mean), _with_mean(samples, train.mean), strict=True)
+    return [
+        Cell(pair, f"{match.score:.3f}", bool(match.recovered))
+        for pair, (_, match) in zip(images, matched, strict=True)
+    ]
 
 
 def _matches_title(scores: Scores, metric: MetricScore, shown: int, framed: bool) -> str:

@@ -1,0 +1,127 @@
+"""Any number of candidates: time per candidate and peak memory at m = 100 000 against m = 1000.
+
+Network 784-1000-1000-1 in float32, Adam. Each case is an attack of its own in a process of its own:
+initial candidates, one look, a warm-up step, timed steps and the last look, so that the peak is that
+of everything an attack does. The ratio is time per candidate at the small m over that at the large.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Report
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.objectives import BinaryKKT
+from residuum.attacks.solver import Solver
+from residuum.attacks.state import look
+from residuum.engine import evaluation_cost
+from residuum.networks import MLP
+from residuum.records import Knowledge
+
+WIDTHS = (784, 1000, 1000, 1)
+SMALL, LARGE = 1000, 100_000
+SLOWER = 1.2  # at most, per candidate
+MEMORY = {"cpu": 8.0, "cuda": 16.0}  # GB
+
+
+def scaling(device: str) -> Report:
+    """First layer alone, and all layers."""
+    figures = []
+    for layers in ("first", "all"):
+        # The small case before and after the large one: a machine that slows down shows.
+        found = [_alone(m, layers, device) for m in (SMALL, LARGE, SMALL)]
+        small = min(found[0], found[2], key=lambda case: case["us per candidate"])
+        large = found[1]
+        figures.append({
+            "layers": layers,
+            "us per candidate, m=1000": small["us per candidate"],
+            "us per candidate, m=1000, other run": max(
+                found[0]["us per candidate"], found[2]["us per candidate"]
+            ),
+            "us per candidate, m=100000": large["us per candidate"],
+            "slower": large["us per candidate"] / small["us per candidate"],
+            "GB at m=100000": large["GB"],
+            "GB estimated": large["GB estimated"],
+        })  # fmt: skip
+    kind = device.split(":")[0]
+    return Report(
+        what="time per candidate and peak memory, 100 000 candidates against 1000",
+        settings={"network": "784-1000-1000-1", "dtype": "float32", "optimiser": "adam"},
+        seeds=(0,),
+        figures=figures,
+        ratio=min(1 / row["slower"] for row in figures),
+        bar=1 / SLOWER,
+        checks={
+            f"peak memory below {MEMORY[kind]:g} GB": all(
+                row["GB at m=100000"] < MEMORY[kind] for row in figures
+            )
+        },
+    )
+
+
+def _alone(m: int, layers: str, device: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.scaling", str(m), layers, device]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def case(m: int, layers: str, device: str) -> dict[str, Any]:
+    """One attack's beginning, timed; peak memory is this process's own."""
+    torch.manual_seed(0)
+    config = AttackConfig(
+        restarts=1, steps=10**6, dtype="float32", layers=layers, device=device, lam_scale="mean"
+    )
+    solver = Solver(MLP(WIDTHS), BinaryKKT(), Knowledge(), config, WIDTHS[:1], 1, m)
+    state = solver._initial()
+    state = look(state, state.x, state.lam, *solver._gradients(state.x, state.lam, 0)[:2])
+    steps = max(2, 20_000 // m)
+    if device.startswith("cuda"):
+        x, lam, seconds = _on_gpu(solver, state, steps)
+    else:
+        x, lam, seconds = _on_cpu(solver, state, steps)
+    look(state, x, lam, *solver._gradients(x, lam, steps)[:2])
+    assert solver.problem.explicit is not None
+    expected = evaluation_cost(solver.problem.explicit, 1, m).total_memory
+    return {
+        "us per candidate": 1e6 * seconds / m,
+        "GB": _peak(device),
+        "GB estimated": expected / 1e9,
+    }
+
+
+def _on_cpu(solver: Solver, state: Any, steps: int) -> tuple[Tensor, Tensor, float]:
+    x, lam, moments = state.x.clone(), state.lam.clone(), dict[str, Tensor]()
+    solver._step(x, lam, moments, 0, state.alive)
+    times = []
+    for step in range(1, steps + 1):
+        start = time.perf_counter()
+        solver._step(x, lam, moments, step, state.alive)
+        times.append(time.perf_counter() - start)
+    return x, lam, min(times)
+
+
+def _on_gpu(solver: Solver, state: Any, steps: int) -> tuple[Tensor, Tensor, float]:
+    solver._graph_steps(state, 25, False)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    x, lam, _ = solver._graph_steps(state, 25 * steps, False)
+    torch.cuda.synchronize()
+    return x, lam, (time.perf_counter() - start) / (25 * steps)
+
+
+def _peak(device: str) -> float:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_reserved() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(case(int(sys.argv[1]), sys.argv[2], sys.argv[3])))

@@ -1,0 +1,155 @@
+"""What an attack will cost before it is run: unknowns, operations, memory, and a measured time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from residuum.attacks.config import FAST, AttackConfig
+from residuum.attacks.multipliers import MAX_UNKNOWNS
+from residuum.attacks.run import BASELINES, prepare, resolve
+from residuum.attacks.solver import CHECK_EVERY, Solver
+from residuum.engine import Cost, evaluation_cost
+from residuum.errors import InputError
+from residuum.records import Checkpoint, Knowledge
+
+MEASURED = 2.0  # seconds of steps that an estimate takes
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One attack in figures.
+
+    parameters: of the network; dimensions: numbers per candidate that are searched; unknowns: of
+    all restarts, candidates and multipliers; flops_per_step and flops_by_layer: matrix products of
+    one step; memory: peak bytes, by what they hold; step_seconds: measured; seconds: all steps,
+    looks and closed forms, at most the configured wall clock.
+    """
+
+    arch: str
+    device: str
+    dtype: str
+    parameters: int
+    restarts: int
+    candidates: int
+    dimensions: int
+    unknowns: int
+    steps: int
+    flops_per_step: int
+    flops_by_layer: dict[str, int]
+    memory: dict[str, int]
+    step_seconds: float
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def flops_per_second(self) -> float:
+        """The rate that the measured steps reached."""
+        return self.flops_per_step / self.step_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields and the two totals."""
+        return {
+            **dataclasses.asdict(self),
+            "memory_bytes": sum(self.memory.values()),
+            "flops_per_second": self.flops_per_second,
+        }
+
+
+def estimate(
+    checkpoint: Checkpoint,
+    knowledge: Knowledge | None = None,
+    config: AttackConfig | None = None,
+    *,
+    measured: float | None = None,
+) -> Estimate:
+    """Cost of ``attack`` with the same arguments; ``measured``: seconds of steps to time, by default two."""
+    knowledge = knowledge or Knowledge()
+    config = resolve(checkpoint, knowledge, config or AttackConfig())
+    if config.objective in BASELINES:
+        raise InputError(
+            f"A dry run measures attacks on the weights' equation; {config.objective} is a baseline.",
+            "Run it, it takes seconds.",
+        )
+    solver = prepare(checkpoint, knowledge, config)
+    state = solver._initial()
+    per_run = state.x[0].numel() + state.lam[0].numel()
+    found, notes = _cost(solver, state.x, state.lam)
+    step_seconds = _measure(solver, MEASURED if measured is None else measured)
+    looks = 1 + 1 / solver.check_every
+    if config.lam_every and state.lam[0].numel() <= MAX_UNKNOWNS:
+        looks += (state.lam[0].numel() + 1) / config.lam_every
+    names = solver.problem.layer_names
+    return Estimate(
+        checkpoint.arch, config.device, config.dtype,
+        sum(t.numel() for t in checkpoint.theta.values()),
+        config.restarts, config.candidates, state.x[0, 0].numel(), config.restarts * per_run,
+        config.steps, found.total_flops,
+        dict(zip(names, found.flops, strict=True)) if len(found.flops) == len(names) else {},
+        found.memory, step_seconds,
+        min(config.seconds, config.steps * looks * step_seconds), (*solver.notes, *notes),
+    )  # fmt: skip
+
+
+def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[Cost, tuple[str, ...]]:
+    """By formula for the explicit engine, counted for any other network."""
+    problem, (runs, candidates) = solver.problem, solver.sizes
+    if problem.explicit is not None:
+        follows = problem.objective.follows_outputs
+        return evaluation_cost(problem.explicit, runs, candidates, follows_outputs=follows), ()
+    with _Counter() as counter:
+        problem.evaluate(x, lam * solver.scale)
+    weights = sum(t.numel() for t in problem.target.values()) * x.element_size()
+    memory = {"weights": 4 * weights, "candidates": 10 * x.numel() * x.element_size()}
+    note = "memory of automatic differentiation through this network is not counted"
+    return Cost((counter.flops,), memory), (note,)
+
+
+def _measure(solver: Solver, budget: float) -> float:
+    """Seconds per step: steps are taken for about ``budget`` seconds, the first not counted."""
+    config, state = solver.config, solver._initial()
+    with solver.precision(config.dtype in FAST):
+        if config.device.startswith("cuda"):
+            solver._graph_steps(state, CHECK_EVERY, config.dtype in FAST)
+
+            def advance() -> int:
+                solver._graph_steps(state, 4 * CHECK_EVERY, config.dtype in FAST)
+                torch.cuda.synchronize()
+                return 4 * CHECK_EVERY
+        else:
+            x, lam, moments = state.x.clone(), state.lam.clone(), dict[str, Tensor]()
+
+            def advance() -> int:
+                solver._step(x, lam, moments, 0, state.alive)
+                return 1
+
+        start = time.perf_counter()
+        advance()
+        first = time.perf_counter() - start
+        if first > budget:
+            return first
+        taken, start = 0, time.perf_counter()
+        while not taken or time.perf_counter() - start < budget - first:
+            taken += advance()
+        return (time.perf_counter() - start) / taken
+
+
+class _Counter(TorchDispatchMode):
+    """Operations of matrix products and convolutions, wherever they are called from."""
+
+    flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        return out

@@ -1,0 +1,128 @@
+"""An attack at one moment: what a watcher sees, what is saved, and what a saved state belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.objectives import Objective
+from residuum.errors import InputError
+from residuum.records import Knowledge, Record
+
+DIVERGED = 1e6  # a loss this many times the first one counts as diverged
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher sees: losses (R,) and relative squared residuals (R, L) at a step."""
+
+    step: int
+    steps: int
+    loss: Tensor
+    layers: Tensor
+    layer_names: tuple[str, ...]
+
+
+Watcher = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, eq=False)
+class SolverState(Record):
+    """An attack at one moment: all that is needed to go on.
+
+    x, best_x: (R, m, *shape), or (R, m, r) in row-space mode; tensors may share memory, so none of
+    them is ever changed in place.
+    """
+
+    x: Tensor
+    lam: Tensor
+    best_x: Tensor
+    best_lam: Tensor
+    best_loss: Tensor
+    first_loss: Tensor
+    alive: Tensor
+    step: int
+    fingerprint: str
+    moments: dict[str, Tensor] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    loss: tuple[Tensor, ...] = ()
+    layers: tuple[Tensor, ...] = ()
+    stopped: str = ""
+
+
+def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState | None:
+    """The state saved at ``path``, None where there is none; another attack's state is refused."""
+    if path is None or not path.exists():
+        return None
+    state = SolverState.load(path)
+    if state.fingerprint != fingerprint:
+        raise InputError(
+            f"{str(path.parent)!r} holds an attack with other settings or on other weights.",
+            "Choose another --out, or remove that folder.",
+        )
+    moved = {
+        name: getattr(state, name).to(device)
+        for name in ("x", "lam", "best_x", "best_lam", "best_loss", "first_loss", "alive")
+    }
+    moments = {name: t.to(device) for name, t in state.moments.items()}
+    stopped = "" if state.stopped == "time" else state.stopped
+    return state.replace(**moved, moments=moments, stopped=stopped)
+
+
+def look(state: SolverState, x: Tensor, lam: Tensor, loss: Tensor, layers: Tensor) -> SolverState:
+    """History, best snapshots, and runs that left the finite numbers."""
+    first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
+    fine = torch.isfinite(loss) & (loss <= DIVERGED * first)
+    better = state.alive & fine & (loss < state.best_loss)
+    # A run stopped by the clock has been looked at where it goes on from.
+    past = len(state.steps) - (state.step in state.steps[-1:])
+    return state.replace(
+        best_x=_where(better, x, state.best_x),
+        best_lam=_where(better, lam, state.best_lam),
+        best_loss=torch.where(better, loss, state.best_loss),
+        first_loss=first,
+        alive=state.alive & fine,
+        steps=(*state.steps[:past], state.step),
+        loss=(*state.loss[:past], loss.detach().cpu().double()),
+        layers=(*state.layers[:past], layers.detach().cpu().double()),
+    )
+
+
+def fingerprint(
+    model: nn.Module,
+    objective: Objective,
+    knowledge: Knowledge,
+    configs: Sequence[AttackConfig],
+    candidates: int,
+) -> str:
+    """Hash of everything that decides an attack but its wall clock.
+
+    configs: the settings of all runs together, then each run's own where they differ.
+    """
+    settings = [{k: v for k, v in config.to_json().items() if k != "seconds"} for config in configs]
+    digest = hashlib.sha256(
+        json.dumps([*settings, repr(objective), candidates], sort_keys=True).encode()
+    )
+    tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
+    for tensor in [*tensors, knowledge.mean, knowledge.norms]:
+        if tensor is not None:
+            digest.update(tensor.detach().cpu().double().contiguous().numpy().tobytes())
+    rest = [knowledge.shape, knowledge.value_range, knowledge.sample_count, knowledge.label_balance]
+    digest.update(json.dumps([rest, knowledge.loss, knowledge.weight_decay]).encode())
+    return digest.hexdigest()
+
+
+def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """new for these runs, old for the others; no copy where one of them serves all."""
+    if bool(runs.all()):
+        return new
+    if not bool(runs.any()):
+        return old
+    return torch.where(runs.view(-1, *[1] * (new.ndim - 1)), new, old)

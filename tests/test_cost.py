@@ -1,0 +1,123 @@
+"""The cost model against a counter of the operations that were really carried out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from residuum.attacks import AttackConfig, estimate
+from residuum.attacks.problem import Problem
+from residuum.checkpoints import save_checkpoint
+from residuum.cli.main import main
+from residuum.engine import evaluation_cost
+from residuum.errors import InputError
+from residuum.networks import MLP, Architecture
+from residuum.records import Checkpoint
+from tests.cases import SPREAD, attack_case
+
+HIDDEN = [(5,), (5, 7), (5, 7, 6), (5, 3, 7, 4)]
+
+
+def released(arch="mlp:6-9-1"):
+    torch.manual_seed(0)
+    return Checkpoint(dict(Architecture.parse(arch).build().state_dict()), arch)
+
+
+@pytest.mark.parametrize("measure", [True, False])
+@pytest.mark.parametrize("layers", ["all", "first"])
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_the_formula_counts_what_is_done(objective, outputs, layers, measure):
+    for hidden in HIDDEN:
+        case = attack_case(MLP((*hidden, outputs), "all"), objective, outputs, (5,), 12)
+        problem = Problem(case.model, objective, case.knowledge, case.labels, layers=layers)
+        for chunk, workspace in ((2**20, 2**30), (9000, 9000), (3000, 1)):
+            problem.explicit.chunk, problem.explicit.workspace = chunk, workspace
+            with FlopCounterMode(display=False) as counter:
+                problem.evaluate(case.x, case.lam, 4.0, measure)
+            found = evaluation_cost(
+                problem.explicit, 2, 12,
+                follows_outputs=objective.follows_outputs, measure=measure,
+            )  # fmt: skip
+            assert found.total_flops == counter.get_total_flops()
+            assert len(found.flops) == len(hidden)
+
+
+def test_a_step_on_the_published_shape_is_twelve_products():
+    """5 d h + 7 h h of 2 m each, and next to nothing for the last layer."""
+    with torch.device("meta"):
+        model = MLP((3072, 1000, 1000, 1))
+    target = dict(model.state_dict())
+    from residuum.engine import ExplicitEquation
+
+    equation = ExplicitEquation([model], target, [1.0, 1.0, 1.0])
+    found = evaluation_cost(equation, 1, 1000)
+    assert found.total_flops == pytest.approx(44.7e9, rel=2e-3)
+    assert found.flops[0] == 5 * 2 * 1000 * 3072 * 1000
+    assert found.flops[1] == 7 * 2 * 1000 * 1000 * 1000
+
+
+def test_memory_stays_bounded_while_candidates_grow():
+    with torch.device("meta"):
+        model = MLP((784, 1000, 1000, 1))
+    from residuum.engine import ExplicitEquation
+
+    equation = ExplicitEquation([model], dict(model.state_dict()), [1.0, 0.0, 0.0])
+    small, large, huge = (
+        evaluation_cost(equation, 1, m).memory for m in (1000, 100_000, 10_000_000)
+    )
+    assert small["workspace"] < 0.1e9
+    assert large["workspace"] < huge["workspace"] < 2.5e9
+    assert large["candidates"] == 100 * small["candidates"]
+
+
+def test_an_estimate_describes_the_attack():
+    config = AttackConfig(restarts=3, candidates=20, steps=500)
+    found = estimate(released(), None, config, measured=0.05)
+    assert (found.parameters, found.candidates, found.dimensions) == (72, 20, 6)
+    assert found.unknowns == 3 * 20 * (6 + 1)
+    assert found.flops_per_step == sum(found.flops_by_layer.values())
+    assert list(found.flops_by_layer) == ["layers.0", "layers.1"]
+    assert found.step_seconds > 0
+    assert found.seconds == pytest.approx(500 * found.step_seconds * (1 + 1 / 25))
+    dear = estimate(released(), None, AttackConfig(candidates=20, lam_every=10), measured=0.05)
+    assert dear.seconds == pytest.approx(3000 * dear.step_seconds * (1 + 1 / 25 + 21 / 10))
+    short = estimate(released(), None, AttackConfig(seconds=1e-6), measured=0.05)
+    assert short.seconds == 1e-6
+    assert short.candidates == 20
+
+
+def test_row_space_and_other_networks_are_estimated():
+    config = AttackConfig(restarts=1, candidates=20, rank_tolerance=0.8, layers="first")
+    small = estimate(released(), None, config, measured=0.05)
+    assert small.dimensions < 6
+    assert small.notes
+    full = estimate(released(), None, AttackConfig(restarts=1, candidates=20), measured=0.05)
+    assert small.flops_per_step < full.flops_per_step
+    other = estimate(released("convnet:1x4x4-2-1"), None, config=AttackConfig(), measured=0.05)
+    assert other.flops_per_step > 0
+    assert other.notes
+    with pytest.raises(InputError, match="is a baseline"):
+        estimate(released(), None, AttackConfig(objective="model-inversion"))
+
+
+def test_a_dry_run_prints_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("residuum.attacks.dryrun.MEASURED", 0.05)
+    path = tmp_path / "m.safetensors"
+    save_checkpoint(released(), path)
+    command = ["attack", str(path), "--dry-run"]
+    assert main([*command, "--out", str(tmp_path / "r")]) == 0
+    shown = capsys.readouterr().out
+    for word in ("parameters", "unknowns", "GFLOP per step", "memory", "time per step", "whole"):
+        assert word in shown
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["memory_bytes"] == sum(found["memory"].values())
+    assert found["flops_per_step"] > 0
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.safetensors"]
+    assert main(["attack", str(path)]) == 2
+    assert "--out" in capsys.readouterr().err
