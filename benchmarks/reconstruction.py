@@ -69,7 +69,8 @@ EXPERIMENTS = {
             dtype="float32", stop_loss=1e-9,
         ),
         attack=replace(
-            GPU, objective="ntk", gradients="both", dtype="bf16", candidates=400, restarts=1, steps=20000, surrogate="softplus",
+            GPU, objective="ntk", gradients="both", dtype="bf16", candidates=400, restarts=1,
+            steps=20000, surrogate="softplus",
             sharpness_from=10.0, sharpness=200.0, lr_x=0.02, lr_lam=0.02, lam_init=(-0.5, 0.5),
             layers="all", sigma=0.2,
         ),

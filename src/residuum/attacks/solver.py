@@ -31,7 +31,7 @@ from residuum.attacks.state import (
 )
 from residuum.attacks.updates import Updates
 from residuum.attacks.variation import PerRun
-from residuum.engine import Repeater, matmul_precision
+from residuum.engine import Repeater, keep_freed_memory, matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
 
@@ -50,6 +50,7 @@ class Solver:
         shape: tuple[int, ...], outputs: int, candidates: int,
         per_run: Sequence[AttackConfig] | None = None,
     ) -> None:  # fmt: skip
+        keep_freed_memory()
         if knowledge.mean is not None:  # once: a copy from the host cannot be part of a CUDA graph
             knowledge = knowledge.replace(mean=knowledge.mean.to(config.device))
         self.config, self.knowledge, self.shape = config, knowledge, shape

@@ -2,6 +2,7 @@
 
 from residuum.engine.cost import Cost, evaluation_cost
 from residuum.engine.explicit import ExplicitEquation, Plan, Pullback, Residual
+from residuum.engine.memory import keep_freed_memory
 from residuum.engine.repeat import Repeater, matmul_precision
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "Repeater",
     "Residual",
     "evaluation_cost",
+    "keep_freed_memory",
     "matmul_precision",
 ]
