@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.certificate import certificate
+from benchmarks.curves import curves
 from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
 from benchmarks.margin import margin
 from benchmarks.scaling import scaling
@@ -83,6 +84,7 @@ def _text(value: Any) -> str:
 
 BENCHMARKS: dict[str, Benchmark] = {
     "certificate": certificate,
+    "curves": curves,
     "margin": margin,
     "rowspace": rowspace,
     "scaling": scaling,

@@ -26,21 +26,22 @@ BAR = {"cuda": 14.0, "cpu": 1.8}
 RANK, ROW_SPACE_BAR = 100, 5.0
 
 
-def network(d: int) -> MLP:
+def network(d: int, width: int = WIDTH) -> MLP:
     torch.manual_seed(0)
-    return MLP((d, WIDTH, WIDTH, 1))
+    return MLP((d, width, width, 1))
 
 
-def ours(d: int, device: str, steps: int, **settings: Any) -> float:
+def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -> float:
     """Milliseconds per step, capture and compilation not counted."""
     config = AttackConfig(
         candidates=settings.pop("m", M), restarts=settings.pop("restarts", 1), steps=10**6,
         device=device, anneal="none", **settings,
     )  # fmt: skip
+    model = network(d, width)
     torch.compiler.reset()  # every case is compiled for its own shapes
-    solver = Solver(network(d), BinaryKKT(), Knowledge(), config, (d,), 1, config.candidates)
+    solver = Solver(model, BinaryKKT(), Knowledge(), config, (d,), 1, config.candidates)
     state = solver._initial()
-    fast = config.dtype in FAST
+    fast = config.precision in FAST
     with solver.precision(fast):
         if device == "cpu":
             moments: dict[str, Tensor] = {}

@@ -24,7 +24,7 @@ def model_inversion(
     is kept inside it, otherwise inside the unit ball around the origin scaled by sqrt(d), since the
     output of a homogeneous network has no maximum.
     """
-    dtype = getattr(torch, config.dtype)
+    dtype = config.numbers
     model = model.to(config.device, dtype).requires_grad_(False)
     generator = torch.Generator().manual_seed(config.seed)
     x = config.sigma * torch.randn(count, *shape, generator=generator, dtype=torch.float64)

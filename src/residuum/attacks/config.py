@@ -39,7 +39,7 @@ class AttackConfig:
     "penalty" leaves that to the priors; lam_every: every so many steps the multipliers are replaced
     by the best ones in closed form; dtype: float64, float32, or tf32 or bf16 (float32 numbers
     whose matrix products round their factors, the last ``polish`` share of the steps in full
-    float32);
+    float32); auto is tf32 on a GPU and float64 on the CPU;
     rank_tolerance: above 0, candidates live in the right singular vectors of the target's first layer
     whose singular value exceeds this share of the largest (``rowspace.py``); compile: fuse
     elementwise work with torch.compile on a GPU; seconds: wall clock of all restarts together.
@@ -70,7 +70,7 @@ class AttackConfig:
     layers: str = "auto"
     priors: tuple[tuple[str, float], ...] = ()
     constraint: str = "project"
-    dtype: str = "float64"
+    dtype: str = "auto"
     polish: float = 0.05
     rank_tolerance: float = 0.0
     compile: bool = False
@@ -82,7 +82,7 @@ class AttackConfig:
         for name, known in (
             ("optimiser", OPTIMISERS), ("lam_scale", SCALES), ("anneal", ANNEALINGS),
             ("layers", ("auto", "all", "first")), ("constraint", ("project", "penalty")),
-            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", (*FAST, "float32", "float64")),
+            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("auto", *FAST, "float32", "float64")),
             ("lam_distribution", ("uniform", "normal")),
         ):  # fmt: skip
             if getattr(self, name) not in known:
@@ -106,6 +106,18 @@ class AttackConfig:
         for prior, _ in self.priors:
             if prior not in PRIORS:
                 raise InputError(f"No prior {prior!r}.", did_you_mean(prior, tuple(PRIORS)))
+
+    @property
+    def precision(self) -> str:
+        """``dtype`` with "auto" resolved: tf32 on a GPU, float64 on the CPU."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "tf32" if self.device.startswith("cuda") else "float64"
+
+    @property
+    def numbers(self) -> torch.dtype:
+        """What candidates and weights are stored as."""
+        return torch.float32 if self.precision in FAST else getattr(torch, self.precision)
 
     def sharpness_at(self, step: Step, sharpness: Step | None = None) -> Step:
         """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device.

@@ -88,7 +88,7 @@ def estimate(
         looks += (state.lam[0].numel() + 1) / config.lam_every
     names = solver.problem.layer_names
     return Estimate(
-        checkpoint.arch, config.device, config.dtype,
+        checkpoint.arch, config.device, config.precision,
         sum(t.numel() for t in checkpoint.theta.values()),
         config.restarts, config.candidates, state.x[0, 0].numel(), config.restarts * per_run,
         config.steps, found.total_flops,
@@ -115,12 +115,12 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[Cost, tuple[str, ...]
 def _measure(solver: Solver, budget: float) -> float:
     """Seconds per step: steps are taken for about ``budget`` seconds, the first not counted."""
     config, state = solver.config, solver._initial()
-    with solver.precision(config.dtype in FAST):
+    with solver.precision(config.precision in FAST):
         if config.device.startswith("cuda"):
-            solver._graph_steps(state, CHECK_EVERY, config.dtype in FAST)
+            solver._graph_steps(state, CHECK_EVERY, config.precision in FAST)
 
             def advance() -> int:
-                solver._graph_steps(state, 4 * CHECK_EVERY, config.dtype in FAST)
+                solver._graph_steps(state, 4 * CHECK_EVERY, config.precision in FAST)
                 torch.cuda.synchronize()
                 return 4 * CHECK_EVERY
         else:

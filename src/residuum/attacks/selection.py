@@ -27,6 +27,7 @@ from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
 SIMILARITY = 0.9
+BLOCK = 1024
 WEIGHT_FLOOR = 1e-3  # candidates lighter than this share of the heaviest of their run carry nothing
 
 
@@ -93,16 +94,25 @@ def drop_duplicates(x: Tensor, weight: Tensor, radius: float) -> Tensor:
 
 
 def _groups(x: Tensor, weight: Tensor, similarity: float, radius: float | None) -> list[Tensor]:
-    """Greedy grouping, heaviest candidate first; every candidate is in exactly one group."""
-    near = cosine(x, x) >= similarity if radius is None else l2(x, x) <= radius
+    """Greedy grouping, heaviest candidate first; every candidate is in exactly one group.
+
+    Similarities are computed for BLOCK centres at a time: memory stays bounded for any number of
+    candidates.
+    """
     free = torch.ones(len(x), dtype=torch.bool)
     groups = []
-    for i in weight.argsort(descending=True).tolist():
-        if free[i]:
-            members = near[i] & free
-            members[i] = True
-            free &= ~members
-            groups.append(members.nonzero().flatten())
+    order = weight.argsort(descending=True)
+    for block in order.split(BLOCK):
+        block = block[free[block]]  # what an earlier block took needs no row of its own
+        if not len(block):
+            continue
+        near = cosine(x[block], x) >= similarity if radius is None else l2(x[block], x) <= radius
+        for i, row in zip(block.tolist(), near, strict=True):
+            if free[i]:
+                members = row & free
+                members[i] = True
+                free &= ~members
+                groups.append(members.nonzero().flatten())
     return groups
 
 

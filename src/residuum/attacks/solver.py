@@ -54,7 +54,7 @@ class Solver:
         if knowledge.mean is not None:  # once: a copy from the host cannot be part of a CUDA graph
             knowledge = knowledge.replace(mean=knowledge.mean.to(config.device))
         self.config, self.knowledge, self.shape = config, knowledge, shape
-        self.dtype = torch.float32 if config.dtype in FAST else getattr(torch, config.dtype)
+        self.dtype = config.numbers
         self.settings = PerRun(config, per_run, self.dtype, config.device)
         configs = [config, *self.settings.runs]
         self.fingerprint = fingerprint(model, objective, knowledge, configs, candidates)
@@ -144,7 +144,7 @@ class Solver:
         x, lam = state.x.clone(), state.lam.clone()
         moments = {name: t.clone() for name, t in state.moments.items()}
         end = min(state.step + self.check_every, config.steps)
-        fast = config.dtype in FAST and end <= config.steps * (1 - config.polish)
+        fast = config.precision in FAST and end <= config.steps * (1 - config.polish)
         if not state.steps:
             state = look(state, state.x, state.lam, *self._gradients(x, lam, 0)[:2])
         with self.precision(fast):
@@ -170,7 +170,7 @@ class Solver:
         """Matrix products as ``dtype`` says while the search is on, in full float32 otherwise."""
         equation = self.problem.explicit
         if equation is not None:
-            equation.half = fast and self.config.dtype == "bf16"
+            equation.half = fast and self.config.precision == "bf16"
         try:
             with matmul_precision(fast):
                 yield

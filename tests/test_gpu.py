@@ -1,0 +1,42 @@
+"""The CUDA path against the CPU. Skipped where there is no GPU; nothing here is timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from residuum.attacks import AttackConfig
+from residuum.attacks.objectives import BinaryKKT
+from residuum.attacks.solver import Solver
+from residuum.networks import MLP
+from residuum.records import Knowledge
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+CONFIG = AttackConfig(candidates=30, restarts=2, steps=300, dtype="float64", lr_x=1e-3, lr_lam=1e-3)
+
+
+def solved(config: AttackConfig) -> Solver:
+    torch.manual_seed(0)
+    knowledge = Knowledge(value_range=(-1.0, 1.0), mean=torch.zeros(12))
+    solver = Solver(MLP((12, 40, 30, 1)), BinaryKKT(), knowledge, config, (12,), 1, 30)
+    return solver.solve()
+
+
+@pytest.mark.parametrize("layers", ["first", "all"])
+def test_replayed_graphs_equal_the_loop_on_the_cpu(layers):
+    config = replace(CONFIG, layers=layers)
+    here, there = solved(config), solved(replace(config, device="cuda"))
+    assert torch.allclose(here.best_x, there.best_x.cpu(), rtol=1e-6, atol=1e-9)
+    assert torch.allclose(here.best_loss, there.best_loss.cpu(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
+def test_faster_products_reach_the_same_loss(dtype):
+    exact = solved(CONFIG).best_loss
+    found = solved(replace(CONFIG, device="cuda", dtype=dtype)).best_loss.cpu().double()
+    assert torch.allclose(found, exact, rtol=0.05)
