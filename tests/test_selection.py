@@ -152,7 +152,7 @@ def test_similarity_decides_what_a_group_is():
     assert len(tight) == len(found.x)
     assert (tight.support == 1).all()
     assert len(loose) == 2  # one per label
-    pair = torch.eye(2, dtype=torch.float64)
+    pair = torch.eye(DIM, dtype=torch.float64)
     for angle, groups in ((0.99, 1), (1.01, 2)):
         angle = angle * math.acos(SIMILARITY)
         x = torch.stack([pair[0], math.cos(angle) * pair[0] + math.sin(angle) * pair[1]])
@@ -161,7 +161,7 @@ def test_similarity_decides_what_a_group_is():
 
 
 def test_a_radius_sees_lengths_where_the_cosine_does_not():
-    x = torch.tensor([[1.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    x = torch.tensor([[1.0], [2.0]], dtype=torch.float64) * torch.eye(DIM, dtype=torch.float64)[0]
     two = reconstruction(x, torch.ones(2), torch.ones(2), torch.tensor([0, 1]), 2)
     assert len(select(two)) == 1
     assert len(select(two, radius=0.5)) == 2
@@ -288,3 +288,13 @@ def test_rows_of_a_convolution_are_no_images():
     config = AttackConfig(objective="first-layer-weights")
     with pytest.raises(InputError, match="only where it sees the whole input"):
         attack(released("convnet:1x8x8-4-1"), None, config)
+
+
+def test_points_in_a_plane_are_grouped_by_distance():
+    """On one ray every cosine is 1; as points they are two."""
+    x = torch.tensor([[1.0, 0.0], [1.01, 0.0], [3.0, 0.0], [1.005, 0.0]], dtype=torch.float64)
+    found = reconstruction(
+        x, torch.ones(4), torch.tensor([1.0, 0.9, 0.8, 0.7]), torch.tensor([0, 1, 0, 1])
+    )
+    chosen = select(found)
+    assert sorted(chosen.members.tolist()) == [1, 3]

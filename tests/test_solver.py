@@ -611,3 +611,10 @@ def test_ntk_gradients_at_both_points_are_searched_together():
     end = s.solve()
     assert end.lam.shape == (2, 4, 2, 1)
     assert (end.best_loss < 0.8 * end.first_loss).all()
+
+
+@pytest.mark.parametrize("name", ["lr_x", "lr_lam", "lr_decay", "sigma", "sharpness", "lam_min"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_settings_are_finite_numbers(name, value):
+    with pytest.raises(InputError, match=name):
+        AttackConfig(**{name: value})

@@ -88,7 +88,20 @@ class AttackConfig:
             if getattr(self, name) not in known:
                 got = str(getattr(self, name))
                 raise InputError(f"No {name} {got!r}.", did_you_mean(got, known))
-        for name in ("restarts", "steps", "lr_x", "sigma", "sharpness"):
+        for name in (
+            "lr_x",
+            "lr_lam",
+            "lr_decay",
+            "sigma",
+            "sharpness",
+            "sharpness_from",
+            "lam_min",
+        ):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(
+                    f"{name} must be finite; got {getattr(self, name)}.", "Correct it."
+                )
+        for name in ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds"):
             if not getattr(self, name) > 0:
                 raise InputError(
                     f"{name} must be positive; got {getattr(self, name)}.", "Raise it."

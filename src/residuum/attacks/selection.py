@@ -28,6 +28,7 @@ from residuum.similarity import cosine, l2
 
 SIMILARITY = 0.9
 BLOCK = 1024
+FEW_VALUES, DUPLICATE = 8, 0.03  # 0.03: the duplicate radius of Haim et al. 2022 on the unit circle
 WEIGHT_FLOOR = 1e-3  # candidates lighter than this share of the heaviest of their run carry nothing
 
 
@@ -36,9 +37,12 @@ def select(
 ) -> Selection:
     """Groups of all restarts' candidates, best first.
 
-    radius: group by Euclidean distance instead of cosine, for low-dimensional samples whose length
-    matters (points on a circle).
+    radius: group by Euclidean distance instead of cosine; the default for samples of fewer than
+    FEW_VALUES values, where most directions are similar and length matters (points in a plane), is
+    DUPLICATE of the median length.
     """
+    if radius is None and 0 < found.x[0].numel() < FEW_VALUES:
+        radius = DUPLICATE * float(found.x.flatten(1).norm(dim=1).nanmedian())
     rows = _rows(found, similarity, radius)
     heaviest = max((row["lam"] for row in rows), default=0.0)
     for row in rows:
