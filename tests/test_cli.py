@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +25,7 @@ from residuum.cli import demo
 from residuum.cli.main import app, main
 from residuum.records import Dataset, same
 from residuum.records.environment import sha256
+from tests.program import interrupt, listing, start
 
 COMMANDS = sorted(str(command.name) for command in app.registered_commands)
 TRAIN = ["train", "--data", "digits", "--n", "10", "--arch", "mlp:64-8-1", "--steps", "60"]
@@ -36,23 +35,12 @@ LAYOUT = [
 ]  # fmt: skip
 
 
-def listing(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained network in its directory."""
     out = tmp_path_factory.mktemp("cli") / "run"
     assert main([*TRAIN, "--out", str(out), "--quiet"]) == 0
     return out
-
-
-def residuum_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "residuum", *arguments], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
 
 
 # What commands do
@@ -606,17 +594,8 @@ def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     endless = [*TRAIN[:-1], "100000000", "--method", "gd"]
-    process = residuum_process(*endless, "--out", str(out))
-    try:
-        deadline = time.monotonic() + 60
-        while not (out / "private").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+    code, err = interrupt(*endless, "--out", str(out), once=out / "private")
+    assert code == 130
     assert err.splitlines()[-1].startswith("residuum: Interrupted")
     assert listing(out) == ["private", "private/state.safetensors"]
     from residuum.training import TrainingState
@@ -632,10 +611,10 @@ def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> No
 
 
 def test_as_a_program(run: Path, tmp_path: Path) -> None:
-    process = residuum_process("inspect", str(run), "--json")
+    process = start("inspect", str(run), "--json")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert json.loads(out)["arch"] == "mlp:64-8-1"
-    process = residuum_process("inspect", "gone.pt", cwd=tmp_path)
+    process = start("inspect", "gone.pt", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)

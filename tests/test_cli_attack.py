@@ -6,10 +6,6 @@ import dataclasses
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +23,11 @@ from residuum.evaluation import METRICS
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Reconstruction, same
 from residuum.records.environment import sha256
+from tests.program import interrupt, listing
 
 SMALL = ["--steps", "200", "--restarts", "2", "--candidates", "16"]
 LAYOUT = [".gitignore", "attack.json", "loss.png", "reconstruction.safetensors", "selected.png"]
 Capture = pytest.CaptureFixture[str]
-
-
-def listing(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 def one_line(capsys: Capture) -> str:
@@ -187,27 +180,15 @@ def test_a_finished_attack_is_reused_and_never_overwritten(
 
 def test_ctrl_c_keeps_the_state_and_the_same_command_resumes(victim: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
-    command = ["attack", str(victim), "--steps", "3000", "--restarts", "1", "--candidates", "12"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "residuum", *command, "--out", str(out)],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 60
-        while not (out / ".gitignore").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+    command = ["attack", str(victim), "--steps", "12000", "--restarts", "1", "--candidates", "12"]
+    code, err = interrupt(*command, "--out", str(out), once=out / ".gitignore")
+    assert code == 130
     assert err.splitlines()[-1].startswith("residuum: Interrupted")
     assert listing(out) == [".gitignore", "attack_state.safetensors"]
     assert out.stat().st_mode & 0o777 == 0o700
     from residuum.attacks.solver import SolverState
 
-    assert 0 < SolverState.load(out / "attack_state.safetensors").step < 3000
+    assert 0 < SolverState.load(out / "attack_state.safetensors").step < 12000
     assert main([*command, "--seed", "5", "--out", str(out), "--quiet"]) == 2
     assert main([*command, "--out", str(out), "--quiet"]) == 0
     assert main([*command, "--out", str(tmp_path / "whole"), "--quiet"]) == 0

@@ -1,0 +1,37 @@
+"""The program as a process of its own: started, watched, interrupted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "residuum", *arguments], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def interrupt(*arguments: str, once: Path, after: float = 1.2) -> tuple[int, str]:
+    """Start, wait until ``once`` exists and ``after`` seconds more, press Ctrl-C; code and stderr."""
+    process = start(*arguments)
+    try:
+        deadline = time.monotonic() + 60
+        while not once.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(after)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return process.returncode, err
+
+
+def listing(folder: Path) -> list[str]:
+    """Every path below ``folder``, sorted."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
