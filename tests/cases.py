@@ -11,6 +11,7 @@ Two-layer groups may spread over several neurons: (c_j w, c_j b), output c_j y u
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, Objective, WeightDecay
 from residuum.attacks.problem import Problem
-from residuum.networks import MLP
+from residuum.networks import MLP, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
 from residuum.stationarity import weighted_gradient
 
@@ -151,6 +152,88 @@ def ntk_point(gradients: str, widths: tuple[int, ...] = (7, 9, 2), n: int = 4, s
         ]
         model.load_state_dict({n: theta0[n] + sum(part[n] for part in change) for n in theta0})
     return model, theta0, x, lam
+
+
+def polynomial_point(
+    n: int, d: int, alpha: int, labels: str = "mixed", seed: int = 0, leading: float = 1.0
+) -> ExactPoint:
+    """Exact point of sum_j a_j c t^alpha on orthonormal samples, alpha >= 3; labels mixed or one.
+
+    With k_i = lam_i^(-1/(alpha-2)), the neurons are s w for w = sum_{i in I} e_i k_i x_i over subsets
+    I: for odd alpha singletons and pairs with e = y, for even alpha up to three samples of one label
+    with every choice of signs. f(w) = mu w, s = (alpha |w|^2)^(-1/(2 alpha-2)), a = mu / (alpha
+    s^(alpha-2)), and margin 1 reads k_i^alpha sum_{I with i} s_I^2 = alpha, a contraction in k.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.linalg.qr(torch.randn(d, d, generator=rng, dtype=torch.float64))[0][:n]
+    y = torch.ones(n, dtype=torch.float64)
+    if labels == "mixed":
+        y[::2] = -1
+    signs, mu = _neuron_signs(alpha, y, 1 + torch.arange(n) % 3)
+    member, k = signs.abs(), torch.ones(n, dtype=torch.float64)
+    for _ in range(2000):
+        s = (alpha * (member @ k**2)) ** (-1 / (2 * alpha - 2))
+        k, before = ((alpha / (s**2 @ member)) ** (1 / alpha) * k).sqrt(), k
+        if (k / before - 1).abs().max() < 1e-16:
+            break
+    scale = leading ** (-1 / (alpha + 1))
+    model = PolynomialNetwork(d, len(mu), Polynomial((*[0.0] * alpha, leading))).double()
+    with torch.no_grad():
+        model.weight.copy_(scale * s[:, None] * (signs * k) @ x)
+        model.coefficient.copy_(scale * mu / (alpha * s ** (alpha - 2)))
+    lam = k ** (2 - alpha) / (leading * scale ** (alpha - 1))
+    return ExactPoint(model, x, y, lam, torch.arange(n))
+
+
+def coherent_point(n: int, d: int, coherence: float, seed: int = 0) -> ExactPoint:
+    """Exact cubic point on unit samples with |x_i.x_k| <= coherence, equality for some pair.
+
+    From the orthonormal point the Gram matrix moves to the wanted one in small steps; after each,
+    Newton's method on the KKT system corrects (W, a, lam), all in coordinates of span{x_i}.
+    """
+    start = polynomial_point(n, d, 3, "mixed", seed)
+    rng = torch.Generator().manual_seed(seed)
+    tilt = torch.randn(n, n, generator=rng, dtype=torch.float64).triu(1)
+    tilt = coherence * (tilt + tilt.T) / tilt.abs().max()
+    m = len(start.model.coefficient)
+    theta = [start.model.weight.detach() @ start.x.T, start.model.coefficient.detach(), start.lam]
+    unknown = torch.cat([t.flatten() for t in theta])
+
+    def equations(unknown: Tensor, x: Tensor) -> Tensor:
+        w, a, lam = unknown[: m * n].reshape(m, n), unknown[m * n : -n], unknown[-n:]
+        p, b = w @ x.T, lam * start.y
+        force = 3 * a[:, None] * ((p**2 * b) @ x)
+        return torch.cat([(w - force).flatten(), a - p**3 @ b, start.y * (a @ p**3) - 1])
+
+    for t in torch.linspace(0.05, 1, 20):
+        x = torch.linalg.cholesky(torch.eye(n, dtype=torch.float64) + float(t) * tilt)
+        for _ in range(6):
+            slope = torch.func.jacrev(equations)(unknown, x)
+            unknown = unknown - torch.linalg.solve(slope, equations(unknown, x))
+    assert equations(unknown, x).norm() < 1e-11, "the path folds: take another seed"
+    model = PolynomialNetwork(d, m, Polynomial((0, 0, 0, 1))).double()
+    with torch.no_grad():
+        model.weight.copy_(unknown[: m * n].reshape(m, n) @ start.x)
+        model.coefficient.copy_(unknown[m * n : -n])
+    return ExactPoint(model, x @ start.x, start.y, unknown[-n:], start.group)
+
+
+def _neuron_signs(alpha: int, y: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows e (m, n) of signed subsets, singletons ``copies`` times, and their mu (m,)."""
+    n, rows, mu = len(y), [], []
+    for size in (1, 2) if alpha % 2 else (1, 2, 3):
+        for subset in itertools.combinations(range(n), size):
+            chosen = y[list(subset)]
+            if alpha % 2 == 0 and (chosen != chosen[0]).any():
+                continue
+            flips = itertools.product((1.0, -1.0), repeat=size - 1) if alpha % 2 == 0 else [()]
+            for flip in flips:
+                row = torch.zeros(n, dtype=torch.float64)
+                row[list(subset)] = chosen if alpha % 2 else torch.tensor((1.0, *flip)).double()
+                repeat = int(copies[subset[0]]) if size == 1 else 1
+                rows += [row] * repeat
+                mu += [1.0 if alpha % 2 else float(chosen[0])] * repeat
+    return torch.stack(rows), torch.tensor(mu, dtype=torch.float64)
 
 
 AllLayers = partial(Problem, layers="all")
