@@ -71,7 +71,7 @@ EXPERIMENTS = {
         attack=replace(
             GPU, objective="ntk", gradients="both", dtype="bf16", candidates=400, restarts=1,
             steps=20000, surrogate="softplus",
-            sharpness_from=10.0, sharpness=200.0, lr_x=0.02, lr_lam=0.02, lam_init=(-0.5, 0.5),
+            sharpness_from=10.0, sharpness=200.0, lr_x=0.04, lr_lam=0.02, lam_init=(-0.5, 0.5),
             layers="all", sigma=0.2,
         ),
         metrics=("ncc", "l2"),
