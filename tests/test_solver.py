@@ -117,6 +117,53 @@ def test_runs_with_settings_of_their_own_end_like_each_alone(names, rest, tmp_pa
         assert not (close(plain.x, end.x, 1e-5) and close(plain.lam, end.lam, 1e-5))
 
 
+def test_runs_may_have_priors_of_their_own(tmp_path):
+    torch.manual_seed(0)
+    model = MLP((5, 8, 1), "all")
+    priors = [(), (("haim2022-box", 3.0),), (("haim2022-box", 0.5), ("multiplier-floor", 2.0))]
+    common = replace(SHORT, restarts=3, steps=40, constraint="penalty", lam_min=0.3, sigma=2.0)
+    runs = [replace(common, priors=own) for own in priors]
+    together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
+    start, end = together._initial(), together.solve()
+    for run, config in enumerate(runs):
+        alone = Solver(model, BinaryKKT(), Knowledge(), replace(config, restarts=1), (5,), 1, 4)
+        path = tmp_path / str(run)
+        alone._initial().replace(x=start.x[[run]], lam=start.lam[[run]]).save(path)
+        assert close(alone.solve(path).x[0], end.x[run], 1e-11)
+    plain = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4).solve()
+    assert close(plain.x[0], end.x[0], 1e-11)
+    assert not close(plain.x[1], end.x[1], 1e-5)
+
+
+def test_a_run_that_starts_near_zero_loss_has_not_diverged_when_it_leaves_it(tmp_path):
+    """At an exact point the first loss is rounding error; any step away is a million times that."""
+    point = relu_point(2)
+    config = replace(SHORT, restarts=1, steps=50, surrogate="none", lam_scale="one", layers="all")
+    solver = Solver(
+        point.model, BinaryKKT(), Knowledge(), config, tuple(point.x.shape[1:]), 1, len(point.x)
+    )
+    solver.problem.labels = point.y
+    path = tmp_path / "state"
+    solver._initial().replace(x=point.x[None], lam=point.lam[None]).save(path)
+    end = solver.solve(path)
+    assert end.loss[0] < 1e-20
+    assert float(end.loss[-1]) > 1e6 * float(end.loss[0])  # or the test would show nothing
+    assert bool(end.alive.all())
+
+
+def test_closed_form_multipliers_end_a_captured_chunk():
+    """A CUDA graph cannot hold them, so its chunks end where they are due."""
+    model = MLP((5, 8, 1)).double()
+    config = replace(SHORT, steps=1000, lam_every=70)
+    solver = Solver(model, BinaryKKT(), Knowledge(), config, (5,), 1, 4)
+    solver.config, solver.check_every = replace(config, device="cuda"), 200
+    ends, step = [], 0
+    while step < config.steps:
+        step = solver._chunk_end(step)
+        ends.append(step)
+    assert ends == [*range(70, 1000, 70), 1000]
+
+
 def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
     model = MLP((5, 8, 1)).double()
 

@@ -21,7 +21,7 @@ class Prior:
     """Base: no penalty."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    weight: float = 1.0
+    weight: float | Tensor = 1.0  # a number, or (R,) where runs differ
     lam_min: float | Tensor = 0.0
     knowledge: Knowledge | None = None
 

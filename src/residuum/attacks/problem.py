@@ -100,6 +100,11 @@ class Problem:
         """The layers, in the order of :attr:`Evaluation.layers`."""
         return tuple(self.groups)
 
+    @property
+    def empty_loss(self) -> float:
+        """The loss without any candidate: the weighted squares of the target."""
+        return sum(w * scale for w, scale in zip(self.layer_weights, self.scales, strict=True))
+
     def evaluate(
         self, x: Tensor, lam: Tensor, sharpness: float | Tensor = 150.0, measure: bool = True
     ) -> Evaluation:

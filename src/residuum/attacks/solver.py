@@ -71,7 +71,7 @@ class Solver:
         self.lam_shape = objective.multiplier_shape(outputs)
         floor = self.settings.value("lam_min", 2 + len(self.lam_shape))
         self.priors: list[Prior] = [
-            PRIORS[name](weight, floor, knowledge) for name, weight in config.priors
+            PRIORS[name](weight, floor, knowledge) for name, weight in self.settings.priors()
         ]
         self.scale = self._scale()
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
@@ -143,27 +143,38 @@ class Solver:
         config = self.config
         x, lam = state.x.clone(), state.lam.clone()
         moments = {name: t.clone() for name, t in state.moments.items()}
-        end = min(state.step + self.check_every, config.steps)
+        end = self._chunk_end(state.step)
         fast = config.precision in FAST and end <= config.steps * (1 - config.polish)
         if not state.steps:
-            state = look(state, state.x, state.lam, *self._gradients(x, lam, 0)[:2])
+            state = look(
+                state, state.x, state.lam, *self._gradients(x, lam, 0)[:2], self.problem.empty_loss
+            )
         with self.precision(fast):
             if config.device.startswith("cuda"):
-                due = range(max(state.step, 1), end)
-                if config.lam_every and any(step % config.lam_every == 0 for step in due):
+                if self._closed_form_due(state.step):
                     state = state.replace(lam=self._closed_form(x, lam, state.step))
                 x, lam, moments = self._graph_steps(state, end - state.step, fast)
             else:
                 for step in range(state.step, end):
-                    if config.lam_every and step and step % config.lam_every == 0:
+                    if self._closed_form_due(step):
                         lam = self._closed_form(x, lam, step)
                     self._step(x, lam, moments, step, state.alive)
         loss, layers, _, _ = self._gradients(x, lam, end)
-        state = look(state.replace(step=end), x, lam, loss, layers)
+        state = look(state.replace(step=end), x, lam, loss, layers, self.problem.empty_loss)
         state = state.replace(x=x, lam=lam, moments=moments, step=end)
         if end == config.steps or not bool(state.alive.any()):
             state = state.replace(stopped="finished")
         return state
+
+    def _chunk_end(self, step: int) -> int:
+        """A captured chunk ends where closed-form multipliers are due: no graph can hold them."""
+        end = min(step + self.check_every, self.config.steps)
+        if self.config.lam_every and self.config.device.startswith("cuda"):
+            end = min(end, (step // self.config.lam_every + 1) * self.config.lam_every)
+        return end
+
+    def _closed_form_due(self, step: int) -> bool:
+        return bool(self.config.lam_every and step and step % self.config.lam_every == 0)
 
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:

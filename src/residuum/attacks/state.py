@@ -16,7 +16,7 @@ from residuum.attacks.objectives import Objective
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
 
-DIVERGED = 1e6  # a loss this many times the first one counts as diverged
+DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,15 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
     return state.replace(**moved, moments=moments, stopped=stopped)
 
 
-def look(state: SolverState, x: Tensor, lam: Tensor, loss: Tensor, layers: Tensor) -> SolverState:
-    """History, best snapshots, and runs that left the finite numbers."""
+def look(
+    state: SolverState, x: Tensor, lam: Tensor, loss: Tensor, layers: Tensor, empty_loss: float
+) -> SolverState:
+    """History, best snapshots, and runs that left the finite numbers.
+
+    empty_loss: what no candidates at all would cost; a run that began near zero may come back to it.
+    """
     first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-    fine = torch.isfinite(loss) & (loss <= DIVERGED * first)
+    fine = torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=empty_loss))
     better = state.alive & fine & (loss < state.best_loss)
     # A run stopped by the clock has been looked at where it goes on from.
     past = len(state.steps) - (state.step in state.steps[-1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from torch import Tensor
 from residuum.attacks.config import AttackConfig
 from residuum.errors import InputError
 
-VARIED = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
+NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
+VARIED = (*NUMBERS, "priors")
 
 
 class PerRun:
@@ -30,11 +32,12 @@ class PerRun:
     ) -> None:
         self.runs = tuple(runs or ())
         self.config = config
+        self._numbers: dict[str, Any] = {"dtype": dtype, "device": device}
         if self.runs:
             self._check()
         self._tensors = {
-            name: torch.tensor(values, dtype=dtype, device=device)
-            for name in VARIED
+            name: torch.tensor(values, **self._numbers)
+            for name in NUMBERS
             if len(set(values := [getattr(run, name) for run in self.runs])) > 1
         }
 
@@ -48,6 +51,17 @@ class PerRun:
     def differs(self, *names: str) -> bool:
         """Whether any of these settings is not the same in all runs."""
         return any(name in self._tensors for name in names)
+
+    def priors(self) -> list[tuple[str, float | Tensor]]:
+        """Every prior that some run has, with its weight: a number, or (R,) with 0 where it is absent."""
+        if len({run.priors for run in self.runs}) < 2:
+            return list(self.one(0).priors)
+        own = [dict(run.priors) for run in self.runs]
+        names = dict.fromkeys(name for priors in own for name in priors)
+        return [
+            (name, torch.tensor([priors.get(name, 0.0) for priors in own], **self._numbers))
+            for name in names
+        ]
 
     def one(self, run: int) -> AttackConfig:
         """The settings of one run."""
