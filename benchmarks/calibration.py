@@ -1,94 +1,239 @@
 """Fit the confidence of the data-free selection on victims of the project's own.
 
-Run as ``python -m benchmarks.calibration``; writes src/residuum/attacks/calibration.json with its
-provenance. A group counts as true when its consensus has NCC above 0.8 with a training sample.
+Four steps, so that the second can run on a bare GPU machine:
+
+    python -m benchmarks.calibration pools DIR                    images the victims are trained on
+    python -m benchmarks.calibration collect DIR --device cuda    victims, attacks, groups, truth
+    python -m benchmarks.calibration fit DIR                      src/residuum/attacks/calibration.json
+    python -m benchmarks.calibration plot DIR                     reliability.png, on real images too
+
+No image of MNIST or CIFAR takes part: digits of 8 x 8 pixels as they are and enlarged to 28 x 28, and
+random fields with the spectrum of natural images. A group counts as true when its consensus has NCC
+above 0.8 with a training sample.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
+from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack
+from residuum.attacks.selection import FEATURES
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, train
 
 TRUE_ABOVE = 0.8
-VICTIMS = [
-    # dataset, options, n, architecture, data seeds (disjoint from every test's seeds)
-    ("digits", {}, 20, "mlp:64-200-200-1", (1000, 1001, 1002, 1003)),
-    ("digits", {}, 40, "mlp:64-200-200-1", (1004, 1005, 1006)),
-    ("digits", {}, 20, "mlp:64-200-1", (1007, 1008)),
-    ("sphere", {"dim": 64}, 20, "mlp:64-200-200-1", (1009, 1010)),
-]
-RESTARTS, STEPS = 6, 2000
+SIZE = 600
+RESULTS = Path(__file__).parent / "results"
 TARGET = Path(__file__).parents[1] / "src" / "residuum" / "attacks" / "calibration.json"
 
 
-def collect() -> tuple[np.ndarray, np.ndarray]:
-    """Features and truth of every group of every victim, with and without the value box."""
-    rows, truth = [], []
-    for name, options, n, arch, seeds in VICTIMS:
-        for seed in seeds:
-            split = load_dataset(name, n, seed=seed, **options)
-            state = train(arch, split.train, TrainingConfig(steps=2000, seed=seed))
-            checkpoint = Checkpoint(dict(state.theta), arch, split.train.shape, (), "binary")
-            boxes = [Knowledge()]
-            if name == "digits":
-                boxes.append(Knowledge(value_range=(0.0, 1.0), mean=split.train.mean))
-            for knowledge in boxes:
-                config = AttackConfig(restarts=RESTARTS, steps=STEPS, candidates=2 * n, seed=seed)
-                found = attack(checkpoint, knowledge, config)
-                assert found.selection is not None
-                best = ncc(found.selection.x, split.train.x).amax(1)
-                rows.append(found.selection.features.numpy())
-                truth.append((best > TRUE_ABOVE).numpy())
-                share = float(truth[-1].mean())
-                print(f"{name} n={n} {arch} seed {seed}: {len(rows[-1])} groups, {share:.0%} true")
-    return np.concatenate(rows), np.concatenate(truth)
+@dataclass(frozen=True)
+class Victim:
+    """One kind of victim; seeds are disjoint from those of every test."""
+
+    pool: str
+    n: int
+    hidden: str
+    seeds: tuple[int, ...]
+    restarts: int
+    steps: int
+    boxes: tuple[bool, ...] = (False,)
+    dtype: str = "float64"
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    x, y = collect()
-    model = LogisticRegression(C=1.0).fit(x, y)
-    predicted = model.predict_proba(x)[:, 1]
-    bins = np.clip((predicted * 5).astype(int), 0, 4)
-    reliability = [
-        {
-            "predicted": float(predicted[bins == b].mean()),
-            "true": float(y[bins == b].mean()),
-            "groups": int((bins == b).sum()),
-        }
-        for b in range(5)
-        if (bins == b).any()
-    ]
+BIG = {"restarts": 10, "steps": 12000, "dtype": "float32"}
+VICTIMS = [
+    Victim("digits8", 20, "200-200", (1000, 1001, 1002, 1003), 6, 2000, (False, True)),
+    Victim("digits8", 40, "200-200", (1004, 1005, 1006), 6, 2000, (False, True)),
+    Victim("digits8", 20, "200", (1007, 1008), 6, 2000, (False, True)),
+    Victim("digits28", 50, "1000-1000", (1100, 1101, 1102), boxes=(False, True), **BIG),
+    Victim("fields28", 50, "1000-1000", (1103, 1104), boxes=(False, True), **BIG),
+    Victim("fields32", 50, "1000-1000", (1105, 1106, 1107), **BIG),
+]  # fmt: skip
+POOLS = tuple(dict.fromkeys(victim.pool for victim in VICTIMS))
+
+
+def fields(channels: int, side: int, seed: int = 0) -> Tensor:
+    """(SIZE, c, side, side) in [0, 1]: Gaussian fields of power 1/f^2, channels correlated."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(SIZE, channels, side, side, generator=generator)
+    shared = torch.randn(SIZE, 1, side, side, generator=generator)
+    frequency = torch.fft.fftfreq(side)
+    radius = (frequency[:, None].square() + frequency[None].square()).sqrt().clamp(min=0.5 / side)
+    mixed = torch.fft.ifft2(torch.fft.fft2(0.4 * noise + 0.6 * shared) / radius).real
+    scale = mixed.flatten(1).std(1).view(-1, 1, 1, 1)
+    return (0.5 + 0.2 * mixed / scale).clamp(0, 1)
+
+
+def pools(folder: Path) -> None:
+    """The images, as data files that need no library to read."""
+    from sklearn.datasets import load_digits
+
+    small = torch.tensor(load_digits().images / 16.0).float()[:, None]
+    large = torch.nn.functional.interpolate(small, (28, 28), mode="bicubic").clamp(0, 1)
+    digit = torch.tensor(load_digits().target) % 2
+    label = torch.arange(SIZE) % 2
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, x, y in (
+        ("digits8", small, digit), ("digits28", large, digit),
+        ("fields28", fields(1, 28), label), ("fields32", fields(3, 32), label),
+    ):  # fmt: skip
+        np.savez_compressed(folder / f"{name}.npz", x=x.numpy(), y=y.numpy())
+
+
+def collect(folder: Path, device: str, names: list[str]) -> None:
+    """Features and truth of every group, one file per pool, written after each attack."""
+    for name in names:
+        rows: list[np.ndarray] = []
+        truth: list[np.ndarray] = []
+        for victim in (v for v in VICTIMS if v.pool == name):
+            for seed in victim.seeds:
+                for x, true, line in _attacks(victim, seed, folder, device):
+                    rows.append(x)
+                    truth.append(true)
+                    print(json.dumps(line), flush=True)
+                    source = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+                    np.savez(
+                        folder / f"groups-{name}.npz",
+                        x=np.concatenate(rows), y=np.concatenate(truth), source=source,
+                    )  # fmt: skip
+
+
+def _attacks(victim: Victim, seed: int, folder: Path, device: str) -> Any:
+    split = load_dataset(folder / f"{victim.pool}.npz", victim.n, seed=seed, holdout=100)
+    arch = f"mlp:{split.train.x[0].numel()}-{victim.hidden}-1"
+    steps = 2000 if victim.dtype == "float64" else 6000
+    config = TrainingConfig(steps=steps, seed=seed, dtype=victim.dtype)
+    where = device if victim.dtype == "float32" else "cpu"  # small ones are faster on the CPU
+    state = train(arch, split.train, config, device=where)
+    checkpoint = Checkpoint(dict(state.theta), arch, split.train.shape, (), "binary")
+    for box in victim.boxes:
+        start = time.time()
+        knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean) if box else Knowledge()
+        settings = AttackConfig(
+            restarts=victim.restarts, steps=victim.steps, candidates=2 * victim.n, seed=seed, device=where
+        )  # fmt: skip
+        chosen = attack(checkpoint, knowledge, settings).selection
+        assert chosen is not None
+        best = ncc(chosen.x.double(), split.train.x).amax(1)
+        true = (best > TRUE_ABOVE).numpy()
+        line = {
+            "pool": victim.pool, "n": victim.n, "arch": arch, "seed": seed, "box": box,
+            "groups": len(true), "true": float(true.mean()), "seconds": round(time.time() - start, 1),
+        }  # fmt: skip
+        yield chosen.features.double().numpy(), true, line
+
+
+def fit(folder: Path) -> None:
+    """Logistic regression on all groups; half of the victims of each kind check the other half."""
+    from sklearn.linear_model import LogisticRegression
+
+    parts = [np.load(folder / f"groups-{name}.npz") for name in POOLS]
+    x, y, source = (np.concatenate([part[key] for part in parts]) for key in ("x", "y", "source"))
+    model = LogisticRegression(C=1.0, max_iter=1000).fit(x, y)
+    unseen = np.zeros(len(y))
+    for half in (0, 1):
+        mine = source % 2 == half
+        other = LogisticRegression(C=1.0, max_iter=1000).fit(x[~mine], y[~mine])
+        unseen[mine] = other.predict_proba(x[mine])[:, 1]
     constants = {
-        "features": ["support share", "log relative multiplier", "tightness"],
+        "features": list(FEATURES),
         "intercept": float(model.intercept_[0]),
         "weights": [float(w) for w in model.coef_[0]],
         "base_rate": float(y.mean()),
         "provenance": {
-            "command": "python -m benchmarks.calibration",
-            "victims": [
-                {"data": d, "options": o, "n": n, "arch": a, "seeds": list(s)}
-                for d, o, n, a, s in VICTIMS
-            ],
-            "restarts": RESTARTS,
-            "steps": STEPS,
+            "command": "python -m benchmarks.calibration pools|collect|fit DIR",
+            "victims": [asdict(victim) for victim in VICTIMS],
             "true_above_ncc": TRUE_ABOVE,
             "groups": len(y),
-            "reliability_in_sample": reliability,
+            "reliability_in_sample": reliability(model.predict_proba(x)[:, 1], y),
+            "reliability_other_half": reliability(unseen, y),
         },
     }
     TARGET.write_text(json.dumps(constants, indent=2) + "\n")
     print(json.dumps(constants, indent=2))
+
+
+def reliability(predicted: np.ndarray, true: np.ndarray, bins: int = 5) -> list[dict[str, Any]]:
+    """Mean confidence and share of true groups in equal bins of the confidence."""
+    which = np.clip((predicted * bins).astype(int), 0, bins - 1)
+    return [
+        {
+            "confidence": float(predicted[which == b].mean()),
+            "true": float(true[which == b].mean()),
+            "groups": int((which == b).sum()),
+        }
+        for b in range(bins)
+        if (which == b).any()
+    ]
+
+
+def plot(folder: Path) -> None:
+    """Confidence against truth: on unseen victims of ours, and on MNIST and CIFAR, never fitted on."""
+    from matplotlib.figure import Figure
+
+    own = json.loads(TARGET.read_text())["provenance"]["reliability_other_half"]
+    curves = {"own victims, other half": own}
+    for name in ("mnist-50", "cifar-50-8runs"):
+        result = json.loads((RESULTS / f"reconstruction-{name}.json").read_text())
+        curves[name] = pool([row["selection"]["reliability"] for row in result["seeds"]])
+    figure = Figure(figsize=(5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle=":", label="calibrated")
+    for (name, rows), marker in zip(curves.items(), "osD", strict=True):
+        points = [
+            (row["confidence"], row["true"], row["groups"]) for row in rows if row["groups"] >= 5
+        ]
+        x, y, counts = zip(*points, strict=True)
+        error = [1.96 * np.sqrt(max(t * (1 - t), 0.25 / n) / n) for _, t, n in points]
+        axes.errorbar(x, y, error, marker=marker, capsize=3, label=f"{name} ({sum(counts)} groups)")
+    axes.set(xlabel="confidence, without the data", ylabel="share of groups that are true")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(folder / "reliability.png", dpi=110)
+
+
+def pool(tables: list[list[dict[str, Any]]], bins: int = 5) -> list[dict[str, Any]]:
+    """Reliability tables of several victims as one."""
+    pooled = []
+    for b in range(bins):
+        rows = [
+            r for table in tables for r in table if min(int(r["confidence"] * bins), bins - 1) == b
+        ]
+        if total := sum(row["groups"] for row in rows):
+            mean = {
+                k: sum(r[k] * r["groups"] for r in rows) / total for k in ("confidence", "true")
+            }
+            pooled.append({**mean, "groups": total})
+    return pooled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=("pools", "collect", "fit", "plot"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pools", nargs="*", choices=POOLS, default=POOLS)
+    options = parser.parse_args()
+    if options.step == "pools":
+        pools(options.folder)
+    elif options.step == "collect":
+        collect(options.folder, options.device, options.pools)
+    elif options.step == "fit":
+        fit(options.folder)
+    else:
+        plot(options.folder)
 
 
 if __name__ == "__main__":

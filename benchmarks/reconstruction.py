@@ -65,7 +65,7 @@ EXPERIMENTS = {
     "ntk-mnist-200": Experiment(
         "mnist", 200, hidden=(2048, 2048), task="regression", bias="all", box=True, init=True,
         training=TrainingConfig(
-            method="gd", loss="squared", lr=2e-3, momentum=0.9, steps=20000, init="default",
+            method="gd", loss="squared", lr=5e-4, momentum=0.9, steps=40000, init="lecun",
             dtype="float32", stop_loss=1e-9,
         ),
         attack=replace(

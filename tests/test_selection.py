@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from residuum.attacks import AttackConfig, attack, select
-from residuum.attacks.selection import SIMILARITY, WEIGHT_FLOOR, alive, calibration, drop_duplicates
+from residuum.attacks.selection import (
+    FEATURES,
+    SIMILARITY,
+    WEIGHT_FLOOR,
+    alive,
+    calibration,
+    drop_duplicates,
+    effective_dimension,
+)
 from residuum.checkpoints import build_model
 from residuum.errors import InputError
 from residuum.networks import Architecture
@@ -100,16 +108,36 @@ def test_consensus_comes_first_and_singletons_after_whatever_their_weight():
 def test_confidence_is_the_calibrated_logistic_of_the_features():
     found, _ = planted()
     chosen, constants = select(found), calibration()
-    assert chosen.features.shape == (len(PLANTED), 3)
+    assert chosen.features.shape == (len(PLANTED), len(FEATURES))
     heaviest = float(chosen.lam.max())
     for k in range(len(chosen)):
-        share, weight, tightness = chosen.features[k].tolist()
+        share, weight, tightness, agreement, spread = chosen.features[k].tolist()
         assert share == pytest.approx(int(chosen.support[k]) / RESTARTS)
         assert weight == pytest.approx(math.log(float(chosen.lam[k]) / heaviest), abs=1e-6)
         assert 0.99 < tightness <= 1 + 1e-6
-        pairs = zip(constants["weights"], (share, weight, tightness), strict=True)
+        assert agreement == float(chosen.support[k] > 1)
+        directions = float(torch.linalg.svdvals(_unit(found.x)).square().pow(2).sum())
+        assert spread == pytest.approx(
+            agreement * math.log(len(found.x) ** 2 / directions), rel=1e-5
+        )
+        pairs = zip(constants["weights"], chosen.features[k].tolist(), strict=True)
         score = constants["intercept"] + sum(w * f for w, f in pairs)
         assert float(chosen.confidence[k]) == pytest.approx(1 / (1 + math.exp(-score)), rel=1e-4)
+
+
+def _unit(x):
+    return x.flatten(1) / x.flatten(1).norm(dim=1, keepdim=True)
+
+
+def test_effective_dimension_counts_directions():
+    """d orthogonal directions, each as often as the others, count d; copies and lengths do not."""
+    basis = torch.eye(7, dtype=torch.float64)
+    assert effective_dimension(basis) == pytest.approx(7)
+    assert effective_dimension(torch.cat([3 * basis, -basis])) == pytest.approx(7)
+    assert effective_dimension(basis[:1].repeat(5, 1)) == pytest.approx(1)
+    assert effective_dimension(basis[:0]) == 1
+    many = basis.repeat(400, 1)[torch.randperm(2800, generator=torch.Generator().manual_seed(0))]
+    assert effective_dimension(many) == pytest.approx(7, rel=0.02)  # looks at a part of them
 
 
 def test_one_restart_cannot_agree_with_anybody():
@@ -214,7 +242,7 @@ def test_nothing_comes_of_nothing():
         chosen = select(nothing)
         assert len(chosen) == 0
         assert chosen.x.shape == (0, DIM)
-        assert chosen.features.shape == (0, 3)
+        assert chosen.features.shape == (0, len(FEATURES))
 
 
 def test_duplicates_are_dropped_heaviest_first():

@@ -132,6 +132,9 @@ def test_initial_weights() -> None:
     assert not torch.equal(
         small.layers[1].weight, initialise(arch, TrainingConfig(seed=1)).layers[1].weight
     )
+    lecun = initialise(arch, TrainingConfig(init="lecun"))
+    assert float(lecun.layers[0].weight.detach().std()) == pytest.approx(50**-0.5, rel=0.05)
+    assert not lecun.layers[0].bias.detach().any()
 
 
 # Gradient descent as published

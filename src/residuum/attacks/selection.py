@@ -6,10 +6,13 @@ its centre and every ungrouped candidate within ``similarity`` (cosine) of it.
 
     support     = number of different restarts in the group
     consensus   = multiplier-weighted mean of the group
-    confidence  = sigmoid(a + b support share + c log(relative weight) + d tightness)
+    confidence  = sigmoid(a + b support share + c log(relative weight) + d tightness
+                          + e agreement + f agreement * log(effective dimension))
 
-The constants of the confidence were fitted on victims of the project's own (calibration.json says
-which and how); consensus reconstructions come first, singletons after.
+agreement is 1 from two restarts on: what it is worth grows with the dimension of the candidates'
+cloud, since in few dimensions restarts meet by accident. The constants of the confidence were fitted
+on victims of the project's own (calibration.json says which and how); consensus reconstructions come
+first, singletons after.
 """
 
 from __future__ import annotations
@@ -27,6 +30,13 @@ from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
 SIMILARITY = 0.9
+FEATURES = (
+    "support share",
+    "log relative multiplier",
+    "tightness",
+    "agreement",
+    "agreement x log effective dimension",
+)
 BLOCK = 1024
 FEW_VALUES, DUPLICATE = 8, 0.03  # 0.03: the duplicate radius of Haim et al. 2022 on the unit circle
 WEIGHT_FLOOR = 1e-3  # candidates lighter than this share of the heaviest of their run carry nothing
@@ -45,8 +55,9 @@ def select(
         radius = DUPLICATE * float(found.x.flatten(1).norm(dim=1).nanmedian())
     rows = _rows(found, similarity, radius)
     heaviest = max((row["lam"] for row in rows), default=0.0)
+    spread = math.log(effective_dimension(found.x[alive(found)]))
     for row in rows:
-        row["features"] = _features(row, found.restarts, heaviest)
+        row["features"] = _features(row, found.restarts, heaviest, spread)
         row["confidence"] = _confidence(row["features"], found.restarts)
     rows.sort(key=lambda row: (row["support"] < 2, -row["confidence"], -row["lam"]))
     return Selection(
@@ -56,7 +67,7 @@ def select(
         support=torch.tensor([row["support"] for row in rows], dtype=torch.long),
         members=torch.tensor([row["members"] for row in rows], dtype=torch.long),
         confidence=torch.tensor([row["confidence"] for row in rows]),
-        features=torch.tensor([row["features"] for row in rows]).reshape(-1, 3),
+        features=torch.tensor([row["features"] for row in rows]).reshape(-1, len(FEATURES)),
         index=torch.tensor([row["index"] for row in rows], dtype=torch.long),
     )
 
@@ -138,13 +149,34 @@ def _describe(
     }
 
 
-def _features(row: dict[str, Any], restarts: int, heaviest: float) -> tuple[float, float, float]:
-    """What the confidence looks at: support share, log relative weight, tightness."""
+def effective_dimension(x: Tensor) -> float:
+    """(sum s^2)^2 / sum s^4 over the singular values s of the candidates' directions; at least 1.
+
+    The number of directions a cloud of candidates spreads over; at most BLOCK of them are looked at.
+    """
+    if not len(x):
+        return 1.0
+    some = x[:: -(-len(x) // BLOCK)].flatten(1).double()
+    inner = cosine(some, some)
+    return max(1.0, float(inner.diagonal().sum() ** 2 / inner.square().sum()))
+
+
+def _features(
+    row: dict[str, Any], restarts: int, heaviest: float, spread: float
+) -> tuple[float, ...]:
+    """What the confidence looks at, in the order of FEATURES."""
     weight = math.log(max(row["lam"], 1e-12 * heaviest) / heaviest) if heaviest > 0 else 0.0
-    return row["support"] / max(restarts, 1), weight, row["tightness"]
+    agreement = float(row["support"] > 1)
+    return (
+        row["support"] / max(restarts, 1),
+        weight,
+        row["tightness"],
+        agreement,
+        agreement * spread,
+    )
 
 
-def _confidence(features: tuple[float, float, float], restarts: int) -> float:
+def _confidence(features: tuple[float, ...], restarts: int) -> float:
     constants = calibration()
     # One restart cannot agree with anybody: without agreement confidence stays at the base rate.
     if restarts < 2:

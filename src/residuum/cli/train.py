@@ -55,7 +55,7 @@ def command(
     batch: Annotated[int, typer.Option(help="Batch size of sgd.")] = 0,
     weight_decay: Annotated[float, typer.Option(help="Weight decay of gd and sgd.")] = 0.0,
     init: Annotated[
-        str, typer.Option(help="small (first layer scaled down) or default.")
+        str, typer.Option(help="small (first layer scaled down), default, or lecun.")
     ] = "small",
     init_scale: Annotated[float, typer.Option(help="First-layer scale of the small init.")] = 1e-4,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",

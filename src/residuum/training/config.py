@@ -14,7 +14,7 @@ from residuum.records import Record
 from residuum.training.losses import LOSSES
 
 METHODS = ("margin", "gd", "sgd")
-INITS = ("small", "default")
+INITS = ("small", "default", "lecun")
 DTYPES = ("float64", "float32")
 
 
@@ -25,9 +25,9 @@ class TrainingConfig:
     method: margin (log-loss descent with a safe step), gd (full batch), sgd (mini-batches);
     loss: "" picks logistic, cross_entropy or squared by the task; lr: of gd and sgd, as published
     0.01; weight_decay w adds w theta to the gradient; init: small multiplies the first layer's
-    standard normal weights and bias by init_scale, default is torch's; stop_*: end early once the
-    normalised margin, the relative KKT residual or the loss is reached, 0 (margin: inf) is no goal;
-    seconds: wall clock.
+    standard normal weights and bias by init_scale, default is torch's, lecun draws every weight with
+    variance 1/fan_in and starts biases at zero; stop_*: end early once the normalised margin, the
+    relative KKT residual or the loss is reached, 0 (margin: inf) is no goal; seconds: wall clock.
     """
 
     method: str = "margin"

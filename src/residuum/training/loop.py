@@ -67,7 +67,7 @@ def train(
 
 
 def initialise(arch: Architecture, config: TrainingConfig) -> nn.Module:
-    """A seeded network; ``small`` scales the first layer's standard normal weights and bias."""
+    """A seeded network, its weights drawn as ``config.init`` says; see :class:`TrainingConfig`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = arch.build()
@@ -76,6 +76,13 @@ def initialise(arch: Architecture, config: TrainingConfig) -> nn.Module:
             with torch.no_grad():
                 for p in first:
                     p.normal_().mul_(config.init_scale)
+        elif config.init == "lecun":
+            with torch.no_grad():
+                for p in model.parameters():
+                    if p.ndim > 1:
+                        p.normal_().div_(math.sqrt(p[0].numel()))
+                    else:
+                        p.zero_()
     return model.to(getattr(torch, config.dtype))
 
 
