@@ -1,0 +1,234 @@
+"""KKT sets: samples and multipliers that explain the same weights, merged and split.
+
+Refael et al. 2025, section 3. Inside an activation pattern grad_theta Phi is affine in x, so
+
+    merge   x' = (lam_1 x_1 + lam_2 x_2) / (lam_1 + lam_2),   lam' = lam_1 + lam_2
+    split   x + alpha nu with lam beta / (alpha + beta),   x - beta nu with lam alpha / (alpha + beta)
+
+leave the sum as it is, whatever the depth and the objective. Two claims are kept apart:
+``stationary_set`` (the sum and the signs: all that an attack sees) and ``full_kkt_set`` (margins and
+slackness too), which needs nu orthogonal to grad_x Phi.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from residuum.similarity import l2
+from residuum.stationarity import parameters
+from residuum.theory.budgets import Budgets, exact_budgets, unit
+from residuum.theory.directions import DIRECTIONS, SLOW, hidden_basis
+from residuum.theory.explanations import TOLERANCE, Explanation
+from residuum.theory.patterns import HypothesisError
+
+CHUNK = 4  # samples between two looks at the progress
+Watcher = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class KKTSet(Explanation):
+    """A set with merge, split and far sets, each of which checks its hypotheses exactly."""
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """(n, g, d) derivative in x of every constraint, or of every output where there is none."""
+        model, theta = self.models[0], parameters(self.models[0])
+        classes = self.outputs.shape[1]
+
+        def one(sample: Tensor, covector: Tensor) -> Tensor:
+            return (covector * functional_call(model, theta, (sample[None],))[0]).sum()
+
+        eye = torch.eye(classes, dtype=self.x.dtype)
+        per_output = vmap(vmap(grad(one), (None, 0)), (0, None), chunk_size=64)
+        return per_output(self.x, eye).flatten(2)  # class differences lie in their span
+
+    def budgets(self, direction: Tensor, samples: Tensor | None = None) -> Budgets:
+        """Exact budgets of the samples along unit directions, (d,) or one row each."""
+        x = self.x if samples is None else self.x[samples]
+        nu = direction.double().expand(len(x), x[0].numel()).reshape(x.shape)
+        return exact_budgets(self.models, x, nu)
+
+    def directions(
+        self, name: str = "softest", samples: Tensor | None = None, watch: Watcher | None = None
+    ) -> Tensor:
+        """(k, d) directions that keep samples on their margin, found by a rule of ``DIRECTIONS``.
+
+        watch(done, of): called on the way where samples are gone through one by one.
+        """
+        some = torch.arange(len(self)) if samples is None else samples
+        size = CHUNK if watch is not None and name in SLOW else max(1, len(some))
+        parts = []
+        for chunk in some.split(size):
+            parts.append(DIRECTIONS[name](self.models, self.x, chunk, self.gradients[chunk]))
+            if watch is not None:
+                watch(sum(map(len, parts)), len(some))
+        return torch.cat(parts)
+
+    def merge(self, i: int, k: int) -> KKTSet:
+        """One sample for samples i and k: their weighted mean, in the place of i."""
+        self._check_multiplier(torch.tensor([i, k]))
+        if i == k:
+            raise HypothesisError("label", "Merging needs two samples; got one.", "Name another.")
+        if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
+            raise HypothesisError(
+                "label",
+                f"Merging needs one label; samples {i} and {k} have {self.y[i]:g} and {self.y[k]:g}.",
+                "Merge samples of one class.",
+            )
+        scale = float(self.covectors[i].norm())
+        if float((self.covectors[i] - self.covectors[k]).norm()) > TOLERANCE * scale:
+            raise HypothesisError(
+                "multiplier",
+                f"Merging needs proportional multipliers over rivals or outputs; those of samples {i} "
+                f"and {k} are not.",
+                "Merge samples whose multipliers agree up to one positive factor.",
+            )
+        differ = self.switches.pattern[i] != self.switches.pattern[k]
+        if differ.any():
+            raise HypothesisError(
+                "pattern",
+                f"Merging needs one activation pattern; samples {i} and {k} differ at "
+                f"{int(differ.sum())} neurons: {self.switches.names(differ)}.",
+                "Merge samples of one pattern.",
+            )
+        total = self.lam[i] + self.lam[k]
+        x, lam = self.x.clone(), self.lam.clone()
+        x[i] = (self.lam[i] * self.x[i] + self.lam[k] * self.x[k]) / total
+        lam[i] = total
+        keep = torch.arange(len(self)) != k
+        return self._with(x[keep], self.y[keep], lam[keep], self.covectors[keep])
+
+    def merge_all(self) -> KKTSet:
+        """Samples in use merged until no two share label, multipliers and pattern."""
+        result, i = self, 0
+        while i < len(result):
+            k = i + 1
+            while k < len(result):
+                try:
+                    result = dataclasses.replace(result.merge(i, k), before=self)
+                except HypothesisError:
+                    k += 1
+            i += 1
+        return result
+
+    def split(
+        self, i: int, direction: Tensor, alpha: float, beta: float | None = None, *, check: bool = True
+    ) -> KKTSet:  # fmt: skip
+        """Two samples for sample i, in its place; check=False goes beyond the budget as told."""
+        lengths = [
+            torch.tensor([v], dtype=torch.float64) for v in (alpha, alpha if beta is None else beta)
+        ]
+        return self._split(torch.tensor([i]), unit(direction)[None], *lengths, check=check)
+
+    def split_all(
+        self, directions: Tensor, alpha: Tensor, beta: Tensor | None = None, *,
+        samples: Tensor | None = None, check: bool = True,
+    ) -> KKTSet:  # fmt: skip
+        """Every sample (or those named) split along its own direction (k, d) by its own lengths (k,)."""
+        some = torch.arange(len(self)) if samples is None else samples
+        nu = torch.stack([unit(one) for one in directions.expand(len(some), -1)])
+        return self._split(some, nu, alpha, alpha if beta is None else beta, check=check)
+
+    def used(self) -> KKTSet:
+        """The set without samples of multiplier zero, which explain nothing."""
+        keep = self.lam != 0
+        return self._with(self.x[keep], self.y[keep], self.lam[keep], self.covectors[keep])
+
+    def far_set(self, r: float) -> KKTSet:
+        """Theorem 4 for any depth: a set at least r away from every sample of this one.
+
+        Every sample in use is split along a direction that no first layer sees; the network's
+        outputs stay what they are. Samples of multiplier zero are left out.
+        """
+        if not 0 < r < float("inf"):
+            raise HypothesisError(
+                "budget", f"A distance must be positive and finite; got {r}.", "Use 1."
+            )
+        basis = hidden_basis(self.models, self.x)
+        if not basis.shape[1]:
+            raise HypothesisError(
+                "subspace",
+                f"A far set needs a direction that no neuron of the first layer sees; the layer has full "
+                f"rank {self.x[0].numel()}.",
+                "Split along the budgets instead: split_all, or --budget-frac.",
+            )
+        nu, some = basis[:, 0], self.used()
+        along = self.x.flatten(1) @ nu
+        length = r * (1 + 1e-12) + float(along.max() - along.min())
+        lengths = torch.full((len(some),), length, dtype=torch.float64)
+        return dataclasses.replace(some.split_all(nu[None], lengths), before=self)
+
+    def distance(self, other: KKTSet) -> float:
+        """d(A, B): the least distance between a sample of this set and one of another."""
+        return float(l2(self.x, other.x).min())
+
+    def _split(
+        self, some: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor, *, check: bool
+    ) -> KKTSet:
+        self._check_multiplier(some)
+        alpha, beta = alpha.double().expand(len(some)), beta.double().expand(len(some))
+        if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
+            raise HypothesisError(
+                "budget",
+                "Both halves of a split must move by a positive finite length.",
+                "Raise it.",
+            )
+        if check:
+            self._check_budget(some, nu, alpha, beta)
+        shape = (-1, *[1] * (self.x.ndim - 1))
+        step = nu.reshape(len(some), *self.x.shape[1:])
+        share = alpha / (alpha + beta)
+        copies = torch.ones(len(self), dtype=torch.long).index_fill(0, some, 2)
+        first = (copies.cumsum(0) - copies)[some]  # where the halves go
+        x, y, lam, c = (
+            t.repeat_interleave(copies, 0) for t in (self.x, self.y, self.lam, self.covectors)
+        )
+        x[first] += alpha.reshape(shape) * step
+        x[first + 1] -= beta.reshape(shape) * step
+        lam[first] *= 1 - share
+        lam[first + 1] *= share
+        return self._with(x, y, lam, c)
+
+    def _check_budget(self, some: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
+        found = self.budgets(nu, some)
+        bad = ((alpha >= found.alpha) | (beta >= found.beta)).nonzero()[:, 0].tolist()
+        if not bad:
+            return
+        k = bad[0]
+        i, kinks = int(some[k]), int(found.kinks[k].sum())
+        if kinks:
+            raise HypothesisError(
+                "kink",
+                f"A split needs a sample off the kinks that its direction moves; sample {i} sits on "
+                f"{kinks}: {found.names(k)}.",
+                "Take a direction orthogonal to those neurons: directions('softest').",
+            )
+        raise HypothesisError(
+            "budget",
+            f"A split must stay inside its activation pattern; sample {i} may move by less than "
+            f"{float(found.alpha[k]):.6g} and {float(found.beta[k]):.6g}, got {float(alpha[k]):.6g} and "
+            f"{float(beta[k]):.6g}. In the way: {found.names(k)}.",
+            "Shorten it, or take another direction.",
+        )
+
+    def _check_multiplier(self, some: Tensor) -> None:
+        bad = some[self.lam[some] <= 0].tolist()
+        if bad:
+            raise HypothesisError(
+                "multiplier",
+                f"Merging and splitting need positive multipliers; sample {bad[0]} has "
+                f"{float(self.lam[bad[0]]):g}.",
+                "Leave it out: a sample of multiplier zero explains nothing (used()).",
+            )
+
+    def _with(self, x: Tensor, y: Tensor, lam: Tensor, covectors: Tensor) -> KKTSet:
+        return dataclasses.replace(
+            self, x=x, y=y, lam=lam, covectors=covectors, before=self
+        )  # fmt: skip

@@ -1,0 +1,248 @@
+"""Published budgets beside the exact ones, Theorem 9 and its inverse, directions, the KKT loss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from residuum.errors import InputError
+from residuum.networks import MLP
+from residuum.stationarity import norm
+from residuum.theory.budgets import budget_certificates, exact_budgets
+from residuum.theory.directions import (
+    data_direction,
+    largest_direction,
+    softest_direction,
+    weight_direction,
+)
+from residuum.theory.kkt_sets import KKTSet
+from residuum.theory.levels import kkt_loss, largest_split, split_levels
+from residuum.theory.patterns import HypothesisError
+from tests.cases import ExactPoint, multiclass_point, relu_point
+
+
+def direction(dim: int, seed: int = 0) -> torch.Tensor:
+    nu = torch.randn(dim, generator=torch.Generator().manual_seed(seed)).double()
+    return nu / nu.norm()
+
+
+def steep_point(shrink: float) -> ExactPoint:
+    """An exact point without bias: samples c times as long need weights 1/sqrt(c) times as large.
+
+    K = X X^T of a group, q = 1' K^-1 1, u = q^(1/4), lam = K^-1 1 / u^2, w = u sum lam_i x_i, v = y u.
+    """
+    point = relu_point(groups=2, size=3, dim=12)
+    x, group, y = shrink * point.x, point.group, point.y
+    lam, model = torch.zeros(len(x)).double(), MLP((12, 2, 1), bias="none").double()
+    with torch.no_grad():
+        for g in range(2):
+            members = (group == g).nonzero()[:, 0]
+            gram, ones = x[members] @ x[members].T, torch.ones(len(members)).double()
+            solved = torch.linalg.solve(gram, ones)
+            u = solved.sum() ** 0.25
+            lam[members] = solved / u**2
+            model.linears[0].weight[g] = u * lam[members] @ x[members]
+            model.linears[1].weight[0, g] = u * y[members[0]]
+    return ExactPoint(model, x, y, lam, group)
+
+
+def test_the_printed_theorem_5_promises_too_much_where_an_output_weight_exceeds_one():
+    point = steep_point(0.05)
+    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    assert s.exact
+    assert point.model.linears[1].weight.abs().min() > 1
+    broken = 0
+    along = [*point.model.linears[0].weight.detach(), *(direction(12, seed) for seed in range(5))]
+    for nu in along:
+        for i in range(len(s)):
+            found = budget_certificates(point.model, s.x, s.lam, i, nu)
+            assert found.valid("theorem5_corrected")
+            assert found.valid("theorem8")
+            if "theorem5_printed" in found.invalid:
+                broken += 1
+                length = 0.99 * found.theorem5_printed
+                assert length > found.exact
+                beyond = s.split(i, nu, length, check=False)
+                assert beyond.residual > 1e-3  # what the printed theorem says cannot happen
+                inside = s.split(i, nu, 0.99 * found.theorem5_corrected)
+                assert inside.residual < 1e-12
+    assert broken > 0
+
+
+def test_the_printed_theorem_5_holds_where_output_weights_are_small():
+    point = relu_point()
+    assert point.model.linears[1].weight.abs().max() < 1
+    for seed in range(10):
+        found = budget_certificates(point.model, point.x, point.lam, 0, direction(12, seed))
+        assert found.invalid in ((), ("one_sided",))
+
+
+def test_a_one_sided_gamma_gives_a_false_budget():
+    point = relu_point()
+    nu = -point.x[point.y > 0].mean(0) - point.x[point.y < 0].mean(0)
+    shifted = point.x - 0.2 * nu / nu.norm()  # all <nu, x_i> below zero would make gamma negative
+    found = [
+        budget_certificates(point.model, shifted, point.lam, i, direction(12, seed))
+        for i in range(6)
+        for seed in range(20)
+    ]
+    assert any("one_sided" in one.invalid for one in found)
+    assert all(one.gamma >= 0 for one in found)
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 3.0), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_corrected_certificates_never_exceed_the_exact_budget(seed, shrink, i):
+    point = steep_point(shrink)
+    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    assert s.exact
+    found = budget_certificates(point.model, s.x, s.lam, i, direction(12, seed))
+    assert found.theorem5_corrected <= found.exact * (1 + 1e-9)
+    assert found.theorem8 <= found.exact * (1 + 1e-9)
+
+
+@given(st.integers(0, 10**6), st.floats(0.0, 0.3), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_theorem_8_holds_off_exact_points(seed, noise, i):
+    """Lemma 14 too: |<w_j, nu>| <= eps + gamma |v_j| sum lam on perturbed networks."""
+    point, rng = relu_point(width=2), torch.Generator().manual_seed(seed)
+    model = point.model
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(
+                noise * torch.randn(p.shape, generator=rng).double() * p.norm() / p.numel() ** 0.5
+            )
+    s = KKTSet.of(model, point.x, point.y, point.lam)
+    eps, nu = s.residual * norm(s.target), direction(12, seed)
+    found = budget_certificates(model, s.x, s.lam, i, nu, eps)
+    assert found.theorem8 <= found.exact * (1 + 1e-9)
+    w, v = model.linears[0].weight.detach(), model.linears[1].weight.detach()[0]
+    assert ((w @ nu).abs() <= eps + found.gamma * v.abs() * s.lam.sum() + 1e-12).all()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_the_lowest_singular_vector_attains_what_theorem_15_says(seed, n, d):
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed)).double()
+    nu, sigma, gamma = data_direction(x)
+    assert nu.norm() == pytest.approx(1)
+    assert sigma / math.sqrt(n) - 1e-12 <= gamma <= sigma + 1e-12
+    other = direction(d, seed + 1)  # no direction does better than sigma_d / sqrt(n)
+    assert float((x @ other).abs().max()) >= sigma / math.sqrt(n) - 1e-12
+
+
+def test_the_weights_direction_is_what_the_first_layer_hardly_sees():
+    torch.manual_seed(0)
+    model = MLP((6, 20, 1)).double()
+    nu, sigma = weight_direction(model)
+    w = model.linears[0].weight.detach()
+    assert float((w @ nu).norm()) == pytest.approx(sigma)
+    assert sigma == pytest.approx(float(torch.linalg.svdvals(w)[-1]))
+
+
+def test_direction_finders_rank_as_their_names_say():
+    """On random deep networks the linear programmes beat the softest, and that beats random ones."""
+    wins, gains = 0, []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model = MLP((8, 15, 12, 1), bias="all").double().requires_grad_(False)
+        x, y = torch.randn(3, 8).double(), torch.tensor([1, -1, 1])
+        s = KKTSet.of(model, x, y, torch.ones(3))
+        soft = softest_direction(s.models, s.x[0], s.gradients[0])
+        large = largest_direction(s.models, s.x[0], s.gradients[0])
+        random = s.directions("tangent")[0]
+        reach = [
+            float(exact_budgets(s.models, s.x[:1], nu[None]).least[0])
+            for nu in (random, soft, large)
+        ]
+        assert reach[2] >= reach[1]
+        wins += reach[1] > reach[0]
+        gains.append(reach[2] / reach[1])
+        assert s.split(0, large, 0.999 * reach[2]).stationary_set
+    assert wins >= 7
+    assert max(gains) > 1.05
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 0.95), st.floats(0.05, 0.95), st.floats(0.1, 2.0))
+@settings(max_examples=60, deadline=None)
+def test_levels_after_a_split_are_exact_and_inside_the_corrected_bound(seed, a, b, shrink):
+    point = steep_point(shrink)
+    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    assert s.exact
+    i, nu = seed % len(s), direction(12, seed)
+    found = s.budgets(nu)
+    alpha, beta = a * min(float(found.alpha[i]), 3), b * min(float(found.beta[i]), 3)
+    levels = split_levels(s, i, nu, alpha, beta)
+    slope = float(s.y[i] * s.gradients[i, 0] @ nu)
+    margins = torch.cat(
+        [s.margins[:, 0], s.margins[i] + torch.tensor([alpha, -beta], dtype=torch.float64) * slope]
+    )
+    weights = torch.cat(
+        [s.lam, s.lam[i] * torch.tensor([beta, alpha], dtype=torch.float64) / (alpha + beta)]
+    )
+    weights[i], margins[i] = 0, math.inf
+    assert levels.margin_after == pytest.approx(float(margins.min()), rel=1e-9)
+    margins[i] = 1
+    naive = float((weights * (margins - levels.margin_after)).max())
+    assert levels.delta_after == pytest.approx(naive, rel=1e-7, abs=1e-12)
+    assert levels.delta_after <= levels.bound * (1 + 1e-9) + 1e-12
+
+
+def test_the_printed_theorem_9_fails_at_the_same_margin():
+    point = steep_point(0.5)
+    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    nu = s.gradients[0, 0]
+    length = 0.05 * float(s.budgets(nu / nu.norm()).least[0])
+    levels = split_levels(s, 0, nu, length, length)
+    assert levels.printed is not None  # its condition Dd < p is met
+    assert levels.margin_after < levels.margin_before - 1e-3  # and the margin is not kept
+    assert levels.printed_holds is False
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_inverse_of_theorem_9_is_tight(seed):
+    point = relu_point(groups=4, dim=16, seed=seed)
+    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    nu, i = direction(16, seed), seed % len(s)
+    budget = float(s.budgets(nu).least[i])
+    for delta in (1e-4, 1e-2, 1e-1):
+        length = largest_split(s, i, nu, delta)
+        assert 0 < length <= budget * (1 + 1e-12)
+        if length < 0.999 * budget:
+            assert s.split(i, nu, length).delta == pytest.approx(delta, rel=1e-9)
+            assert s.split(i, nu, 1.0005 * length).delta > delta
+    assert (
+        largest_split(s, i, s.directions("tangent")[i], 0.0) > 0
+    )  # on the margin: no slack at all
+    assert largest_split(s, i, nu, 0.0) == pytest.approx(0)
+
+
+def test_the_kkt_loss_in_both_forms():
+    point = relu_point()
+    lam = point.lam + torch.tensor([0.1, -1, 0, 0, 0, 0])
+    s = KKTSet.of(point.model, point.x, point.y, lam)
+    size, negative = s.residual * norm(s.target), float((-lam).clamp(min=0).sum())
+    assert kkt_loss(s, "refael2025", 2, 3) == pytest.approx(2 * size + 3 * negative)
+    assert kkt_loss(s, "haim2022", 2, 3) == pytest.approx(2 * size**2 + 3 * negative)
+    with pytest.raises(InputError, match="haim2022"):
+        kkt_loss(s, "haim")
+
+
+def test_printed_theorems_refuse_other_networks():
+    deep, many = relu_point(3), multiclass_point()
+    with pytest.raises(HypothesisError, match="two-layer"):
+        budget_certificates(deep.model, deep.x, deep.lam, 0, direction(12))
+    s = KKTSet.of(many.model, many.x, many.y, many.lam)
+    for call in (lambda: split_levels(s, 0, direction(14), 0.01, 0.01),
+                 lambda: largest_split(s, 0, direction(14), 1.0)):  # fmt: skip
+        with pytest.raises(HypothesisError, match="binary"):
+            call()
+    levels = split_levels(
+        KKTSet.of(deep.model, deep.x, deep.y, deep.lam), 0, direction(12), 0.1, 0.1
+    )
+    assert levels.printed is None
+    assert levels.bound is None
