@@ -1,0 +1,128 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const find = (id) => document.getElementById(id);
+  document.documentElement.classList.add("js");
+  const list = find("cards");
+  const cards = list ? Array.from(list.children) : [];
+  const table = data.threshold;
+  const slider = find("threshold");
+
+  // A sample counts when it strictly beats the threshold, as in the verdict. At the calibrated threshold
+  // the audit's own flags are shown: they also know about samples whose match is scored otherwise.
+  const beyond = (card) => {
+    if (!table || Number(slider.value) === table.start) return Boolean(card.recovered);
+    const score = card.scores[table.metric];
+    return score !== null && score !== undefined && table.sign * score > table.sign * table.values[slider.value];
+  };
+
+  const valueOf = (index, key) => {
+    const card = data.cards[index];
+    if (key === "order") return -index;
+    return key.startsWith("scores:") ? card.scores[key.slice(7)] : card[key];
+  };
+
+  const shown = (card) => {
+    const picked = (id) => (find(id) ? find(id).value : "");
+    const label = picked("label");
+    const certificate = picked("certificate-filter");
+    const least = Number(picked("confidence"));
+    if (label !== "" && card.label !== data.labels[label]) return false;
+    if (certificate === "none" && card.certificate !== "") return false;
+    if (certificate !== "" && certificate !== "none" && card.certificate !== data.certificates[certificate]) return false;
+    if (least > 0 && !(card.confidence >= least)) return false;
+    return !(find("recovered") && find("recovered").checked && !beyond(card));
+  };
+
+  const arrange = () => {
+    const key = find("sort").value;
+    const sign = find("direction").getAttribute("aria-pressed") === "true" ? -1 : 1;
+    const natural = data.ascending.includes(key) ? -1 : 1;
+    const order = cards.map((_, i) => i).sort((a, b) => {
+      const [u, v] = [valueOf(a, key), valueOf(b, key)];
+      if (u === null || u === undefined || v === null || v === undefined) return (u ?? null) === (v ?? null) ? a - b : (u ?? null) === null ? 1 : -1;
+      return sign * natural * (v - u) || a - b;
+    });
+    order.forEach((i) => list.append(cards[i]));
+  };
+
+  const batch = 24; // cards drawn before more are asked for: a phone would scroll through the rest
+  let room = batch;
+  const filter = () => {
+    const beats = table && Number(slider.value) !== table.start ? "beyond threshold" : "beyond chance";
+    let count = 0;
+    Array.from(list.children).forEach((element) => {
+      const card = data.cards[element.dataset.card];
+      const passes = shown(card);
+      count += passes ? 1 : 0;
+      element.hidden = !passes || count > room;
+      element.querySelector(".badge").hidden = !beyond(card);
+      element.querySelector(".badge span").textContent = beats;
+    });
+    const rest = Math.max(count - room, 0);
+    find("more").hidden = rest === 0;
+    find("more").textContent = `Show ${Math.min(rest, batch)} more`;
+    const first = rest ? `, the first ${room} shown` : "";
+    find("count-shown").textContent = `${count} of ${cards.length} cards${first}`;
+    find("confidence-value").textContent = Number(find("confidence").value).toFixed(2);
+    find("empty").hidden = count > 0;
+  };
+
+  const moveRules = (value) => {
+    document.querySelectorAll("path.rule[data-axis]").forEach((rule) => {
+      const of = (name) => Number(rule.dataset[name]);
+      const at = of("start") + ((value - of("low")) / (of("high") - of("low"))) * (of("end") - of("start"));
+      const by = at - of("at");
+      rule.setAttribute("transform", rule.dataset.axis === "x" ? `translate(${by} 0)` : `translate(0 ${by})`);
+    });
+  };
+
+  const threshold = () => {
+    const at = Number(slider.value);
+    find("count-train").textContent = table.train[at];
+    find("count-null").textContent = Number(table.null[at].toPrecision(3));
+    find("threshold-value").textContent = table.texts[at];
+    slider.setAttribute("aria-valuetext", table.texts[at]);
+    find("reset-threshold").disabled = at === table.start;
+    find("moved").hidden = at === table.start;
+    moveRules(table.values[at]);
+    if (cards.length) filter();
+  };
+
+  if (slider) {
+    slider.value = table.start; // a browser may restore what was moved before a reload
+    slider.addEventListener("input", threshold);
+    find("reset-threshold").addEventListener("click", () => {
+      slider.value = table.start;
+      threshold();
+      slider.focus();
+    });
+    threshold();
+  }
+  if (cards.length) {
+    const controls = find("controls");
+    const direction = find("direction");
+    controls.reset();
+    controls.addEventListener("submit", (event) => event.preventDefault());
+    const update = () => {
+      room = batch;
+      arrange();
+      filter();
+    };
+    controls.addEventListener("input", update);
+    find("reset-gallery").addEventListener("click", () => {
+      controls.reset();
+      direction.setAttribute("aria-pressed", "false");
+      update();
+    });
+    direction.addEventListener("click", () => {
+      direction.setAttribute("aria-pressed", String(direction.getAttribute("aria-pressed") !== "true"));
+      update();
+    });
+    find("more").addEventListener("click", () => {
+      room += batch;
+      filter();
+    });
+    update();
+  }
+})();

@@ -1,0 +1,378 @@
+"""The HTML report in a real browser, opened as a file: nothing loads, everything answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from residuum.report.html import render
+from residuum.report.page import Page
+from residuum.report.safetext import visible
+from tests import pages
+
+pytestmark = pytest.mark.browser
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+VISIBLE = "[...document.querySelectorAll('.card')].filter(c => c.checkVisibility())"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One headless Chromium for the module; without it a reason, or a failure in CI."""
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        program = None
+    if program is None:
+        reason = "needs Chromium and playwright: apt-get install chromium; pip install playwright"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as driver:
+        # The sandbox needs rights that containers lack; pages are our own files.
+        found = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Reports:
+    """Writes reports and opens them from file://, keeping what went wrong or out."""
+
+    def __init__(self, browser: Any, folder: Path) -> None:
+        self.browser, self.folder = browser, folder
+        self.contexts: list[Any] = []
+        self.problems: list[str] = []
+
+    def __call__(self, page: Page, width: int = 1280, scripts: bool = True, **options: bool) -> Any:
+        path = self.folder / f"report-{len(self.contexts)}.html"
+        path.write_text(render(page, **options), encoding="utf-8")
+        context = self.browser.new_context(
+            viewport={"width": width, "height": 900}, java_script_enabled=scripts
+        )
+        self.contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: self.problems.append(f"console: {message.text}"))
+        tab.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        tab.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
+        tab.on("request", lambda request: self._asked_for(request.url, path.as_uri()))
+        tab.goto(path.as_uri())
+        return tab
+
+    def _asked_for(self, address: str, own: str) -> None:
+        if address != own and not address.startswith("data:"):
+            self.problems.append(f"request: {address}")
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Reports]:
+    """At the end of every test nothing may have gone wrong, and nothing out."""
+    reports = Reports(browser, tmp_path)
+    yield reports
+    for context in reports.contexts:
+        context.close()
+    assert reports.problems == []
+
+
+def counts(tab: Any) -> tuple[float, float]:
+    return float(tab.inner_text("#count-train")), float(tab.inner_text("#count-null"))
+
+
+def numbers(tab: Any, name: str) -> list[float]:
+    """A fact of every visible card, in the order on the page; cards without it are left out."""
+    script = f"""(name) => {VISIBLE}.flatMap(card => [...card.querySelectorAll('.facts div')]
+        .filter(row => row.querySelector('dt').textContent === name)
+        .map(row => Number(row.querySelector('dd').textContent)))"""
+    return list(tab.evaluate(script, name))
+
+
+def test_policy_blocks_scripts_that_are_not_ours(opened: Reports) -> None:
+    tab = opened(pages.page(3))
+    assert "default-src 'none'" in tab.get_attribute("meta[http-equiv]", "content")
+    added = tab.evaluate(
+        """() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1';
+        let refused = ''; document.addEventListener('securitypolicyviolation',
+            e => { refused = e.effectiveDirective; });
+        document.head.append(s);
+        return new Promise(done => setTimeout(() => done([window.ran ?? 0, refused]), 50)); }"""
+    )
+    assert added == [0, "script-src-elem"]
+    assert ["Content Security Policy" in line for line in opened.problems] == [True]
+    opened.problems.clear()  # the browser's own report of the refusal that was provoked
+
+
+def test_requests_and_errors_would_be_noticed(opened: Reports) -> None:
+    tab = opened(pages.page(1))
+    tab.evaluate("console.error('one'); setTimeout(() => { throw new Error('two'); })")
+    tab.evaluate("location.href = 'file:///nowhere.html'")
+    tab.wait_for_timeout(200)
+    for part in ("console: one", "two", "request: file:///nowhere.html"):
+        assert any(part in line for line in opened.problems), part
+    opened.problems.clear()
+
+
+def test_slider_changes_both_counts_and_reset_brings_them_back(opened: Reports) -> None:
+    page = pages.page(60)
+    tab = opened(page)
+    assert page.control is not None
+    start = counts(tab)
+    assert start[0] == page.verdict.recovered
+    rule = "document.querySelector('#histogram .rule').getBoundingClientRect().x"
+    before = tab.evaluate(rule)
+    tab.evaluate("s => { const e = document.getElementById('threshold'); e.value = s;"
+                 "e.dispatchEvent(new Event('input', {bubbles: true})); }", 60)  # fmt: skip
+    moved = counts(tab)
+    value = float(tab.inner_text("#threshold-value"))
+    assert value < page.control.threshold
+    assert moved[0] > start[0]
+    assert moved[1] > start[1]
+    assert moved[0] == (page.control.train > value).sum()
+    assert moved[1] == pytest.approx((page.control.null > value).sum() / pages.SUBSETS, rel=0.01)
+    assert tab.evaluate(rule) < before - 5
+    assert tab.is_visible("#moved")
+    tab.click("#reset-threshold")
+    assert counts(tab) == start
+    assert tab.evaluate(rule) == pytest.approx(before, abs=0.5)
+    assert tab.is_hidden("#moved")
+
+
+def test_badges_follow_the_slider(opened: Reports) -> None:
+    tab = opened(pages.page(20))
+    badges = "[...document.querySelectorAll('.badge')].filter(b => !b.hidden).length"
+    assert tab.evaluate(badges) == int(counts(tab)[0])
+    tab.focus("#threshold")
+    tab.keyboard.press("End")
+    assert (tab.evaluate(badges), counts(tab)) == (0, (0, 0))
+    tab.keyboard.press("Home")
+    assert (tab.evaluate(badges), counts(tab)) == (20, (20, 20))
+    assert "beyond threshold" in tab.inner_text(".badge >> nth=0")
+    tab.click("#reset-threshold")
+    assert "beyond chance" in tab.inner_text(".badge >> nth=0")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "descending"),
+    [
+        ("scores:ncc", "ncc", True),
+        ("scores:l2", "l2", False),
+        ("margin", "margin", False),
+        ("confidence", "confidence", True),
+        ("determined_energy", "determined", True),
+        ("radius", "radius", True),
+    ],
+)
+def test_sorting(opened: Reports, key: str, name: str, descending: bool) -> None:
+    tab = opened(pages.page(20))
+    tab.select_option("#sort", key)
+    found = numbers(tab, name)
+    assert len(found) >= 10
+    assert found == sorted(found, reverse=descending)
+    assert len(set(found)) > 5
+    tab.click("#direction")
+    assert numbers(tab, name) == sorted(found, reverse=not descending)
+    tab.click("#reset-gallery")
+    assert tab.get_attribute("#direction", "aria-pressed") == "false"
+
+
+def test_filters(opened: Reports) -> None:
+    page = pages.page(24)
+    tab = opened(page)
+    shown = f"{VISIBLE}.length"
+    assert tab.evaluate(shown) == 24
+    tab.check("#recovered")
+    assert tab.evaluate(shown) == page.verdict.recovered
+    tab.uncheck("#recovered")
+    label = sorted({item.label for item in page.items})[0]
+    tab.select_option("#label", label=label)
+    assert tab.evaluate(shown) == sum(item.label == label for item in page.items)
+    tab.select_option("#label", "")
+    tab.select_option("#certificate-filter", label="determined")
+    expected = sum(item.certificate == "determined" for item in page.items)
+    assert 0 < tab.evaluate(shown) == expected < 24
+    tab.select_option("#certificate-filter", "none")
+    assert tab.evaluate(shown) == sum(not item.certificate for item in page.items)
+    tab.select_option("#certificate-filter", "")
+    tab.fill("#confidence", "0.9")
+    assert tab.evaluate(shown) == sum((item.confidence or 0) >= 0.9 for item in page.items) > 0
+    assert tab.inner_text("#count-shown") == f"{tab.evaluate(shown)} of 24 cards"
+    tab.click("#reset-gallery")
+    assert tab.evaluate(shown) == 24
+
+
+def test_filters_that_nothing_passes_say_so(opened: Reports) -> None:
+    tab = opened(pages.page(9))
+    tab.focus("#threshold")
+    tab.keyboard.press("End")
+    tab.check("#recovered")
+    assert tab.is_visible("#empty")
+    assert tab.inner_text("#count-shown") == "0 of 9 cards"
+
+
+def test_more_cards_come_when_asked_for(opened: Reports) -> None:
+    tab = opened(pages.page(60))
+    seen = []
+    for _ in range(2):
+        seen.append(tab.evaluate(f"{VISIBLE}.length"))
+        tab.click("#more")
+    assert seen == [24, 48]
+    assert tab.evaluate(f"{VISIBLE}.length") == 60
+    assert tab.is_hidden("#more")
+
+
+def test_keyboard_alone(opened: Reports) -> None:
+    page = pages.page(30)
+    tab = opened(page)
+    order = []
+    for _ in range(40):
+        tab.keyboard.press("Tab")
+        order.append(tab.evaluate("document.activeElement.id"))
+        ring = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert ring != "none", order[-1]
+        if order[-1] == "more":
+            break
+    assert [name for name in order if name] == [
+        "threshold", "sort", "direction", "label", "certificate-filter", "confidence", "recovered",
+        "reset-gallery", "more",
+    ]  # fmt: skip
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(f"{VISIBLE}.length") == 30
+    start = counts(tab)
+    tab.focus("#threshold")
+    for _ in range(70):
+        tab.keyboard.press("ArrowLeft")
+    assert counts(tab)[0] > start[0]
+    assert counts(tab)[1] > start[1]
+    tab.focus("#reset-threshold")
+    tab.keyboard.press("Enter")
+    assert counts(tab) == start
+    tab.focus("#recovered")
+    tab.keyboard.press("Space")
+    assert tab.evaluate(f"{VISIBLE}.length") == page.verdict.recovered
+    tab.focus("#reset-gallery")
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(f"{VISIBLE}.length") == 24
+
+
+def test_every_control_has_a_name_and_counts_are_announced(opened: Reports) -> None:
+    tab = opened(pages.page(4), blur=True)
+    unnamed = tab.evaluate(
+        """[...document.querySelectorAll('input, select, button')].filter(e =>
+        !(e.labels && e.labels.length) && !e.textContent.trim()).length"""
+    )
+    assert unnamed == 0
+    assert tab.evaluate(
+        "document.querySelector('#count-train').closest('[aria-live=polite]') !== null"
+    )
+    assert tab.evaluate("[...document.images].every(i => i.alt.length > 5 && i.naturalWidth > 0)")
+
+
+def test_injected_names_stay_text(opened: Reports) -> None:
+    page = pages.page(14, names=pages.HOSTILE)
+    tab = opened(page)
+    assert "pwned" not in tab.evaluate("document.title.replace(/<.*>/, '')")
+    assert tab.evaluate("document.scripts.length") == 2
+    assert tab.evaluate("[...document.images].every(i => i.src.startsWith('data:'))")
+    labels = tab.evaluate("[...document.querySelectorAll('.card .label')].map(e => e.textContent)")
+    assert set(labels) == {visible(name) for name in pages.HOSTILE}
+    assert tab.evaluate(
+        "[...document.querySelectorAll('.card .label')].every(e => e.querySelector('bdi'))"
+    )
+    for name in pages.HOSTILE:
+        tab.select_option("#label", label=visible(name).strip())
+        assert tab.evaluate(f"{VISIBLE}.length") == 2, name
+    assert not tab.evaluate("/[\\u202a-\\u202e\\u2066-\\u2069]/.test(document.body.textContent)")
+
+
+def test_blurred_until_asked_for(opened: Reports) -> None:
+    tab = opened(pages.page(6), blur=True)
+    sharp = """[...document.querySelectorAll('.card')].map(
+        c => getComputedStyle(c.querySelector('img')).filter === 'none')"""
+    assert not any(tab.evaluate(sharp))
+    tab.focus(".card .reveal input")
+    tab.keyboard.press("Space")
+    assert tab.evaluate(sharp) == [True] + [False] * 5
+    tab.check("#reveal-all")
+    assert all(tab.evaluate(sharp))
+
+
+def test_redacted_report_shows_no_image(opened: Reports) -> None:
+    tab = opened(pages.page(6), redact=True)
+    assert tab.evaluate("document.images.length") == 0
+    assert tab.evaluate(f"{VISIBLE}.length") == 6
+    tab.focus("#threshold")
+    tab.keyboard.press("Home")
+    assert counts(tab) == (6, 6)
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize(
+    "kind", ["hostile", "without data", "points", "colour", "empty", "blurred"]
+)
+def test_nothing_sticks_out(opened: Reports, kind: str, width: int) -> None:
+    page, options = {
+        "hostile": (pages.page(14, names=(*pages.HOSTILE, "w" * 300)), {}),
+        "without data": (pages.without_data(5), {}),
+        "points": (pages.page(5, (2,)), {}),
+        "colour": (pages.page(3, (3, 32, 32)), {}),
+        "empty": (pages.page(0), {}),
+        "blurred": (pages.page(3), {"blur": True}),
+    }[kind]
+    tab = opened(page, width, **options)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_readable_without_scripts(opened: Reports) -> None:
+    page = pages.page(30)
+    tab = opened(page, scripts=False)
+    assert tab.locator(".card:visible").count() == 30
+    assert tab.locator("#controls").is_hidden()
+    assert tab.locator("#count-train").inner_text() == str(page.verdict.recovered)
+    assert tab.locator("#histogram svg .area").first.is_visible()
+
+
+def test_dark_and_print(opened: Reports) -> None:
+    tab = opened(pages.page(6))
+    ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    assert min(tab.evaluate(ground)) > 200
+    tab.emulate_media(color_scheme="dark")
+    assert max(tab.evaluate(ground)) < 60
+    tab.emulate_media(color_scheme="dark", media="print")
+    assert tab.evaluate(ground) == [255, 255, 255]
+    assert tab.locator("#controls").is_hidden()
+    assert tab.locator("#threshold").is_hidden()
+    assert tab.pdf(format="A4").startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("outcome", ["leak", "no-leak-found", "inconclusive"])
+def test_text_has_enough_contrast(opened: Reports, outcome: str, scheme: str) -> None:
+    """At least 4.5 to 1 (WCAG 2, AA) for every piece of text against what lies behind it."""
+    tab = opened(pages.page(3, outcome=outcome), blur=True)
+    tab.emulate_media(color_scheme=scheme)
+    worst = tab.evaluate(CONTRAST)
+    assert worst[0] >= 4.5, worst
+
+
+CONTRAST = """() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const light = c => c.slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => { for (; e; e = e.parentElement) {
+    const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c; }
+    return [255, 255, 255]; };
+  let worst = [99, ''];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || e.disabled || !e.checkVisibility() || e.closest('script, style')) continue;
+    const style = getComputedStyle(e);
+    const [a, b] = [light(rgb(e.closest('svg') ? style.fill : style.color)), light(behind(e))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < worst[0]) worst = [ratio, e.tagName + '.' + (e.className.baseVal ?? e.className)];
+  }
+  return worst;
+}"""

@@ -1,0 +1,338 @@
+"""The HTML report as text: what it says, what it carries, and what it never carries."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from residuum.report import gallery
+from residuum.report.html import inline, render
+from residuum.report.page import (
+    INCONCLUSIVE,
+    LEAK,
+    NO_LEAK_FOUND,
+    OUTCOMES,
+    Control,
+    Item,
+    Page,
+    Verdict,
+)
+from residuum.report.pictures import MAX_SIDE, data_uri, fitted, frames
+from residuum.report.safetext import isolated, visible
+from tests import pages
+
+DIRECTION_MARKS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x00\x1b]")
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, and the text outside script and style."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.raw = "", {"style": "", "script": ""}
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag in self.raw and "type" not in dict(attrs):
+            self._inside = tag
+        elif tag == "script":
+            self._inside = "data"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = "" if tag in self.raw else self._inside
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in self.raw:
+            self.raw[self._inside] += data
+        elif self._inside != "data":
+            self.text += data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def data_of(text: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_the_verdict_comes_first_with_its_numbers(outcome: str) -> None:
+    page = pages.page(30, outcome=outcome)
+    text = Elements(render(page)).text
+    verdict = page.verdict
+    assert verdict.expected is not None
+    for part in (verdict.headline, f"{verdict.recovered} of 30", f"{verdict.expected:g}", "95%"):
+        assert part in text
+    assert text.index(verdict.sentence) < text.index("Reconstructions")
+    assert "not a guarantee of privacy" in text
+    assert not re.search(r"\b(is|are) (safe|private|secure)\b", text)
+
+
+def test_wording_of_every_outcome() -> None:
+    numbers = {"n": 500, "recovered": 25, "expected": 2.4, "interval": (16.2, 36.4)}
+    leak = Verdict(LEAK, p_value=0.0002, **numbers).sentence
+    assert leak == (
+        "The attacks brought back 25 of 500 training samples (95% interval 16.2 to 36.4), where "
+        "chance alone explains 2.4; p < 0.001."
+    )
+    assert "others may still succeed" in Verdict(NO_LEAK_FOUND, p_value=0.4, **numbers).sentence
+    assert "neither" in Verdict(INCONCLUSIVE, p_value=0.4, **numbers).sentence
+    assert "neither" in Verdict(INCONCLUSIVE).sentence
+    with pytest.raises(ValueError, match="A verdict is one of"):
+        Verdict("safe")
+
+
+def test_policy_admits_exactly_this_style_and_script() -> None:
+    elements = Elements(render(pages.page(3)))
+    policy = next(m for m in elements.named("meta") if m.get("http-equiv"))["content"]
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    assert "unsafe" not in policy
+    for kind in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(elements.raw[kind].encode()).digest()).decode()
+        assert rules[f"{kind}-src"] == f"'sha256-{digest}'"
+
+
+def test_nothing_points_outside_the_file() -> None:
+    elements = Elements(render(pages.page(12)))
+    links = [value for _, attributes in elements.found for key, value in attributes.items()
+             if key in ("src", "href", "srcset", "action", "data", "poster") and value]  # fmt: skip
+    assert len(links) > 30
+    assert all(link.startswith(("data:image/png;base64,", "#")) for link in links)
+    assert not [a for _, a in elements.found if "style" in a or any(k.startswith("on") for k in a)]
+    assert "url(" not in elements.raw["style"]
+    assert "@import" not in elements.raw["style"]
+
+
+def test_counts_at_every_stop_are_those_of_a_plain_loop() -> None:
+    page = pages.page(50)
+    assert page.control is not None
+    table = data_of(render(page))["threshold"]
+    for value, train, null in zip(table["values"], table["train"], table["null"], strict=True):
+        assert train == sum(1 for score in page.control.train if score > value)
+        held_out = sum(1 for score in page.control.null if score > value) / page.control.null_sets
+        assert null == pytest.approx(held_out, abs=1e-4)
+    assert table["values"][table["start"]] == page.control.threshold
+    assert table["train"][table["start"]] == page.verdict.recovered
+    assert (table["train"][0], table["train"][-1]) == (50, 0)
+    assert table["null"][-1] == 0
+
+
+def test_distances_count_below_the_threshold() -> None:
+    control = Control("l2", np.array([1.0, 2, np.nan, 9]), np.array([3.0, 4, 5, 6]), 2.5, 2,
+                      higher_is_better=False)  # fmt: skip
+    table = data_of(render(Page("x", Verdict(INCONCLUSIVE), control=control)))["threshold"]
+    assert (table["train"][table["start"]], table["null"][table["start"]]) == (2, 0)
+    assert table["n"] == 4
+    assert (table["train"][0], table["train"][-1]) == (0, 3)
+    assert table["null"][-1] == 2
+
+
+def test_a_threshold_that_nothing_can_beat() -> None:
+    control = Control("ncc", np.array([0.1, 0.9]), np.array([0.5]), np.inf)
+    text = render(Page("x", Verdict(INCONCLUSIVE), control=control))
+    table = data_of(text)["threshold"]
+    assert table["train"][table["start"]] == 0
+    assert "no value would count" in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode"), [((1, 28, 28), "L"), ((3, 32, 32), "RGB"), ((8, 8), "L"), ((2, 9, 9), "L")]
+)
+def test_images_are_pngs_of_the_samples(shape: tuple[int, ...], mode: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=shape)
+    item = Item(0, (3 * x - 1).ravel(), x, ambiguity=np.zeros(shape))
+    found, nearest, difference, free = (
+        Image.open(io.BytesIO(base64.b64decode(frame.uri.split(",")[1])))
+        for frame in frames(item, shape, "sample 0")
+    )
+    assert found.mode == nearest.mode == mode
+    assert np.array_equal(np.asarray(found), np.asarray(nearest))  # up to scale and offset
+    for blank in (difference, free):
+        assert (np.asarray(blank) == 250).all()
+    assert max(found.size) >= 56
+    assert found.size[0] % shape[-1] == 0
+
+
+def test_differences_are_signed_and_fitted() -> None:
+    sample = np.zeros((1, 4, 4))
+    sample[0, 0, 0], sample[0, 3, 3] = 1.0, 0.5
+    assert fitted(2 * sample + 5, sample) == pytest.approx(sample)
+    assert fitted(-sample, sample) == pytest.approx(np.full((1, 4, 4), sample.mean()))
+    assert fitted(np.ones((1, 4, 4)), sample) == pytest.approx(np.full((1, 4, 4), sample.mean()))
+    blank = frames(Item(0, np.zeros((1, 4, 4)), sample), (1, 4, 4), "")[2]
+    colours = np.asarray(Image.open(io.BytesIO(base64.b64decode(blank.uri.split(",")[1]))))
+    top_left, elsewhere = colours[0, 0].astype(int), colours[0, -1].astype(int)
+    assert top_left[2] > top_left[0]  # blue: the reconstruction is below the sample
+    assert elsewhere[0] > elsewhere[2]  # orange: above it
+
+
+def test_large_and_broken_images_stay_small() -> None:
+    large = np.random.default_rng(0).uniform(size=(300, 500, 3))
+    uri = data_uri(large)
+    assert Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).width == MAX_SIDE
+    broken = np.full((1, 8, 8), np.nan)
+    broken[0, 0, 0] = np.inf
+    assert frames(Item(0, broken, broken), (1, 8, 8), "")[0].uri
+
+
+def test_vectors_are_numbers() -> None:
+    text = render(pages.page(12, (2,)))
+    elements = Elements(text)
+    assert not elements.named("img")
+    item = pages.page(12, (2,)).items[0]
+    assert item.found is not None
+    assert f"{item.found[0]:.3f}" in elements.text
+    assert "… 64 values" in render(pages.page(3, (64,)))
+
+
+def test_the_gallery_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = render(pages.page(130, (3, 32, 32)))
+    assert len(text) < 4_000_000
+    assert "120 of 130 shown, best first; 10 left out" in Elements(text).text
+    assert text.count('data-card="') == 120
+    monkeypatch.setattr(gallery, "MAX_BYTES", 60_000)
+    few = render(pages.page(40, (3, 32, 32), items_total=500))
+    shown = few.count('data-card="')
+    assert 1 <= shown < 20
+    assert f"{shown} of 500 shown" in Elements(few).text
+
+
+def test_without_data_candidates_are_ranked_by_confidence() -> None:
+    page = pages.without_data()
+    page = dataclasses.replace(page, items=page.items[::-1])
+    text = render(page)
+    confidence = [card["confidence"] for card in data_of(text)["cards"]]
+    assert confidence == sorted(confidence, reverse=True)
+    assert "Inconclusive" in text
+    assert 'id="threshold"' not in text
+
+
+def test_matches_without_a_control_are_shown_as_such() -> None:
+    text = Elements(render(pages.page(5, outcome=INCONCLUSIVE, control=None))).text
+    assert "Without a held-out control" in text
+    assert "Reconstructions and what they match" in text
+    assert "Without the data" not in text
+    assert "Without the data" in Elements(render(pages.without_data())).text
+
+
+def test_redaction_leaves_no_image() -> None:
+    page = pages.page(20)
+    text = render(page, redact=True, blur=True)
+    assert "base64," not in text
+    assert "<img" not in text
+    assert text.count("images withheld") == 20
+    assert "data:image" in render(page)  # the page itself is as it was
+
+
+def test_redaction_leaves_no_vector_either() -> None:
+    secret = Item(0, np.array([1234.5, 0.0]), np.array([2345.25, 0.0]), scores={"ncc": 0.5})
+    page = pages.page(3, (2,), items=(secret,))
+    plain, redacted = render(page), render(page, redact=True)
+    for number in ("1234.5", "2345.25", "-1110.75"):
+        assert number in plain
+        assert number not in redacted
+
+
+def test_blurring_is_off_unless_asked_for() -> None:
+    page = pages.page(4)
+    plain, blurred = render(page), render(page, blur=True)
+    assert '<body class="blur">' in blurred
+    assert blurred.count('class="reveal button"') == 4
+    assert '<body class="blur">' not in plain
+    assert "reveal button" not in plain
+
+
+def test_hostile_names_stay_text() -> None:
+    text = render(pages.page(14, names=pages.HOSTILE))
+    text.encode()  # no half of a surrogate pair
+    assert not DIRECTION_MARKS.search(text)
+    elements = Elements(text)
+    assert len(elements.named("script")) == 2
+    assert all(str(image["src"]).startswith("data:") for image in elements.named("img"))
+    for name in pages.HOSTILE:
+        assert visible(name) in elements.text
+    assert "‹U+202E›" in elements.text
+    data = data_of(text)
+    assert {card["label"] for card in data["cards"]} == set(pages.HOSTILE)
+    assert "49" not in elements.text.split("7*7")[1][:12]
+
+
+def test_visible_and_isolated() -> None:
+    assert visible("plain, größe 漢字") == "plain, größe 漢字"
+    assert visible("a\u202eb\n") == "a‹U+202E›b‹U+000A›"
+    assert isolated("<b>") == "<bdi>&lt;b&gt;</bdi>"
+    assert "(5000 characters)" in isolated("x" * 5000)
+    assert len(isolated("x" * 5000)) < 700
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_items(count: int) -> None:
+    text = render(pages.page(count))
+    assert text.count('data-card="') == count
+    assert ("no candidate" in text) == (count == 0)
+    bare = render(Page("bare", Verdict(INCONCLUSIVE)))
+    assert "Nothing but the weights" in bare
+    assert "None" not in Elements(bare).text
+
+
+def test_numbers_that_are_none_of_them() -> None:
+    page = pages.page(6)
+    odd = dataclasses.replace(page.items[0], radius=np.inf, margin=np.nan, confidence=None)
+    assert page.control is not None
+    control = dataclasses.replace(
+        page.control, train=np.full(6, np.nan), outputs=np.full(6, np.nan)
+    )
+    text = render(dataclasses.replace(page, items=(odd, *page.items[1:]), control=control))
+    card = data_of(text)["cards"][0]
+    assert (card["margin"], card["confidence"]) == (None, None)
+    assert card["radius"] > 1e100
+    assert "∞" in text
+    assert not re.search(r"\b(nan|NaN|Infinity)\b", text.replace(Elements(text).raw["script"], ""))
+
+
+def test_residuals_that_are_zero_or_diverged() -> None:
+    page = pages.page(2)
+    history = page.residuals[0]
+    layers = {name: values.copy() for name, values in history.layers.items()}
+    first, second, third = layers.values()
+    first[:, 3:], second[0, :], third[:, :] = 0.0, np.inf, np.nan
+    text = render(dataclasses.replace(
+        page, residuals=(dataclasses.replace(history, layers=layers),)
+    ))  # fmt: skip
+    assert text.count('class="line k') >= 2
+    assert "nan" not in "".join(re.findall(r' d="([^"]*)"', text))
+    gone = {name: np.full_like(values, np.nan) for name, values in layers.items()}
+    lost = dataclasses.replace(page, residuals=(dataclasses.replace(history, layers=gone),))
+    assert "Relative residual" not in render(lost)
+
+
+def test_rendering_twice_gives_the_same_file() -> None:
+    assert render(pages.page(8)) == render(pages.page(8))
+
+
+def test_notebook_summary_holds_no_image_and_no_script() -> None:
+    page = pages.page(10, names=pages.HOSTILE)
+    short = inline(page)
+    assert page.verdict.headline in short
+    assert page.verdict.sentence in Elements(short).text
+    assert not {"img", "script", "iframe"} & {tag for tag, _ in Elements(short).found}
+    assert len(short) < 3000
+    assert not DIRECTION_MARKS.search(short)
