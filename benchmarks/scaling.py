@@ -109,10 +109,10 @@ def _on_cpu(solver: Solver, state: Any, steps: int) -> tuple[Tensor, Tensor, flo
 
 
 def _on_gpu(solver: Solver, state: Any, steps: int) -> tuple[Tensor, Tensor, float]:
-    solver._graph_steps(state, 25, False)
+    solver.static.run(state, 25, False)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    x, lam, _ = solver._graph_steps(state, 25 * steps, False)
+    x, lam, _ = solver.static.run(state, 25 * steps, False)
     torch.cuda.synchronize()
     return x, lam, (time.perf_counter() - start) / (25 * steps)
 

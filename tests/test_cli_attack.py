@@ -143,8 +143,9 @@ def test_json_and_quiet(victim: Path, tmp_path: Path, capsys: Capture) -> None:
     found = printed(capsys)
     assert found == json.loads((tmp_path / "j" / "attack.json").read_text())
     assert sorted(found) == [
-        "attack", "candidates", "consensus", "environment", "final_loss", "knowledge",
-        "layer_residuals_squared", "notes", "preset", "request", "restarts", "runs", "seconds",
+        "attack", "candidates", "consensus", "environment", "events", "final_loss", "knowledge",
+        "layer_residuals_squared", "notes", "preset", "request", "restarts", "runs",
+        "second_order", "seconds",
         "selected", "settings", "sha256", "status",
     ]  # fmt: skip
 

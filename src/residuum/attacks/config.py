@@ -17,6 +17,8 @@ Step = float | Tensor
 FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the search is on
 OPTIMISERS = ("adam", "sgd")
 SCALES = ("auto", "mean", "one")
+SPLITS = ("none", "curvature", "random", "frank-wolfe")  # the keys of growth.GROWTH
+TRIGGERS = ("period", "stagnation", "gradient")
 ANNEALINGS = ("none", "geometric", "loo2024")
 
 
@@ -43,6 +45,17 @@ class AttackConfig:
     rank_tolerance: above 0, candidates live in the right singular vectors of the target's first layer
     whose singular value exceeds this share of the largest (``rowspace.py``); compile: fuse
     elementwise work with torch.compile on a GPU; seconds: wall clock of all restarts together.
+
+    How the candidate set grows (``growth.py``, ``grower.py``). split: curvature, random,
+    frank-wolfe or none; split_trigger: a round every ``split_every`` steps ("period"), when the
+    loss fell by less than the share ``split_tolerance`` over so many steps ("stagnation"), or when
+    |grad_x L| is at most ``split_tolerance`` ("gradient"), at the earliest so many steps after the
+    last; split_threshold: a candidate is unstable below minus this eigenvalue, relative to the loss
+    over the candidates' squared length with ``split_relative``; split_cap: share of the candidates
+    that one round may add, at least one; split_limit: candidates at most, 0 for four times the
+    first; split_eta: longest step of a split, 0 for half the candidates' median length; split_zero:
+    relative squared residual that counts as explained; split_merge: merge and prune before a round;
+    split_eps: level of the second-order stationarity reported at the end.
     """
 
     objective: str = "auto"
@@ -73,6 +86,18 @@ class AttackConfig:
     dtype: str = "auto"
     polish: float = 0.05
     rank_tolerance: float = 0.0
+    split: str = "none"
+    split_trigger: str = "stagnation"
+    split_every: int = 300
+    split_tolerance: float = 0.1
+    split_threshold: float = 0.01
+    split_relative: bool = True
+    split_cap: float = 0.1
+    split_limit: int = 0
+    split_eta: float = 0.0
+    split_zero: float = 1e-6
+    split_merge: bool = True
+    split_eps: float = 1e-3
     compile: bool = False
     device: str = "cpu"
     seed: int = 0
@@ -83,7 +108,8 @@ class AttackConfig:
             ("optimiser", OPTIMISERS), ("lam_scale", SCALES), ("anneal", ANNEALINGS),
             ("layers", ("auto", "all", "first")), ("constraint", ("project", "penalty")),
             ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("auto", *FAST, "float32", "float64")),
-            ("lam_distribution", ("uniform", "normal")),
+            ("lam_distribution", ("uniform", "normal")), ("split", SPLITS),
+            ("split_trigger", TRIGGERS),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 got = str(getattr(self, name))
@@ -96,12 +122,18 @@ class AttackConfig:
             "sharpness",
             "sharpness_from",
             "lam_min",
+            "split_tolerance",
+            "split_threshold",
+            "split_cap",
+            "split_eta",
+            "split_zero",
+            "split_eps",
         ):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(
                     f"{name} must be finite; got {getattr(self, name)}.", "Correct it."
                 )
-        for name in ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds"):
+        for name in ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds", "split_every"):
             if not getattr(self, name) > 0:
                 raise InputError(
                     f"{name} must be positive; got {getattr(self, name)}.", "Raise it."
@@ -109,6 +141,11 @@ class AttackConfig:
         if self.candidates < 0 or self.lr_lam < 0 or self.lr_decay < 0:
             raise InputError(
                 "candidates, lr_lam and lr_decay must not be negative.", "Correct them."
+            )
+        if min(self.split_limit, self.split_eta, self.split_threshold, self.split_cap) < 0:
+            raise InputError(
+                "split_limit, split_eta, split_threshold and split_cap must not be negative.",
+                "Correct them.",
             )
         if not 0 <= self.rank_tolerance < 1:
             raise InputError(

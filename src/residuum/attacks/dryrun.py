@@ -87,6 +87,9 @@ def estimate(
     if config.lam_every and state.lam[0].numel() <= MAX_UNKNOWNS:
         looks += (state.lam[0].numel() + 1) / config.lam_every
     names = solver.problem.layer_names
+    growth = (
+        () if solver.grower is None else ("the time is that of the first candidates; growth adds",)
+    )
     return Estimate(
         checkpoint.arch, config.device, config.precision,
         sum(t.numel() for t in checkpoint.theta.values()),
@@ -94,7 +97,7 @@ def estimate(
         config.steps, found.total_flops,
         dict(zip(names, found.flops, strict=True)) if len(found.flops) == len(names) else {},
         found.memory, step_seconds,
-        min(config.seconds, config.steps * looks * step_seconds), (*solver.notes, *notes),
+        min(config.seconds, config.steps * looks * step_seconds), (*solver.notes, *notes, *growth),
     )  # fmt: skip
 
 
@@ -117,17 +120,17 @@ def _measure(solver: Solver, budget: float) -> float:
     config, state = solver.config, solver._initial()
     with solver.precision(config.precision in FAST):
         if config.device.startswith("cuda"):
-            solver._graph_steps(state, CHECK_EVERY, config.precision in FAST)
+            solver.static.run(state, CHECK_EVERY, config.precision in FAST)
 
             def advance() -> int:
-                solver._graph_steps(state, 4 * CHECK_EVERY, config.precision in FAST)
+                solver.static.run(state, 4 * CHECK_EVERY, config.precision in FAST)
                 torch.cuda.synchronize()
                 return 4 * CHECK_EVERY
         else:
             x, lam, moments = state.x.clone(), state.lam.clone(), dict[str, Tensor]()
 
             def advance() -> int:
-                solver._step(x, lam, moments, 0, state.alive)
+                solver._step(x, lam, moments, 0, state.moving)
                 return 1
 
         start = time.perf_counter()

@@ -11,11 +11,13 @@ side and the products with the Gram matrix, so every objective that is linear in
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from residuum.attacks.problem import Problem
+from residuum.attacks.variation import PerRun
 from residuum.theory.multipliers import factor_gram, solve
 
 MAX_UNKNOWNS = 2000
@@ -62,6 +64,23 @@ def best_multipliers(
         values = shift + solve(factor, free=floor is None)
         solved.append(values.to(lam).view_as(lam[run]))
     return torch.stack(solved)
+
+
+def stored_scale(
+    settings: PerRun, candidates: int, balancing: Callable[[float], float], ndim: int,
+    target: Mapping[str, Tensor],
+) -> float | Tensor:  # fmt: skip
+    """Factor from stored to plain-sum multipliers; per run where their sharpness differs.
+
+    balancing: the scale at a sharpness; ndim: dimensions of lam; target: gives dtype and device.
+    """
+    rule = settings.config.lam_scale
+    if rule != "auto":
+        return 1.0 if rule == "one" else 1 / candidates
+    if not settings.differs("sharpness"):
+        return balancing(settings.one(0).sharpness)
+    found = torch.tensor([balancing(run.sharpness) for run in settings.runs], dtype=torch.float64)
+    return found.to(next(iter(target.values()))).view(-1, *[1] * (ndim - 1))
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:

@@ -215,7 +215,7 @@ class WeightDecay(Objective):
 
     def _pull(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
         """-l'(Phi, y) and its derivative in Phi."""
-        y = labels.to(outputs.dtype)[:, None]
+        y = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
             return 2 * (y - outputs), -2.0
         s = torch.sigmoid(-y * outputs)

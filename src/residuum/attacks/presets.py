@@ -6,6 +6,7 @@ Where a paper gives ranges only, the preset is their geometric middle and says s
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from residuum.attacks.config import AttackConfig
 
@@ -53,4 +54,21 @@ PRESETS: dict[str, AttackConfig] = {
     # Baselines.
     "model-inversion": AttackConfig(objective="model-inversion", restarts=1, steps=200, lr_x=0.01),
     "first-layer-weights": AttackConfig(objective="first-layer-weights", restarts=1, steps=1),
+}  # fmt: skip
+
+# How the candidate set grows; each is laid over a preset (``residuum attack --split NAME``).
+GROWTH_PRESETS: dict[str, dict[str, Any]] = {
+    "none": {"split": "none"},
+    # Shen et al. 2026: every 20-40 thousand steps (the middle), eigenvalue below -0.1, at most half
+    # of the candidates, eta at most 0.01 by line search.
+    "paper": {
+        "split": "curvature", "split_trigger": "period", "split_every": 30_000,
+        "split_threshold": 0.1, "split_relative": False, "split_cap": 0.5, "split_eta": 0.01,
+        "split_merge": False,
+    },
+    # When the loss stagnates, few at a time, threshold relative to the loss, steps as long as they
+    # lower it. Chosen on exact cubic networks with seeds 100-102, none of them in a test.
+    "auto": {"split": "curvature"},
+    "random": {"split": "random"},
+    "frank-wolfe": {"split": "frank-wolfe"},
 }  # fmt: skip

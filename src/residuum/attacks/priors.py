@@ -6,6 +6,7 @@ A penalty returns one number per run. A new prior is one class and one line in `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -107,6 +108,11 @@ class HighFrequency(Prior):
         """Quadratic in x."""
         parts = [_sum(d.square()) for d in _differences(x, self.knowledge)]
         return parts[0] + parts[1]
+
+
+def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor) -> Tensor:
+    """(R,) of all priors; every prior is a sum over candidates."""
+    return sum((p.weight * p.penalty(x, lam) for p in priors), x.new_zeros(len(x)))
 
 
 def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,8 @@ class Evaluation:
 class Problem:
     """A network under attack: objective, target, layer weights, labels of the candidates.
 
+    labels: (m,), or (R, m) where runs have candidates of their own.
+
     normalise: each layer's squared residual is divided by ||target_l||^2; layers: "all", "first"
     for the first layer's terms alone, or "auto": first for MLPs, all for other networks; outside:
     constant part of the first layer's squared residual and target, see ``rowspace.py``.
@@ -116,6 +118,16 @@ class Problem:
             return self._evaluate_explicit(x, lam, sharpness, measure)
         return self._evaluate_generic(x, lam, sharpness)
 
+    def with_labels(self, labels: Tensor) -> Problem:
+        """The same problem for other candidates; everything else is shared."""
+        other = copy.copy(self)
+        other.labels = labels.to(self.labels.device)
+        return other
+
+    def of_run(self, run: int, there: slice | Tensor) -> Problem:
+        """The problem of some candidates of one run."""
+        return self.with_labels((self.labels if self.labels.ndim == 1 else self.labels[run])[there])
+
     def _activation(self, sharpness: float | Tensor) -> Activation:
         if self.surrogate == "none":
             return self.true_activation
@@ -128,7 +140,7 @@ class Problem:
         grad_lam = torch.zeros_like(lam)
 
         def covectors(point: int, outputs: Tensor, rows: slice) -> tuple[Tensor, Pullback]:
-            labels, own = self.labels[rows], lam[:, rows]
+            labels, own = self.labels[..., rows], lam[:, rows]
 
             def pullback(ubar: Tensor) -> Tensor | None:
                 inner = self.objective.pullback(point, outputs, labels, own, ubar)
@@ -150,20 +162,15 @@ class Problem:
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
         """Automatic differentiation, one run after the other."""
         parts, grads_x, grads_lam = [], [], []
-        models = self.points
         varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         for run in range(len(x)):
-            if self.surrogate != "none" and (run == 0 or varied):
-                own = (
-                    sharpness.flatten()[run]
-                    if isinstance(sharpness, Tensor) and varied
-                    else sharpness
-                )
-                models = [with_surrogate(point, self._activation(own)) for point in self.points]
+            if run == 0 or varied:
+                models = self.models(sharpness, run)
+            labels = self.labels if self.labels.ndim == 1 else self.labels[run]
             xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
             residual = dict(self.target)
             for i, model in enumerate(models):
-                for name, term in self._sum_of_gradients(model, i, xr, lr).items():
+                for name, term in self.sum_of_gradients(model, i, xr, lr, labels).items():
                     residual[name] = residual[name] - term
             squares = [
                 torch.stack([residual[n].square().sum() for n in names]).sum()
@@ -178,12 +185,22 @@ class Problem:
         grad_x, grad_lam = torch.stack(grads_x), torch.stack(grads_lam)
         return Evaluation(stacked @ self._weights, stacked / self._scales, grad_x, grad_lam)
 
-    def _sum_of_gradients(self, model: nn.Module, point: int, x: Tensor, lam: Tensor) -> Theta:
+    def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
+        """The network at every gradient point, with the surrogate that this run has."""
+        if self.surrogate == "none":
+            return self.points
+        if isinstance(sharpness, Tensor) and sharpness.ndim > 0:
+            sharpness = sharpness.flatten()[run]
+        return [with_surrogate(point, self._activation(sharpness)) for point in self.points]
+
+    def sum_of_gradients(
+        self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor
+    ) -> Theta:
         """sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""
         fixed = parameters(model)
         leaves = {name: t.clone().requires_grad_() for name, t in fixed.items()}
         # u is evaluated at weights without gradient: the sum differentiates Phi alone, never u.
-        u = self.objective.covectors(point, functional_call(model, fixed, (x,)), self.labels, lam)
+        u = self.objective.covectors(point, functional_call(model, fixed, (x,)), labels, lam)
         inner = (u * functional_call(model, leaves, (x,))).sum()
         grads = torch.autograd.grad(
             inner, list(leaves.values()), create_graph=True, materialize_grads=True

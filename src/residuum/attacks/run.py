@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +15,10 @@ from torch import Tensor
 from residuum.attacks.baselines import first_layer_weights, model_inversion
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import NTK, OBJECTIVES, MulticlassKKT, Objective, WeightDecay
+from residuum.attacks.population import Population
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
-from residuum.attacks.state import Watcher
+from residuum.attacks.state import SolverState, Watcher
 from residuum.checkpoints import build_model, first_layer, leak_capacity
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
@@ -32,24 +35,31 @@ def attack(
     *,
     state_path: str | Path | None = None,
     watch: Watcher | None = None,
+    per_run: Sequence[AttackConfig] | None = None,
 ) -> Reconstruction:
-    """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings."""
+    """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings.
+
+    per_run: settings of each restart where they differ, see ``variation.py``.
+    """
     knowledge, config = knowledge or Knowledge(), config or AttackConfig()
     start = time.monotonic()
     config = resolve(checkpoint, knowledge, config)
     if config.objective in BASELINES:
         return _baseline(checkpoint, knowledge, config, start)
-    solver = prepare(checkpoint, knowledge, config)
+    solver = prepare(checkpoint, knowledge, config, per_run)
     state = solver.solve(Path(state_path) if state_path is not None else None, watch)
     runs = config.restarts
     status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
-    lam = solver.multipliers(state.best_lam)
+    lam, x = solver.multipliers(state.best_lam), solver.pixels(state.best_x)
+    population = state.population or Population.start(runs, solver.problem.labels)
+    living = population.best_active.cpu().flatten()
+    grown = grown_facts(solver, state)
     found = Reconstruction(
         attack=config.objective,
-        x=_flat(solver.pixels(state.best_x)),
-        labels=solver.problem.labels.cpu().repeat(runs),
-        lam=_flat(lam),
-        run=torch.arange(runs).repeat_interleave(config.candidates),
+        x=_flat(x)[living],
+        labels=population.best_labels.cpu().flatten()[living],
+        lam=_flat(lam)[living],
+        run=torch.arange(runs).repeat_interleave(x.shape[1])[living],
         steps=torch.tensor(state.steps),
         loss=torch.stack(state.loss, 1),
         layers=torch.stack(state.layers, 1),
@@ -58,9 +68,29 @@ def attack(
         knowledge=knowledge,
         settings=config.to_json(),
         seconds=time.monotonic() - start,
-        notes=solver.notes,
+        notes=(*solver.notes, *grown["notes"]),
+        events=population.events,
+        ident=population.best_ident.cpu().flatten()[living],
+        second_order=grown["second_order"],
     )
     return found.replace(selection=select(found))
+
+
+def grown_facts(solver: Solver, state: SolverState) -> dict[str, Any]:
+    """What an attack that grew says of itself: stationarity of its end, notes."""
+    if solver.grower is None or state.population is None:
+        return {"notes": (), "second_order": ()}
+    with solver.precision(False):
+        found = solver.grower.verdict(state, solver._sharpness(state.step))
+    notes = list(solver.grower.notes.values())
+    kinds = {event["kind"] for event in state.population.events}
+    if not kinds & {"split", "random", "frank-wolfe"}:
+        why = "no candidate was unstable" if kinds else "no round was due within the steps"
+        notes.append(f"growth: no candidate was added, {why}")
+    for run, reason in enumerate(state.population.stopped):
+        if reason == "limit":
+            notes.append(f"growth: restart {run} stopped growing at its limit of candidates")
+    return {"notes": tuple(notes), "second_order": tuple(found)}
 
 
 def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
@@ -74,7 +104,12 @@ def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) 
     )
 
 
-def prepare(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> Solver:
+def prepare(
+    checkpoint: Checkpoint,
+    knowledge: Knowledge,
+    config: AttackConfig,
+    per_run: Sequence[AttackConfig] | None = None,
+) -> Solver:
     """The attack that a resolved configuration describes, before its first step."""
     arch = Architecture.parse(checkpoint.arch)
     shape = _shape(checkpoint, knowledge, arch)
@@ -83,7 +118,9 @@ def prepare(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) 
     if isinstance(objective, NTK):
         _check_initial(checkpoint, knowledge)
     model = build_model(checkpoint)
-    return Solver(model, objective, knowledge, config, shape, arch.outputs, config.candidates)
+    return Solver(
+        model, objective, knowledge, config, shape, arch.outputs, config.candidates, per_run
+    )
 
 
 def _flat(part: Tensor) -> Tensor:

@@ -16,22 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.config import FAST, AttackConfig, Step
-from residuum.attacks.multipliers import balancing_scale, best_multipliers
+from residuum.attacks.graphs import StaticSteps
+from residuum.attacks.grower import Grower
+from residuum.attacks.multipliers import balancing_scale, best_multipliers, stored_scale
 from residuum.attacks.objectives import Objective
-from residuum.attacks.priors import PRIORS, Prior
+from residuum.attacks.population import Population
+from residuum.attacks.priors import PRIORS, Prior, penalty
 from residuum.attacks.problem import Problem
 from residuum.attacks.rowspace import RowSpace
 from residuum.attacks.state import (
-    Progress,
     SolverState,
     Watcher,
     fingerprint,
     load_state,
     look,
+    progress,
 )
 from residuum.attacks.updates import Updates
 from residuum.attacks.variation import PerRun
-from residuum.engine import Repeater, keep_freed_memory, matmul_precision
+from residuum.engine import keep_freed_memory, matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
 
@@ -73,26 +76,32 @@ class Solver:
         self.priors: list[Prior] = [
             PRIORS[name](weight, floor, knowledge) for name, weight in self.settings.priors()
         ]
-        self.scale = self._scale()
+        self.scale = stored_scale(
+            self.settings, candidates, self._scale_at, 2 + len(self.lam_shape), self.problem.target
+        )
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
-        self._live: dict[str, Tensor] = {}
-        self._moments: dict[str, Tensor] = {}
-        self._repeaters: dict[bool, Repeater] = {}
+        self.active: Tensor | None = None  # (R, m) slots in use, None: all
+        self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
+        self.grower: Grower | None = None
+        if config.split != "none":
+            self.grower = Grower(
+                model, self.problem, config, knowledge if boxed else None, self.scale, candidates,
+                lambda run, count, rng: self._draw(self.settings.one(run).sigma, rng, count),
+                lambda count: objective.labels(count, outputs, knowledge),
+            )  # fmt: skip
+        self.static = StaticSteps(self._step, config, self.dtype, CHECK_EVERY)
 
     def solve(self, path: Path | None = None, watch: Watcher | None = None) -> SolverState:
         """Minimise; with ``path`` the state is saved there and taken up again."""
         start = saved = time.monotonic()
         state = load_state(path, self.fingerprint, self.config.device) or self._initial()
+        self._adopt(state)
         try:
             while not state.stopped:
-                state = self._chunk(state)
+                state = self._grow(self._chunk(state))
                 if watch is not None:
                     names = self.problem.layer_names
-                    watch(
-                        Progress(
-                            state.step, self.config.steps, state.loss[-1], state.layers[-1], names
-                        )
-                    )
+                    watch(progress(state, self.config.steps, names, self.pixels))
                 now = time.monotonic()
                 if not state.stopped and now - start > self.config.seconds:
                     state = state.replace(stopped="time")
@@ -130,13 +139,38 @@ class Solver:
         x, lam = (part[0][None] if len(part) == 1 else torch.stack(part) for part in (xs, lams))
         infinite = torch.full((config.restarts,), math.inf, dtype=self.dtype, device=config.device)
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
-        return SolverState(x, lam, x, lam, infinite, infinite, alive, 0, self.fingerprint)
+        state = SolverState(x, lam, x, lam, infinite, infinite, alive, 0, self.fingerprint)
+        if self.grower is None:
+            return state
+        return state.replace(population=Population.start(config.restarts, self.problem.labels))
 
-    def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
+    def _draw(self, sigma: float, generator: torch.Generator, count: int = 0) -> Tensor:
         """(m, *shape) normal numbers; in row-space mode the coefficients of their projection."""
-        x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
+        count = count or self.sizes[1]
+        x = torch.randn(count, *self.shape, generator=generator, dtype=torch.float64)
         x = x.mul_(sigma)
         return x if self.space is None else self.space.reduce(x)
+
+    def _grow(self, state: SolverState) -> SolverState:
+        """More candidates where a run is due, in full precision."""
+        if self.grower is None or state.stopped:
+            return state
+        with self.precision(False):
+            grown = self.grower.after(state, self._sharpness(state.step))
+        assert grown.population is not None
+        if grown.population.active is not self.active:  # else nobody came or went
+            self._adopt(grown)
+        return grown
+
+    def _adopt(self, state: SolverState) -> None:
+        """Labels of the state's own candidates, and buffers for as many as it has."""
+        if (population := state.population) is None:
+            return
+        self.problem.labels, self.active = population.labels, population.active
+        self.static = StaticSteps(self._step, self.config, self.dtype, CHECK_EVERY)
+        nobody = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
+        charge = penalty(self.priors, self.pixels(nobody[0]), nobody[1])
+        self.padding = charge * (~population.active).sum(1)
 
     def _chunk(self, state: SolverState) -> SolverState:
         """Up to CHECK_EVERY steps, then a look at where each run stands."""
@@ -153,12 +187,12 @@ class Solver:
             if config.device.startswith("cuda"):
                 if self._closed_form_due(state.step):
                     state = state.replace(lam=self._closed_form(x, lam, state.step))
-                x, lam, moments = self._graph_steps(state, end - state.step, fast)
+                x, lam, moments = self.static.run(state, end - state.step, fast)
             else:
                 for step in range(state.step, end):
                     if self._closed_form_due(step):
                         lam = self._closed_form(x, lam, step)
-                    self._step(x, lam, moments, step, state.alive)
+                    self._step(x, lam, moments, step, state.moving)
         loss, layers, _, _ = self._gradients(x, lam, end)
         state = look(state.replace(step=end), x, lam, loss, layers, self.problem.empty_loss)
         state = state.replace(x=x, lam=lam, moments=moments, step=end)
@@ -171,6 +205,8 @@ class Solver:
         end = min(step + self.check_every, self.config.steps)
         if self.config.lam_every and self.config.device.startswith("cuda"):
             end = min(end, (step // self.config.lam_every + 1) * self.config.lam_every)
+        if self.config.split != "none" and self.config.split_trigger == "period":
+            end = min(end, (step // self.config.split_every + 1) * self.config.split_every)
         return end
 
     def _closed_form_due(self, step: int) -> bool:
@@ -196,32 +232,6 @@ class Solver:
         _, _, gx, gl = self._gradients(x, lam, step, measure=False)
         self._update(x, lam, gx, gl, moments, step, alive)
 
-    def _graph_steps(
-        self, state: SolverState, count: int, fast: bool
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The same steps on buffers that never move, so that a CUDA graph can replay them."""
-        live, moments = self._live, self._moments
-        if not live:
-            for name in ("x", "lam", "alive"):
-                live[name] = torch.empty_like(getattr(state, name))
-            live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
-        if fast not in self._repeaters:  # a captured graph keeps the precision it was captured in
-            body = torch.compile(self._step) if self.config.compile else self._step
-
-            def one() -> None:
-                body(live["x"], live["lam"], moments, live["step"], live["alive"])
-                live["step"].add_(1)
-
-            self._repeaters[fast] = Repeater(one, self.config.device, CHECK_EVERY)
-        for name in ("x", "lam", "alive"):
-            live[name].copy_(getattr(state, name))
-        live["step"].fill_(state.step)
-        for name, moment in state.moments.items():
-            moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
-        self._repeaters[fast].run(count)
-        kept = {name: moment.clone() for name, moment in moments.items()}
-        return live["x"].clone(), live["lam"].clone(), kept
-
     def _gradients(
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -230,10 +240,7 @@ class Solver:
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
             xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-            pixels = self.pixels(xl)
-            total = sum(
-                (p.weight * p.penalty(pixels, ll) for p in self.priors), torch.zeros_like(loss)
-            )
+            total = penalty(self.priors, self.pixels(xl), ll) - self.padding
             inner = torch.autograd.grad(
                 total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
@@ -248,16 +255,18 @@ class Solver:
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
         """The best multipliers for these candidates, per run; see ``multipliers.py``."""
-        parts = []
+        best = lam.clone()
         for run in range(len(x)):
-            own, here = self.settings.one(run), slice(run, run + 1)
+            own, scale = self.settings.one(run), self.scale
             floor = own.lam_min if self.nonnegative else None
-            scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
-            sharpness = own.sharpness_at(step)
-            parts.append(
-                best_multipliers(self.problem, x[here], lam[here], floor, scale, sharpness)
-            )
-        return torch.cat(parts)
+            scale = scale if isinstance(scale, float) else float(scale[run].max())
+            there = slice(None) if self.active is None else self.active[run]
+            problem = self.problem.of_run(run, there)
+            best[run, there] = best_multipliers(
+                problem, x[run, there][None], lam[run, there][None], floor, scale,
+                own.sharpness_at(step),
+            )[0]  # fmt: skip
+        return best
 
     def _sharpness(self, step: Step) -> Step:
         return self.config.sharpness_at(step, self.settings.value("sharpness", 3))
@@ -276,18 +285,6 @@ class Solver:
             outside=space.outside if space is not None else 0.0,
             dtype=self.dtype, device=config.device,
         )  # fmt: skip
-
-    def _scale(self) -> float | Tensor:
-        """Factor from stored to plain-sum multipliers; per run where their sharpness differs."""
-        if self.config.lam_scale == "one":
-            return 1.0
-        if self.config.lam_scale == "mean":
-            return 1 / self.sizes[1]
-        if not self.settings.differs("sharpness"):
-            return self._scale_at(self.settings.one(0).sharpness)
-        found = [self._scale_at(run.sharpness) for run in self.settings.runs]
-        scales = torch.tensor(found, dtype=self.dtype, device=self.config.device)
-        return scales.view(-1, 1, *[1] * len(self.lam_shape))
 
     def _scale_at(self, sharpness: float) -> float:
         spread = 0.25

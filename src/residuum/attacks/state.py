@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import Objective
+from residuum.attacks.population import Population
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
 
@@ -21,13 +22,17 @@ DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher sees: losses (R,) and relative squared residuals (R, L) at a step."""
+    """What a watcher sees: losses (R,) and relative squared residuals (R, L) at a step.
+
+    living: the candidates of every run at this moment, worked out when asked for.
+    """
 
     step: int
     steps: int
     loss: Tensor
     layers: Tensor
     layer_names: tuple[str, ...]
+    living: Callable[[], list[Tensor]] | None = None
 
 
 Watcher = Callable[[Progress], None]
@@ -38,7 +43,7 @@ class SolverState(Record):
     """An attack at one moment: all that is needed to go on.
 
     x, best_x: (R, m, *shape), or (R, m, r) in row-space mode; tensors may share memory, so none of
-    them is ever changed in place.
+    them is ever changed in place. population: of an attack whose candidates grow, None otherwise.
     """
 
     x: Tensor
@@ -55,6 +60,28 @@ class SolverState(Record):
     loss: tuple[Tensor, ...] = ()
     layers: tuple[Tensor, ...] = ()
     stopped: str = ""
+    population: Population | None = None
+
+    @property
+    def moving(self) -> Tensor:
+        """(R,) runs, or (R, m) candidates of them, that steps may change."""
+        if self.population is None:
+            return self.alive
+        return self.alive[:, None] & self.population.active
+
+
+def progress(
+    state: SolverState, steps: int, names: tuple[str, ...], pixels: Callable[[Tensor], Tensor]
+) -> Progress:
+    """The state as a watcher sees it; pixels: from what is searched in to what the network sees."""
+
+    def living() -> list[Tensor]:
+        x, population = pixels(state.x), state.population
+        if population is None:
+            return list(x)
+        return [x[run][population.active[run]] for run in range(len(x))]
+
+    return Progress(state.step, steps, state.loss[-1], state.layers[-1], names, living)
 
 
 def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState | None:
@@ -73,7 +100,8 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
     }
     moments = {name: t.to(device) for name, t in state.moments.items()}
     stopped = "" if state.stopped == "time" else state.stopped
-    return state.replace(**moved, moments=moments, stopped=stopped)
+    population = state.population if state.population is None else state.population.to(device)
+    return state.replace(**moved, moments=moments, stopped=stopped, population=population)
 
 
 def look(
@@ -87,6 +115,7 @@ def look(
     fine = torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=empty_loss))
     better = state.alive & fine & (loss < state.best_loss)
     # A run stopped by the clock has been looked at where it goes on from.
+    population = state.population
     past = len(state.steps) - (state.step in state.steps[-1:])
     return state.replace(
         best_x=_where(better, x, state.best_x),
@@ -97,6 +126,7 @@ def look(
         steps=(*state.steps[:past], state.step),
         loss=(*state.loss[:past], loss.detach().cpu().double()),
         layers=(*state.layers[:past], layers.detach().cpu().double()),
+        population=population if population is None else population.keep_best(better),
     )
 
 

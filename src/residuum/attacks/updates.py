@@ -31,16 +31,19 @@ class Updates:
         self, x: Tensor, lam: Tensor, gx: Tensor, gl: Tensor,
         moments: dict[str, Tensor], step: Step, alive: Tensor,
     ) -> None:  # fmt: skip
-        """Change x, lam and moments; gx and gl are used up. Runs that are not alive stay put."""
+        """Change x, lam and moments; gx and gl are used up.
+
+        alive: (R,) runs or (R, m) candidates; the others stay put.
+        """
         factor = self.config.rate_at(step)
         for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
             rate = self.settings.value(f"lr_{name}", variable.ndim)
-            mask = alive.view(-1, *[1] * (variable.ndim - 1))
+            mask = alive.view(*alive.shape, *[1] * (variable.ndim - alive.ndim))
             gradient = gradient.masked_fill_(~mask, 0.0)
             direction = self._direction(name, gradient, moments, step)
             variable.sub_(torch.where(mask, direction, 0.0).mul_(rate * factor))
         if self.config.constraint == "project":
-            self._project(x, lam)
+            self._project(x, lam, alive)
 
     def _direction(self, name: str, g: Tensor, moments: dict[str, Tensor], step: Step) -> Tensor:
         if self.config.optimiser == "sgd":
@@ -52,12 +55,17 @@ class Updates:
         below = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
         return (first / (1 - BETA1**t)).div_(below)
 
-    def _project(self, x: Tensor, lam: Tensor) -> None:
+    def _project(self, x: Tensor, lam: Tensor, alive: Tensor) -> None:
         if self.knowledge is not None and self.knowledge.value_range is not None:
             low, high = box(self.knowledge, x)
             torch.maximum(torch.minimum(x, high), low, out=x)
         if self.nonnegative:
-            lam.clamp_(min=self.settings.value("lam_min", lam.ndim))
+            least = self.settings.value("lam_min", lam.ndim)
+            if alive.ndim == 1:
+                lam.clamp_(min=least)
+            else:  # an empty slot has no multiplier, whatever the least one is
+                mask = alive.view(*alive.shape, *[1] * (lam.ndim - 2))
+                lam.copy_(torch.where(mask, lam.clamp(min=least), lam))
 
 
 def _moment(moments: dict[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -110,6 +110,13 @@ def command(
             "share of the largest (0: all directions)."
         ),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Grow the candidate set: paper (Shen et al. 2026), auto, random, frank-wolfe or "
+            "none. Its settings: --set split_every=1000 and others."
+        ),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float64, float32; on a GPU also tf32, bf16.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     seed: Annotated[
@@ -179,7 +186,7 @@ def command(
         "constraint": constraint, "dtype": dtype, "device": device, "seed": seed,
         "seconds": seconds, "rank_tolerance": rank_tolerance,
     }  # fmt: skip
-    config = configure(preset, given, prior, settings)
+    config = configure(preset, given, prior, settings, split)
     check_device(config.device)
     released = load_checkpoint(checkpoint, arch)
     knowledge = grant(
@@ -225,10 +232,25 @@ def show(found: Reconstruction, out: Path) -> None:
         f"{summary['candidates']} candidates, {summary['selected']} selected, "
         f"{summary['consensus']} of them held by several restarts"
     )
+    if found.second_order:
+        _show_growth(found)
     print_line(f"granted: {describe(found.knowledge)}")
     print_line(f"{found.seconds:.1f} seconds; written to {out}")
     for note in found.notes:
         print_line(f"note: {note}")
+
+
+def _show_growth(found: Reconstruction) -> None:
+    """How many candidates each way added or removed, and where the restarts ended."""
+    kinds = [event["kind"] for event in found.events]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    print_line(f"growth: {counts or 'no round'}")
+    for run, part in enumerate(found.second_order[:ROWS]):
+        said = "is" if part["stationary"] else "is not"
+        print_line(
+            f"restart {run} {said} second-order stationary at eps {part['eps']:g}: gradient "
+            f"{part['gradient']:.3g}, least curvature {part['lowest_curvature']:.3g}"
+        )
 
 
 def _dry_run(

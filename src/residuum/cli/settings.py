@@ -14,23 +14,31 @@ if TYPE_CHECKING:
 
 
 def configure(
-    preset: str, given: dict[str, Any], priors: list[str] | None, pairs: list[str] | None
+    preset: str,
+    given: dict[str, Any],
+    priors: list[str] | None,
+    pairs: list[str] | None,
+    split: str | None = None,
 ) -> AttackConfig:
     """The preset with everything overridden that was said.
 
     given: values of the options, None where one was not used; priors: ``NAME:WEIGHT``, replacing
-    the preset's; pairs: ``KEY=VALUE`` for settings that have no option.
+    the preset's; pairs: ``KEY=VALUE`` for settings that have no option; split: a way to grow, laid
+    over the preset before everything else.
     """
-    from residuum.attacks import PRESETS
+    from residuum.attacks import GROWTH_PRESETS, PRESETS
 
     if preset not in PRESETS:
         raise InputError(f"No preset {preset!r}.", did_you_mean(preset, tuple(PRESETS)))
-    changes = {name: value for name, value in given.items() if value is not None}
+    if split is not None and split not in GROWTH_PRESETS:
+        raise InputError(f"--split has no {split!r}.", did_you_mean(split, tuple(GROWTH_PRESETS)))
+    changes = dict(GROWTH_PRESETS[split]) if split is not None else {}
+    changes.update({name: value for name, value in given.items() if value is not None})
     for name, value in changes.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{_option(name)} must be finite; got {value}.", "Correct it.")
     for pair in pairs or ():
-        name, value = _read_pair(pair, taken=(*given, "priors"))
+        name, value = _read_pair(pair, taken=(*given, "priors", "split"))
         changes[name] = value
     if priors:
         changes["priors"] = tuple(map(_prior, priors))

@@ -146,6 +146,23 @@ class ExplicitEquation:
             grad_x[:, rows] = self._adjoints(passes, errors, activation)
         return Residual(parts, grad_x)
 
+    def errors(self, x: Tensor, activation: Activation, covectors: Covectors) -> Errors:
+        """E_l at these candidates, for ``pull`` with the residual held fixed."""
+        sums: Errors | None = None
+        chunk = self.plan(*x.shape[:2]).chunk
+        for i in range(0, x.shape[1], chunk):
+            rows = slice(i, i + chunk)
+            passes = self._passes(x[:, rows], activation, covectors, rows)
+            sums = self._subtract(sums, passes, False)
+        assert sums is not None
+        return self._finish(sums, len(x), False)[0]
+
+    def pull(
+        self, x: Tensor, errors: Errors, activation: Activation, covectors: Covectors, rows: slice
+    ) -> Tensor:
+        """Gradient in x of sum_l <E_l, T_l(x)> with E fixed; rows: which candidates x are."""
+        return self._adjoints(self._passes(x, activation, covectors, rows), errors, activation)
+
     def _passes(
         self, x: Tensor, activation: Activation, covectors: Covectors, rows: slice,
         products: list[tuple[list[Tensor], list[Tensor]]] | None = None,
@@ -198,7 +215,7 @@ class ExplicitEquation:
             for k, one in enumerate(passes):
                 beta = scale if before is None and k == 0 else 1.0
                 signals = one.signals[i].transpose(1, 2)
-                e = accumulate(e, signals, one.inputs[i], beta, -scale, self.half)
+                e = accumulate(e, signals, one.inputs[i], beta, -scale, self.half, cancels=True)
             rest = bias if before is None else before[1]
             if rest is not None:
                 total = passes[0].signals[i].sum(1)

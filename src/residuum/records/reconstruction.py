@@ -18,7 +18,7 @@ class Selection(Record):
 
     x: (k, *shape); labels: (k,); lam: (k,) total multiplier; support: (k,) number of restarts that
     hold such a candidate; members: (k,) candidates merged into it; confidence: (k,) in [0, 1];
-    features: (k, 3) what the confidence was computed from; index: (k,) the cluster's representative
+    features: (k, 5) what the confidence was computed from; index: (k,) the cluster's representative
     among the candidates.
     """
 
@@ -42,6 +42,10 @@ class Reconstruction(Record):
     x: (N, *shape) as the network receives them, no mean added; labels: (N,); lam: (N, ...) plain-sum
     multipliers; run: (N,) restart of each; steps: (T,), loss: (R, T) and layers: (R, T, L), relative
     SQUARED residual per layer; status: per restart "finished", "time", "diverged", "interrupted".
+    events: how the candidates grew, one dict each with the step, the restart, parent and children by
+    number (``attacks/grower.py``); ident: (N,) number of every candidate within its restart, None
+    before there were such; second_order: per restart, of attacks that grew, whether its end point is
+    second-order stationary, with both quantities.
     """
 
     attack: str
@@ -59,6 +63,9 @@ class Reconstruction(Record):
     selection: Selection | None = None
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
+    ident: Tensor | None = None
+    second_order: tuple[dict[str, Any], ...] = ()
 
     @property
     def restarts(self) -> int:
@@ -92,6 +99,8 @@ class Reconstruction(Record):
             "knowledge": dict(self.knowledge.provenance),
             "settings": self.settings,
             "notes": list(self.notes),
+            "events": [dict(event) for event in self.events],
+            "second_order": [dict(part) for part in self.second_order],
         }
 
     def _run(self, i: int) -> dict[str, Any]:

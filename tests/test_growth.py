@@ -1,0 +1,289 @@
+"""Attacks whose candidate set grows: exact recovery, batches, resuming, merging, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
+from residuum.attacks.config import SPLITS
+from residuum.attacks.growth import GROWTH
+from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
+from residuum.attacks.solver import Solver
+from residuum.cli.main import main
+from residuum.errors import InputError
+from residuum.networks import MLP
+from residuum.records import Checkpoint, Knowledge, Reconstruction, same
+from residuum.similarity import cosine
+from tests.cases import polynomial_point
+
+CUBIC = AttackConfig(
+    objective="binary-kkt", restarts=1, steps=2800, lr_x=0.01, lr_lam=0.01, lr_decay=1.0, sigma=0.3,
+    layers="all", split_every=200,
+)  # fmt: skip
+SMALL = AttackConfig(
+    objective="binary-kkt", restarts=2, steps=120, candidates=4, layers="all", sigma=0.5,
+    sharpness=6.0, anneal="none", split="curvature", split_trigger="period", split_every=30,
+    split_threshold=0.0, split_cap=0.3,
+)  # fmt: skip
+
+
+def cubic(n: int, d: int, seed: int):
+    """The exact cubic instance, as an MLP with a cubic activation: the fast path."""
+    point = polynomial_point(n, d, 3, seed=seed)
+    weight, last = point.model.weight.data, point.model.coefficient.data
+    model = MLP((d, len(weight), 1), "none", point.model.activation).double()
+    model.linears[0].weight.data, model.linears[1].weight.data = weight.clone(), last[None].clone()
+    return point, model
+
+
+def recovered(x: Tensor, truth: Tensor) -> int:
+    """Samples with a candidate at |cosine| > 0.99; the sign is not determined."""
+    return int((cosine(x, truth).abs().amax(0) > 0.99).sum())
+
+
+def small_solver(config=SMALL, objective=None, outputs=1, seed=0, knowledge=None):
+    torch.manual_seed(seed)
+    model = MLP((5, 8, outputs)).double()
+    if isinstance(objective, NTK):
+        theta0 = {name: t + 0.2 for name, t in model.state_dict().items()}
+        knowledge = Knowledge(theta0=theta0)
+    return Solver(
+        model, objective or BinaryKKT(), knowledge or Knowledge(), config, (5,), outputs, 4
+    )
+
+
+def living(state, run):
+    return state.x[run][state.population.active[run]]
+
+
+@pytest.mark.parametrize("k", [3, 5])
+def test_the_grown_attack_recovers_every_sample_and_the_fixed_one_does_not(k):
+    for seed in range(3):
+        point, model = cubic(10, 12, seed)
+        counts = {}
+        for split in ("curvature", "none"):
+            config = replace(
+                CUBIC, split=split, seed=seed, steps=3000 - 300 * k if split != "none" else 600
+            )
+            state = Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, k).solve()
+            x = living(state, 0) if state.population else state.best_x[0]
+            counts[split] = recovered(x, point.x)
+        assert counts["curvature"] == 10
+        assert counts["none"] <= k
+
+
+def test_other_ways_to_grow_recover_it_too():
+    """The curvature direction is not what makes the difference on the exact instance."""
+    point, model = cubic(10, 12, 0)
+    for split in ("random", "frank-wolfe"):
+        config = replace(CUBIC, split=split)
+        state = Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, 3).solve()
+        assert recovered(living(state, 0), point.x) == 10
+        assert {e["kind"] for e in state.population.events} <= {split, "merge", "prune", "stable"}
+
+
+def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events():
+    _, model = cubic(4, 6, 0)
+    config = replace(CUBIC, split="curvature", steps=900, split_trigger="period")
+    state = Solver(model, BinaryKKT(), Knowledge(), config, (6,), 1, 2).solve()
+    splits = [e for e in state.population.events if e["kind"] == "split"]
+    assert len(splits) >= 2
+    known = set(range(2))
+    for event in splits:
+        assert event["step"] % 200 == 0
+        assert event["parent"] in known
+        known |= set(event["children"])
+        assert event["eigenvalue"] < 0
+        assert event["eta"] > 0
+        assert event["predicted"] < 0
+        assert event["obtained"] == event["loss_after"] - event["loss_before"] < 0
+        # one split a round here: L = L0 + 2g (eta/eta*)^2 - g (eta/eta*)^4 at its minimum, half of it
+        assert event["obtained"] / event["predicted"] == pytest.approx(0.5, abs=1e-6)
+    assert set(state.population.ident[0][state.population.active[0]].tolist()) <= known
+
+
+@pytest.mark.parametrize("split", [name for name in GROWTH if name != "none"])
+@pytest.mark.parametrize(
+    ("objective", "outputs"),
+    [(BinaryKKT(), 1), (MulticlassKKT(), 3), (WeightDecay(), 1), (NTK("both"), 1),
+     (WeightDecay(tied=0.7, loss="squared"), 1)],
+)  # fmt: skip
+def test_every_objective_grows_and_no_round_raises_the_loss(split, objective, outputs):
+    s = small_solver(replace(SMALL, split=split, surrogate="softplus"), objective, outputs)
+    state = s.solve()
+    events = [e for e in state.population.events if "loss_after" in e]
+    assert any(e["kind"] in ("split", "random", "frank-wolfe") for e in events)
+    assert all(e["loss_after"] <= e["loss_before"] for e in events)
+    active = state.population.active
+    assert state.x.shape[1] == active.shape[1] >= active.sum(1).max() > 4
+    assert torch.isfinite(state.best_loss).all()
+    assert (state.x[~active] == 0).all()
+    assert (state.lam[~active] == 0).all()
+    for moment in state.moments.values():
+        assert (moment[~active] == 0).all()
+
+
+def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
+    """Runs grow apart, so one has empty slots: they must not matter, priors included.
+
+    Closed-form multipliers come from a Gram matrix, which magnifies rounding: 1e-5 there.
+    """
+    for extra, tolerance in (
+        ({"lam_min": 0.05}, 1e-10),
+        (
+            {"priors": (("haim2022-box", 0.1), ("multiplier-floor", 1.0)), "constraint": "penalty"},
+            1e-10,
+        ),
+        ({"lam_every": 40, "split": "random"}, 1e-5),
+    ):
+        config = replace(SMALL, surrogate="softplus", split_trigger="stagnation",
+                         split_tolerance=0.3, split_every=25, **extra)  # fmt: skip
+        together = small_solver(config)
+        start, end = together._initial(), together.solve()
+        sizes = end.population.active.sum(1).tolist()
+        assert sizes[0] != sizes[1]
+        for run in range(2):
+            alone = small_solver(replace(config, restarts=1))
+            # the second restart's random numbers are those of its own place in the batch
+            own_numbers = together.grower._generator
+            alone.grower._generator = lambda step, _, f=own_numbers, run=run: f(step, run)
+            one = alone._initial()
+            x, lam = start.x[[run]], start.lam[[run]]
+            path = tmp_path / f"{run}-{len(extra)}-{config.split}"
+            one.replace(x=x, lam=lam, best_x=x, best_lam=lam).save(path)
+            own = alone.solve(path)
+            assert int(own.population.active.sum()) == sizes[run]
+            found = end.x[run][end.population.active[run]]
+            wanted = own.x[0][own.population.active[0]]
+            assert torch.allclose(found, wanted, atol=tolerance)
+            history = torch.stack(end.loss)[:, run], torch.stack(own.loss)[:, 0]
+            assert torch.allclose(*history, rtol=tolerance)
+
+
+def test_a_grown_attack_goes_on_from_where_it_was_stopped(tmp_path):
+    whole = small_solver().solve()
+    s = small_solver()
+    state = s._initial()
+    s._adopt(state)
+    while state.step < 70:
+        state = s._grow(s._chunk(state))
+    assert state.population.events
+    state.save(tmp_path / "state")
+    resumed = small_solver().solve(tmp_path / "state")
+    assert same(resumed, whole)
+    changed = replace(SMALL, split_every=31)
+    with pytest.raises(InputError, match="other settings"):
+        small_solver(changed).solve(tmp_path / "state")
+
+
+def test_without_growth_nothing_is_different():
+    config = replace(SMALL, split="none", split_every=7, split_cap=0.9)
+    plain = small_solver(AttackConfig(**{**config.__dict__, "split_cap": 0.1, "split_every": 300}))
+    a, b = small_solver(config).solve(), plain.solve()
+    assert torch.equal(a.x, b.x)
+    assert torch.equal(a.lam, b.lam)
+    assert a.population is None
+    assert set(GROWTH) == set(SPLITS)
+
+
+def released(seed=0):
+    torch.manual_seed(seed)
+    theta = {name: t.clone() for name, t in MLP((5, 8, 1)).double().state_dict().items()}
+    return Checkpoint(theta, "mlp:5-8-1")
+
+
+def test_true_relu_is_refused_and_a_sharp_surrogate_is_named():
+    with pytest.raises(InputError, match="S is zero almost everywhere"):
+        attack(released(), None, replace(SMALL, surrogate="none"))
+    for split in ("random", "frank-wolfe"):
+        grown = attack(released(), None, replace(SMALL, surrogate="none", split=split))
+        assert any(event["kind"] == split for event in grown.events)
+    sharp = attack(released(), None, replace(SMALL, sharpness=1e5))
+    assert any("S vanishes for" in note for note in sharp.notes)
+    assert not any("S vanishes for" in note for note in attack(released(), None, SMALL).notes)
+
+
+def test_the_reconstruction_holds_the_living_alone_and_says_how_it_ended(tmp_path):
+    config = replace(SMALL, surrogate="softplus", split_trigger="stagnation", split_tolerance=0.3,
+                     split_every=25, split_eps=1e-9)  # fmt: skip
+    found = attack(released(1), None, config)
+    assert len(found.x) == len(found.labels) == len(found.lam) == len(found.run) == len(found.ident)
+    assert (found.lam.abs() > 0).any()
+    assert len(found.x) > 8
+    for run in range(2):
+        own = found.ident[found.run == run]
+        assert len(own.unique()) == len(own)
+    assert len(found.second_order) == 2
+    for part in found.second_order:
+        assert part["gradient"] > 0
+        wanted = part["gradient"] <= 1e-9 and part["lowest_curvature"] >= -(1e-9**0.5)
+        assert part["stationary"] == wanted
+    loose = attack(released(1), None, replace(config, split_eps=1e9))
+    assert all(part["stationary"] for part in loose.second_order)
+    assert same(Reconstruction.load(found.save(tmp_path / "r")), found)
+    summary = found.to_json()
+    assert summary["events"] == [dict(event) for event in found.events]
+    assert summary["candidates"] == len(found.x)
+
+
+def test_growth_stops_at_its_limit_and_says_when_no_round_was_due():
+    found = attack(released(), None, replace(SMALL, split="random", split_limit=5))
+    assert all(int((found.run == run).sum()) <= 5 for run in range(2))
+    assert any("limit of candidates" in note for note in found.notes)
+    quiet = attack(released(), None, replace(SMALL, split_every=500))
+    assert any("no round was due" in note for note in quiet.notes)
+    assert len(quiet.x) == 8
+
+
+def test_the_gradient_triggers_a_round_too():
+    low = replace(SMALL, split_trigger="gradient", split_tolerance=0.0)
+    assert not small_solver(low).solve().population.events
+    high = small_solver(replace(low, split_tolerance=1e9)).solve().population.events
+    assert {event["step"] for event in high} == {50, 100}
+
+
+def test_settings_of_growth_are_checked_and_kept():
+    for name, settings in GROWTH_PRESETS.items():
+        config = replace(AttackConfig(), **settings)
+        assert AttackConfig.from_json(config.to_json()) == config
+        assert (config.split == "none") == (name == "none")
+    paper = replace(AttackConfig(), **GROWTH_PRESETS["paper"])
+    assert 20_000 <= paper.split_every <= 40_000
+    assert (paper.split_threshold, paper.split_cap, paper.split_eta) == (0.1, 0.5, 0.01)
+    for wrong in ({"split": "yes"}, {"split_trigger": "x"}, {"split_every": 0}, {"split_cap": -1.0},
+                  {"split_eta": float("nan")}, {"split_limit": -1}):  # fmt: skip
+        with pytest.raises(InputError):
+            AttackConfig(**wrong)
+
+
+def test_the_command_line_grows_and_says_so(tmp_path, capsys):
+    torch.manual_seed(0)
+    path = tmp_path / "model.safetensors"
+    from safetensors.torch import save_file
+
+    save_file({n: t.contiguous() for n, t in MLP((5, 8, 1)).state_dict().items()}, path)
+    common = ["attack", str(path), "--steps", "120", "--restarts", "2", "--candidates", "4"]
+    grow = [
+        "--split",
+        "auto",
+        "--set",
+        "split_every=25",
+        "--set",
+        "split_threshold=0",
+        "--sharpness",
+    ]
+    code = main([*common, *grow, "10", "--out", str(tmp_path / "a"), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert said["settings"]["split"] == "curvature"
+    assert {event["kind"] for event in said["events"]} & {"split", "stable"}
+    assert len(said["second_order"]) == 2
+    assert main([*common, "--split", "paper", "--out", str(tmp_path / "b")]) == 0
+    assert "no round was due within the steps" in " ".join(capsys.readouterr().out.split())
+    assert main([*common, "--split", "papre", "--out", str(tmp_path / "c")]) == 2
+    assert "Did you mean 'paper'" in capsys.readouterr().err
