@@ -1,4 +1,4 @@
-"""``residuum certify``: how close is a network to a KKT point?"""
+"""``residuum certify``: how close is a network to a KKT point, and how unique a reconstruction?"""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from residuum.cli.options import Arch, CheckpointPath, Json, Quiet, Task
+from residuum.cli.options import Arch, CheckpointPath, Device, Json, Quiet, Task, check_device
 from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli.unique import certify_reconstruction
+from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.records import Certificate
@@ -20,6 +22,8 @@ residuum certify runs/m
 residuum certify model.safetensors --data train.npz --json
 
 residuum certify weights.pt --arch mlp:784-100-10 --data train.npz --rivals best
+
+residuum certify runs/m --reconstruction runs/a --out runs/a/certificate
 """
 
 
@@ -40,22 +44,63 @@ def command(
     kink_tolerance: Annotated[
         float, typer.Option(help="Relative pre-activation below which a pair is a kink.")
     ] = 1e-3,
+    reconstruction: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Folder of an attack: certify how unique its reconstructions are instead.",
+            show_default=False,
+        ),
+    ] = None,
+    candidates: Annotated[
+        str,
+        typer.Option(
+            help="With RUN: selected (what several restarts hold) or best (all of the best restart)."
+        ),
+    ] = "selected",
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="With RUN: certify the first so many.", show_default=False),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            help="With RUN: change of the residual, over the layers' norms, that still counts as none."
+        ),
+    ] = 1e-6,
+    device: Device = "cpu",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for certificate.json.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Directory for certificate.json; with RUN for uniqueness.json, .safetensors and "
+            "ambiguity.png.",
+            show_default=False,
+        ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure KKT residuals, multipliers and margins of a network on given samples."""
+    """Measure KKT residuals and margins on given samples, or how unique a reconstruction is."""
     from residuum.checkpoints import build_model, load_checkpoint
     from residuum.records import Dataset, write_json
     from residuum.theory import certify
 
     released = load_checkpoint(checkpoint, arch)
-    samples = Dataset.from_npz(data if data is not None else _own_data(checkpoint))
+    if reconstruction is not None:
+        if data is not None:
+            raise InputError(
+                "--data and --reconstruction are two different certificates.", "Give one of them."
+            )
+        check_device(device)
+        certify_reconstruction(
+            checkpoint, released, reconstruction, task=task, which=candidates, samples=samples,
+            tolerance=tolerance, device=device, out=out, json=json, quiet=quiet,
+        )  # fmt: skip
+        return
+    given = Dataset.from_npz(data if data is not None else _own_data(checkpoint))
     wanted = released.task if task == "auto" and released.task else task
     found = certify(
-        build_model(released), samples.x, samples.y,
+        build_model(released), given.x, given.y,
         task=wanted, rivals=rivals, kink_tolerance=kink_tolerance,
     )  # fmt: skip
     if out is not None:

@@ -8,6 +8,7 @@ from residuum.records.files import make_directory, write_atomic, write_json
 from residuum.records.knowledge import Knowledge
 from residuum.records.reconstruction import Reconstruction, Selection
 from residuum.records.scores import Scores
+from residuum.records.uniqueness import NullSpace, Uniqueness
 
 __all__ = [
     "TASKS",
@@ -16,11 +17,13 @@ __all__ = [
     "Dataset",
     "Knowledge",
     "LayerResidual",
+    "NullSpace",
     "Reconstruction",
     "Record",
     "Scores",
     "Selection",
     "Split",
+    "Uniqueness",
     "make_directory",
     "read_npz",
     "same",
