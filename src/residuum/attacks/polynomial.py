@@ -8,8 +8,8 @@ With f, b_i, N_r as in residuum.theory.polynomial, in the r-dimensional span of 
 
 The paper prints b_k = <x_k, f(x_k)>, which holds for orthonormal samples alone. Needs r independent
 samples and distinct ratios of the x_i.v; several pairs (v1, v2) are tried and the widest eigenvalue
-gap is kept. With g_i = |b_i|^(1/alpha) x_i and s_i = sign b_i, Levenberg-Marquardt steps then solve
-the stationarity equations at all neurons, f(Z_j) = sum_i s_i (Z_j.g_i)^(alpha-1) g_i.
+gap is kept, and Levenberg-Marquardt steps on the stationarity equations of all neurons follow. Where
+the rank condition fails, or this fails in spite of it, residuum.attacks.power takes over.
 """
 
 from __future__ import annotations
@@ -19,19 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from residuum.attacks.power import BUDGET, Growth, grow, levenberg_marquardt, refinement_cost
 from residuum.errors import InputError
-from residuum.theory.polynomial import (
-    Identifiability,
-    Interpolant,
-    conditions,
-    interpolate,
-    live_neurons,
-    signal_subspace,
-)
+from residuum.theory.forms import Interpolant, interpolate, live_neurons, signal_subspace
+from residuum.theory.polynomial import Identifiability, conditions
 
 PAIRS = 10
 STEPS = 10
-JACOBIAN_ENTRIES = 1 << 26
 CERTIFIED_RESIDUAL = 1e-3
 BALANCE_LIMIT = 1e-2
 MIN_EIGENGAP = 1e-10
@@ -41,10 +35,10 @@ MIN_EIGENGAP = 1e-10
 class PolynomialRecovery:
     """Recovered samples with what they rest on.
 
-    x: (r, d); weights b = lam y: (r,); residuals: (r,) | F z_k - b_k (Z x_k)^(alpha-1) | / | F z_k |
-    over the neurons, z_k dual to x_k; certified: (r,) rank condition held, |W|^2 = alpha a^2 and
-    residual small; any other sample is heuristic. eigengap, real: of the kept pair; residual:
-    relative, over all equations.
+    x: (k, d); weights b = lam y: (k,); residuals: (k,) in the direction of each sample's dual vector,
+    over the neurons; certified: (k,) rank condition held, |W|^2 = alpha a^2, nothing of W left out
+    and residual small; any other sample is heuristic. method: diagonalisation or growth; eigengap,
+    real: of the kept pair of slices, 0 and False without one; residual: relative, over all equations.
     """
 
     conditions: Identifiability
@@ -52,6 +46,7 @@ class PolynomialRecovery:
     weights: Tensor
     residuals: Tensor
     certified: Tensor
+    method: str
     eigengap: float
     real: bool
     residual: float
@@ -91,24 +86,61 @@ def recover(
     signal = signal_subspace(neurons, rank)
     f = interpolate(neurons, signal)
     stated = conditions(neurons, signal, f)
-    found = diagonalise(f, pairs, torch.Generator().manual_seed(seed))
-    x, b = refine(f, found.directions, dual_weights(f, found.directions), steps)
-    residuals, residual = stationarity_residuals(f, x, b)
-    held = stated.samples and found.real and found.eigengap > MIN_EIGENGAP
-    held = held and stated.balance_gap <= BALANCE_LIMIT
-    x, b, scale = resolve(x @ signal.basis.T, b, f.degree, norm, augmented)
+    generator = torch.Generator().manual_seed(seed)
+    exact = _diagonalised(f, stated, pairs, steps, generator) if stated.samples else None
+    found, grown = exact, None
+    if found is None or not found.sound:
+        grown = grow(f, signal.rank, generator)
+        if found is None or grown.misfit < found.residual:
+            found = Candidate(grown.x, grown.b, *stationarity_residuals(f, grown.x, grown.b))
+    trusted = found is exact and found.sound and _trusted(stated)
+    x, b, scale = resolve(found.x @ signal.basis.T, found.b, f.degree, norm, augmented)
     return PolynomialRecovery(
         conditions=stated,
         x=x,
         weights=b,
-        residuals=residuals,
-        certified=(residuals <= CERTIFIED_RESIDUAL) & held,
+        residuals=found.residuals,
+        certified=(found.residuals <= CERTIFIED_RESIDUAL) & trusted,
+        method="diagonalisation" if found is exact else "growth",
         eigengap=found.eigengap,
         real=found.real,
-        residual=residual,
+        residual=found.residual,
         scale=scale,
-        notes=(*stated.notes, *_notes(f, found, residuals)),
+        notes=(*stated.notes, *_notes(f, stated, exact, found, grown)),
     )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Samples x: (k, r) in the signal subspace and weights b: (k,), with their residuals."""
+
+    x: Tensor
+    b: Tensor
+    residuals: Tensor
+    residual: float
+    eigengap: float = 0.0
+    real: bool = False
+
+    @property
+    def sound(self) -> bool:
+        """Real and distinct eigenvalues, and every equation met."""
+        distinct = self.real and self.eigengap > MIN_EIGENGAP
+        return distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
+
+
+def _diagonalised(
+    f: Interpolant, stated: Identifiability, pairs: int, steps: int, generator: torch.Generator
+) -> Candidate:
+    """Theorem 4.1: diagonalise, weigh, refine."""
+    found = diagonalise(f, pairs, generator)
+    x, b = refine(f, found.directions, dual_weights(f, found.directions), steps)
+    return Candidate(x, b, *stationarity_residuals(f, x, b), found.eigengap, found.real)
+
+
+def _trusted(stated: Identifiability) -> bool:
+    """Whether the network looks like the KKT point that the theorem is about."""
+    balanced = stated.balance_gap <= BALANCE_LIMIT
+    return balanced and stated.outside <= CERTIFIED_RESIDUAL and stated.checkable
 
 
 def diagonalise(f: Interpolant, pairs: int, generator: torch.Generator) -> Diagonalisation:
@@ -137,37 +169,32 @@ def dual_weights(f: Interpolant, x: Tensor) -> Tensor:
 
 
 def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Levenberg-Marquardt on the stationarity equations; returns unit rows x and weights b.
-
-    Left out where the Jacobian (m r, r^2) would be too large.
-    """
-    alpha = f.degree
-    if f.values.numel() * x.numel() > JACOBIAN_ENTRIES:
+    """Levenberg-Marquardt on the stationarity equations, where affordable: unit rows x, weights b."""
+    if refinement_cost(f, len(x), steps) > BUDGET:
         return x, b
-    sign, g = torch.where(b < 0, -1.0, 1.0).double(), b.abs()[:, None] ** (1 / alpha) * x
-    error, damping = _misfit(f, g, sign), 1e-12
-    for _ in range(steps):
-        jacobian = _jacobian(f, g, sign)
-        normal, slope = jacobian.T @ jacobian, jacobian.T @ error.flatten()
-        normal.diagonal().mul_(1 + damping).add_(1e-14 * normal.diagonal().max())
-        trial = g + torch.linalg.solve(normal, slope).reshape(g.shape)
-        after = _misfit(f, trial, sign)
-        if after.isfinite().all() and after.norm() < error.norm():
-            g, error, damping = trial, after, damping / 10
-        elif damping < 1e-6 and error.norm() < 1e-10 * f.values.norm():
-            break  # at rounding
-        else:
-            damping = max(100 * damping, 1e-6)
+    alpha, sign = f.degree, torch.where(b < 0, -1.0, 1.0).double()
+    g = b.abs()[:, None] ** (1 / alpha) * x
+    g, _ = levenberg_marquardt(f, g, sign, steps, damping=1e-12)
     size = g.norm(dim=1)
     return g / size[:, None].clamp_min(1e-300), sign * size**alpha
 
 
 def stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tuple[Tensor, float]:
-    """Per sample (r,), in the direction of its dual vector, and over all equations; relative."""
-    explained = b * (f.directions @ x.T) ** (f.degree - 1)  # (m, r)
-    target = f.values @ torch.linalg.pinv(x)
-    each = (target - explained).norm(dim=0) / target.norm(dim=0).clamp_min(1e-300)
-    return each, float((f.values - explained @ x).norm() / f.values.norm())
+    """Per sample (k,), in the direction of its dual vector, and over all equations; relative.
+
+    Per sample the larger of two: neurons at their own size, and all at one size. Small neurons alone
+    can raise the rank of K; where they do, their equations have to hold too.
+    """
+    dual = torch.linalg.pinv(x)
+    target, explained = f.values, b * (f.directions @ x.T) ** (f.degree - 1)  # (m, r), (m, k)
+    off, along, size = target @ dual - explained, target @ dual, f.sizes[:, None]
+    each = torch.maximum(_relative(off, along), _relative(size * off, size * along))
+    left, whole = size * (target - explained @ x), size * target
+    return each, float(left.norm() / whole.norm())
+
+
+def _relative(off: Tensor, whole: Tensor) -> Tensor:
+    return off.norm(dim=0) / whole.norm(dim=0).clamp_min(1e-300)
 
 
 def resolve(
@@ -188,21 +215,6 @@ def resolve(
     return t[:, None] * x, b / t**alpha, scale
 
 
-def _misfit(f: Interpolant, g: Tensor, sign: Tensor) -> Tensor:
-    """F_j - sum_i s_i (Z_j.g_i)^(alpha-1) g_i: (m, r)."""
-    return f.values - (sign * (f.directions @ g.T) ** (f.degree - 1)) @ g
-
-
-def _jacobian(f: Interpolant, g: Tensor, sign: Tensor) -> Tensor:
-    """Derivative of the sum in g, rows (j, component), columns (i, component): (m r, r^2)."""
-    z, alpha = f.directions, f.degree
-    product = z @ g.T  # (m, r)
-    inner = (alpha - 1) * sign * product ** (alpha - 2)
-    jacobian = torch.einsum("ji,ia,jb->jaib", inner, g, z)
-    jacobian.diagonal(dim1=1, dim2=3).add_((sign * product ** (alpha - 1))[:, :, None])
-    return jacobian.reshape(z.numel(), g.numel())
-
-
 def _check(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
     if degree < 3:
         raise InputError(
@@ -218,17 +230,39 @@ def _check(degree: int, pairs: int, norm: float | None, augmented: bool) -> None
         raise InputError("`norm` and `augmented` both fix the scale.", "Give one of them.")
 
 
-def _notes(f: Interpolant, found: Diagonalisation, residuals: Tensor) -> list[str]:
+def _notes(
+    f: Interpolant,
+    stated: Identifiability,
+    exact: Candidate | None,
+    found: Candidate,
+    grown: Growth | None,
+) -> list[str]:
     notes = []
-    if not found.real:
+    if exact is not None and not exact.real:
         notes.append("no pair of slices had real eigenvalues: the samples are heuristic")
-    elif found.eigengap <= MIN_EIGENGAP:
+    elif exact is not None and exact.eigengap <= MIN_EIGENGAP:
         notes.append("eigenvalues of the slices coincide: the samples are heuristic")
-    bad = int((~(residuals <= CERTIFIED_RESIDUAL)).sum())
+    if exact is not None and not stated.checkable:
+        notes.append(
+            f"r = {stated.r}: samples that fit exist for any form in so few variables, so that "
+            "nothing can be checked"
+        )
+    if stated.outside > CERTIFIED_RESIDUAL:
+        notes.append(
+            f"{stated.outside:.1e} of the norm of W lies outside the {stated.r} dimensions"
+        )
+    bad = int((~(found.residuals <= CERTIFIED_RESIDUAL)).sum())
     if bad:
         notes.append(
-            f"{bad} of {len(residuals)} samples leave residuals above {CERTIFIED_RESIDUAL}"
+            f"{bad} of {len(found.residuals)} samples leave residuals above {CERTIFIED_RESIDUAL}"
         )
-    if f.values.numel() * f.directions.shape[1] ** 2 > JACOBIAN_ENTRIES:
-        notes.append("too many neurons for the refinement: left out")
+    if grown is not None and grown.equations is not None and grown.equations <= grown.unknowns:
+        notes.append(
+            f"{grown.equations} independent equations for {grown.unknowns} unknowns: "
+            "a small residual says nothing"
+        )
+    if grown is not None and not grown.complete:
+        notes.append(
+            "the search ended with its budget: more samples may be found with a lower rank"
+        )
     return notes

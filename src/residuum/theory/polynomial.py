@@ -10,6 +10,10 @@ space: a degree alpha-1 form in r variables has N_r = C(r+alpha-2, alpha-1) coef
 determined when the neurons' kernel K_pq = (W_p.W_q)^(alpha-1) has that rank. K is the Gram matrix of
 the monomials weighted by the roots of their multinomials; its interpolant is f(w) = F^T K^+ k(w).
 
+The converse does not hold: samples may leave the neurons' span. What f determines are the samples'
+projections on it, and samples whose projections are collinear count as one: they can be merged, as
+the samples of one activation pattern of a ReLU network can.
+
     alpha = 1:  f is the constant sum_i b_i x_i;  alpha = 2:  f(w) = (sum_i b_i x_i x_i^T) w
 
 Different samples share these aggregates: below degree 3 samples are not identifiable.
@@ -23,71 +27,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from residuum.errors import InputError
-from residuum.networks import Polynomial, PolynomialNetwork
+from residuum.theory.forms import (
+    CARRIED,
+    Interpolant,
+    Neurons,
+    SignalSubspace,
+    interpolate,
+    live_neurons,
+    signal_subspace,
+)
 
-DEAD = 1e-6
-SPECTRAL_TOLERANCE, SINGLE_TOLERANCE = 1e-8, 1e-5  # weights kept in float64, or in less
-KERNEL_TOLERANCE = 1e-12
 BALANCED = 1e-6
-
-
-@dataclass(frozen=True)
-class Neurons:
-    """Live neurons in float64. weight W: (m, d); coefficient a: (m,); leading: c; dead: left out.
-
-    balance_gap: max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2, zero at a KKT point.
-    """
-
-    weight: Tensor
-    coefficient: Tensor
-    degree: int
-    leading: float
-    homogeneous: bool
-    tolerance: float
-    dead: int
-    balance_gap: float
-
-
-@dataclass(frozen=True)
-class SignalSubspace:
-    """Span of the neurons. basis: (d, r); spectrum: singular values of W; gap: s_(r+1) / s_r."""
-
-    basis: Tensor
-    spectrum: Tensor
-    gap: float
-    given: bool
-
-    @property
-    def rank(self) -> int:
-        """The dimension r."""
-        return self.basis.shape[1]
-
-
-@dataclass(frozen=True)
-class Interpolant:
-    """f in the signal subspace, from its values at unit neurons.
-
-    directions Z: (m, r) unit rows; values F: (m, r) = f(Z); coefficients: (m, r) = K^+ F;
-    rank: of K; condition: ratio of its extreme nonzero eigenvalues.
-    """
-
-    directions: Tensor
-    values: Tensor
-    coefficients: Tensor
-    degree: int
-    rank: int
-    condition: float
-
-    def __call__(self, w: Tensor) -> Tensor:
-        """(k, r) -> f(w): (k, r)."""
-        return (w @ self.directions.T) ** (self.degree - 1) @ self.coefficients
-
-    def slice(self, v: Tensor) -> Tensor:
-        """M(v) = Df(v) / (alpha-1) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T, symmetrised: (r, r)."""
-        weights = (self.directions @ v) ** (self.degree - 2)
-        matrix = self.coefficients.T @ (weights[:, None] * self.directions)
-        return (matrix + matrix.T) / 2
 
 
 @dataclass(frozen=True)
@@ -102,11 +52,16 @@ class Identifiability:
     leading: float
     r: int
     spectral_gap: float
+    outside: float
     coefficients: int
     rank: int
     condition: float
     balance_gap: float
+    neurons: int
+    carrying: int
     dead: int
+    theta_norm: float
+    homogeneous: bool
     samples: bool
     symmetry: str
     aggregate: Tensor | None
@@ -118,6 +73,14 @@ class Identifiability:
     def order(self) -> int:
         """Order of homogeneity alpha+1 of the top-degree part in all parameters."""
         return self.degree + 1
+
+    @property
+    def checkable(self) -> bool:
+        """Whether r samples leave equations over: most forms are then no sum of r powers.
+
+        Two cubes fit any cubic form in two variables, one power any form in one.
+        """
+        return math.comb(self.r + self.degree - 1, self.degree) > self.r**2
 
     @property
     def moment(self) -> Tensor | None:
@@ -132,79 +95,6 @@ def identifiability(model: nn.Module, rank: int | None = None) -> Identifiabilit
     neurons = live_neurons(model)
     signal = signal_subspace(neurons, rank)
     return conditions(neurons, signal, interpolate(neurons, signal))
-
-
-def live_neurons(model: nn.Module) -> Neurons:
-    """Neurons of a polynomial network; a_j = 0 forces W_j = 0, so such neurons carry nothing."""
-    if not isinstance(model, PolynomialNetwork) or not isinstance(model.activation, Polynomial):
-        raise InputError(
-            "Identifiability is stated for sum_j a_j sigma(W_j.x) with a polynomial sigma; this "
-            f"network is a {_describe(model)}.",
-            "Use `PolynomialNetwork(inputs, width, Polynomial((0, 0, 0, 1)))`.",
-        )
-    raw, activation = model.weight.detach().cpu(), model.activation
-    w, a = raw.double(), model.coefficient.detach().cpu().double()
-    if len(a) == 0:
-        raise InputError("The network has no neurons.", "Give one of width at least 1.")
-    if not (w.isfinite().all() and a.isfinite().all()):
-        raise InputError("The weights are not all finite.", "Check the checkpoint.")
-    size = w.norm(dim=1)
-    live = (a.abs() > DEAD * a.abs().max()) & (size > DEAD * size.max())
-    if not live.any():
-        raise InputError(
-            "Every neuron has a zero output or a zero weight: the network says nothing of its data.",
-            "Check the checkpoint.",
-        )
-    alpha = activation.degree
-    gap = (size**2 - alpha * a**2).abs().max() / (size**2).max()
-    return Neurons(
-        w[live],
-        a[live],
-        alpha,
-        activation.coefficients[-1],
-        not any(activation.coefficients[:-1]),
-        SPECTRAL_TOLERANCE if raw.dtype == torch.float64 else SINGLE_TOLERANCE,
-        int((~live).sum()),
-        float(gap),
-    )
-
-
-def signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace:
-    """Leading right singular vectors of W: those above rounding, or ``rank`` of them."""
-    _, spectrum, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
-    most = len(spectrum)
-    r = int((spectrum > neurons.tolerance * spectrum[0]).sum()) if rank is None else rank
-    if not 1 <= r <= most:
-        raise InputError(
-            f"The rank must lie between 1 and {most}, the smaller of {len(neurons.weight)} live "
-            f"neurons and {neurons.weight.shape[1]} inputs; got {r}.",
-            "Leave it out to have it read off the spectrum.",
-        )
-    if spectrum[r - 1] <= 1e-14 * spectrum[0]:
-        raise InputError(
-            f"The neurons span fewer than {r} dimensions.",
-            "Leave the rank out to have it read off the spectrum.",
-        )
-    gap = float(spectrum[r] / spectrum[r - 1]) if r < most else 0.0
-    return SignalSubspace(rows[:r].T.contiguous(), spectrum, gap, rank is not None)
-
-
-def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
-    """f from f(W_j) = W_j / (alpha c a_j); being homogeneous, it is taken at unit neurons."""
-    alpha = neurons.degree
-    z = neurons.weight @ signal.basis
-    size = z.norm(dim=1)
-    keep = size > DEAD * size.max()
-    z, size, a = z[keep], size[keep, None], neurons.coefficient[keep, None]
-    directions = z / size
-    values = z / (alpha * neurons.leading * a) / size ** (alpha - 1)
-    eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))
-    # Odd powers leave K positive semidefinite too: it is a Gram matrix of monomials.
-    kept = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
-    eigenvalues, vectors = eigenvalues[kept], vectors[:, kept]
-    coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
-    condition = float(eigenvalues[-1] / eigenvalues[0])
-    return Interpolant(directions, values, coefficients, alpha, len(eigenvalues), condition)
 
 
 def form_coefficients(r: int, alpha: int) -> int:
@@ -227,11 +117,16 @@ def conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant) -> Iden
         leading=neurons.leading,
         r=r,
         spectral_gap=signal.gap,
+        outside=signal.outside,
         coefficients=full,
         rank=f.rank,
         condition=f.condition,
         balance_gap=neurons.balance_gap,
+        neurons=len(neurons.coefficient),
+        carrying=neurons.carrying,
         dead=neurons.dead,
+        theta_norm=neurons.theta_norm,
+        homogeneous=neurons.homogeneous,
         samples=alpha >= 3 and f.rank == full,
         symmetry=_symmetry(alpha),
         aggregate=aggregate,
@@ -245,7 +140,8 @@ def _symmetry(alpha: int) -> str:
     if alpha < 3:
         return "samples with equal aggregates"
     sign = "(x, b) ~ (-x, -b)" if alpha % 2 else "x ~ -x"
-    return f"{sign}; (x, b) ~ (t x, b / t^{alpha}); order of the samples"
+    scale = f"(x, b) ~ (t x, b / t^{alpha})"
+    return f"{sign}; {scale}; order; samples collinear in the neurons' span count as one"
 
 
 def _notes(neurons: Neurons, rank: int, full: int) -> list[str]:
@@ -257,17 +153,18 @@ def _notes(neurons: Neurons, rank: int, full: int) -> list[str]:
         notes.append("degree 2: only sum_i lam_i y_i x_i x_i^T is determined, samples are not")
     elif rank < full:
         notes.append(f"rank deficient: rank K is {rank} of {full}, f is not determined everywhere")
+        notes.append(
+            f"{neurons.carrying} of {len(neurons.coefficient) + neurons.dead} neurons hold "
+            f"{CARRIED:.1%} of |theta|^2; a local minimum has at most one per margin sample"
+        )
     if neurons.balance_gap > BALANCED:
         gap = f"{neurons.balance_gap:.1e}"
         notes.append(f"not a KKT point of the top degree: |W|^2 and alpha a^2 differ by {gap}")
     if not neurons.homogeneous:
-        notes.append("lower powers are left out: this holds for strongly separated networks")
+        notes.append(
+            "lower powers are left out: this holds where min margin is large for "
+            f"|theta| = {neurons.theta_norm:.4g}; margins need the samples"
+        )
     if neurons.dead:
         notes.append(f"{neurons.dead} neurons with no output or no weight were left out")
     return notes
-
-
-def _describe(model: nn.Module) -> str:
-    if isinstance(model, PolynomialNetwork):
-        return f"PolynomialNetwork with {type(model.activation).__name__}"
-    return type(model).__name__

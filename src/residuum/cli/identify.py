@@ -1,0 +1,132 @@
+"""``residuum identify``: what the weights of a polynomial network determine of its samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from residuum.cli.options import Arch, CheckpointPath, Json, Quiet
+from residuum.cli.output import number, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from residuum.records.identification import Identification
+
+EXAMPLES = """Examples:
+
+residuum identify cubic.safetensors
+
+residuum identify weights.pt --activation cubic --rank 8 --out found
+
+residuum identify weights.pt --activation poly:0,1,0,-0.5 --data train.npz --json
+"""
+SUMMARY, SAMPLES, PICTURE = "identify.json", "identification.safetensors", "identified.png"
+
+
+def command(
+    checkpoint: CheckpointPath,
+    activation: Annotated[
+        str | None,
+        typer.Option(
+            help="linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...; needed where the "
+            "file does not say.",
+            show_default=False,
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(help="Dimension r of the samples' span, if known.", show_default=False),
+    ] = None,
+    norm: Annotated[
+        float | None,
+        typer.Option(help="Norm of every sample, if known: settles the scale.", show_default=False),
+    ] = None,
+    augmented: Annotated[
+        bool,
+        typer.Option("--augmented", help="Samples end in a constant 1: settles scale and sign."),
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="An .npz with x and y, to report the least margin.", show_default=False),
+    ] = None,
+    arch: Arch = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random slices and starts.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the samples, the figures and a picture.", show_default=False
+        ),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Recover the samples of a polynomial network, or say what is determined instead."""
+    from residuum.attacks.identify import identify
+    from residuum.checkpoints import load_checkpoint
+    from residuum.records import Dataset
+
+    samples = Dataset.from_npz(data) if data is not None else None
+    found = identify(
+        load_checkpoint(checkpoint, arch), activation,
+        rank=rank, norm=norm, augmented=augmented, data=samples, seed=seed,
+    )  # fmt: skip
+    if out is not None:
+        write(found, out)
+    if json:
+        print_json(found.to_json())
+    elif not quiet:
+        show(found)
+
+
+def show(found: Identification) -> None:
+    """The conditions, the samples, and what to make of them."""
+    alpha = found.order - 1
+    margin = "needs --data" if found.min_margin is None else number(found.min_margin)
+    rows = [
+        ("order", str(found.order), f"degree {alpha} + 1"),
+        ("r", str(found.r), f"span of the neurons; next singular value {number(found.spectral_gap)} "
+         f"of the last one kept, {number(found.outside)} of the norm of W left out"),
+        ("rank of K", f"{found.rank_k} of N_r = {found.n_r}", f"condition {number(found.cond_k)}"),
+        ("balance gap", number(found.balance_gap), f"|W_j|^2 = {alpha} a_j^2 at a KKT point"),
+        ("neurons", f"{found.neurons} live, {found.dead} dead",
+         f"{found.carrying} hold 99.9% of |theta|^2"),
+        ("|theta|, min margin", f"{number(found.theta_norm)}, {margin}",
+         f"normalised {number(found.normalized_margin)}"),
+        ("method", found.method, f"relative residual {number(found.residual)}"),
+    ]  # fmt: skip
+    print_table(found.arch, ("what", "value", "meaning"), rows)
+    if len(found.x):
+        sure = int(found.certified.sum())
+        print_table(
+            f"{len(found.x)} samples, {sure} certified; {found.scale}",
+            ("sample", "weight lam y", "residual", "flag"),
+            [
+                (str(i), number(float(b)), number(float(e), 2), "certified" if c else "heuristic")
+                for i, (b, e, c) in enumerate(
+                    zip(found.weights, found.residuals, found.certified, strict=True)
+                )
+            ],
+        )
+    if found.aggregate is not None:
+        print_line(f"aggregate sum_i lam_i y_i x_i: norm {number(float(found.aggregate.norm()))}")
+    if found.eigenvalues is not None:
+        values = " ".join(number(v) for v in found.eigenvalues.tolist())
+        print_line(f"eigenvalues of the moment matrix: {values}")
+    print_line(f"not determined: {found.symmetry}")
+    for note in found.notes:
+        print_line(f"note: {note}")
+
+
+def write(found: Identification, out: Path) -> None:
+    """Samples, picture, and the summary last."""
+    from residuum.records import make_directory, write_atomic, write_json
+    from residuum.report.identification import identified_figure
+
+    make_directory(out)
+    write_atomic(out / ".gitignore", "*\n")  # samples are private
+    found.save(out / SAMPLES)
+    figure = identified_figure(found)
+    if figure is not None:
+        write_atomic(out / PICTURE, figure)
+    write_json(out / SUMMARY, found.to_json())
