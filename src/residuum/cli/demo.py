@@ -1,16 +1,18 @@
-"""``residuum demo``: the whole way on bundled data, from training to a scored reconstruction."""
+"""``residuum demo``: the whole way on bundled data, from training to an audited network.
+
+Two audits with the same settings: of a network trained on digits, and of one never trained, where
+whatever an attack finds it made up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from residuum.cli import certify as certify_command
-from residuum.cli.granted import describe
 from residuum.cli.options import Json, Quiet
 from residuum.cli.output import (
     attack_progress,
@@ -20,12 +22,10 @@ from residuum.cli.output import (
     print_table,
     training_progress,
 )
-from residuum.cli.score import whole_pool
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Scores, Split
+    from residuum.auditing import AuditResult
+    from residuum.records import Checkpoint, Split
 
 EXAMPLES = """Examples:
 
@@ -34,52 +34,44 @@ residuum demo
 residuum demo --out pictures --json
 """
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
-RESTARTS, ATTACK_STEPS = 4, 2000
+RESTARTS, ATTACK_STEPS, BUDGET = 4, 2000, "1min"
 PICTURE = "reconstructions.png"
-
-
-class Attacked(NamedTuple):
-    """What an attack found, all its candidates and their score."""
-
-    found: Reconstruction
-    candidates: Tensor
-    scores: Scores
+NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # audit folder: weights
 
 
 def command(
     out: Annotated[
-        Path, typer.Option(help="Folder for the picture and demo.json.")
+        Path, typer.Option(help="Folder for both audits, the picture and demo.json.")
     ] = Path("runs/demo"),
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Train on bundled digits, certify, attack the weights, score what came back, draw it."""
+    """Train on bundled digits, audit the weights beside a network never trained, report."""
+    from residuum.auditing import AuditResult
+    from residuum.cli.audited import audit_into
     from residuum.datasets import load_dataset
-    from residuum.records import Knowledge, make_directory
-    from residuum.training import TrainingConfig, released, train
+    from residuum.records import make_directory, write_atomic
 
     make_directory(out)  # before the work, not after it
+    write_atomic(out / ".gitignore", "*\n")
     spoken = not (json or quiet)
     split = load_dataset("digits", SAMPLES)
-    knowledge = Knowledge(
-        value_range=(0.0, 1.0), mean=split.train.mean, sample_count=SAMPLES,
-        provenance={"mean": "train", "sample_count": "train"},
-    )  # fmt: skip
     with _one_thread():
-        with training_progress(spoken) as watch:
-            state = train(ARCH, split.train, TrainingConfig(steps=STEPS), watch=watch)
-        checkpoint = released(state, ARCH, split.train, "binary")
-        certificates = _certify(checkpoint, split)
-        if spoken:
-            _show_certificates(*certificates)
-        attacked = _attack(checkpoint, knowledge, split, spoken)
-        control = _attack(_untrained(checkpoint), knowledge, split, spoken)
-    summary = _write(out, split, certificates, attacked, control)
+        checkpoint = _train(out, split, spoken)
+        _save_untrained(out, checkpoint)
+        for audit, network in NETWORKS.items():
+            with attack_progress(spoken) as watch:
+                watcher = None if watch is None else lambda _name, watch=watch: watch
+                audit_into(out / audit, _settings(out, network), watch=watcher, blur=False)
+    results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
+    summary = _write(out, split, checkpoint, results)
     if json:
         print_json(summary)
     elif spoken:
-        _show_scores(attacked, control, knowledge)
-        print_line(f"picture, found above and training digits below: {out / PICTURE}")
+        _show(results, summary)
+    _check(results)
+    if spoken:
+        print_line(f"report: {out / 'trained' / 'report.html'}")
 
 
 @contextmanager
@@ -95,111 +87,108 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _write(
-    out: Path,
-    split: Split,
-    certificates: tuple[Certificate, Certificate],
-    attacked: Attacked,
-    control: Attacked,
-) -> dict[str, Any]:
-    """The picture, and every figure in ``demo.json``."""
-    from residuum.records import write_atomic, write_json
-    from residuum.report import compared_figure
+def _train(out: Path, split: Split, spoken: bool) -> Checkpoint:
+    """The victim, in a training directory of its own."""
+    from residuum.cli.train import write_run
+    from residuum.training import TrainingConfig, released, train
 
-    summary = {
-        "certificate": certificates[0].to_json(),
-        "certificate_holdout": certificates[1].to_json(),
-        "attack": attacked.found.to_json(),
-        "scores": attacked.scores.to_json(),
-        "untrained": {"attack": control.found.to_json(), "scores": control.scores.to_json()},
-        "picture": str(out / PICTURE),
-    }
-    bands = {
-        "this network": (attacked.candidates, attacked.scores),
-        "one never trained": (control.candidates, control.scores),
-    }
-    if figure := compared_figure(bands, split.train):
-        write_atomic(out / PICTURE, figure)
-    write_atomic(out / ".gitignore", "*\n")
-    write_json(out / "demo.json", summary)
-    return summary
+    config = TrainingConfig(steps=STEPS)
+    with training_progress(spoken) as watch:
+        state = train(ARCH, split.train, config, watch=watch)
+    (out / "network" / "private").mkdir(parents=True, exist_ok=True)
+    write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
+    return released(state, ARCH, split.train, "binary")
 
 
-def _certify(checkpoint: Checkpoint, split: Split) -> tuple[Certificate, Certificate]:
-    """Of the training digits, and of as many that the network never saw."""
-    from residuum.checkpoints import build_model
-    from residuum.theory import certify
-
-    model = build_model(checkpoint)
-    return (
-        certify(model, split.train.x, split.train.y),
-        certify(model, split.holdout.x[:SAMPLES], split.holdout.y[:SAMPLES]),
-    )
-
-
-def _untrained(checkpoint: Checkpoint) -> Checkpoint:
-    """The same architecture with random weights: whatever an attack finds there, it made up."""
+def _save_untrained(out: Path, checkpoint: Checkpoint) -> None:
+    """The same architecture with random weights."""
+    from residuum.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
     from residuum.training import TrainingConfig, initialise
 
     model = initialise(Architecture.parse(ARCH), TrainingConfig(init="default"))
-    return checkpoint.replace(theta=parameters(model))
+    file = out / NETWORKS["untrained"] / "model.safetensors"
+    save_checkpoint(checkpoint.replace(theta=parameters(model)), file)
 
 
-def _attack(checkpoint: Checkpoint, knowledge: Knowledge, split: Split, spoken: bool) -> Attacked:
-    """The default attack from the weights, and only then the data to score it by."""
-    from dataclasses import replace
+def _settings(out: Path, network: str) -> Any:
+    """The same for both; a fixed batch instead of a budget, so that figures repeat."""
+    from residuum.auditing.settings import AuditSettings, BatchSettings
 
-    from residuum.attacks import PRESETS, attack
-    from residuum.checkpoints import first_layer, leak_capacity
-    from residuum.evaluation import score
-
-    config = replace(PRESETS["residuum"], restarts=RESTARTS, steps=ATTACK_STEPS)
-    with attack_progress(spoken) as watch:
-        found = attack(checkpoint, knowledge, config, watch=watch)
-    candidates = whole_pool(found)[0]
-    capacity = leak_capacity(first_layer(checkpoint.theta))
-    scores = score(candidates, split.train, split.holdout, capacity=capacity)
-    return Attacked(found, candidates, scores)
+    batch = BatchSettings(attack="binary-kkt", restarts=RESTARTS, steps=ATTACK_STEPS, seed=0)
+    return AuditSettings(
+        checkpoint=str(out / network / "model.safetensors"), data=str(out / "network"),
+        holdout=str(out / "network"), value_range="0,1", mean="train", sample_count=SAMPLES,
+        batches=[batch], budget=BUDGET,
+    )  # fmt: skip
 
 
-def _show_certificates(found: Certificate, control: Certificate) -> None:
-    certify_command.show(found, f"{ARCH} trained on {SAMPLES} digits, odd against even")
+def _write(
+    out: Path, split: Split, checkpoint: Checkpoint, results: dict[str, AuditResult]
+) -> dict[str, Any]:
+    """The picture of both side by side, and the figures in ``demo.json``."""
+    from residuum.auditing.artifacts import read_result
+    from residuum.checkpoints import build_model
+    from residuum.evaluation.pools import whole_pool
+    from residuum.records import write_atomic, write_json
+    from residuum.report import compared_figure
+    from residuum.theory import certify
+
+    holdout = split.holdout
+    control = certify(build_model(checkpoint), holdout.x[:SAMPLES], holdout.y[:SAMPLES])
+    bands = {}
+    for title, result in zip(("this network", "one never trained"), results.values(), strict=True):
+        assert result.scores is not None
+        bands[title] = (whole_pool(result.reconstructions[0]).x, result.scores)
+    if figure := compared_figure(bands, split.train):
+        write_atomic(out / PICTURE, figure)
+    summary = {
+        **{audit: read_result(out / audit) for audit in results},
+        "certificate_holdout": control.to_json(),
+        "picture": str(out / PICTURE),
+        "report": str(out / "trained" / "report.html"),
+    }
+    write_json(out / "demo.json", summary)
+    return summary
+
+
+def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
+    """Both audits in one table, then the certificate beside one of digits never seen."""
+    parts = [result.scores for result in results.values() if result.scores is not None]
+    verdicts = [result.verdict for result in results.values()]
+    residuals = [result.attacks[0].residual for result in results.values()]
     rows = [
-        (name, number(mine), number(other))
-        for name, mine, other in (
-            ("KKT residual, plain", found.residual_plain, control.residual_plain),
-            ("KKT residual, Clarke", found.residual_clarke, control.residual_clarke),
-            ("margin", found.margin, control.margin),
-        )
-    ]
-    columns = ("what", "training digits", "held-out digits")
-    print_table("the same residuals on digits it never saw", columns, rows)
-
-
-def _show_scores(attacked: Attacked, control: Attacked, knowledge: Knowledge) -> None:
-    parts, scores = (attacked.scores, control.scores), attacked.scores
-    rows = [
+        ("verdict", *(verdict.outcome for verdict in verdicts)),
         ("digits recovered", *(f"{part.recovered} of {part.n}" for part in parts)),
         ("expected by chance", *(number(part.expected_by_chance, 2) for part in parts)),
         ("p, permutation test", *(number(part.p_value, 2) for part in parts)),
-        ("first-layer residual", number(_residual(attacked)), number(_residual(control))),
+        ("leak capacity", *(str(part.capacity) for part in parts)),
+        ("first-layer residual", *(number(value) for value in residuals)),
     ]
-    title = f"attack from the weights, {RESTARTS} restarts of {ATTACK_STEPS} steps"
+    title = f"{ARCH} trained on {SAMPLES} digits, odd against even: attack from the weights"
     print_table(title, ("what", "this network", "one never trained"), rows)
-    print_line(
-        f"recovered: {scores.deciding.upper()} beyond the 99th percentile of {scores.pool} held-out digits"
-    )
-    print_line(
-        f"{scores.recovered} recovered of a leak capacity of {scores.capacity} "
-        f"({number(scores.capacity_share, 2)})"
-    )
-    print_line(f"granted to the attacker: {describe(knowledge)}")
+    mine, other = summary["trained"]["certificate"], summary["certificate_holdout"]
+    rows = [
+        ("KKT residual, plain", number(mine["residual_plain"]), number(other["residual_plain"])),
+        ("KKT residual, Clarke", number(mine["residual_clarke"]), number(other["residual_clarke"])),
+        ("margin", number(mine["margin"]), number(other["margin"])),
+    ]
+    print_table("certificate", ("what", "training digits", "held-out digits"), rows)
+    facts = summary["trained"]["knowledge"]
+    granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in facts)
+    print_line(f"granted to the attacker: {granted}")
+    print_line(f"picture, found above and training digits below: {summary['picture']}")
 
 
-def _residual(attacked: Attacked) -> float | None:
-    """Relative residual of the first layer, of the best restart."""
-    first = attacked.found.layer_names[0]
-    values = [run["residuals"][first] for run in attacked.found.to_json()["runs"]]
-    return min((value for value in values if value is not None), default=None)
+def _check(results: dict[str, AuditResult]) -> None:
+    """The trained network leaks, the other one does not; anything else is not what this shows."""
+    from residuum.auditing.verdict import LEAK
+    from residuum.errors import InconclusiveError
+
+    found = {audit: result.verdict.outcome for audit, result in results.items()}
+    if found["trained"] != LEAK or found["untrained"] == LEAK:
+        raise InconclusiveError(
+            f"The demo expects a leak from the trained network alone; it found {found}.",
+            "Report this with the output of residuum doctor.",
+        )

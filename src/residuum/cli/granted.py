@@ -60,6 +60,41 @@ def grant(
     return knowledge
 
 
+def read_knowledge(path: str) -> Knowledge:
+    """A saved Knowledge whose facts are of their own kind, whatever wrote the file."""
+    from torch import Tensor
+
+    from residuum.records import Knowledge
+
+    found = Knowledge.load(path)
+    whole, real, tensor = (int,), (int, float), (Tensor,)
+    many = {"shape": whole, "value_range": real, "label_balance": real}
+    single = {"sample_count": whole, "weight_decay": real, "loss": (str,), "mean": tensor,
+              "norms": tensor}  # fmt: skip
+    for name in found.granted:
+        value = getattr(found, name)
+        if name == "theta0":
+            fits = isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values())
+        elif name in many:
+            fits = isinstance(value, tuple) and all(_is(part, many[name]) for part in value)
+        else:
+            fits = _is(value, single[name])
+        if not fits or (name == "value_range" and len(value) != 2):
+            raise InputError(
+                f"{path!r} must hold what an attacker is granted; its {name} is no such thing.",
+                "Take knowledge.safetensors of a finished audit.",
+            )
+    _check_mean(found)
+    return found
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Of one of the kinds; numbers are finite and positive enough to be used."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return False
+    return not isinstance(value, int | float) or math.isfinite(value)
+
+
 def describe(knowledge: Knowledge) -> str:
     """Every granted fact with where it came from, on one line."""
     parts = []

@@ -15,6 +15,7 @@ from residuum.cli.runs import load_run, read_summary
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from residuum.evaluation.pools import CandidatePool
     from residuum.records import Dataset, Reconstruction, Scores
 
 EXAMPLES = """Examples:
@@ -24,7 +25,6 @@ residuum score runs/a --data train.npz --holdout test.npz
 residuum score runs/a --data runs/m --holdout runs/m --ckpt runs/m --json
 """
 CANDIDATES = ("all", "selected")
-Pool = tuple["Tensor", "Tensor", "Tensor"]  # candidates, their labels, their multipliers
 
 
 def command(
@@ -63,15 +63,16 @@ def command(
     """Count recovered training samples, published and calibrated against held-out ones."""
     from residuum.errors import InputError, did_you_mean
     from residuum.evaluation import score
+    from residuum.evaluation.pools import selected_pool, whole_pool
 
     if candidates not in CANDIDATES:
         raise InputError(f"No candidates {candidates!r}.", did_you_mean(candidates, CANDIDATES))
     found = load_run(run)
-    train = _read(data, "train.npz")
-    control = None if holdout is None else _read(holdout, "holdout.npz")
+    train = read_samples(data, "train.npz")
+    control = None if holdout is None else read_samples(holdout, "holdout.npz")
     outputs, capacity, notes = _network(ckpt, train, run)
 
-    def judge(pool: Pool) -> Scores:
+    def judge(pool: CandidatePool) -> Scores:
         return score(
             pool[0], train, control, candidate_labels=pool[1], multipliers=pool[2],
             capacity=capacity, outputs=outputs, seed=seed, subsets=subsets,
@@ -89,29 +90,6 @@ def command(
         print_json(summary)
     elif not quiet:
         show(scores, selected, found, run)
-
-
-def whole_pool(found: Reconstruction) -> Pool:
-    """Every candidate, as the published counts pool them, and the means of groups of them."""
-    import torch
-
-    x, labels, lam = found.x, found.labels, found.weight
-    if found.selection is not None:
-        mean = found.selection.members > 1
-        x = torch.cat([x, found.selection.x[mean].to(x)])
-        labels = torch.cat([labels, found.selection.labels[mean].to(labels)])
-        lam = torch.cat([lam, found.selection.lam[mean].to(lam)])
-    return x, labels, lam
-
-
-def selected_pool(found: Reconstruction) -> Pool:
-    """The attack's own choice: what several restarts hold; all it ranked where none agree."""
-    chosen = found.selection
-    if chosen is None:
-        return found.x[:0], found.labels[:0], found.weight[:0]
-    agreed = chosen.support > 1
-    keep = agreed if bool(agreed.any()) else agreed | True
-    return chosen.x[keep], chosen.labels[keep], chosen.lam[keep]
 
 
 def write_scores(
@@ -187,7 +165,8 @@ def _draw(
             write_atomic(run / name, figure)
 
 
-def _read(path: Path, name: str) -> Dataset:
+def read_samples(path: Path, name: str) -> Dataset:
+    """Samples of an .npz, or of ``private/name`` in a training directory."""
     from residuum.errors import DataError
     from residuum.records import Dataset
 

@@ -23,7 +23,7 @@ from residuum.records.files import write_atomic
 METADATA_KEY = "residuum"
 R = TypeVar("R", bound="Record")
 _UNREADABLE = (
-    OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError,
+    OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError,
 )  # fmt: skip
 
 

@@ -1,0 +1,154 @@
+"""``result.json``: the published form of an audit, versioned, with a JSON Schema.
+
+The minor version grows with fields that older readers may ignore, the major one with any other
+change. ``residuum schema`` prints the schema of this version.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = "1.0"
+SCHEMA_ID = "urn:residuum:result:1.0"
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Tool(_Model):
+    """What wrote the result."""
+
+    name: Literal["residuum"]
+    version: str
+
+
+class PublishedVerdict(_Model):
+    """The row of the decision table and its numbers; counts are null without a control."""
+
+    outcome: Literal["leak", "no-leak-found", "inconclusive"]
+    exit_code: Literal[0, 1, 3]
+    sentence: str
+    reasons: list[str]
+    n: Count | None
+    recovered: Count | None
+    expected_by_chance: float | None
+    interval: tuple[float, float] | None
+    p_value: Share | None
+    metric: str
+    significance: float
+    residual_limit: float
+
+
+class Network(_Model):
+    """What was audited, measured from its weights."""
+
+    arch: str
+    parameters: Count
+    input_shape: list[int]
+    outputs: Count
+    homogeneity_order: float | None
+    leak_capacity: Count
+    balance: float | None
+
+
+class Fact(_Model):
+    """Something the attacker was told, and where it came from."""
+
+    fact: str
+    value: str
+    provenance: Literal["user", "train", "holdout"]
+
+
+class AttackRow(_Model):
+    """An attack that was run, or the reason why not; its own counts never decide."""
+
+    name: str
+    decides: bool
+    applies: bool
+    ran: bool
+    reason: str
+    restarts: Count
+    steps: Count
+    candidates: Count
+    diverged: Count
+    converged: bool
+    first_layer_residual: float | None
+    seconds: float
+    recovered: Count | None
+    expected_by_chance: float | None
+    p_value: Share | None
+
+
+class Candidate(_Model):
+    """One reconstruction chosen without the data, by confidence."""
+
+    rank: Count
+    attack: str
+    label: float
+    confidence: Share
+    support: Count
+    restarts: Count
+    members: Count
+    multiplier: float
+
+
+class ScoreSummary(_Model):
+    """Counts under the deciding metric; everything else is in scores.json."""
+
+    n: Count
+    candidates: Count
+    calibrated: bool
+    recovered: Count | None
+    expected_by_chance: float | None
+    p_value: Share | None
+    threshold: float | None
+    pool: Count
+
+
+class BatchRow(_Model):
+    """Restarts that ran side by side; all batches together repeat the audit."""
+
+    attack: str
+    restarts: Count
+    steps: Count
+    seed: int
+
+
+class Result(_Model):
+    """The whole of ``result.json``."""
+
+    schema_version: Literal["1.0"]
+    tool: Tool
+    created: str
+    subject: str
+    verdict: PublishedVerdict
+    network: Network
+    knowledge: list[Fact]
+    attacks: list[AttackRow]
+    scores: ScoreSummary | None
+    selected: ScoreSummary | None
+    candidates: list[Candidate]
+    certificate: dict[str, Any] | None
+    certificate_of: str = Field(description="what it is of, or why there is none")
+    uniqueness: dict[str, Any] | None
+    uniqueness_reason: str = Field(description="why it is null; empty otherwise")
+    batches: list[BatchRow]
+    seconds: dict[str, float]
+    settings: dict[str, Any]
+    request: dict[str, Any] | None
+    assumptions: list[str]
+    limitations: list[str]
+    notes: list[str]
+    inputs: dict[str, str] = Field(description="sha256 of what was read")
+    artifacts: dict[str, str] = Field(description="sha256 of every other file of the run")
+
+
+def result_schema() -> dict[str, Any]:
+    """The JSON Schema of ``result.json``."""
+    schema = Result.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}

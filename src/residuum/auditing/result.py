@@ -1,0 +1,123 @@
+"""What an audit found: the record that every artifact is written from."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor
+
+from residuum.auditing.budget import Batch
+from residuum.auditing.verdict import AttackOutcome, Verdict
+from residuum.checkpoints import Inspection
+from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
+from residuum.records.uniqueness import Uniqueness
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence(Record):
+    """Samples and control values that the report shows beside the scores.
+
+    index: (k,) training samples shown, best first, x: (k, *shape) they themselves as the network
+    receives them; mean: what to add for display; values: (n,) deciding score of every training
+    sample, NaN for no match; null: scores of held-out matches in ``null_sets`` sets of n; outputs:
+    (n,) the network's output, or the margin where it has several; labels: (n,) names of labels.
+    """
+
+    index: Tensor
+    x: Tensor
+    values: Tensor
+    null: Tensor
+    null_sets: int
+    mean: Tensor | None = None
+    outputs: Tensor | None = None
+    output_name: str = ""
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class AuditResult(Record):
+    """The outcome of :func:`audit`.
+
+    scores: of the candidates of all deciding attacks pooled, None without data; selected: of the
+    attacks' own choice alone; certificate: see ``certificate_of``, the reason where it is None;
+    batches: what was run, enough to repeat it; seconds: by stage; inputs: settings and hashes of
+    what was read.
+    """
+
+    subject: str
+    created: str
+    verdict: Verdict
+    checkpoint: Checkpoint
+    inspection: Inspection
+    knowledge: Knowledge
+    attacks: tuple[AttackOutcome, ...]
+    reconstructions: tuple[Reconstruction, ...]
+    scores: Scores | None
+    selected: Scores | None
+    certificate: Certificate | None
+    certificate_of: str
+    uniqueness: Uniqueness | None
+    uniqueness_reason: str
+    evidence: Evidence | None
+    batches: tuple[Batch, ...]
+    seconds: dict[str, float]
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    hashes: dict[str, str] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+    limitations: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 no leak found by these attacks, 1 leak, 3 inconclusive."""
+        return self.verdict.exit_code
+
+    def html(self, *, blur: bool = False, redact: bool = False) -> str:
+        """The report as one self-contained page."""
+        from residuum.auditing.page import page
+        from residuum.report.html import render
+
+        return render(page(self), blur=blur, redact=redact)
+
+    def save(self, path: str | Path) -> Path:
+        """Write every artifact into the folder ``path``: report.html, result.json and the rest."""
+        from residuum.auditing.artifacts import write_artifacts
+        from residuum.auditing.folder import open_folder
+
+        with open_folder(Path(path)) as folder:
+            folder.refuse_other_results()
+            write_artifacts(folder, self)
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The audit in the folder ``path``; files that changed since it was written are refused."""
+        from residuum.auditing.artifacts import load_parts
+
+        record, reconstructions = load_parts(Path(path))
+        return super().load(record).replace(reconstructions=reconstructions)
+
+    def save_record(self, path: Path) -> None:
+        """All but the reconstructions as one file."""
+        super(AuditResult, self.replace(reconstructions=())).save(path)
+
+    def summary(self) -> str:
+        """Verdict, reasons and scores as plain text."""
+        lines = [f"verdict: {self.verdict.outcome}", *(f"  {r}" for r in self.verdict.reasons)]
+        if self.scores is not None:
+            lines.append(self.scores.table())
+        return "\n".join(lines)
+
+    def show(self) -> None:
+        """Print the summary; the whole report is in ``save(folder)``, file report.html."""
+        sys.stdout.write(self.summary() + "\n")
+
+    def _repr_html_(self) -> str:
+        from residuum.auditing.page import page
+        from residuum.report.html import inline
+
+        return inline(page(self))

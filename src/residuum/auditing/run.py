@@ -1,0 +1,190 @@
+"""From a network to a verdict: inspect, attack, select, score, certify, decide.
+
+The attack stage is handed the checkpoint and the granted knowledge; data and held-out samples are
+looked at only after it has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from residuum.attacks import PRESETS, AttackConfig
+from residuum.attacks.state import Watcher
+from residuum.auditing.budget import UNIQUENESS_SHARE, Batch, seconds_of
+from residuum.auditing.certificates import kkt_certificate, uniqueness_certificate
+from residuum.auditing.control import evidence
+from residuum.auditing.inputs import Data, as_checkpoint, as_dataset, check_fit
+from residuum.auditing.result import AuditResult, Evidence
+from residuum.auditing.stages import Attacked, AttackStage, Store
+from residuum.auditing.verdict import AttackOutcome, decide
+from residuum.auditing.wording import assumptions, limitations
+from residuum.checkpoints import build_model, inspect_checkpoint
+from residuum.errors import InputError, did_you_mean
+from residuum.evaluation import score
+from residuum.evaluation.pools import CandidatePool, joined, selected_pool, whole_pool
+from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores
+from residuum.records.environment import environment
+from residuum.theory.kkt import evaluate
+
+
+def audit(
+    model: Checkpoint | nn.Module | str | Path,
+    *,
+    data: Data | None = None,
+    holdout: Data | Tensor | None = None,
+    knowledge: Knowledge | None = None,
+    budget: str | float = "1min",
+    preset: str = "residuum",
+    steps: int | None = None,
+    seed: int = 0,
+    subsets: int = 500,
+    device: str = "cpu",
+    task: str = "auto",
+    arch: str | None = None,
+    baselines: bool = True,
+    batches: Sequence[Batch] = (),
+    store: Store | None = None,
+    watch: Callable[[str], Watcher] | None = None,
+    hashes: dict[str, str] | None = None,
+) -> AuditResult:
+    """Attack ``model`` from its weights alone and say whether its training data came back.
+
+    data: the training samples as (x, y), a Dataset, or the path of an .npz, as the network receives
+    them; holdout: samples it never saw, likewise, labels optional, at least 100; without either
+    the verdict is inconclusive; knowledge: what the attacker is told; budget: wall clock, such as
+    "10min": as many batches of restarts as fit, at least one; batches: exactly these instead, as
+    recorded by an earlier audit; store, watch: see ``AttackStage``.
+    """
+    clock = _Clock()
+    checkpoint = as_checkpoint(model, arch)
+    knowledge = knowledge or Knowledge()
+    train = None if data is None else as_dataset(data, "data")
+    control = None if holdout is None else as_dataset(holdout, "holdout")
+    check_fit(checkpoint, train, control)
+    with clock("inspect"):
+        inspection = inspect_checkpoint(checkpoint)
+    config = attack_config(preset, steps, seed, device)
+    seconds = seconds_of(budget)
+    stage = AttackStage(
+        checkpoint, inspection, knowledge, config, seconds, store, watch, tuple(batches), baselines
+    )
+    with clock("attack"):
+        attacked = stage.run()
+    with clock("score"):
+        judged = _judge(checkpoint, attacked, train, control, inspection.capacity, seed, subsets)
+    wanted = checkpoint.task if task == "auto" and checkpoint.task else task
+    with clock("certify"):
+        certificate, of = kkt_certificate(checkpoint, train, attacked.found, wanted)
+        unique, why_not = uniqueness_certificate(
+            checkpoint, attacked.found, knowledge, task=wanted, seconds=UNIQUENESS_SHARE * seconds
+        )
+    outcomes = judged.outcomes
+    verdict = decide(judged.scores, outcomes)
+    return AuditResult(
+        subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=knowledge,
+        attacks=outcomes, reconstructions=attacked.found, scores=judged.scores,
+        selected=judged.selected, certificate=certificate, certificate_of=of,
+        uniqueness=unique, uniqueness_reason=why_not, evidence=judged.evidence,
+        batches=attacked.batches, seconds=clock.seconds,
+        settings={
+            "preset": preset, "seed": seed, "subsets": subsets, "device": device, "task": task,
+            "budget": seconds, "steps": steps, "baselines": baselines, "arch": checkpoint.arch,
+        },
+        environment=environment(device), hashes=dict(hashes or {}),
+        assumptions=assumptions(checkpoint, inspection),
+        limitations=limitations(verdict, judged.scores, knowledge),
+        notes=_notes(attacked, judged.scores),
+    )  # fmt: skip
+
+
+class _Judged:
+    """Scores of the pool, of the attacks' own choice, and of every attack by itself."""
+
+    def __init__(self, outcomes: tuple[AttackOutcome, ...]) -> None:
+        self.outcomes = outcomes
+        self.scores: Scores | None = None
+        self.selected: Scores | None = None
+        self.evidence: Evidence | None = None
+
+
+def _judge(
+    checkpoint: Checkpoint,
+    attacked: Attacked,
+    train: Dataset | None,
+    control: Dataset | None,
+    capacity: int,
+    seed: int,
+    subsets: int,
+) -> _Judged:
+    """Score what the attacks found; the pool of all deciding attacks is what the verdict rests on."""
+    judged = _Judged(attacked.outcomes)
+    if train is None or not attacked.found:
+        return judged
+    model = build_model(checkpoint)
+    outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
+
+    def judge(pool: CandidatePool, **options: Any) -> Scores:
+        return score(
+            pool.x, train, control, candidate_labels=pool.labels, multipliers=pool.lam,
+            capacity=capacity, outputs=outputs, seed=seed, subsets=subsets, **options,
+        )  # fmt: skip
+
+    pool = joined([whole_pool(part) for part in attacked.found])
+    judged.scores = judge(pool)
+    chosen = joined([selected_pool(part) for part in attacked.found])
+    judged.selected = judge(chosen, metrics=["ncc"]) if len(chosen.x) else None
+    judged.evidence = evidence(pool.x, train, control, judged.scores, outputs, seed)
+    alone = {part.attack: part for part in (*attacked.found, *attacked.baselines)}
+    judged.outcomes = tuple(
+        _with_counts(outcome, judge(whole_pool(alone[outcome.name]), metrics=["ncc"]))
+        if outcome.name in alone and (len(attacked.found) > 1 or not outcome.decides)
+        else _with_counts(outcome, judged.scores if outcome.ran else None)
+        for outcome in attacked.outcomes
+    )
+    return judged
+
+
+def _with_counts(outcome: AttackOutcome, scores: Scores | None) -> AttackOutcome:
+    if scores is None:
+        return outcome
+    return outcome.replace(
+        recovered=scores.recovered,
+        expected_by_chance=scores.expected_by_chance,
+        p_value=scores.p_value,
+    )
+
+
+def attack_config(preset: str, steps: int | None, seed: int, device: str) -> AttackConfig:
+    """The preset with what was said to override it."""
+    if preset not in PRESETS:
+        raise InputError(f"No preset {preset!r}.", did_you_mean(preset, tuple(PRESETS)))
+    config = replace(PRESETS[preset], seed=seed, device=device)
+    return config if steps is None else replace(config, steps=steps)
+
+
+def _notes(attacked: Attacked, scores: Scores | None) -> tuple[str, ...]:
+    parts: list[Reconstruction] = [*attacked.found]
+    notes = [note for part in parts for note in part.notes]
+    return tuple(dict.fromkeys([*notes, *(scores.notes if scores is not None else ())]))
+
+
+class _Clock:
+    """Seconds of every stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[stage] = round(time.monotonic() - start, 3)

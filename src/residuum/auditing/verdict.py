@@ -1,0 +1,123 @@
+"""The verdict: one rule, one table, one exit code.
+
+| held-out control     | attack                                  | count           | verdict       | exit |
+|----------------------|-----------------------------------------|-----------------|---------------|------|
+| missing or too small | any                                     | any             | inconclusive  | 3    |
+| present              | none applies, diverged, or first-layer  | not significant | inconclusive  | 3    |
+|                      | residual above RESIDUAL_LIMIT           |                 |               |      |
+| present              | converged                               | not significant | no-leak-found | 0    |
+| present              | any                                     | significant     | leak          | 1    |
+
+Significant: p <= 1% in ONE permutation test, on the candidates of all attacks pooled. Several
+attacks, several metrics and the baselines give several counts; only this one decides, so the level
+holds however many attacks were run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from residuum.evaluation.null import SIGNIFICANCE
+from residuum.records import Record, Scores
+
+LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
+EXIT_CODES = {NO_LEAK_FOUND: 0, LEAK: 1, INCONCLUSIVE: 3}
+# Norm of the first layer's residual over the norm of its target. Attacks on networks trained on
+# 20-400 digits ended between 0.001 and 0.1, on random initialisations of 30 or more neurons between
+# 0.25 and 0.85. Above the limit an attack that found nothing has not explained the weights either.
+RESIDUAL_LIMIT = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class AttackOutcome(Record):
+    """One attack and what became of it.
+
+    decides: its candidates are part of the pool that is tested; a baseline's are not. ran, reason:
+    whether it was run and why; residual: of the first layer, norm over norm, of the best restart
+    that did not diverge; recovered, p_value: of this attack's candidates alone, never deciding.
+    """
+
+    name: str
+    decides: bool
+    applies: bool
+    ran: bool
+    reason: str
+    restarts: int = 0
+    steps: int = 0
+    candidates: int = 0
+    diverged: int = 0
+    residual: float | None = None
+    seconds: float = 0.0
+    recovered: int | None = None
+    expected_by_chance: float | None = None
+    p_value: float | None = None
+
+    @property
+    def converged(self) -> bool:
+        """Some restart did not diverge and explains the first layer to within the limit."""
+        return self.residual is not None and self.residual <= RESIDUAL_LIMIT
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict(Record):
+    """The outcome with the numbers it rests on; reasons: one sentence each."""
+
+    outcome: str
+    reasons: tuple[str, ...]
+    n: int | None = None
+    recovered: int | None = None
+    expected_by_chance: float | None = None
+    interval: tuple[float, float] | None = None
+    p_value: float | None = None
+    metric: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """What ``residuum audit`` ends with."""
+        return EXIT_CODES[self.outcome]
+
+
+def decide(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict:
+    """The table's row; scores: of the pooled candidates, None without training data."""
+    if scores is None:
+        return Verdict(INCONCLUSIVE, ("no training data was given to compare candidates with",))
+    if not scores.calibrated:
+        return Verdict(INCONCLUSIVE, (scores.reason,), n=scores.n, metric=scores.deciding)
+    assert scores.p_value is not None
+    assert scores.recovered is not None
+    if scores.recovered > 0 and scores.p_value <= SIGNIFICANCE:
+        count = f"{scores.recovered} of {scores.n} training samples beat the held-out control"
+        reason = f"{count}, p = {scores.p_value:.2g} in the permutation test at {SIGNIFICANCE:g}"
+        return _verdict(LEAK, (reason,), scores)
+    missing = (
+        f"{scores.recovered} of {scores.n} samples beat the held-out control, which is within "
+        f"chance (p = {scores.p_value:.2g})"
+    )
+    deciding = [attack for attack in attacks if attack.decides and attack.ran]
+    if converged := [attack for attack in deciding if attack.converged]:
+        explained = ", ".join(f"{a.name} {a.residual:.2g}" for a in converged)
+        reason = f"first-layer residual within {RESIDUAL_LIMIT:g}: {explained}"
+        return _verdict(NO_LEAK_FOUND, (missing, reason), scores)
+    return _verdict(INCONCLUSIVE, (missing, *_shortfalls(deciding)), scores)
+
+
+def _verdict(outcome: str, reasons: tuple[str, ...], scores: Scores) -> Verdict:
+    row = scores.metrics[scores.deciding]
+    return Verdict(
+        outcome, reasons, n=scores.n, recovered=scores.recovered,
+        expected_by_chance=scores.expected_by_chance, interval=row.interval,
+        p_value=scores.p_value, metric=scores.deciding,
+    )  # fmt: skip
+
+
+def _shortfalls(deciding: list[AttackOutcome]) -> tuple[str, ...]:
+    """Why none of the attacks counts as converged."""
+    if not deciding:
+        return ("no attack applies to this network",)
+    return tuple(
+        f"{attack.name} diverged in all {attack.restarts} restarts"
+        if attack.residual is None
+        else f"{attack.name} left a first-layer residual of {attack.residual:.2g}, above "
+        f"{RESIDUAL_LIMIT:g}: it has not explained these weights"
+        for attack in deciding
+    )

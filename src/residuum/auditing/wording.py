@@ -1,0 +1,56 @@
+"""What every report must say beside its verdict: assumptions, and what the verdict is not."""
+
+from __future__ import annotations
+
+from residuum.auditing.verdict import NO_LEAK_FOUND, RESIDUAL_LIMIT, Verdict
+from residuum.checkpoints import Inspection
+from residuum.records import Checkpoint, Knowledge, Scores
+
+
+def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ...]:
+    """What the attacks take for granted about this network."""
+    if inspection.homogeneity_order is None:
+        order = (
+            "The network is not homogeneous: the theorem behind the KKT attack does not cover it."
+        )
+    else:
+        order = (
+            f"The network is homogeneous of order {inspection.homogeneity_order:g}; the KKT attack "
+            "assumes that training came near a KKT point of its margin problem."
+        )
+    exchangeable = (
+        "The held-out samples come from the distribution of the training samples, and were "
+        "preprocessed alike: the control compares the one with the other."
+    )
+    return (
+        order,
+        exchangeable,
+        *(f"Read from the file: {note}" for note in checkpoint.assumptions),
+    )
+
+
+def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
+    """What a reader must not conclude."""
+    found = [
+        "This is evidence about the attacks that were run, with the knowledge and the time they "
+        "had. It is no guarantee of privacy.",
+        "A sample counts as recovered when its match is closer than 99% of chance; whether a person "
+        "would recognise it is for the pictures to show.",
+    ]
+    if verdict.outcome == NO_LEAK_FOUND:
+        found.append(
+            f"A first-layer residual within {RESIDUAL_LIMIT:g} says that the candidates explain the "
+            "first layer, not that they are the only ones that would; a narrow layer is explained "
+            "easily."
+        )
+    if scores is not None and scores.smallest_significant is not None:
+        found.append(
+            f"With {scores.pool} held-out samples at least {scores.smallest_significant} recovered "
+            "samples are needed for significance."
+        )
+    if "train" in knowledge.provenance.values():
+        found.append(
+            "Facts granted from the training set make the strongest attacker; a real one may know "
+            "less."
+        )
+    return tuple(found)

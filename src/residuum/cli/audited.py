@@ -1,0 +1,160 @@
+"""An audit of files into a run directory: what the commands audit and demo share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from residuum.cli.granted import grant, read_knowledge
+from residuum.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from residuum.auditing import Verdict
+    from residuum.auditing.settings import AuditSettings
+    from residuum.records import Checkpoint, Dataset, Knowledge
+
+FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
+
+
+def audit_into(
+    out: Path, settings: AuditSettings, *, watch: Callable[[str], Any] | None, blur: bool
+) -> tuple[dict[str, Any], Verdict]:
+    """Run, resume or show again the audit of ``settings`` in the folder ``out``."""
+    from residuum.auditing import AuditResult, audit
+    from residuum.auditing.artifacts import read_result, write_artifacts
+    from residuum.auditing.budget import Batch, seconds_of
+    from residuum.auditing.folder import open_folder
+    from residuum.auditing.run import attack_config
+    from residuum.checkpoints import load_checkpoint
+
+    assert settings.checkpoint is not None
+    path = Path(settings.checkpoint)
+    released = load_checkpoint(path, settings.arch)
+    train, train_file = _read(settings.data, "train.npz")
+    control, control_file = _read(settings.holdout, "holdout.npz")
+    hashes = _hashes(path, train_file, control_file)
+    _check_hashes(settings.sha256, hashes)
+    knowledge = _knowledge(path, released, settings, train, control)
+    budget = 60.0 if settings.budget is None else settings.budget
+    seconds_of(budget)  # what is wrong is refused before anything is written
+    attack_config(settings.preset or "residuum", settings.steps, 0, settings.device or "cpu")
+    with open_folder(out) as folder:
+        request = _request(settings, hashes, knowledge)
+        folder.claim(request)
+        if folder.complete:
+            folder.finish()
+            return read_result(out), AuditResult.load(out).verdict
+        result = audit(
+            released, data=train, holdout=control, knowledge=knowledge, budget=budget,
+            preset=settings.preset or "residuum", steps=settings.steps, seed=settings.seed or 0,
+            subsets=settings.subsets or 500, device=settings.device or "cpu",
+            task=settings.task or "auto", baselines=settings.baselines is not False,
+            batches=tuple(Batch(**row.model_dump()) for row in settings.batches),
+            store=folder, watch=watch, hashes=hashes,
+        ).replace(subject=path.name)  # fmt: skip
+        sources = {
+            "checkpoint": str(path.resolve()),
+            "data": None if train_file is None else str(train_file.resolve()),
+            "holdout": None if control_file is None else str(control_file.resolve()),
+        }
+        summary = write_artifacts(
+            folder, result, request=request, sources=sources, file=str(_weights(path)), blur=blur
+        )
+    return summary, result.verdict
+
+
+def _read(name: str | None, own: str) -> tuple[Dataset | None, Path | None]:
+    from residuum.records import Dataset
+
+    if name is None:
+        return None, None
+    path = Path(name)
+    if path.is_dir():
+        path = path / "private" / own
+        if not path.is_file():
+            raise DataError(
+                f"A training directory must hold private/{own}; {name!r} does not.",
+                "Name an .npz with x and y.",
+            )
+    return Dataset.from_npz(path), path
+
+
+def _knowledge(
+    path: Path,
+    released: Checkpoint,
+    settings: AuditSettings,
+    train: Dataset | None,
+    control: Dataset | None,
+) -> Knowledge:
+    """What is granted: a file of it, or the options; "train" and "holdout" name a stored mean."""
+    facts = {name: getattr(settings, name) for name in FACTS}
+    if settings.knowledge is not None:
+        if settings.mean is not None or any(value is not None for value in facts.values()):
+            raise InputError(
+                "A configuration with a file of knowledge grants exactly that.",
+                "Remove its line `knowledge`, or the other facts.",
+            )
+        return read_knowledge(settings.knowledge)
+    source = {"train": train, "holdout": control}
+    if settings.mean not in source:
+        return grant(path, released, **facts, mean=settings.mean)
+    data = source[settings.mean]
+    if data is None or data.mean is None:
+        raise InputError(
+            f"--mean {settings.mean} grants the mean stored in that file; there is none.",
+            "Save the mean that was subtracted as array 'mean', or leave --mean out.",
+        )
+    knowledge = grant(path, released, **facts)
+    provenance = {**knowledge.provenance, "mean": settings.mean}
+    return knowledge.replace(mean=data.mean.double(), provenance=provenance)
+
+
+def _hashes(path: Path, *data: Path | None) -> dict[str, str]:
+    from residuum.records.environment import sha256
+
+    found = {"checkpoint": sha256(_weights(path))}
+    for name, part in zip(("data", "holdout"), data, strict=True):
+        if part is not None:
+            found[name] = sha256(part)
+    return found
+
+
+def _weights(path: Path) -> Path:
+    """The file of weights that a path names."""
+    from residuum.checkpoints.reading import RUN_FILE
+
+    return path / RUN_FILE if path.is_dir() else path
+
+
+def _check_hashes(wanted: dict[str, str], found: dict[str, str]) -> None:
+    for name, digest in wanted.items():
+        if found.get(name, digest) != digest:
+            raise InputError(
+                f"The {name} is not the one that this configuration was written for.",
+                "Name that file, or remove its line under [sha256].",
+            )
+
+
+def _request(
+    settings: AuditSettings, hashes: dict[str, str], knowledge: Knowledge
+) -> dict[str, Any]:
+    """What decides whether two audits are the same: settings, inputs and knowledge, not paths."""
+    import hashlib
+    from importlib.metadata import version
+
+    from safetensors.torch import save
+
+    names = ("budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines", "arch")
+    tensors = {"mean": knowledge.mean, **(knowledge.theta0 or {})}
+    packed = save({k: t.contiguous() for k, t in tensors.items() if t is not None})
+    return {
+        "version": version("residuum"),
+        **{name: getattr(settings, name) for name in names},
+        **{f"{name}_sha256": digest for name, digest in hashes.items()},
+        "batches": [row.model_dump() for row in settings.batches],
+        "knowledge": {name: str(getattr(knowledge, name))[:80] for name in knowledge.granted
+                      if name not in ("mean", "theta0")},
+        "provenance": dict(knowledge.provenance),
+        "knowledge_sha256": hashlib.sha256(packed).hexdigest(),
+    }  # fmt: skip

@@ -1,0 +1,102 @@
+"""``residuum doctor``: what is installed, what it runs on, how fast, and which data are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from residuum.cli.options import Json, Quiet
+from residuum.cli.output import number, print_json, print_line, print_table
+
+EXAMPLES = """Examples:
+
+residuum doctor
+
+residuum doctor --json
+"""
+EXTRAS = {"cluster": "ray", "dp": "opacus", "track": "mlflow"}
+NAMED = ("mnist", "cifar10")
+ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0
+
+
+def command(json: Json = False, quiet: Quiet = False) -> None:
+    """Show versions, device, extras, data found, and the time of one attack step."""
+    found = examine()
+    if json:
+        print_json(found)
+    elif not quiet:
+        show(found)
+
+
+def examine() -> dict[str, Any]:
+    """Everything the command shows."""
+    import torch
+
+    from residuum.records.environment import environment
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    step = _step(device)
+    return {
+        **environment(device),
+        "accelerator": device == "cuda",
+        "extras": {name: _installed(package) for name, package in EXTRAS.items()},
+        "data": {name: _data(name) for name in ("digits", *NAMED)},
+        "step": step,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """The examination as a person reads it."""
+    rows = [("python", found["python"]), *found["packages"].items()]
+    print_table("versions", ("what", "version"), rows)
+    step = found["step"]
+    rows = [
+        ("device", f"{found['device']}, {found['cpus']} CPUs, {found['threads']} threads"),
+        ("one step", f"{number(1e3 * step['seconds'], 3)} ms: {step['arch']}, "
+                     f"{step['candidates']} candidates, {step['dtype']}"),
+        *((f"data {name}", state) for name, state in found["data"].items()),
+        *((f"extra {name}", "installed" if there else f"pip install 'residuum[{name}]'")
+          for name, there in found["extras"].items()),
+    ]  # fmt: skip
+    print_table("this machine", ("what", "state"), rows)
+    if not found["accelerator"]:
+        print_line("no CUDA device was found; everything runs on the CPU")
+
+
+def _step(device: str) -> dict[str, Any]:
+    """One step of the default attack on the network of the published experiments."""
+    import torch
+
+    from residuum.attacks import AttackConfig, estimate
+    from residuum.networks import Architecture
+    from residuum.records import Checkpoint
+
+    torch.manual_seed(0)
+    model = Architecture.parse(ARCH).build()
+    theta = {name: t.detach().double() for name, t in model.state_dict().items()}
+    config = AttackConfig(restarts=1, candidates=CANDIDATES, device=device)
+    found = estimate(Checkpoint(theta, ARCH), None, config, measured=MEASURED)
+    return {
+        "arch": ARCH,
+        "candidates": CANDIDATES,
+        "dtype": found.dtype,
+        "seconds": found.step_seconds,
+        "flops_per_second": found.flops_per_second,
+    }
+
+
+def _installed(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+def _data(name: str) -> str:
+    """Where a named dataset stands: read in full, since a file of the right name may be broken."""
+    from residuum.datasets import load_dataset
+    from residuum.errors import ResiduumError
+
+    try:
+        split = load_dataset(name, 20)
+    except ResiduumError as problem:
+        return str(problem)
+    return f"found, samples of shape {'x'.join(map(str, split.train.shape))}"

@@ -1,0 +1,53 @@
+"""A section for a model card: what was tried, what came back, and what that does not mean."""
+
+from __future__ import annotations
+
+import re
+
+from residuum.report.page import Page, shown
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+
+
+def model_card(page: Page) -> str:
+    """Markdown; names from files stay text."""
+    verdict = page.verdict
+    lines = [
+        "## Training-data reconstruction audit",
+        "",
+        f"**{verdict.headline}.** {verdict.sentence}",
+        "",
+        f"Audited: {text(page.subject)} ({text(page.description)}), {text(page.created)}, by residuum.",
+        "",
+        *_section("Why", verdict.reasons),
+        *_attacks(page),
+        *_section(
+            "Granted to the attacker",
+            tuple(f"{fact.fact}: {fact.value} ({fact.provenance})" for fact in page.knowledge)
+            or ("nothing but the weights",),
+        ),
+        *_section("Assumptions", page.assumptions),
+        *_section("Limitations", page.limitations),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def text(value: object) -> str:
+    """Plain text in Markdown: special characters escaped, one line."""
+    line = _SPECIAL.sub(r"\\\1", " ".join(str(value).split()))
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _section(title: str, rows: tuple[str, ...]) -> list[str]:
+    return [f"### {title}", "", *(f"- {text(row)}" for row in rows), ""] if rows else []
+
+
+def _attacks(page: Page) -> list[str]:
+    rows = ["### Attacks", "", "| attack | run | restarts | first-layer residual | note |",
+            "|---|---|---:|---:|---|"]  # fmt: skip
+    for row in page.attacks:
+        rows.append(
+            f"| {text(row.name)} | {'yes' if row.ran else 'no'} | {shown(row.restarts)} | "
+            f"{shown(row.first_layer_residual)} | {text(row.status or row.reason)} |"
+        )
+    return [*rows, ""] if page.attacks else []

@@ -1,0 +1,205 @@
+"""What machines read of an audit: result.json and its schema, SARIF, the model card, doctor."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from residuum.auditing.published import SCHEMA_VERSION, result_schema
+from residuum.cli.main import COMMANDS, main
+from residuum.report.model_card import model_card
+from residuum.report.page import OUTCOMES, AttackRow, Granted, Page, Verdict
+from residuum.report.sarif import RULE, sarif
+from tests.victims import write
+
+
+def closed(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {
+        "type": "object", "properties": properties, "required": list(required),
+        "additionalProperties": False,
+    }  # fmt: skip
+
+
+def many(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+TEXT, WHOLE, BAG = {"type": "string"}, {"type": "integer"}, {"type": "object"}
+MESSAGE = closed({"text": TEXT}, "text")
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+PLACE = closed({"uri": TEXT, "index": {"type": "integer", "minimum": 0}}, "uri")
+LEVELS = {"enum": ["none", "note", "warning", "error"]}
+DESCRIPTOR = closed(
+    {
+        "id": TEXT, "name": TEXT, "shortDescription": MESSAGE, "fullDescription": MESSAGE,
+        "help": MESSAGE, "defaultConfiguration": closed({"level": LEVELS}), "properties": BAG,
+    },
+    "id",
+)  # fmt: skip
+RESULT = closed(
+    {
+        "ruleId": TEXT, "ruleIndex": {"type": "integer", "minimum": 0}, "level": LEVELS,
+        "kind": {"enum": ["notApplicable", "pass", "fail", "review", "open", "informational"]},
+        "message": MESSAGE, "partialFingerprints": TEXTS, "properties": BAG,
+        "locations": many(closed({"physicalLocation": closed({"artifactLocation": PLACE})})),
+    },
+    "message",
+) | {  # section 3.27.10: a level other than "none" belongs to the kind "fail" alone
+    "if": {"properties": {"kind": {"not": {"const": "fail"}}}},
+    "then": {"properties": {"level": {"const": "none"}}},
+}  # fmt: skip
+# The part of SARIF 2.1.0 that is written here, stated closed: no property beside these.
+WRITTEN = closed(
+    {
+        "$schema": {"const": "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/"
+                             "sarif-schema-2.1.0.json"},
+        "version": {"const": "2.1.0"},
+        "runs": many(closed(
+            {
+                "tool": closed({"driver": closed(
+                    {"name": TEXT, "version": TEXT, "rules": many(DESCRIPTOR)}, "name")}, "driver"),
+                "invocations": many(closed(
+                    {"executionSuccessful": {"type": "boolean"}, "exitCode": WHOLE},
+                    "executionSuccessful")),
+                "artifacts": many(closed(
+                    {"location": PLACE, "hashes": TEXTS, "roles": many({"const": "analysisTarget"})})),
+                "results": many(RESULT),
+                "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+            },
+            "tool",
+        )),
+    },
+    "version", "runs",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An audit of a few steps: what it finds does not matter here."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    command = [*write(folder / "v", "tight"), "--out", str(folder / "run"), "--quiet"]
+    assert main([*command, "--steps", "30", "--budget", "0.1", "--subsets", "200"]) in (0, 3)
+    return folder / "run"
+
+
+def test_result_fits_its_published_schema(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema == result_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    result = json.loads((run / "result.json").read_text())
+    jsonschema.validate(result, schema, jsonschema.Draft202012Validator)
+    assert result["schema_version"] == SCHEMA_VERSION
+    assert result["uniqueness"] is None
+    assert result["uniqueness_reason"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": "9.0"}, {"extra": 1}, {"verdict": {}}, {"artifacts": {"a": 1}},
+        {"batches": [{"attack": "binary-kkt"}]}, {"candidates": None},
+    ],
+)  # fmt: skip
+def test_other_results_do_not_fit(run: Path, change: dict[str, Any]) -> None:
+    result = json.loads((run / "result.json").read_text()) | change
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(result, result_schema(), jsonschema.Draft202012Validator)
+
+
+def test_the_written_sarif(run: Path) -> None:
+    log = json.loads((run / "report.sarif").read_text())
+    jsonschema.validate(log, WRITTEN, jsonschema.Draft202012Validator)
+    result = json.loads((run / "result.json").read_text())
+    artifact = log["runs"][0]["artifacts"][0]
+    assert artifact["hashes"]["sha-256"] == result["inputs"]["checkpoint"]
+    assert artifact["location"]["uri"].startswith("file:///")
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_sarif_of_every_outcome(outcome: str) -> None:
+    verdict = Verdict(outcome, 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", ("because <b>",))
+    log = sarif(verdict, file="a b/m#1.pt", tool_version="1", sha256="0f", exit_code=1)
+    jsonschema.validate(log, WRITTEN, jsonschema.Draft202012Validator)
+    result = log["runs"][0]["results"][0]
+    assert (result["kind"] == "fail") == (outcome == "leak") == (result["level"] == "error")
+    assert result["ruleId"] == RULE
+    assert result["properties"]["recovered"] == 6
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b/m%231.pt"
+    wrong = copy.deepcopy(log)
+    wrong["runs"][0]["results"][0] |= {"kind": "pass", "level": "error"}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, WRITTEN, jsonschema.Draft202012Validator)
+
+
+def test_names_stay_text_in_the_model_card() -> None:
+    page = Page(
+        "<img src=x>|[a](javascript:b)", Verdict("inconclusive"),
+        knowledge=(Granted("mean", "`x`\n# head", "user"),),
+        attacks=(AttackRow("a|b", False, "*no*"),), limitations=("no guarantee",),
+    )  # fmt: skip
+    text = model_card(page)
+    assert "<img" not in text
+    assert "&lt;img" in text
+    assert "](javascript" not in text
+    assert "\n# head" not in text
+    assert "a\\|b" in text
+    assert "no guarantee" in text
+
+
+def test_the_model_card_of_an_audit(run: Path) -> None:
+    text = (run / "model_card.md").read_text()
+    assert text.startswith("## Training-data reconstruction audit")
+    for part in ("### Attacks", "### Granted to the attacker", "### Limitations", "no guarantee"):
+        assert part in text
+
+
+def test_doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("residuum.cli.doctor.MEASURED", 0.05)
+    monkeypatch.setenv("RESIDUUM_DATA", str(tmp_path))
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"]["seconds"] > 0
+    assert found["data"]["digits"].startswith("found")
+    assert "mnist" in found["data"]
+    assert not found["data"]["mnist"].startswith("found")
+    assert set(found["extras"]) == {"cluster", "dp", "track"}
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "one step" in shown
+    assert "torch" in shown
+
+
+def test_every_command_has_json_and_quiet() -> None:
+    from inspect import signature
+
+    for module in COMMANDS.values():
+        assert {"json", "quiet"} <= signature(module.command).parameters.keys()
+
+
+def test_quiet_commands_print_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--quiet"]) == 0
+    assert main(["report", str(run), "--redact", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["report", str(run), "--redact", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["redacted"] is True
+
+
+def test_completion_is_offered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_RESIDUUM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "residuum au")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    try:
+        main([])
+    except SystemExit as leave:
+        assert leave.code in (0, None)  # noqa: PT017
+    assert capsys.readouterr().out.split() == ["audit"]

@@ -1,0 +1,453 @@
+"""The audit: what it runs, what it writes, how it ends, and that nothing stops it half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import residuum as rs
+from residuum.auditing.budget import Batch
+from residuum.auditing.folder import open_folder
+from residuum.auditing.page import page
+from residuum.auditing.publish import publish
+from residuum.auditing.stages import merged
+from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
+from residuum.checkpoints import build_model
+from residuum.cli.main import main
+from residuum.errors import DataError, OutputError
+from residuum.records import Dataset, same
+from residuum.records.environment import sha256
+from tests.program import listing, start
+from tests.victims import knowledge, leaky, tight, untrained, write
+
+BATCH = Batch("binary-kkt", 2, 600, 0)
+FILES = [
+    ".gitignore", ".lock", "audit.safetensors", "certificate.json", "config.toml",
+    "environment.json", "knowledge.safetensors", "model_card.md", "reconstruction.safetensors",
+    "report.html", "report.sarif", "result.json", "scores.json",
+]  # fmt: skip
+
+
+def audit(name: str, **options: Any) -> rs.AuditResult:
+    checkpoint, split = {"leaky": leaky, "tight": tight, "untrained": untrained}[name]()
+    given = {
+        "data": split.train, "holdout": split.holdout, "knowledge": knowledge(split),
+        "batches": (BATCH,), "budget": "1s", "subsets": 300, **options,
+    }  # fmt: skip
+    return rs.audit(checkpoint, **given)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Arguments of ``residuum audit`` for every victim, with one fixed batch instead of a budget."""
+    folder = tmp_path_factory.mktemp("victims")
+    config = folder / "batches.toml"
+    rows = "".join(f"{k} = {json.dumps(v)}\n" for k, v in vars(BATCH).items())
+    config.write_text(f'budget = "1s"\nsubsets = 300\n[[batches]]\n{rows}')
+    return {
+        name: [*write(folder / name, name), "--config", str(config)]
+        for name in ("leaky", "tight", "untrained")
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(files: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished audit of the leaky network."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert main([*files["leaky"], "--out", str(out), "--quiet"]) == 1
+    return out
+
+
+# From Python
+
+
+def test_without_data_candidates_are_ranked_and_certified() -> None:
+    found = audit("tight", data=None, holdout=None)
+    assert found.verdict.outcome == INCONCLUSIVE
+    assert found.scores is None
+    assert found.certificate is not None
+    assert found.certificate_of.startswith("candidates")
+    assert found.certificate.residual_plain < 1
+    ranked = publish(found, None, {}).candidates
+    assert ranked
+    single = [row.support < 2 for row in ranked]
+    assert single == sorted(single)  # what several restarts hold comes first
+    shared = [row.confidence for row in ranked if row.support > 1]
+    assert shared == sorted(shared, reverse=True)
+
+
+def test_data_never_reaches_the_attack() -> None:
+    """Swapping the training set changes the scores alone."""
+    split = tight()[1]
+    a = audit("tight", baselines=False)
+    rows = torch.arange(40, 60)
+    other = split.holdout.replace(x=split.holdout.x[rows], y=split.holdout.y[rows])
+    b = audit("tight", data=other, baselines=False)
+    assert same(a.reconstructions[0].x, b.reconstructions[0].x)
+    assert a.scores is not None
+    assert b.scores is not None
+    assert a.scores.metrics["ncc"].median != b.scores.metrics["ncc"].median
+
+
+def test_plain_arrays_and_a_live_network_will_do() -> None:
+    checkpoint, split = tight()
+    found = rs.audit(
+        build_model(checkpoint), data=(split.train.x.numpy(), split.train.y.numpy()),
+        holdout=split.holdout.x.numpy(), batches=(Batch("binary-kkt", 1, 20, 0),), budget=1,
+        baselines=False, subsets=200,
+    )  # fmt: skip
+    assert found.scores is not None
+    assert found.scores.calibrated
+    assert [row.name for row in found.attacks if row.ran] == ["binary-kkt"]
+    assert all(row.reason for row in found.attacks)
+
+
+def test_what_does_not_fit_is_refused_before_the_attack() -> None:
+    checkpoint, split = tight()
+    with pytest.raises(DataError, match="must fit the network's input"):
+        rs.audit(checkpoint, data=(torch.zeros(5, 3), torch.ones(5)))
+    with pytest.raises(DataError, match="Held-out samples must have"):
+        rs.audit(checkpoint, data=split.train, holdout=torch.zeros(200, 3))
+    with pytest.raises(DataError, match="one row per sample"):
+        rs.audit(checkpoint, data=(torch.zeros(5), torch.ones(5)))
+
+
+def test_a_budget_runs_at_least_one_batch_and_records_it() -> None:
+    found = audit("tight", batches=(), budget=0.2, steps=60, subsets=200, baselines=False)
+    assert len(found.batches) >= 1
+    again = audit("tight", batches=found.batches, subsets=200, baselines=False)
+    assert same(again.reconstructions[0].x, found.reconstructions[0].x)
+
+
+def test_initial_weights_bring_the_ntk_attack_into_the_pool() -> None:
+    checkpoint, split = tight()
+    granted = knowledge(split).replace(theta0={k: 0.9 * t for k, t in checkpoint.theta.items()})
+    batches = tuple(Batch(name, 1, 30, 0) for name in ("binary-kkt", "ntk"))
+    found = audit("tight", knowledge=granted, batches=batches, baselines=False, subsets=200)
+    assert [part.attack for part in found.reconstructions] == ["binary-kkt", "ntk"]
+    assert found.scores is not None
+    assert found.scores.m >= sum(len(part.x) for part in found.reconstructions)
+    assert all(row.p_value is not None for row in found.attacks if row.ran)
+
+
+def test_batches_are_selected_anew_together() -> None:
+    one = audit("tight", baselines=False, subsets=200).reconstructions[0]
+    both = merged([one, one])
+    assert both.restarts == 4
+    assert both.run.tolist() == [*one.run.tolist(), *(one.run + 2).tolist()]
+    assert both.selection is not None
+    assert one.selection is not None
+    assert int(both.selection.support.max()) == 2 * int(one.selection.support.max())
+
+
+def test_save_load_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = audit("tight", subsets=200, baselines=False)
+    assert found.save(tmp_path / "a") == tmp_path / "a"
+    assert listing(tmp_path / "a") == sorted([*FILES, "model.safetensors"])
+    assert same(rs.AuditResult.load(tmp_path / "a").verdict, found.verdict)
+    found.show()
+    assert "verdict: no-leak-found" in capsys.readouterr().out
+    assert "<img" not in found._repr_html_()
+    with pytest.raises(OutputError, match="holds an audit already"):
+        found.save(tmp_path / "a")
+
+
+def test_uniqueness_is_certified_where_the_budget_allows() -> None:
+    checkpoint, split = tight()
+    granted = knowledge(split).replace(sample_count=5)
+    batches = (Batch("binary-kkt", 1, 100, 0),)
+    found = rs.audit(checkpoint, knowledge=granted, batches=batches, budget="1min", baselines=False)
+    assert found.uniqueness is not None, found.uniqueness_reason
+    rows = found.uniqueness.index
+    assert (found.reconstructions[0].weight[rows] > 0).all()
+    # Each sample's data: its multiplier stands under the candidate that the index names.
+    lam = found.reconstructions[0].weight[rows]
+    assert torch.allclose(lam.double(), found.uniqueness.lam.double())
+    assert any(item.certificate for item in page(found).items)
+    assert publish(found, None, {}).uniqueness is not None
+    short = audit("tight", batches=batches, baselines=False)
+    assert short.uniqueness is None
+    assert "the budget leaves it" in short.uniqueness_reason
+
+
+# Exit codes
+
+
+def test_a_leak_is_1_and_everything_is_written_before(finished: Path) -> None:
+    assert listing(finished) == FILES
+    assert (finished / ".gitignore").read_text() == "*\n"
+    assert finished.stat().st_mode & 0o777 == 0o700
+    result = json.loads((finished / "result.json").read_text())
+    assert result["verdict"]["exit_code"] == 1
+    assert result["verdict"]["recovered"] >= 5
+    assert sorted([*result["artifacts"], "result.json", ".gitignore", ".lock"]) == FILES
+    for name, digest in result["artifacts"].items():
+        assert sha256(finished / name) == digest
+
+
+def test_nothing_found_is_0_and_untrained_is_3(
+    files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*files["tight"], "--out", str(tmp_path / "t"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["outcome"] == NO_LEAK_FOUND
+    assert main([*files["untrained"], "--out", str(tmp_path / "u")]) == 3
+    shown = capsys.readouterr().out
+    assert "verdict: inconclusive" in shown
+    assert "it has not explained these weights" in shown
+    assert shown.splitlines()[-1] == f"report: {tmp_path / 'u' / 'report.html'}"
+
+
+def test_no_held_out_set_is_3(files: dict[str, list[str]], tmp_path: Path) -> None:
+    command = files["leaky"]
+    at = command.index("--holdout")
+    out = tmp_path / "run"
+    assert main([*command[:at], *command[at + 2 :], "--out", str(out), "--quiet"]) == 3
+    assert json.loads((out / "result.json").read_text())["verdict"]["recovered"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"--data": "gone.npz"}, {"--budget": "soon"}, {"--value-range": "1"}, {"--mean": "nothing"},
+        {"--fail-on": "recovered>>3"}, {"--device": "tpu"}, {"--preset": "none"},
+        {"--arch": "mlp:3-1"}, {"--config": "gone.toml"}, {"--steps": "0"},
+    ],
+)  # fmt: skip
+def test_bad_input_is_2_and_leaves_nothing(
+    files: dict[str, list[str]], change: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = [*files["tight"], "--out", str(out), "--quiet"]
+    assert main([*command, *(word for pair in change.items() for word in pair)]) == 2
+    assert not out.exists()
+
+
+def test_an_unsafe_file_is_4(tmp_path: Path) -> None:
+    import pickle
+
+    path = tmp_path / "bad.pt"
+    torch.save({"w": pickle.PickleBuffer}, path)
+    assert main(["audit", str(path), "--out", str(tmp_path / "run"), "--quiet"]) == 4
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_internal_error_is_70_and_never_a_leak(
+    files: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("residuum.auditing.run.decide", broken)
+    monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
+    assert main([*files["tight"], "--out", str(tmp_path / "run"), "--quiet"]) == 70
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_gates_on_top(finished: Path, files: dict[str, list[str]]) -> None:
+    command = [*files["leaky"], "--out", str(finished), "--quiet"]
+    assert main([*command, "--fail-on", "recovered>=1000"]) == 0
+    assert main([*command, "--fail-on", "recovered>=1000", "--fail-on", "leak"]) == 1
+    assert main([*command, "--exit-zero"]) == 0
+
+
+# Run directories
+
+
+def test_the_same_command_shows_the_finished_audit_again(
+    finished: Path, files: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: (finished / name).stat().st_mtime_ns for name in FILES if name[0] != "."}
+    assert main([*files["leaky"], "--out", str(finished), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == json.loads((finished / "result.json").read_text())
+    assert before == {name: (finished / name).stat().st_mtime_ns for name in before}
+    assert main([*files["leaky"], "--seed", "1", "--out", str(finished)]) == 2
+    assert main([*files["tight"], "--out", str(finished)]) == 2
+    assert "other settings or inputs" in capsys.readouterr().err
+
+
+def test_config_repeats_the_audit(finished: Path, tmp_path: Path) -> None:
+    config = tomllib.loads((finished / "config.toml").read_text())
+    assert config["batches"] == [vars(BATCH)]
+    again = tmp_path / "again"
+    command = ["audit", "--config", str(finished / "config.toml"), "--out", str(again), "--quiet"]
+    assert main(command) == 1
+    for name in ("scores.json", "reconstruction.safetensors"):
+        a, b = ((folder / name).read_bytes() for folder in (finished, again))
+        if name.endswith("json"):
+            assert json.loads(a)["recovered"] == json.loads(b)["recovered"]
+            assert json.loads(a)["per_sample"] == json.loads(b)["per_sample"]
+    first, second = (rs.AuditResult.load(folder) for folder in (finished, again))
+    assert same(first.reconstructions[0].x, second.reconstructions[0].x)
+
+
+def test_a_config_for_other_files_is_refused(
+    finished: Path, tmp_path: Path, files: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["audit", files["untrained"][1], "--config", str(finished / "config.toml")]
+    assert main([*command, "--out", str(tmp_path / "x")]) == 2
+    assert "not the one that this configuration was written for" in capsys.readouterr().err
+
+
+def test_reports_again_from_the_folder_alone(finished: Path, tmp_path: Path) -> None:
+    assert main(["report", str(finished), "--redact", "--quiet"]) == 0
+    redacted = (finished / "report-redacted.html").read_text()
+    (finished / "report-redacted.html").unlink()
+    assert "data:image" not in redacted
+    assert "data:image" in (finished / "report.html").read_text()
+    out = tmp_path / "r.html"
+    assert main(["report", str(finished), "--blur", "--out", str(out), "--quiet"]) == 0
+    assert out.read_text() != redacted
+    assert main(["report", str(tmp_path), "--quiet"]) == 2
+
+
+def test_a_changed_artifact_is_refused(finished: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    data = bytearray((copy / "audit.safetensors").read_bytes())
+    data[-1] ^= 1
+    (copy / "audit.safetensors").write_bytes(bytes(data))
+    assert main(["report", str(copy), "--quiet"]) == 2
+
+
+def test_two_audits_into_one_folder_refuse(
+    files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with open_folder(out):
+        assert main([*files["tight"], "--out", str(out)]) == 2
+        assert "Another audit is writing" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_other_folders_and_files_are_left_alone(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    (tmp_path / "file").write_text("x")
+    for name in ("mine", "file", "file/below"):
+        assert main([*files["tight"], "--out", str(tmp_path / name), "--quiet"]) == 2
+    assert listing(tmp_path) == ["file", "mine", "mine/thesis.tex"]
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_corrupt_artifact(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """No file may exceed 20 kB: the reconstruction does not fit, the request does."""
+    out = tmp_path / "run"
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    process = start(*files["tight"], "--out", str(out), preexec_fn=limit)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    assert "File too large" in err
+    assert "Traceback" not in err
+    assert not (out / "result.json").exists()
+    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 0  # room again: it goes on
+
+
+# Interruptions
+
+
+def long(command: list[str]) -> list[str]:
+    """The same audit with an attack of several seconds."""
+    at = command.index("--config")
+    return [*command[:at], *command[at + 2 :], "--steps", "400", "--budget", "6s",
+            "--subsets", "200", "--no-baselines"]  # fmt: skip
+
+
+def test_ctrl_c_is_130_and_the_same_command_goes_on(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = [*long(files["tight"]), "--out", str(out), "--quiet"]
+    process = start(*command)
+    wait_for(lambda: list((out / "work").glob("binary*.safetensors")))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    kept = {path.name: path.read_bytes() for path in (out / "work").glob("binary*")}
+    assert kept
+    assert main(command) == 0
+    assert listing(out) == FILES
+    found = rs.AuditResult.load(out)
+    assert len(found.batches) >= len(kept)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.7, 1.5])
+def test_kill_at_any_moment_leaves_a_folder_that_goes_on(
+    files: dict[str, list[str]], tmp_path: Path, after: float
+) -> None:
+    out = tmp_path / "run"
+    command = [*files["tight"], "--out", str(out), "--quiet"]
+    process = start(*command)
+    wait_for(lambda: out.exists())
+    time.sleep(after)
+    process.kill()
+    process.communicate(timeout=30)
+    assert main(command) == 0
+    assert listing(out) == FILES
+
+
+def test_what_a_killed_write_left_is_cleared(files: dict[str, list[str]], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".result.json.abcd1234").write_text("{")
+    (out / "work").mkdir()
+    (out / "work" / "request.json").write_text('{"half": ')
+    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 2  # damaged: cleanly refused
+    (out / "work" / "request.json").unlink()
+    (out / "work" / "binary-kkt-0-2x600.safetensors").write_bytes(b"half")
+    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 0
+    assert listing(out) == FILES
+
+
+def wait_for(ready: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ready()
+
+
+def test_odd_names_are_text_everywhere(files: dict[str, list[str]], tmp_path: Path) -> None:
+    folder = tmp_path / 'a"b\\c<script>\n'
+    folder.mkdir()
+    command = list(files["tight"])
+    data = Dataset.from_npz(command[3]).replace(classes=("<script>alert(1)</script>", "a|b"))
+    data.to_npz(folder / "train.npz")
+    command[3] = str(folder / "train.npz")
+    out = folder / "run"
+    assert main([*command, "--out", str(out), "--quiet"]) == 0
+    assert tomllib.loads((out / "config.toml").read_text())["data"] == str(folder / "train.npz")
+    assert "<script>alert(1)" not in (out / "report.html").read_text()
+    assert "<script>alert(1)" not in (out / "model_card.md").read_text()
+
+
+def test_a_name_that_is_no_text_is_refused(files: dict[str, list[str]], tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(str(tmp_path)) + b"/\xff.npz")
+    Dataset(torch.zeros(20, 64), torch.ones(20)).to_npz(name)
+    command = list(files["tight"])
+    command[3] = name
+    assert main([*command, "--mean", "0.5", "--out", str(tmp_path / "run"), "--quiet"]) == 2
+
+
+def test_arrays_of_the_report_are_finite(finished: Path) -> None:
+    found = rs.AuditResult.load(finished)
+    assert found.evidence is not None
+    assert np.isfinite(found.evidence.null.numpy()).all()
+    assert len(found.evidence.null) == found.evidence.null_sets * 40

@@ -1,0 +1,73 @@
+"""The demo: two audits side by side, one of a network that leaks and one that holds nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from residuum.cli import demo
+from residuum.cli.main import main
+from tests.program import listing
+
+SMALL = {
+    "ARCH": "mlp:64-60-60-1", "SAMPLES": 30, "STEPS": 1500, "RESTARTS": 2, "ATTACK_STEPS": 500,
+    "BUDGET": "1s",
+}  # fmt: skip
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that still leaks, in a tenth of the time."""
+    for name, value in SMALL.items():
+        monkeypatch.setattr(demo, name, value)
+
+
+def test_demo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shrink(monkeypatch)
+    out = tmp_path / "new" / "demo"
+    assert main(["demo", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("KKT residual, Clarke", "held-out", "digits recovered", "expected by chance",
+                  "leak capacity", "one never trained", "mean (train)"):  # fmt: skip
+        assert words in shown
+    assert shown.splitlines()[-1] == f"report: {out / 'trained' / 'report.html'}"
+    assert main(["demo", "--out", str(out), "--json"]) == 0  # again: the same audits, shown again
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((out / "demo.json").read_text())
+    trained, control = found["trained"], found["untrained"]
+    assert trained["verdict"]["outcome"] == "leak"
+    assert control["verdict"]["outcome"] == "inconclusive"
+    residuals = [part["attacks"][0]["first_layer_residual"] for part in (trained, control)]
+    assert residuals[0] < residuals[1]
+    plain = [
+        part["residual_plain"] for part in (trained["certificate"], found["certificate_holdout"])
+    ]
+    assert plain[0] < plain[1]
+    assert {"demo.json", "reconstructions.png", "trained/report.html", "untrained/report.html"} <= {
+        *listing(out)
+    }
+    assert (out / "reconstructions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_demo_that_shows_something_else_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shrink(monkeypatch)
+    monkeypatch.setattr(demo, "ATTACK_STEPS", 1)
+    monkeypatch.setattr(demo, "STEPS", 20)
+    assert main(["demo", "--out", str(tmp_path / "d"), "--quiet"]) == 3
+    assert "expects a leak from the trained network alone" in capsys.readouterr().err
+
+
+def test_demo_refuses_a_place_it_cannot_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shrink(monkeypatch)
+    (tmp_path / "file").touch()
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--out" in err
