@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from benchmarks.certificate import certificate
+from benchmarks.certificate_uniqueness import certificate_uniqueness
 from benchmarks.curves import curves
 from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
 from benchmarks.margin import margin
+from benchmarks.polynomial import polynomial
 from benchmarks.scaling import scaling
 from benchmarks.step import rowspace, step
+from benchmarks.verdict import verdict
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,11 +87,14 @@ def _text(value: Any) -> str:
 
 BENCHMARKS: dict[str, Benchmark] = {
     "certificate": certificate,
+    "certificate_uniqueness": certificate_uniqueness,
     "curves": curves,
     "margin": margin,
+    "polynomial": polynomial,
     "rowspace": rowspace,
     "scaling": scaling,
     "step": step,
+    "verdict": verdict,
 }
 
 if __name__ == "__main__":

@@ -81,13 +81,19 @@ def case(m: int, layers: str, device: str) -> dict[str, Any]:
     )
     solver = Solver(MLP(WIDTHS), BinaryKKT(), Knowledge(), config, WIDTHS[:1], 1, m)
     state = solver._initial()
-    state = look(state, state.x, state.lam, *solver._gradients(state.x, state.lam, 0)[:2])
+    state = look(
+        state,
+        state.x,
+        state.lam,
+        *solver._gradients(state.x, state.lam, 0)[:2],
+        solver.problem.empty_loss,
+    )
     steps = max(2, 20_000 // m)
     if device.startswith("cuda"):
         x, lam, seconds = _on_gpu(solver, state, steps)
     else:
         x, lam, seconds = _on_cpu(solver, state, steps)
-    look(state, x, lam, *solver._gradients(x, lam, steps)[:2])
+    look(state, x, lam, *solver._gradients(x, lam, steps)[:2], solver.problem.empty_loss)
     assert solver.problem.explicit is not None
     expected = evaluation_cost(solver.problem.explicit, 1, m).total_memory
     return {
