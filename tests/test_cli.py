@@ -21,11 +21,11 @@ from torch import nn
 import residuum
 from residuum.attacks.applicability import RULES
 from residuum.checkpoints import load_checkpoint
-from residuum.cli import demo
 from residuum.cli.main import app, main
 from residuum.records import Dataset, same
 from residuum.records.environment import sha256
 from tests.program import interrupt, listing, start
+from tests.test_demo import shrink
 
 COMMANDS = sorted(str(command.name) for command in app.registered_commands)
 TRAIN = ["train", "--data", "digits", "--n", "10", "--arch", "mlp:64-8-1", "--steps", "60"]
@@ -199,45 +199,7 @@ def test_a_finished_run_is_kept_and_made_longer(
 
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ARCH": "mlp:64-60-1", "STEPS": 150, "ATTACK_STEPS": 60}.items():
-        monkeypatch.setattr(demo, name, value)
-
-
-def test_demo(small_demo: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "demo"
-    assert main(["demo", "--out", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    certificate, control = found["certificate"], found["certificate_holdout"]
-    assert certificate["residual_clarke"] <= certificate["residual_plain"]
-    assert certificate["residual_plain"] < control["residual_plain"]
-    for part in (found, found["untrained"]):
-        assert part["scores"]["calibrated"]
-        assert part["attack"]["knowledge"]["mean"] == "train"
-    residuals = [
-        part["attack"]["runs"][0]["residuals"]["layers.0"] for part in (found, found["untrained"])
-    ]
-    assert residuals[0] < residuals[1]
-    assert listing(out) == [".gitignore", "demo.json", "reconstructions.png"]
-    assert json.loads((out / "demo.json").read_text()) == found
-    assert (out / "reconstructions.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["demo", "--out", str(out)]) == 0
-    shown = capsys.readouterr().out
-    for words in (
-        "KKT residual, plain", "KKT residual, Clarke", "held-out", "digits recovered",
-        "expected by chance", "leak capacity", "one never trained", "mean (train)",
-    ):  # fmt: skip
-        assert words in shown
-    assert shown.splitlines()[-1].endswith(str(out / "reconstructions.png"))
-
-
-def test_demo_refuses_a_place_it_cannot_write(
-    small_demo: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "--out" in err
+    shrink(monkeypatch)
 
 
 # Help and output

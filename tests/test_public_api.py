@@ -11,6 +11,7 @@ import residuum
 NAMES = [
     "Architecture",
     "AttackConfig",
+    "AuditResult",
     "Certificate",
     "Checkpoint",
     "Dataset",
@@ -24,6 +25,7 @@ NAMES = [
     "TrainingConfig",
     "TrainingState",
     "attack",
+    "audit",
     "build_model",
     "certify",
     "checkpoint_from_module",

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 import residuum.records.files as files
+from residuum.attacks.population import Population
 from residuum.attacks.solver import SolverState
 from residuum.checkpoints import Inspection, ParameterSummary
 from residuum.errors import (
@@ -38,10 +39,12 @@ from residuum.records import (
     Dataset,
     Knowledge,
     LayerResidual,
+    NullSpace,
     Reconstruction,
     Record,
     Selection,
     Split,
+    Uniqueness,
     make_directory,
     read_npz,
     same,
@@ -50,6 +53,7 @@ from residuum.records import (
 )
 from residuum.records.base import METADATA_KEY
 from residuum.records.environment import environment, sha256
+from residuum.records.identification import Identification
 from residuum.records.scores import (
     MetricScore,
     SampleMatch,
@@ -84,10 +88,17 @@ SELECTION = Selection(
     torch.randn(2, 3), torch.tensor([1, -1]), torch.rand(2), torch.ones(2), torch.ones(2),
     torch.rand(2), torch.rand(2, 3), torch.arange(2),
 )  # fmt: skip
+SPACE = NullSpace(8, 0, 2, 8, 10, 2, 4, 2, 2, "layers", None)
 PART = ScoreSlice("odd", 2, 1, 0.5, None)
 
 RECORDS: dict[str, Callable[[], Record]] = {
     "LayerResidual": lambda: LayerResidual("layers.0", 0.1),
+    "NullSpace": lambda: SPACE,
+    "Uniqueness": lambda: Uniqueness(
+        "binary", 2, 1e-6, True, torch.arange(1), torch.ones(1), MEAN[:1],
+        torch.tensor([math.inf]), MEAN[:1], MEAN[:1], ("nothing",), torch.zeros(1), MEAN[None],
+        MEAN[:1], MEAN[:1], MEAN[:1], MEAN[None], MEAN[None], MEAN[:1], SPACE, 0.5, ("a",),
+    ),
     "Certificate": certificate,
     "Checkpoint": lambda: Checkpoint(
         {"layers.0.weight": torch.randn(1, 3)}, "mlp:3-1", (3,), ("größe",), "binary", ("a",),
@@ -121,6 +132,14 @@ RECORDS: dict[str, Callable[[], Record]] = {
         torch.tensor([0.1, math.inf]), torch.ones(2), torch.tensor([True, False]), 50, "f" * 64,
         {"x/1": torch.zeros(2, 4, 3)}, (0, 25), (torch.rand(2), torch.rand(2)),
         (torch.rand(2, 1), torch.rand(2, 1)), "time",
+    ),
+    "Population": lambda: Population.start(2, torch.tensor([1.0, -1.0])).replace(
+        events=({"step": 25, "run": 0, "kind": "split", "parent": 1, "children": [3, 2]},)
+    ),
+    "Identification": lambda: Identification(
+        "polynomial:3-2-1,coefficients=0/0/0/1", (3,), 4, 2, 0.0, 0.0, 3, 2, 1.5, 1e-17, 2, 2, 0, 1.0,
+        "order", torch.randn(2, 3), torch.randn(2), torch.rand(2), torch.tensor([True, False]),
+        "growth", 0.1, "unit", None, torch.rand(2), torch.rand(3, 2), None, ("a",),
     ),
     "ParameterSummary": lambda: ParameterSummary("w", (2, 3), 6, 0.5),
     "Inspection": lambda: Inspection(

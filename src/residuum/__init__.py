@@ -11,6 +11,7 @@ from typing import Any
 _HOME = {
     "Architecture": "residuum.networks",
     "AttackConfig": "residuum.attacks",
+    "AuditResult": "residuum.auditing",
     "Certificate": "residuum.records",
     "Checkpoint": "residuum.records",
     "Dataset": "residuum.records",
@@ -24,6 +25,7 @@ _HOME = {
     "TrainingConfig": "residuum.training",
     "TrainingState": "residuum.training",
     "attack": "residuum.attacks",
+    "audit": "residuum.auditing",
     "build_model": "residuum.checkpoints",
     "certify": "residuum.theory",
     "checkpoint_from_module": "residuum.checkpoints",

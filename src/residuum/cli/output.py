@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from residuum.attacks.state import Progress as AttackProgress
+    from residuum.sweep.run import Progress as SweepProgress
     from residuum.training import Progress as TrainingProgress
 
 Update = Callable[[int, int, str], None]
@@ -76,6 +77,53 @@ def attack_progress(visible: bool) -> Iterator[Any]:
             update(progress.step, progress.steps, state)
 
         yield watch
+
+
+@contextmanager
+def certificate_progress(visible: bool) -> Iterator[Any]:
+    """A watcher for :func:`residuum.theory.uniqueness.uniqueness`: candidates done."""
+    with _bar("certifying", visible) as update:
+        if update is None:
+            yield None
+        else:
+            yield lambda done, total: update(done, total, f"{done} of {total}")
+
+
+@contextmanager
+def split_progress(visible: bool) -> Iterator[Any]:
+    """A watcher for directions of splits, found sample by sample."""
+    with _bar("splitting", visible) as update:
+        if update is None:
+            yield None
+        else:
+            yield lambda done, of: update(done, of, f"sample {done} of {of}")
+
+
+@contextmanager
+def sweep_progress(visible: bool) -> Iterator[Any]:
+    """A watcher for :func:`residuum.sweep.sweep`: trials done, best residual, rate, time to go."""
+    with _bar("sweeping", visible) as update:
+        if update is None:
+            yield None
+            return
+
+        def watch(progress: SweepProgress) -> None:
+            left = progress.remaining
+            state = (
+                f"{progress.done} of {progress.total}  best {number(progress.best, 3)}  "
+                f"failed {progress.failed}  {progress.per_minute:.3g} per minute"
+                + ("" if left is None else f"  about {_duration(left)} left")
+            )
+            update(progress.done, progress.total, state)
+
+        yield watch
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 @contextmanager
