@@ -14,7 +14,10 @@ from residuum.evaluation.null import draw_sets
 from residuum.evaluation.slices import margins
 from residuum.records import Dataset, Scores
 
-NULL_SETS = 20
+MOST_SETS, MOST_VALUES = (
+    100,
+    5000,
+)  # held-out sets in the report, and their values, which it carries
 MOST_SHOWN = 300
 
 
@@ -40,7 +43,7 @@ def evidence(
         x=train.x[shown],
         values=values,
         null=null_values(candidates, train, holdout, scores, seed),
-        null_sets=NULL_SETS,
+        null_sets=null_sets(len(train)),
         mean=train.mean,
         outputs=shown_outputs,
         output_name="network output" if single else "margin",
@@ -48,10 +51,15 @@ def evidence(
     )
 
 
+def null_sets(n: int) -> int:
+    """How many held-out sets of n samples the report draws: as many as it can carry, at least 10."""
+    return max(10, min(MOST_SETS, MOST_VALUES // n))
+
+
 def null_values(
     candidates: Tensor, train: Dataset, holdout: Dataset | None, scores: Scores, seed: int
 ) -> Tensor:
-    """Scores of the matches of NULL_SETS held-out sets of the training set's size. (sets * n,)."""
+    """Scores of the matches of held-out sets of the training set's size. (sets * n,)."""
     if not scores.calibrated:
         return torch.zeros(0)
     field = lay_out(
@@ -62,7 +70,7 @@ def null_values(
     gain = field.gain(metric)
     labels = np.zeros(gain.shape[1], dtype=int) if field.strata is None else field.strata
     rng = np.random.default_rng((seed, 2))  # a stream of its own: the test's draws stay as they are
-    sets = n + draw_sets(labels[n:], labels[:n], NULL_SETS, rng)
+    sets = n + draw_sets(labels[n:], labels[:n], null_sets(len(train)), rng)
     candidate = greedy_in_sets(gain, sets)
     matched = candidate >= 0
     values = gain[candidate[matched], sets[matched]]

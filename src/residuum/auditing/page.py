@@ -28,12 +28,12 @@ def page(result: AuditResult) -> shown.Page:
     return shown.Page(
         subject=result.subject,
         verdict=verdict_of(result),
-        created=result.created,
-        description=f"{result.inspection.parameters} parameters, leak capacity "
-        f"{result.inspection.capacity}",
+        created=f"{result.created[:16].replace('T', ' ')} UTC",
+        description=f"{result.checkpoint.arch}, {result.inspection.parameters} parameters, "
+        f"leak capacity {result.inspection.capacity}",
         shape=_shape(result),
         items=items,
-        items_total=scores.n if scores is not None else None,
+        items_total=scores.n if scores is not None else _chosen(result),
         control=_control(result),
         metrics=tuple(_metric(row, scores.deciding) for row in scores.metrics.values())
         if scores is not None
@@ -158,6 +158,12 @@ def _ranked(result: AuditResult) -> Iterator[shown.Item]:
         )  # fmt: skip
 
 
+def _chosen(result: AuditResult) -> int:
+    """Candidates chosen in all attacks together."""
+    chosen = (part.selection for part in result.reconstructions)
+    return sum(len(one) for one in chosen if one is not None)
+
+
 def _rank(part: Reconstruction, i: int) -> tuple[bool, float]:
     assert part.selection is not None
     return int(part.selection.support[i]) < 2, -float(part.selection.confidence[i])
@@ -183,7 +189,7 @@ def _metric(row: Any, deciding: str) -> shown.MetricRow:
     return shown.MetricRow(
         row.name, row.description, row.name == deciding, row.recovered, row.expected_by_chance,
         row.p_value, row.threshold_null99, row.published_threshold, row.above_published_threshold,
-        row.above_published_threshold_holdout, row.best,
+        row.above_published_threshold_holdout, row.best, row.higher_is_better,
     )  # fmt: skip
 
 
