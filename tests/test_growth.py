@@ -283,7 +283,9 @@ def test_the_command_line_grows_and_says_so(tmp_path, capsys):
     assert said["settings"]["split"] == "curvature"
     assert {event["kind"] for event in said["events"]} & {"split", "stable"}
     assert len(said["second_order"]) == 2
+    assert (tmp_path / "a" / "family.png").read_bytes().startswith(b"\x89PNG")
     assert main([*common, "--split", "paper", "--out", str(tmp_path / "b")]) == 0
+    assert not (tmp_path / "b" / "family.png").exists()  # nothing changed, so there is no tree
     assert "no round was due within the steps" in " ".join(capsys.readouterr().out.split())
     assert main([*common, "--split", "papre", "--out", str(tmp_path / "c")]) == 2
     assert "Did you mean 'paper'" in capsys.readouterr().err

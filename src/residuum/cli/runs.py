@@ -99,11 +99,13 @@ def write_run(out: Path, found: Reconstruction, request: dict[str, Any], preset:
     from residuum.records import write_atomic, write_json
     from residuum.records.environment import environment, sha256
     from residuum.report import loss_figure, selected_figure
+    from residuum.report.family import family_figure
 
     found.save(out / RECONSTRUCTION)
     for name, figure in (
         ("selected.png", selected_figure(found)),
         ("loss.png", loss_figure(found)),
+        ("family.png", family_figure(found)),
     ):
         if figure is not None:
             write_atomic(out / name, figure)
