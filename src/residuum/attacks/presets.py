@@ -67,7 +67,7 @@ GROWTH_PRESETS: dict[str, dict[str, Any]] = {
         "split_merge": False,
     },
     # When the loss stagnates, few at a time, threshold relative to the loss, steps as long as they
-    # lower it. Chosen on exact cubic networks with seeds 100-102, none of them in a test.
+    # lower it. First guesses, tried on exact cubic networks with seeds 100-102 (in no test) only.
     "auto": {"split": "curvature"},
     "random": {"split": "random"},
     "frank-wolfe": {"split": "frank-wolfe"},
