@@ -14,6 +14,7 @@ from residuum.attacks.multipliers import best_multipliers
 from residuum.attacks.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.problem import Problem
+from residuum.attacks.randomness import stream
 from residuum.attacks.run import FEWEST
 from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.checkpoints import build_model, first_layer, leak_capacity
@@ -57,11 +58,20 @@ def test_every_restart_draws_from_a_seed_of_its_own():
         state = solver(replace(config, lam_distribution=distribution))._initial()
         spread = 2.0 if distribution == "normal" else 1.5
         for run in range(3):
-            generator = torch.Generator().manual_seed(2 * 10007 + run)
+            generator = stream("candidates", 2, run)
             x = 0.5 * torch.randn(4, 5, generator=generator, dtype=torch.float64)
             lam = 0.5 + spread * draw(4, generator=generator, dtype=torch.float64)
             assert torch.equal(state.x[run], x)
             assert torch.equal(state.lam[run], lam)
+
+
+def test_no_attack_starts_at_the_numbers_that_data_are_made_of():
+    """Datasets draw from generators of plain seeds; a shared stream would hand the data over."""
+    generators = [torch.Generator().manual_seed(seed) for seed in range(50)]
+    data = torch.cat([torch.randn(4, 5, generator=g, dtype=torch.float64) for g in generators])
+    for seed in range(5):
+        start = solver(replace(SHORT, restarts=5, seed=seed))._initial().x.flatten(0, 1)
+        assert float(torch.cdist(start / SHORT.sigma, data).min()) > 1e-2
 
 
 def test_restarts_do_not_see_each_other(tmp_path):
@@ -359,18 +369,18 @@ def test_priors_enter_the_loss_with_their_weights():
 
 
 def test_projection_keeps_candidates_in_the_box_and_multipliers_above_the_floor():
-    config = replace(SHORT, lr_x=0.1, lr_lam=0.2, lam_min=0.2)
+    config = replace(SHORT, lr_x=0.1, lr_lam=0.2, lam_min=3.0)  # a floor above what fits
     for steps in (3, 60):
         end = solver(replace(config, steps=steps), BOX).solve()
         images = end.x + 0.1
         assert images.min() >= -0.3 - 1e-12
         assert images.max() <= 0.4 + 1e-12
-        assert end.lam.min() == 0.2
+        assert end.lam.min() == 3.0
         on_edge = torch.isclose(images.min(), torch.tensor(-0.3).double())
         assert on_edge or steps > 3  # what started outside was put on the edge
     loose = solver(replace(config, constraint="penalty"), BOX).solve()
     assert (loose.x + 0.1).max() > 0.5
-    assert loose.lam.min() < 0.1
+    assert loose.lam.max() < 3.0
     free = solver(replace(config, lam_init=(-1.0, 1.0)), BOX, WeightDecay()).solve()
     assert free.lam.min() < -0.1
 
@@ -396,7 +406,7 @@ def test_multipliers_are_stored_in_units_of_their_scale():
 def test_the_automatic_scale_makes_the_sum_as_large_as_the_target(knowledge):
     s = solver(replace(SHORT, lam_scale="auto"), knowledge)
     spread = 0.7 / 4 if knowledge is BOX else 0.25
-    generator = torch.Generator().manual_seed(0)
+    generator = stream("scale")
     x = spread * torch.randn(4, 5, generator=generator, dtype=torch.float64)
     model = MLP((5, 8, 1), "all").double()
     model.load_state_dict(s.problem.target)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.priors import box
+from residuum.attacks.randomness import stream
 from residuum.records import Knowledge
 
 
@@ -26,7 +27,7 @@ def model_inversion(
     """
     dtype = config.numbers
     model = model.to(config.device, dtype).requires_grad_(False)
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = stream("baseline", config.seed)
     x = config.sigma * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
     x = x.to(config.device, dtype)
     if outputs == 1:

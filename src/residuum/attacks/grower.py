@@ -22,6 +22,7 @@ from residuum.attacks.growth import GROWTH, Proposal, Round
 from residuum.attacks.merging import merge, prune
 from residuum.attacks.priors import box
 from residuum.attacks.problem import Problem
+from residuum.attacks.randomness import stream
 from residuum.attacks.slots import Newcomer, population_of, settle
 from residuum.attacks.splitting import second_order
 from residuum.attacks.state import SolverState
@@ -165,7 +166,7 @@ class Grower:
 
     def _generator(self, step: int, run: int) -> torch.Generator:
         """Of its own for every round and run, so that neither other runs nor a resume matter."""
-        return torch.Generator().manual_seed((self.config.seed * 10007 + run) * 1_000_003 + step)
+        return stream("growth", self.config.seed, run, step)
 
     def _noise(self, x: Tensor, generators: list[torch.Generator]) -> Tensor:
         """Like x; a run's numbers do not depend on how many slots the other runs need."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.power import BUDGET, Growth, grow, levenberg_marquardt, refinement_cost
+from residuum.attacks.randomness import stream
 from residuum.errors import InputError
 from residuum.theory.forms import Interpolant, interpolate, live_neurons, signal_subspace
 from residuum.theory.polynomial import Identifiability, conditions
@@ -86,7 +87,7 @@ def recover(
     signal = signal_subspace(neurons, rank)
     f = interpolate(neurons, signal)
     stated = conditions(neurons, signal, f)
-    generator = torch.Generator().manual_seed(seed)
+    generator = stream("polynomial", seed)
     exact = _diagonalised(f, stated, pairs, steps, generator) if stated.samples else None
     found, grown = exact, None
     if found is None or not found.sound:

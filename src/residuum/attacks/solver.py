@@ -23,6 +23,7 @@ from residuum.attacks.objectives import Objective
 from residuum.attacks.population import Population
 from residuum.attacks.priors import PRIORS, Prior, penalty
 from residuum.attacks.problem import Problem
+from residuum.attacks.randomness import stream
 from residuum.attacks.rowspace import RowSpace
 from residuum.attacks.state import (
     SolverState,
@@ -128,7 +129,7 @@ class Solver:
         """Random candidates and multipliers; each restart has a generator of its own."""
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
-            generator = torch.Generator().manual_seed(config.seed * 10007 + run)
+            generator = stream("candidates", config.seed, run)
             x = self._draw(self.settings.one(run).sigma, generator)
             xs.append(x.to(config.device, self.dtype))
             draw = torch.randn if config.lam_distribution == "normal" else torch.rand
@@ -290,6 +291,6 @@ class Solver:
         spread = 0.25
         if self.knowledge.value_range is not None:
             spread = (self.knowledge.value_range[1] - self.knowledge.value_range[0]) / 4
-        x = self._draw(spread, torch.Generator().manual_seed(0))[None]
+        x = self._draw(spread, stream("scale"))[None]
         x = x.to(self.config.device, self.dtype)
         return balancing_scale(self.problem, x, self.lam_shape, sharpness)
