@@ -8,7 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from residuum.cli.granted import describe, grant
-from residuum.cli.options import Arch, CheckpointPath, Json, Quiet, check_device
+from residuum.cli.options import (
+    Arch,
+    CheckpointPath,
+    InitialWeights,
+    Json,
+    LabelBalance,
+    Mean,
+    MeanProvenance,
+    Quiet,
+    SampleCount,
+    Shape,
+    TrainingLoss,
+    ValueRange,
+    WeightDecay,
+    check_device,
+)
 from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
 from residuum.cli.runs import STATE, finished, open_run, read_summary, request_of, write_run
 from residuum.cli.settings import configure
@@ -133,37 +148,15 @@ def command(
         ),
     ] = None,
     arch: Arch = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="C,H,W", help="Granted: shape of one sample.")
-    ] = None,
-    value_range: Annotated[
-        str | None, typer.Option(metavar="LOW,HIGH", help="Granted: least and greatest value.")
-    ] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option(metavar="MEAN", help="Granted: a number, an .npy, or an .npz with 'mean'."),
-    ] = None,
-    mean_provenance: Annotated[
-        str, typer.Option(help="Where that mean is from: user, train or holdout.")
-    ] = "user",
-    sample_count: Annotated[
-        int | None, typer.Option(min=1, help="Granted: number of training samples.")
-    ] = None,
-    label_balance: Annotated[
-        str | None, typer.Option(metavar="SHARES", help="Granted: share of each label, as 0.5,0.5.")
-    ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Granted: initial weights; own: those in the training directory."
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="Granted: the training loss, as logistic or squared.")
-    ] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(help="Granted: weight decay of the training.")
-    ] = None,
+    shape: Shape = None,
+    value_range: ValueRange = None,
+    mean: Mean = None,
+    mean_provenance: MeanProvenance = "user",
+    sample_count: SampleCount = None,
+    label_balance: LabelBalance = None,
+    init: InitialWeights = None,
+    loss: TrainingLoss = None,
+    weight_decay: WeightDecay = None,
     dry_run: Annotated[
         bool,
         typer.Option(

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from residuum.cli.options import Arch, Json, Quiet, check_device
+from residuum.cli.options import (
+    Arch,
+    InitialWeights,
+    Json,
+    LabelBalance,
+    Quiet,
+    SampleCount,
+    Shape,
+    TrainingLoss,
+    ValueRange,
+    WeightDecay,
+    check_device,
+)
 from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
 
 EXAMPLES = """Examples:
@@ -74,12 +86,8 @@ def command(
     task: Annotated[
         str | None, typer.Option(help="auto, binary, multiclass or regression.")
     ] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="C,H,W", help="Granted: shape of one sample.")
-    ] = None,
-    value_range: Annotated[
-        str | None, typer.Option(metavar="LOW,HIGH", help="Granted: least and greatest value.")
-    ] = None,
+    shape: Shape = None,
+    value_range: ValueRange = None,
     mean: Annotated[
         str | None,
         typer.Option(
@@ -87,24 +95,11 @@ def command(
             help="Granted: train or holdout (the mean stored in that file), a number, or a file.",
         ),
     ] = None,
-    sample_count: Annotated[
-        int | None, typer.Option(min=1, help="Granted: number of training samples.")
-    ] = None,
-    label_balance: Annotated[
-        str | None, typer.Option(metavar="SHARES", help="Granted: share of each label, as 0.5,0.5.")
-    ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Granted: initial weights; own: those in the training directory."
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="Granted: the training loss, as logistic or squared.")
-    ] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(help="Granted: weight decay of the training.")
-    ] = None,
+    sample_count: SampleCount = None,
+    label_balance: LabelBalance = None,
+    init: InitialWeights = None,
+    loss: TrainingLoss = None,
+    weight_decay: WeightDecay = None,
     config: Annotated[
         Path | None,
         typer.Option(help="A config.toml: repeats that audit; options given here override it."),

@@ -31,6 +31,35 @@ Task = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 
+# What an auditor may grant the attacker; read by ``granted.grant``.
+Shape = Annotated[str | None, typer.Option(metavar="C,H,W", help="Granted: shape of one sample.")]
+ValueRange = Annotated[
+    str | None, typer.Option(metavar="LOW,HIGH", help="Granted: least and greatest value.")
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(metavar="MEAN", help="Granted: a number, an .npy, or an .npz with 'mean'."),
+]
+MeanProvenance = Annotated[
+    str, typer.Option(help="Where that mean is from: user, train or holdout.")
+]
+SampleCount = Annotated[
+    int | None, typer.Option(min=1, help="Granted: number of training samples.")
+]
+LabelBalance = Annotated[
+    str | None, typer.Option(metavar="SHARES", help="Granted: share of each label, as 0.5,0.5.")
+]
+InitialWeights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Granted: initial weights; own: those in the training directory."
+    ),
+]
+TrainingLoss = Annotated[
+    str | None, typer.Option(help="Granted: the training loss, as logistic or squared.")
+]
+WeightDecay = Annotated[float | None, typer.Option(help="Granted: weight decay of the training.")]
+
 
 def check_device(device: str) -> None:
     """Refuse a device that is not there, before any work."""
