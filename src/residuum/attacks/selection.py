@@ -57,8 +57,8 @@ def select(
     heaviest = max((row["lam"] for row in rows), default=0.0)
     spread = math.log(effective_dimension(found.x[alive(found)]))
     for row in rows:
-        row["features"] = _features(row, found.restarts, heaviest, spread)
-        row["confidence"] = _confidence(row["features"], found.restarts)
+        row["features"] = features_of(row, found.restarts, heaviest, spread)
+        row["confidence"] = confidence_of(row["features"], found.restarts)
     rows.sort(key=lambda row: (row["support"] < 2, -row["confidence"], -row["lam"]))
     return Selection(
         x=torch.stack([row["x"] for row in rows]) if rows else found.x[:0],
@@ -80,7 +80,7 @@ def _rows(found: Reconstruction, similarity: float, radius: float | None) -> lis
     rows = []
     for label in labels.unique():
         mine = (labels == label).nonzero().flatten()
-        for group in _groups(x[mine], weight[mine], similarity, radius):
+        for group in groups_of(x[mine], weight[mine], similarity, radius):
             rows.append(_describe(mine[group], x, labels, run, weight, original))
     return rows
 
@@ -108,7 +108,7 @@ def drop_duplicates(x: Tensor, weight: Tensor, radius: float) -> Tensor:
     return order[torch.tensor(kept, dtype=torch.long)]
 
 
-def _groups(x: Tensor, weight: Tensor, similarity: float, radius: float | None) -> list[Tensor]:
+def groups_of(x: Tensor, weight: Tensor, similarity: float, radius: float | None) -> list[Tensor]:
     """Greedy grouping, heaviest candidate first; every candidate is in exactly one group.
 
     Similarities are computed for BLOCK centres at a time: memory stays bounded for any number of
@@ -161,7 +161,7 @@ def effective_dimension(x: Tensor) -> float:
     return max(1.0, float(inner.diagonal().sum() ** 2 / inner.square().sum()))
 
 
-def _features(
+def features_of(
     row: dict[str, Any], restarts: int, heaviest: float, spread: float
 ) -> tuple[float, ...]:
     """What the confidence looks at, in the order of FEATURES."""
@@ -176,7 +176,8 @@ def _features(
     )
 
 
-def _confidence(features: tuple[float, ...], restarts: int) -> float:
+def confidence_of(features: tuple[float, ...], restarts: int) -> float:
+    """The calibrated logistic of the features."""
     constants = calibration()
     # One restart cannot agree with anybody: without agreement confidence stays at the base rate.
     if restarts < 2:

@@ -1,0 +1,150 @@
+"""What engines cost beside the trials they run, and what random search finds beside the default preset.
+
+Overhead: 200 trials of a fraction of a second each, on one core in this process, and on two workers of
+a Ray cluster started for the purpose. It is everything but the trials: storage, files, transport,
+pooling, and the cluster's start; wall clock times workers over the workers' own seconds, less one.
+
+Search: 32 random trials on a digits network against 32 trials of the default preset that differ in
+their random start alone, all of the same length: the preset's typical residual is what one attack
+gets, its best of 32 what the same time buys without varying a setting. Both pools are scored after
+their ranking is fixed. The victims' seeds were used for nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Report, clock, only_on, threads
+from residuum.attacks import AttackConfig
+from residuum.attacks.run import resolve
+from residuum.datasets import load_dataset
+from residuum.evaluation import score
+from residuum.evaluation.pools import selected_pool
+from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
+from residuum.sweep import Plan, sweep
+from residuum.sweep.engines import Resources
+from residuum.sweep.pooling import pooled
+from residuum.sweep.scoring import rankings
+from residuum.sweep.trials import Job, Task, judged, work
+from residuum.training import TrainingConfig, released, train
+
+SEEDS = (40, 41)
+ARCH, SAMPLES, TRAINING = "mlp:64-100-100-1", 40, 2000
+TRIALS, STEPS = 32, 500
+TINY_TRIALS, TINY_STEPS = 200, 100
+LOCAL, RAY = 0.15, 0.40  # overheads allowed
+
+
+def sweeps(device: str) -> Report:
+    """Overhead of both engines, and the search of every seed."""
+    only_on(device, "cpu")
+    with threads(1), tempfile.TemporaryDirectory() as place:
+        victims = {seed: victim(seed) for seed in SEEDS}
+        costs = overheads(*victims[SEEDS[0]][:2], Path(place))
+        figures = [searched(seed, *victims[seed], Path(place) / str(seed)) for seed in SEEDS]
+    return Report(
+        what="32 random trials against the default preset (first-layer residual), engine overhead",
+        settings={"arch": ARCH, "samples": SAMPLES, "training steps": TRAINING, "trials": TRIALS,
+                  "steps": STEPS, "restarts": 2, "tiny trials": TINY_TRIALS,
+                  "tiny steps": TINY_STEPS},
+        seeds=SEEDS, figures=figures,
+        ratio=min(row["preset residual"] / row["sweep residual"] for row in figures), bar=1.0,
+        checks={
+            f"overhead on local at most {LOCAL:.0%}": costs["local"]["overhead"] <= LOCAL,
+            f"overhead on ray at most {RAY:.0%}": costs["ray"]["overhead"] <= RAY,
+            "consensus beyond chance at 1%": all(row["consensus p"] < 0.01 for row in figures),
+        },
+        also={"engines": costs, "load average at the end": os.getloadavg()[0],
+              "preset and search take the same time": "the better of the two is not the cheaper"},
+    )  # fmt: skip
+
+
+def victim(seed: int) -> tuple[Checkpoint, Knowledge, Split]:
+    """A network trained on digits, and what its attacker is told."""
+    split = load_dataset("digits", SAMPLES, seed=seed, holdout=400)
+    state = train(ARCH, split.train, TrainingConfig(steps=TRAINING, seed=seed))
+    knowledge = Knowledge(
+        value_range=(0.0, 1.0), mean=split.train.mean, sample_count=SAMPLES,
+        provenance={"mean": "train", "sample_count": "train"},
+    )  # fmt: skip
+    return released(state, ARCH, split.train, "binary"), knowledge, split
+
+
+def overheads(checkpoint: Checkpoint, knowledge: Knowledge, place: Path) -> dict[str, Any]:
+    """Wall clock of 200 small trials against the seconds that workers spent on them."""
+    plan = Plan(TINY_TRIALS, config=AttackConfig(restarts=2, steps=TINY_STEPS))
+    costs: dict[str, Any] = {}
+    for engine, workers in (("local", 1), ("ray", 2)):
+        if engine == "ray" and importlib.util.find_spec("ray") is None:
+            raise ModuleNotFoundError("this benchmark needs: pip install 'residuum[cluster]'")
+        before = os.getloadavg()[0]
+        done, wall = clock(
+            lambda engine=engine, workers=workers: sweep(
+                checkpoint,
+                knowledge,
+                plan,
+                out=place / engine,
+                engine=engine,
+                resources=Resources(workers=workers),
+            )
+        )
+        costs[engine] = {
+            "workers": workers, "wall seconds": wall, "compute seconds": done.compute,
+            "overhead": wall * workers / done.compute - 1, "trials": len(done.trials),
+            "load average before": before,
+        }  # fmt: skip
+    return costs
+
+
+def searched(
+    seed: int, checkpoint: Checkpoint, knowledge: Knowledge, split: Split, out: Path
+) -> dict[str, Any]:
+    """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
+    config = AttackConfig(restarts=2, steps=STEPS)
+    done = sweep(checkpoint, knowledge, Plan(TRIALS, seed=seed, config=config), out=out)
+    same = preset_trials(checkpoint, knowledge, config, seed)
+    values = [
+        judged(n, {}, found, ("residual",)).residual or float("inf") for n, found in enumerate(same)
+    ]
+    both = rankings(done, out, split.train, split.holdout)
+    pool, _ = pooled(
+        [same[i] for i in sorted(range(TRIALS), key=values.__getitem__)], knowledge, {}
+    )
+    assert pool is not None
+    assert both.consensus is not None
+    mine, its = both.consensus.metrics["ncc"], _score(pool, split)
+    return {
+        "seed": seed,
+        "sweep residual": done.order[0].residual,
+        "preset residual": statistics.median(values),
+        "preset residual, best of 32": min(values),
+        "rank correlation, residual with recovered": both.correlation,
+        "recovered by the trial chosen without data": both.rows[0]["recovered"],
+        "recovered by the trial chosen with data": both.by_data[0]["recovered"],
+        "consensus recovered": mine.recovered,
+        "consensus by chance": mine.expected_by_chance,
+        "consensus p": mine.p_value,
+        "preset's consensus recovered": its.recovered,
+        "best settings": {name: f"{value:.2g}" for name, value in done.order[0].params.items()},
+    }
+
+
+def preset_trials(
+    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, seed: int
+) -> list[Reconstruction]:
+    """Trials that differ in nothing but their random start."""
+    task = Task(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
+    jobs = (Job((n,), ({},), seed * 100_003 + n) for n in range(TRIALS))
+    return [work(task, job).found[0] for job in jobs]
+
+
+def _score(found: Reconstruction, split: Split) -> Any:
+    pool = selected_pool(found)
+    return score(
+        pool.x, split.train, split.holdout, candidate_labels=pool.labels, metrics=["ncc"]
+    ).metrics["ncc"]  # fmt: skip

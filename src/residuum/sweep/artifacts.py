@@ -1,0 +1,204 @@
+"""Files of a finished sweep: ``sweep.json``, ``report.html``, and what ``residuum score`` reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from residuum.records import Knowledge, write_atomic, write_json
+from residuum.records.environment import environment, sha256
+from residuum.report.page import Figure, Granted, Item
+from residuum.report.sweep import Coordinate, Row, SweepPage, render
+from residuum.sweep.folder import POOLED, REPORT, SUMMARY
+from residuum.sweep.run import Sweep
+from residuum.sweep.scoring import Rankings
+from residuum.sweep.trials import COMPLETE, FAILED, PRUNED
+
+ATTACK, RANKINGS = "attack.json", "rankings.json"
+SHOWN, CARDS = 12, 60
+
+
+def summary(done: Sweep, request: dict[str, Any], engine: str) -> dict[str, Any]:
+    """What ``sweep.json`` says; trials in the order of their numbers, the ranking beside them."""
+    states = Counter(trial.state for trial in done.trials)
+    found = done.found
+    return {
+        "plan": done.plan.to_json(),
+        "request": request,
+        "engine": engine,
+        "trials": [trial.to_json() for trial in done.trials],
+        "counts": {state: states[state] for state in (COMPLETE, PRUNED, FAILED)},
+        "ranking": [trial.number for trial in done.order],
+        "front": [trial.number for trial in done.front],
+        "best": done.order[0].to_json() if done.order else None,
+        "failures": dict(Counter(t.reason for t in done.trials if t.state == FAILED)),
+        "pooled": {
+            "runs": done.pool.runs,
+            "candidates": done.pool.candidates,
+            "groups": len(done.pool),
+            "groups_dropped": done.pool.dropped,
+            "consensus": 0 if found is None else found.to_json()["consensus"],
+        },
+        "session": {"trials": done.fresh, "seconds": done.seconds, "compute_seconds": done.compute},
+        "environment": environment(done.plan.config.device),
+    }
+
+
+def write_artifacts(
+    out: Path, done: Sweep, request: dict[str, Any], engine: str, subject: str,
+    scored: Rankings | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the summary, the report, and the pooled attack's own summary; return the first."""
+    said = summary(done, request, engine)
+    if done.found is not None:
+        asked = {"settings": done.found.settings, **request}
+        files = {POOLED: sha256(out / POOLED)}
+        write_json(out / ATTACK, {**done.found.to_json(), "request": asked, "sha256": files})
+    if scored is not None:
+        write_json(out / RANKINGS, scored.to_json())
+    write_atomic(out / REPORT, render(page(done, said, subject, scored)))
+    write_json(out / SUMMARY, said)
+    return said
+
+
+def page(
+    done: Sweep, said: dict[str, Any], subject: str, scored: Rankings | None = None
+) -> SweepPage:
+    """Everything the report shows."""
+    order, counts, found = done.order, said["counts"], done.found
+    space, several = done.plan.space, len(done.plan.objectives) > 1
+    coordinates = [
+        Coordinate(name, [t.params[name] for t in order], s.log, s.low, s.high)
+        for name, s in space.items()
+    ]
+    coordinates.append(Coordinate("residual", [t.residual for t in order], True))
+    items, best = tuple(_items(done)), order[0].residual if order else None
+    return SweepPage(
+        subject=subject,
+        headline="No trial was complete" if best is None
+        else f"First-layer residual {best:.3g} at best",
+        sentence=f"{len(done.trials)} of {done.plan.trials} trials ended: {counts[COMPLETE]} "
+        f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. Of the candidates of "
+        f"{done.pool.runs} runs, {said['pooled']['consensus']} groups are held by several runs.",
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        figures=_tiles(done),
+        coordinates=tuple(coordinates) if order else (),
+        columns=("trial", "residual", "agreement", "expected", *space,
+                 *(("recovered",) if scored else ())),
+        rows=tuple(_rows(done, scored, several)),
+        choice=choice_lines(scored) if scored else (),
+        scores=_scores(scored) if scored else (),
+        items=items, items_total=said["pooled"]["consensus"],
+        shape=() if found is None else tuple(found.x.shape[1:]),
+        knowledge=granted(done.task.knowledge),
+        failures=tuple(said["failures"].items()),
+        notes=() if found is None else found.notes,
+        settings={k: v for k, v in said["plan"].items() if k != "space"},
+        environment=said["environment"],
+    )  # fmt: skip
+
+
+def granted(knowledge: Knowledge) -> tuple[Granted, ...]:
+    """What the attacker was told, as text."""
+    return tuple(
+        Granted(name, _fact(getattr(knowledge, name)), knowledge.provenance[name])
+        for name in knowledge.granted
+    )
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{float(value):g}" if value.numel() == 1 else f"{value.numel()} values"
+    if isinstance(value, dict):
+        return f"{sum(part.numel() for part in value.values())} values"
+    return ", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
+
+
+def _tiles(done: Sweep) -> tuple[tuple[str, str], ...]:
+    per_hour = 3600 * done.fresh / done.seconds if done.fresh and done.seconds else None
+    return (
+        ("trials complete", str(len(done.order))),
+        ("runs pooled", str(done.pool.runs)),
+        ("candidates pooled", str(done.pool.candidates)),
+        ("trials per hour", "–" if per_hour is None else f"{per_hour:.0f}"),
+    )
+
+
+def _rows(done: Sweep, scored: Rankings | None, several: bool) -> list[Row]:
+    """The best trials, and where two objectives compete all of the front."""
+    shown = done.order[:SHOWN]
+    ahead = {trial.number for trial in done.front} if several else set()
+    shown += [trial for trial in done.front[:SHOWN] if trial not in shown] if several else []
+    recovered = {row["number"]: row["recovered"] for row in scored.rows} if scored else {}
+    rows = []
+    for trial in shown:
+        rank = f"{done.order.index(trial) + 1}{' front' if trial.number in ahead else ''}"
+        values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
+        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
+        rows.append(
+            Row(rank, (*cells, *((str(recovered.get(trial.number, "–")),) if scored else ())))
+        )
+    return rows
+
+
+def choice_lines(scored: Rankings) -> tuple[str, ...]:
+    """What the ranking by the weights alone lost, in sentences."""
+    said = scored.to_json()
+    chosen, best, top = said["chosen"], said["best_with_data"], said["best_of_top"]
+    if chosen["recovered"] is None:
+        return ("Without a held-out control no count can be told from chance.",)
+    rho = said["spearman"]
+    return (
+        f"Trial {chosen['number']}, best by the weights alone, recovered {chosen['recovered']} of "
+        f"{scored.n} training samples; trial {best['number']}, best by the data, "
+        f"{best['recovered']}. Of the five best without the data, trial {top['number']} recovered "
+        f"{top['recovered']}.",
+        "Rank correlation of a low residual with recovered samples: "
+        + ("none, one of them is constant." if rho is None else f"{rho:.2f}."),
+        "The data was read after the ranking was fixed and changed nothing in it.",
+    )
+
+
+def _scores(scored: Rankings) -> tuple[Figure, ...]:
+    parts = (("all groups", scored.pooled), ("consensus alone", scored.consensus))
+    figures = []
+    for name, scores in parts:
+        if scores is None or scores.metrics["ncc"].recovered is None:
+            continue
+        part = scores.metrics["ncc"]
+        figures.append(
+            Figure(
+                f"recovered of {scored.n}, {name}",
+                f"{part.recovered} (chance {part.expected_by_chance:.2g}, p {part.p_value:.2g})",
+                "one-to-one matches beyond 99% of held-out ones",
+            )
+        )
+    return tuple(figures)
+
+
+def score_lines(scored: Rankings) -> tuple[str, ...]:
+    """The pooled result against chance, in lines."""
+    return tuple(f"{figure.name}: {figure.value}" for figure in _scores(scored))
+
+
+def _items(done: Sweep) -> list[Item]:
+    if done.found is None or done.found.selection is None:
+        return []
+    chosen, mean = done.found.selection, done.task.knowledge.mean
+    agreed = (chosen.support > 1).nonzero().flatten()[:CARDS].tolist()
+    items = []
+    for place, i in enumerate(agreed):
+        x = chosen.x[i]
+        x = x if mean is None else x + mean.reshape(x.shape if mean.numel() > 1 else ()).to(x)
+        items.append(
+            Item(
+                number=place + 1, found=x.numpy(), label=f"label {chosen.labels[i].item():g}",
+                confidence=float(chosen.confidence[i]), support=int(chosen.support[i]),
+                restarts=done.pool.runs,
+            )
+        )  # fmt: skip
+    return items

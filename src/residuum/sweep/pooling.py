@@ -1,0 +1,181 @@
+"""Consensus over all runs of a sweep, however many: groups are kept, candidates pass by.
+
+Runs are looked at one after the other, those of the best trials first. A candidate joins the nearest
+group of its label when it lies within ``similarity`` (cosine) of that group's mean; what joins none
+is grouped among itself (``attacks/selection.py``) and founds new groups. Weights count relative to the
+heaviest candidate of their run, since settings scale them differently. At most ``limit`` groups stay:
+the lightest of those that the fewest runs hold go first, so memory does not grow with the runs.
+
+    mean       = sum_i w_i x_i / sum_i w_i
+    tightness  = sum_i w_i cos(mean, x_i) / sum_i w_i = <mean / |mean|, sum_i w_i x_i / |x_i|> / sum_i w_i
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residuum.attacks.selection import (
+    DUPLICATE,
+    FEATURES,
+    FEW_VALUES,
+    SIMILARITY,
+    alive,
+    confidence_of,
+    effective_dimension,
+    features_of,
+    groups_of,
+)
+from residuum.records import Knowledge, Reconstruction, Selection
+from residuum.similarity import cosine, l2
+
+LIMIT = 4096
+KEPT = 2000  # groups in the pooled result
+
+
+class Pool:
+    """Groups so far. limit: of groups; similarity: cosine that makes a candidate a member."""
+
+    def __init__(self, limit: int = LIMIT, similarity: float = SIMILARITY) -> None:
+        self.limit, self.similarity = limit, similarity
+        self.runs, self.candidates, self.dropped = 0, 0, 0
+        self.radius: float | None = None
+        self.shape: tuple[int, ...] = ()
+        self.label_type = torch.float64
+        self._groups: dict[str, Tensor] = {}
+
+    def add(self, found: Reconstruction) -> None:
+        """All runs of one trial that did not diverge."""
+        keep = alive(found)
+        for run, status in enumerate(found.status):
+            mine = keep & (found.run == run)
+            if status != "diverged" and bool(mine.any()):
+                weight = found.weight[mine].double()
+                self.add_run(found.x[mine], found.labels[mine], weight / weight.max())
+
+    def add_run(self, x: Tensor, labels: Tensor, weight: Tensor) -> None:
+        """One run's candidates (k, *shape), finite and not zero."""
+        self.shape, self.label_type = tuple(x.shape[1:]), labels.dtype
+        x, labels = x.flatten(1).double(), labels.double()
+        if self.radius is None and x.shape[1] < FEW_VALUES:
+            self.radius = DUPLICATE * float(x.norm(dim=1).median())
+        at = self._nearest(x, labels)
+        rest = (at < 0).nonzero().flatten()
+        first = len(self)
+        for label in labels[rest].unique():
+            mine = rest[labels[rest] == label]
+            for group in groups_of(x[mine], weight[mine], self.similarity, self.radius):
+                at[mine[group]] = first
+                first += 1
+        self._merge(x, labels, weight, at, first)
+        self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
+        self._prune()
+
+    def __len__(self) -> int:
+        return len(self._groups["support"]) if self._groups else 0
+
+    def _nearest(self, x: Tensor, labels: Tensor) -> Tensor:
+        """(k,) group that a candidate joins, -1 for none."""
+        if not len(self):
+            return torch.full((len(x),), -1)
+        groups = self._groups
+        means = groups["sum"] / groups["weight"][:, None]
+        near = cosine(x, means) if self.radius is None else -l2(x, means)
+        near[labels[:, None] != groups["label"][None]] = -math.inf
+        best, at = near.max(1)
+        least = self.similarity if self.radius is None else -self.radius
+        return at.masked_fill(best < least, -1)
+
+    def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, at: Tensor, count: int) -> None:
+        """Candidates into the groups ``at``, of which there are ``count`` with the new ones."""
+        groups, d = self._groups, x.shape[1]
+        new = count - len(self)
+        empty = {
+            "sum": torch.zeros(new, d), "unit": torch.zeros(new, d), "x": torch.zeros(new, d),
+            "weight": torch.zeros(new), "heaviest": torch.zeros(new), "label": torch.zeros(new),
+            "support": torch.zeros(new), "members": torch.zeros(new), "run": torch.zeros(new),
+        }  # fmt: skip
+        groups = {
+            name: torch.cat([groups[name], part.double()]) if groups else part.double()
+            for name, part in empty.items()
+        }
+        groups["sum"].index_add_(0, at, weight[:, None] * x)
+        groups["unit"].index_add_(0, at, weight[:, None] * x / x.norm(dim=1, keepdim=True))
+        groups["weight"].index_add_(0, at, weight)
+        groups["members"].index_add_(0, at, torch.ones_like(weight))
+        groups["support"][at.unique()] += 1
+        heaviest = groups["heaviest"].scatter_reduce(0, at, weight, "amax")
+        mine = ((weight == heaviest[at]) & (weight > groups["heaviest"][at])).nonzero().flatten()
+        groups["heaviest"] = heaviest
+        groups["x"][at[mine]], groups["label"][at[mine]] = x[mine], labels[mine]
+        groups["run"][at[mine]] = float(self.runs)
+        self._groups = groups
+
+    def _prune(self) -> None:
+        if len(self) > self.limit:
+            kept = self.order()[: self.limit].sort().values
+            self.dropped += len(self) - len(kept)
+            self._groups = {name: part[kept] for name, part in self._groups.items()}
+
+    def order(self) -> Tensor:
+        """Groups, most supported first, heaviest first among equals."""
+        support, weight = self._groups["support"], self._groups["weight"]
+        by_weight = weight.argsort(descending=True, stable=True)
+        return by_weight[support[by_weight].argsort(descending=True, stable=True)]
+
+    def selection(self) -> tuple[Selection, dict[str, Tensor]]:
+        """The best groups that several runs hold, or all where none agree; and their parts."""
+        order = self.order()
+        agreed = order[self._groups["support"][order] > 1]
+        order = (agreed if len(agreed) else order)[:KEPT]
+        part = {name: values[order] for name, values in self._groups.items()}
+        part["label"] = part["label"].to(self.label_type)
+        mean = part["sum"] / part["weight"][:, None]
+        inner = (mean * part["unit"]).sum(1) / mean.norm(dim=1).clamp(min=1e-300)
+        rows = [
+            {"support": int(s), "lam": float(w / s), "tightness": float(t)}
+            for s, w, t in zip(part["support"], part["weight"], inner / part["weight"], strict=True)
+        ]
+        heaviest = max((row["lam"] for row in rows), default=0.0)
+        spread = math.log(effective_dimension(mean))
+        features = [features_of(row, self.runs, heaviest, spread) for row in rows]
+        chosen = Selection(
+            x=mean.reshape(-1, *self.shape), labels=part["label"],
+            lam=torch.tensor([row["lam"] for row in rows]), support=part["support"].long(),
+            members=part["members"].long(), index=torch.arange(len(rows)),
+            confidence=torch.tensor([confidence_of(row, self.runs) for row in features]),
+            features=torch.tensor(features).reshape(-1, len(FEATURES)),
+        )  # fmt: skip
+        return chosen, part
+
+
+def pooled(
+    parts: Iterable[Reconstruction], knowledge: Knowledge, settings: dict[str, Any],
+    limit: int = LIMIT,
+) -> tuple[Reconstruction | None, Pool]:  # fmt: skip
+    """Consensus of finished trials, best first, as a reconstruction that ``score`` reads.
+
+    Its candidates are the heaviest member of each group, its selection their means.
+    """
+    pool, attack = Pool(limit), ""
+    for found in parts:
+        attack = found.attack
+        pool.add(found)
+    if not len(pool):
+        return None, pool
+    chosen, part = pool.selection()
+    runs = pool.runs
+    notes: tuple[str, ...] = (f"pooled from {pool.candidates} candidates of {runs} runs",)
+    if pool.dropped:
+        notes += (f"{pool.dropped} groups that few runs held were dropped to bound memory",)
+    return Reconstruction(
+        attack=attack, x=part["x"].reshape(-1, *pool.shape), labels=part["label"],
+        lam=part["heaviest"], run=part["run"].long(), steps=torch.zeros(0, dtype=torch.long),
+        loss=torch.zeros(runs, 0), layers=torch.zeros(runs, 0, 0), layer_names=(),
+        status=("finished",) * runs, knowledge=knowledge, settings=settings, selection=chosen,
+        notes=notes,
+    ), pool  # fmt: skip

@@ -1,0 +1,415 @@
+"""Sweeps in this process and in others: drawn alike, remembered once, ended by nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from residuum.attacks import PRESETS, AttackConfig
+from residuum.checkpoints import save_checkpoint
+from residuum.cli.main import main
+from residuum.errors import InputError, OutputError
+from residuum.records import Reconstruction, same
+from residuum.sweep import SPACE, Plan, Setting, Sweep, sweep, trials
+from residuum.sweep.engines import ENGINES, Processes, Resources
+from residuum.sweep.folder import open_folder
+from residuum.sweep.plan import ETA
+from residuum.sweep.space import SAMPLERS, draw, numeric
+from residuum.sweep.study import front, open_study, ranked
+from residuum.sweep.trials import COMPLETE, FAILED, PRUNED, Trial
+from tests.program import start
+from tests.sweeps import KNOWLEDGE, Deadly, plan, some_jobs, task, victim
+
+RELEASED = {
+    "lr_x": (1e-5, 1.0),
+    "sigma": (1e-6, 0.1),
+    "lam_min": (0.01, 0.5),
+    "sharpness": (10, 500),
+}
+
+
+def run(out: Path, wanted: Plan | None = None, **options: Any) -> Sweep:
+    return sweep(victim(), KNOWLEDGE, wanted or plan(), out=out, **options)
+
+
+def stop_after(count: int) -> Any:
+    """A watcher that presses Ctrl-C."""
+
+    def watch(progress: Any) -> None:
+        if progress.fresh == count:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_settings() -> None:
+    for name, (low, high) in RELEASED.items():
+        assert SPACE[name].low <= low
+        assert SPACE[name].high >= high
+        assert (SPACE[name].low, SPACE[name].high) != (low, high)
+    assert set(SPACE) <= set(numeric())
+    for preset in PRESETS.values():
+        for name, setting in SPACE.items():
+            assert setting.low <= getattr(preset, name) <= setting.high, (preset, name)
+
+
+@pytest.mark.parametrize("setting", [Setting(1e-5, 3, log=True), Setting(-1, 2)])
+def test_a_setting_spans_its_range_evenly(setting: Setting) -> None:
+    assert setting.at(0) == pytest.approx(setting.low)
+    assert setting.at(1) == pytest.approx(setting.high)
+    for share in (0.1, 0.5, 0.77):
+        assert setting.share(setting.at(share)) == pytest.approx(share)
+    middle = (
+        math.sqrt(setting.low * setting.high) if setting.log else (setting.low + setting.high) / 2
+    )
+    assert setting.at(0.5) == pytest.approx(middle)
+
+
+def test_whole_numbers_are_drawn_evenly() -> None:
+    drawn = [Setting(2, 5, whole=True).at((i + 0.5) / 400) for i in range(400)]
+    assert {value: drawn.count(value) for value in drawn} == {2: 100, 3: 100, 4: 100, 5: 100}
+    assert all(isinstance(value, int) for value in drawn)
+
+
+@pytest.mark.parametrize("sampler", ["random", "sobol"])
+def test_a_draw_depends_on_the_seed_and_the_number_alone(sampler: str) -> None:
+    whole = draw(sampler, SPACE, range(16), 5, ())
+    assert draw(sampler, SPACE, range(6, 9), 5, ()) == whole[6:9]
+    assert draw(sampler, SPACE, range(16), 6, ()) != whole
+    values = [(SPACE[name], value) for row in whole for name, value in row.items()]
+    assert all(setting.low <= value <= setting.high for setting, value in values)
+
+
+def test_sobol_points_fill_every_slice() -> None:
+    drawn = draw("sobol", SPACE, range(32), 0, ())
+    for name, setting in SPACE.items():
+        slices = {int(32 * setting.share(row[name])) for row in drawn}
+        assert len(slices) == 32, name
+    chance = draw("random", SPACE, range(32), 0, ())
+    assert len({int(32 * SPACE["lr_x"].share(row["lr_x"])) for row in chance}) < 32
+
+
+def test_tpe_learns_where_the_residual_is_low() -> None:
+    space = {"lr_x": Setting(1e-5, 1.0, log=True)}
+    told = [
+        Trial(n, row, COMPLETE, (abs(math.log10(row["lr_x"]) + 2),))
+        for n, row in enumerate(draw("random", space, range(40), 1, ()))
+    ]
+    learnt = draw("tpe", space, range(40, 56), 1, told)
+    blind = draw("random", space, range(56), 1, ())[40:]
+    distance = [sum(abs(math.log10(row["lr_x"]) + 2) for row in part) for part in (learnt, blind)]
+    assert distance[0] < 0.6 * distance[1]
+    assert draw("tpe", space, range(40, 56), 1, told[::-1]) == learnt
+
+
+def test_engines_agree_to_the_last_bit(tmp_path: Path) -> None:
+    wanted = plan(5, sampler="sobol", batch=2)
+    here = run(tmp_path / "a", wanted)
+    there = run(tmp_path / "b", wanted, engine="processes", resources=Resources(workers=2))
+    assert [facts(t) for t in here.trials] == [facts(t) for t in there.trials]
+    assert here.order[0].number == there.order[0].number
+    assert same(here.found.replace(settings={}), there.found.replace(settings={}))
+    assert [t.number for t in here.trials] == list(range(5))
+    assert {t.state for t in here.trials} == {COMPLETE}
+
+
+def facts(trial: Trial) -> Trial:
+    """A trial less its wall clock."""
+    return dataclasses.replace(trial, seconds=0.0)
+
+
+def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
+    from residuum.attacks import attack
+
+    done = run(tmp_path / "s")
+    kept = Reconstruction.load(tmp_path / "s/trials/000002.safetensors")
+    again = attack(victim(), KNOWLEDGE, AttackConfig.from_json(kept.settings))
+    assert same(again.replace(seconds=0.0), kept.replace(seconds=0.0))
+    norms = again.layers[torch.arange(2), again.loss.argmin(1), 0].sqrt()
+    assert done.trials[2].residual == float(norms.median())
+    assert done.trials[2].params["lr_x"] == kept.settings["lr_x"]
+
+
+def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
+    done = run(tmp_path / "s", plan(6, objectives=("residual", "agreement")))
+    residuals = [t.residual for t in done.order]
+    assert residuals == sorted(residuals)
+    beaten = [
+        t for t in done.trials
+        if any(o.residual <= t.residual and o.agreement >= t.agreement and facts(o) != facts(t)
+               and (o.residual < t.residual or o.agreement > t.agreement) for o in done.trials)
+    ]  # fmt: skip
+    assert {t.number for t in done.front} == {t.number for t in done.trials if t not in beaten}
+
+
+def test_fronts_and_ranks_of_made_up_trials() -> None:
+    rows = [(0.3, 0.9), (0.1, 0.2), (0.2, 0.1), (0.2, 0.5), (0.1, 0.2)]
+    made = [Trial(n, {}, COMPLETE, values) for n, values in enumerate(rows)]
+    made.append(Trial(9, {}, FAILED))
+    assert [t.number for t in ranked(made)] == [1, 4, 2, 3, 0]
+    assert [t.number for t in front(made)] == [1, 3, 0]
+    single = [dataclasses.replace(t, values=t.values[:1]) for t in made]
+    assert [t.number for t in front(single)] == [1]
+
+
+def test_trials_that_share_a_program_are_those_that_run_alone(tmp_path: Path) -> None:
+    """Nearly: rounding differs, and the random start, which is why the batch is part of the plan."""
+    wanted = plan(4, batch=2)
+    done = run(tmp_path / "b", wanted)
+    alone = run(tmp_path / "a", plan(4))
+    for n in (0, 2):  # the first of each block starts from the same random numbers
+        assert done.trials[n].residual == pytest.approx(alone.trials[n].residual, rel=1e-6)
+    kept = [Reconstruction.load(tmp_path / f"b/trials/00000{n}.safetensors") for n in range(4)]
+    assert [part.settings["lr_x"] for part in kept] == [t.params["lr_x"] for t in done.trials]
+    assert all(part.restarts == 2 and len(part.x) == 24 for part in kept)
+
+
+def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", plan(9, 225))
+    wanted = plan(9, 225, rungs=2)
+    assert wanted.pauses == [25, 75]
+    halved = run(tmp_path / "halved", wanted)
+    ended = {t.number: t for t in halved.trials}
+    stopped = {step: [t.number for t in halved.trials if t.state == PRUNED and t.step == step]
+               for step in (25, 75)}  # fmt: skip
+    assert [len(stopped[25]), len(stopped[75]), len(halved.order)] == [6, 2, 1]
+    last = halved.order[0].number
+    assert facts(ended[last]) == facts(whole.trials[last]), (
+        "a paused trial goes on as if nothing was"
+    )
+    worst = min(ended[n].residual for n in stopped[25])
+    history = {
+        n: Reconstruction.load(tmp_path / f"whole/trials/{n:06d}.safetensors") for n in range(9)
+    }
+    at = {n: trials.measured(h.loss[:, :2], h.layers[:, :2]) for n, h in history.items()}
+    assert {n for n, value in at.items() if value < worst} == set(range(9)) - set(stopped[25])
+    assert not list((tmp_path / "halved/trials").glob("*.state.*"))
+    assert ETA == 3
+
+
+def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    wanted = plan(9, 225, rungs=2)
+    whole = run(tmp_path / "whole", wanted)
+    for count in (3, 4):  # within the first rung's ends, and past them
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "cut", wanted, watch=stop_after(count))
+    assert [facts(t) for t in run(tmp_path / "cut", wanted).trials] == [
+        facts(t) for t in whole.trials
+    ]
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+def test_ctrl_c_and_go_on(sampler: str, tmp_path: Path) -> None:
+    wanted = plan(6, sampler=sampler, wave=4)
+    whole = run(tmp_path / "whole", wanted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", wanted, watch=stop_after(2))
+    first = {p: p.stat().st_mtime_ns for p in (tmp_path / "cut/trials").iterdir()}
+    assert len(first) == 2
+    done = run(tmp_path / "cut", wanted)
+    assert done.fresh == 4
+    assert [facts(t) for t in done.trials] == [facts(t) for t in whole.trials]
+    assert {p: p.stat().st_mtime_ns for p in first} == first
+    assert run(tmp_path / "cut", wanted).fresh == 0
+
+
+def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
+    """As after a kill between the two writes."""
+    whole = run(tmp_path / "s")
+    (tmp_path / "s/study.db").unlink()
+    again = run(tmp_path / "s")
+    assert again.fresh == 0
+    assert [facts(t) for t in again.trials] == [facts(t) for t in whole.trials]
+
+
+def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = trials.attack
+
+    def sometimes(checkpoint: Any, knowledge: Any, config: Any, **rest: Any) -> Any:
+        if config.seed % 3 == 1:
+            raise RuntimeError("a bad day\nfor sums")
+        return real(checkpoint, knowledge, config, **rest)
+
+    monkeypatch.setattr(trials, "attack", sometimes)
+    config = AttackConfig(restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6,
+                          constraint="penalty")  # fmt: skip
+    mixed = plan(6, config=config, space={"lr_lam": Setting(1e5, 1e6)})
+    done = run(tmp_path / "s", mixed)
+    reasons = {t.number: t.reason for t in done.trials}
+    crashed = [n for n in range(6) if (3 * trials.SEEDS + n) % 3 == 1]
+    assert crashed
+    assert all(reasons[n] == "RuntimeError: a bad day for sums" for n in crashed)
+    assert all(reasons[n] == "diverged" for n in range(6) if n not in crashed)
+    assert all(t.state == FAILED for t in done.trials)
+    assert done.found is None
+    assert run(tmp_path / "s", mixed).fresh == 0, "what failed is not tried for ever"
+
+
+def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sizes = trials.attack, []
+
+    def small(checkpoint: Any, knowledge: Any, config: Any, **rest: Any) -> Any:
+        sizes.append(config.restarts)
+        if config.restarts > 4 or (config.restarts == 2 and config.lr_x > 0.5):
+            raise torch.OutOfMemoryError("no more")
+        return real(checkpoint, knowledge, config, **rest)
+
+    monkeypatch.setattr(trials, "attack", small)
+    done = run(tmp_path / "s", plan(4, batch=4))
+    assert sizes == [8, 4, 4]
+    assert [t.state for t in done.trials] == [COMPLETE] * 4
+    alone = run(tmp_path / "t", plan(4, space={"lr_x": Setting(0.6, 0.9)}))
+    assert {t.reason for t in alone.trials} == {"out of memory: no more"}
+
+
+def test_a_process_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
+    work = some_jobs(4)
+    engine = Processes(Deadly(task(), tmp_path / "deaths", 1), Resources(workers=2))  # type: ignore[arg-type]
+    try:
+        outcomes = list(engine.run(work))
+    finally:
+        engine.close()
+    assert sorted(o.job.numbers[0] for o in outcomes) == list(range(4))
+    assert all(o.found for o in outcomes)
+    engine = Processes(Deadly(task(), tmp_path / "more", 99), Resources(workers=1, retries=1))  # type: ignore[arg-type]
+    try:
+        (lost,) = engine.run(work[:1])
+    finally:
+        engine.close()
+    assert lost.reason == "its process died 2 times (exit code 3)"
+
+
+def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    said = ["sweep", str(model), "--trials", "12", "--steps", "600", "--candidates", "12",
+            "--out", str(tmp_path / "s"), "--quiet"]  # fmt: skip
+    process = start(*said)
+    try:
+        done = kill_after(process, tmp_path / "s/trials", 3)
+    finally:
+        process.kill()
+    assert 3 <= len(done) < 12
+    assert main(said) == 0
+    assert all(path.stat().st_mtime_ns == when for path, when in done.items())
+    summary = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert [t["number"] for t in summary["trials"]] == list(range(12))
+    assert 12 - summary["session"]["trials"] in (len(done) - 1, len(done), len(done) + 1)
+    assert stored_numbers(tmp_path / "s") == list(range(12))
+
+
+def kill_after(process: subprocess.Popen[str], folder: Path, count: int) -> dict[Path, int]:
+    """Kill a driver without warning once so many trials are there; which, and written when."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if len(list(folder.glob("0*.safetensors"))) >= count:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return {path: path.stat().st_mtime_ns for path in folder.glob("0*.safetensors")}
+
+
+def stored_numbers(out: Path) -> list[int]:
+    """Numbers of the trials in the SQLite file, each as often as it stands there."""
+    import sqlite3
+
+    with sqlite3.connect(out / "study.db") as connection:
+        rows = connection.execute("select value_json from trial_user_attributes").fetchall()
+    return sorted(json.loads(text)["number"] for (text,) in rows)
+
+
+def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "s", plan(2))
+    with pytest.raises(InputError, match="other settings"):
+        run(tmp_path / "s", plan(3))
+    told = KNOWLEDGE.replace(sample_count=7)
+    with pytest.raises(InputError, match="other settings"):
+        sweep(victim(), told, plan(2), out=tmp_path / "s")
+    with open_folder(tmp_path / "s"), pytest.raises(OutputError, match="Another sweep"):
+        run(tmp_path / "s", plan(2))
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f/mine.txt").write_text("x")
+    with pytest.raises(OutputError, match="holds other files"):
+        run(tmp_path / "f", plan(2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"space": {"lr_y": Setting(0, 1)}}, "cannot vary 'lr_y'"),
+        ({"space": {"lr_x": Setting(1, 0.1)}}, "from low to high"),
+        ({"space": {"lr_x": Setting(-1, 1)}}, "lr_x must be positive"),
+        ({"space": {}}, "must vary a setting"),
+        ({"sampler": "grid"}, "No sampler 'grid'"),
+        ({"batch": 2, "rungs": 1}, "Successive halving"),
+        ({"batch": 2, "space": {"lr_decay": Setting(0, 1)}}, "lr_decay is varied too"),
+        ({"objectives": ("recovered",)}, "ranks by residual"),
+        ({"objectives": ("residual", "agreement"), "config": AttackConfig(restarts=1)}, "restarts"),
+        ({"config": PRESETS["model-inversion"]}, "baseline"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(**changes)
+
+
+def test_what_no_trial_can_work_with_is_said_before_the_first(tmp_path: Path) -> None:
+    config = AttackConfig(priors=(("value-box", 1.0),))
+    with pytest.raises(InputError, match="value_range"):
+        run(tmp_path / "s", plan(config=config))
+    assert not (tmp_path / "s").exists()
+
+
+def test_unknown_engines_and_storages_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"No engine 'rya'.*Did you mean 'ray'"):
+        run(tmp_path / "s", engine="rya")
+    with pytest.raises(InputError, match="URL of a database") as caught:
+        run(tmp_path / "t", storage="postgresql+psycopg://me:secret@127.0.0.1:1/none")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InputError, match="URL of a database"):
+        run(tmp_path / "u", storage="nonsense")
+    assert set(ENGINES) == {"local", "processes", "ray"}
+
+
+def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'both.db'}"
+    first = run(tmp_path / "a", plan(2), storage=url)
+    second = run(tmp_path / "b", plan(3), storage=url)
+    assert (first.fresh, second.fresh) == (2, 3)
+    held = open_study(plan(2), json.loads((tmp_path / "a/request.json").read_text()), tmp_path, url)
+    assert [facts(t) for t in held.ended()] == [facts(t) for t in first.trials]
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, residuum.cli.main, residuum.sweep.run, residuum.sweep.engines;"
+        "print(sorted({'ray', 'optuna', 'sqlalchemy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_without_the_extra_a_line_says_what_to_install(tmp_path: Path) -> None:
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    code = (
+        "import sys; sys.modules['ray'] = None; from residuum.cli.main import main;"
+        f"sys.exit(main(['sweep', {str(model)!r}, '--engine', 'ray', '--out', {str(tmp_path / 's')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'residuum[cluster]'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

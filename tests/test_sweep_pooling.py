@@ -1,0 +1,327 @@
+"""Pooling over runs against its naive twin, the report, both rankings, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from residuum.checkpoints import save_checkpoint
+from residuum.cli.main import main
+from residuum.records import Dataset, Knowledge, Reconstruction
+from residuum.report.page import Item
+from residuum.report.sweep import Coordinate, Row, SweepPage, parallel, render
+from residuum.sweep import sweep
+from residuum.sweep.pooling import Pool, pooled
+from residuum.sweep.scoring import rankings
+from tests import pages
+from tests.cases import relu_point
+from tests.sweeps import KNOWLEDGE, plan, victim
+from tests.test_sweep import facts
+
+DIM = 40
+
+
+def planted(runs: int, seed: int = 0, noise: float = 0.15) -> tuple[Tensor, list[Reconstruction]]:
+    """Five true samples, each found by every other run, in clouds of candidates that mean nothing."""
+    rng = torch.Generator().manual_seed(seed)
+    true = torch.randn(5, DIM, generator=rng, dtype=torch.float64)
+    parts = []
+    for run in range(runs):
+        held = [k for k in range(5) if (run + k) % 2 == 0]
+        near = true[held] + noise * torch.randn(len(held), DIM, generator=rng, dtype=torch.float64)
+        far = torch.randn(20, DIM, generator=rng, dtype=torch.float64)
+        labels = torch.tensor([1.0 if k < 3 else -1.0 for k in held] + [1.0, -1.0] * 10)
+        weight = 0.5 + torch.rand(len(held) + 20, generator=rng, dtype=torch.float64)
+        parts.append(found(torch.cat([near, far]), labels, (run + 1) * weight))
+    return true, parts
+
+
+def found(x: Tensor, labels: Tensor, lam: Tensor, status: str = "finished") -> Reconstruction:
+    none = torch.zeros(1, 0)
+    return Reconstruction(
+        "binary-kkt", x, labels, lam, torch.zeros(len(x), dtype=torch.long),
+        torch.zeros(0, dtype=torch.long), none, none[:, :, None], (), (status,), Knowledge(),
+    )  # fmt: skip
+
+
+def naive(parts: list[Reconstruction], similarity: float = 0.9) -> list[dict[str, Any]]:
+    """The rule of ``pooling.py``, one candidate at a time."""
+    groups: list[dict[str, Any]] = []
+    for run, part in enumerate(parts):
+        weight = part.lam / part.lam.max()
+        before, new = list(groups), []
+        for i in weight.argsort(descending=True).tolist():
+            x, label = part.x[i], float(part.labels[i])
+            means = [g["sum"] / g["weight"] for g in before]
+            near = [(float(torch.cosine_similarity(x, m, 0)), g)
+                    for m, g in zip(means, before, strict=True) if g["label"] == label]  # fmt: skip
+            near = [pair for pair in near if pair[0] >= similarity]
+            if near:
+                home = max(near, key=lambda pair: pair[0])[1]
+                home.setdefault("waiting", []).append((i, x))
+                continue
+            mine = [g for g in new if g["label"] == label
+                    and float(torch.cosine_similarity(x, g["first"], 0)) >= similarity]  # fmt: skip
+            if mine:
+                mine[0]["waiting"].append((i, x))
+            else:
+                new.append({"label": label, "first": x, "sum": torch.zeros(DIM).double(), "weight": 0.0,
+                            "members": 0, "runs": set(), "waiting": [(i, x)]})  # fmt: skip
+        groups += new
+        for group in groups:
+            for i, x in group.pop("waiting", []):
+                group["sum"] = group["sum"] + weight[i] * x
+                group["weight"] += float(weight[i])
+                group["members"] += 1
+                group["runs"].add(run)
+    return groups
+
+
+def test_pooling_is_its_naive_twin() -> None:
+    true, parts = planted(12)
+    slow = sorted(naive(parts), key=lambda g: (-len(g["runs"]), -g["weight"]))
+    pool = Pool()
+    for part in parts:
+        pool.add(part)
+    chosen, _ = pool.selection()
+    assert len(pool) == len(slow)
+    agreed = [g for g in slow if len(g["runs"]) > 1]
+    assert chosen.support.tolist() == [len(g["runs"]) for g in agreed]
+    assert chosen.members.tolist() == [g["members"] for g in agreed]
+    means = torch.stack([g["sum"] / g["weight"] for g in agreed])
+    assert torch.allclose(chosen.x, means, atol=1e-12)
+    best = torch.cosine_similarity(chosen.x[:5, None], true[None], dim=2)
+    assert sorted(best.argmax(1).tolist()) == [0, 1, 2, 3, 4]
+    assert float(best.max(1).values.min()) > 0.99, "a mean of six is nearer than any of them"
+    assert chosen.support[:5].tolist() == [6] * 5
+    assert len(chosen) == 5, "noise in 40 dimensions agrees with nobody"
+
+
+def test_tightness_is_the_mean_cosine() -> None:
+    _, parts = planted(12)
+    pool = Pool()
+    for part in parts:
+        pool.add(part)
+    chosen, _ = pool.selection()
+    every = torch.cat([p.x for p in parts])
+    weight = torch.cat([p.lam / p.lam.max() for p in parts])
+    inner = torch.cosine_similarity(chosen.x[0][None], every)
+    mine = inner > 0.8
+    expected = float((weight * inner)[mine].sum() / weight[mine].sum())
+    assert float(chosen.features[0, 2]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_memory_is_bounded_and_what_agrees_survives() -> None:
+    _, parts = planted(60)
+    sizes = []
+
+    def one_by_one() -> Iterator[Reconstruction]:
+        yield from parts
+
+    whole, wide = pooled(one_by_one(), Knowledge(), {})
+    pool = Pool(limit=100)
+    for part in parts:
+        pool.add(part)
+        sizes.append(len(pool))
+    assert len(wide) > 1000
+    assert max(sizes) == 100
+    assert pool.dropped > 1000
+    narrow, _ = pool.selection()
+    assert narrow.support[:5].tolist() == whole.selection.support[:5].tolist() == [30] * 5
+    assert torch.allclose(narrow.x[:5], whole.selection.x[:5])
+
+
+def test_diverged_runs_and_broken_candidates_are_left_out() -> None:
+    x = torch.eye(3, DIM, dtype=torch.float64)
+    x[1] = math.nan
+    x[2] = 0
+    one, lam = torch.ones(3), torch.ones(3, dtype=torch.float64)
+    pool = Pool()
+    pool.add(found(x, one, lam, "diverged"))
+    assert (pool.runs, len(pool)) == (0, 0)
+    pool.add(found(x, one, lam))
+    assert (pool.runs, pool.candidates, len(pool)) == (1, 1, 1)
+    assert pooled([], Knowledge(), {})[0] is None
+
+
+def test_points_in_a_plane_are_pooled_by_distance() -> None:
+    angles = torch.tensor([0.0, 0.01, 0.2], dtype=torch.float64)
+    x = torch.stack([angles.cos(), angles.sin()], 1)
+    pool = Pool()
+    for row in (x[:1], x[1:2], x[2:]):
+        pool.add(found(row, torch.ones(1), torch.ones(1, dtype=torch.float64)))
+    assert sorted(pool._groups["support"].tolist()) == [1, 2]
+
+
+def test_parallel_coordinates_lie_on_their_axes() -> None:
+    values = [1e-4, 1e-2, 1.0]
+    axes, lines = parallel([Coordinate("lr_x", values, True, 1e-4, 1.0),
+                            Coordinate("residual", [0.1, 0.2, None], False, 0.0, 0.2)])  # fmt: skip
+    assert [axis.name for axis in axes] == ["lr_x", "residual"]
+    assert axes[0].ticks == ((300.0, "0.0001"), (173.0, "0.01"), (46.0, "1"))
+    assert lines[-1] == ("M60.0,300.0L900.0,173.0", True), "the best is drawn last, on top"
+    assert lines[0] == ("M60.0,46.0", False), "what is not known is left out"
+    assert parallel([]) == ((), ())
+
+
+def test_a_report_shows_hostile_names_as_text() -> None:
+    bad = pages.HOSTILE[0]
+    item = Item(
+        number=1, found=pages.digits(1)[0][0], label=bad, confidence=0.5, support=3, restarts=4
+    )
+    page = SweepPage(
+        bad, "headline", bad, coordinates=(Coordinate("lr_x", [0.1, 0.2]),), columns=("trial",),
+        rows=(Row("1", (bad,)),), choice=(bad,), items=(item,), failures=((bad, 2),), notes=(bad,),
+        settings={bad: bad}, shape=(1, 8, 8),
+    )  # fmt: skip
+    text = render(page)
+    assert "<script" not in text
+    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+    assert text.count("data:image/png") == 1
+    assert "http://" not in text.replace("http://www.w3.org", "")
+
+
+def test_both_rankings_and_no_influence_of_the_data(tmp_path: Path) -> None:
+    done = sweep(victim(), KNOWLEDGE, plan(4), out=tmp_path / "s")
+    before = [facts(t) for t in done.order]
+    point = relu_point()
+    train = Dataset(point.x, point.y)
+    rng = torch.Generator().manual_seed(0)
+    other = torch.randn(200, 12, generator=rng, dtype=torch.float64)
+    holdout = Dataset(other, torch.ones(200).double() - 2 * (torch.arange(200) % 2))
+    both = rankings(done, tmp_path / "s", train, holdout)
+    said = both.to_json()
+    assert said["without_data"] == [t.number for t in before]
+    assert sorted(said["with_data"]) == sorted(said["without_data"])
+    counts = [row["recovered"] for row in both.by_data]
+    assert counts == sorted(counts, reverse=True)
+    assert said["lost"] == counts[0] - said["chosen"]["recovered"] >= 0
+    again = sweep(victim(), KNOWLEDGE, plan(4), out=tmp_path / "s")
+    assert [facts(t) for t in again.order] == before
+
+
+def test_the_command(tmp_path: Path, capsys: Any) -> None:
+    point = relu_point()
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    Dataset(point.x, point.y).to_npz(tmp_path / "train.npz")
+    out = tmp_path / "s"
+    said = ["sweep", str(model), "--trials", "3", "--steps", "50", "--candidates", "12", "--search",
+            "lr_x=1e-3:1:log", "--search", "split-every=100:300", "--rank-by", "residual,agreement",
+            "--data", str(tmp_path / "train.npz"), "--out", str(out)]  # fmt: skip
+    assert main([*said, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["counts"] == {"complete": 3, "pruned": 0, "failed": 0}
+    assert summary["ranking"] == summary["rankings"]["without_data"]
+    assert all(set(t["params"]) == {"lr_x", "split_every"} for t in summary["trials"])
+    assert all(isinstance(t["params"]["split_every"], int) for t in summary["trials"])
+    names = {path.name for path in out.iterdir()}
+    assert {"sweep.json", "report.html", "study.db", "rankings.json", "attack.json"} <= names
+    assert out.stat().st_mode & 0o777 == 0o700
+    assert main(said) == 0
+    shown = capsys.readouterr().out
+    assert "3 complete" in shown
+    assert "0 of them in this session" in shown
+    assert (
+        main(["score", str(out), "--data", str(tmp_path / "train.npz"), "--ckpt", str(model)]) == 0
+    )
+    assert "not the checkpoint" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--search", "lr_x=1"], "NAME=LOW:HIGH"),
+        (["--search", "lr_x=1:2:cubic"], "NAME=LOW:HIGH"),
+        (["--search", "steps=1:2"], "cannot vary 'steps'"),
+        (["--rank-by", "recovered"], "ranks by residual"),
+        ([], "needs a folder"),
+    ],
+)
+def test_usage(options: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    assert main(["sweep", str(model), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_sweep_without_a_complete_trial_is_inconclusive(tmp_path: Path, capsys: Any) -> None:
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    said = ["sweep", str(model), "--trials", "2", "--steps", "50", "--candidates", "12", "--search",
+            "lr_lam=1e5:1e6", "--set", "constraint=penalty", "--set", "optimiser=sgd", "--set",
+            "lr_x=1e-6", "--out", str(tmp_path / "s"), "--json"]  # fmt: skip
+    assert main(said) == 3
+    printed = json.loads(capsys.readouterr().out)
+    assert "diverged" in printed["error"]
+    summary = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert summary["failures"] == {"diverged": 2}
+    assert "No trial was complete" in (tmp_path / "s/report.html").read_text()
+
+
+def test_a_dry_run_counts_what_halving_saves(tmp_path: Path, capsys: Any) -> None:
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    said = ["sweep", str(model), "--trials", "9", "--steps", "900", "--dry-run", "--json"]
+    assert main(said) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main([*said, "--rungs", "2"]) == 0
+    halved = json.loads(capsys.readouterr().out)
+    hours = plain["seconds_per_trial"] * 9 / 3600
+    assert plain["hours_of_this_sweep"] == pytest.approx(hours)
+    # 9 to step 100, 3 on to 300, 1 on to 900: 2100 steps of 8100.
+    share = halved["hours_of_this_sweep"] / (halved["seconds_per_trial"] * 9 / 3600)
+    assert share == pytest.approx(2100 / 8100)
+    assert plain["hours_of_10000_runs"] == pytest.approx(5000 * plain["seconds_per_trial"] / 3600)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A server of this test's own, reached through a socket in its folder and no other way."""
+    places = [
+        *Path("/usr/lib/postgresql").glob("*/bin"),
+        Path(shutil.which("initdb") or "/none").parent,
+    ]
+    programs = next((place for place in places if (place / "initdb").exists()), None)
+    if programs is None:
+        reason = "needs a PostgreSQL server: apt-get install postgresql"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="residuum-pg-", dir="/tmp"))
+    owner: dict[str, Any] = {"cwd": folder, "check": True, "stdout": subprocess.DEVNULL}
+    if os.getuid() == 0:  # a server refuses to run as root
+        shutil.chown(folder, "postgres", "postgres")
+        owner |= {"user": "postgres", "group": "postgres", "extra_groups": []}
+    data, options = str(folder / "data"), f"-k {folder} -c listen_addresses= -c fsync=off"
+    subprocess.run([programs / "initdb", "-D", data, "-A", "trust", "-U", "residuum"], **owner)
+    control = [programs / "pg_ctl", "-D", data, "-w"]
+    subprocess.run([*control, "-o", options, "-l", folder / "log", "start"], **owner)
+    yield f"postgresql+psycopg://residuum@/postgres?host={folder}"
+    subprocess.run([*control, "-m", "immediate", "stop"], **owner)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.postgres
+def test_a_server_remembers_what_a_file_does(postgres: str, tmp_path: Path) -> None:
+    wanted = plan(5, objectives=("residual", "agreement"))
+
+    def stop(progress: Any) -> None:
+        if progress.fresh == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "a", storage=postgres, watch=stop)
+    there = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "a", storage=postgres)
+    here = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "b")
+    assert there.fresh == 3
+    assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
+    assert not (tmp_path / "a/study.db").exists()

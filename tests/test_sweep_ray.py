@@ -1,0 +1,127 @@
+"""Sweeps on a Ray cluster of two nodes on this machine: machines and drivers go away, trials do not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from residuum.checkpoints import save_checkpoint
+from residuum.cli.main import main
+from residuum.records import same
+from residuum.sweep import Sweep, sweep
+from residuum.sweep.cluster import LOOPBACK, QUIET
+from residuum.sweep.engines import Resources, open_engine
+from tests.program import start
+from tests.sweeps import KNOWLEDGE, Deadly, plan, some_jobs, task, victim
+from tests.test_sweep import facts, kill_after, stored_numbers
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and a second node, one core each, bound to 127.0.0.1."""
+    os.environ.update(QUIET | LOOPBACK)
+    try:
+        from ray.cluster_utils import Cluster
+    except ImportError:
+        reason = "needs Ray: pip install 'residuum[cluster]'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
+    head = {**node, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    made.node_args = node
+    made.second = made.add_node(**node)
+    import ray
+
+    # One connection for the module: its workers have imported everything after the first test.
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def run(out: Path, cluster: Any, wanted: Any, **options: Any) -> Sweep:
+    resources = Resources(address=cluster.address)
+    return sweep(victim(), KNOWLEDGE, wanted, out=out, engine="ray", resources=resources, **options)
+
+
+@pytest.mark.parametrize("sampler", ["random", "sobol"])
+def test_a_cluster_computes_what_this_process_computes(
+    cluster: Any, sampler: str, tmp_path: Path
+) -> None:
+    wanted = plan(6, sampler=sampler)
+    here = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "here")
+    there = run(tmp_path / "there", cluster, wanted)
+    assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
+    assert there.order[0].number == here.order[0].number
+    assert same(there.found, here.found)
+
+
+def test_a_node_that_dies_and_one_that_comes(cluster: Any, tmp_path: Path) -> None:
+    wanted = plan(24, 400)
+    seen: list[int] = []
+
+    def watch(progress: Any) -> None:
+        seen.append(progress.done)
+        if progress.done == 8:
+            cluster.remove_node(cluster.second, allow_graceful=False)
+        if progress.done == 16:
+            cluster.second = cluster.add_node(**cluster.node_args)
+
+    done = run(tmp_path / "s", cluster, wanted, watch=watch)
+    assert seen == list(range(1, 25))
+    assert [t.number for t in done.trials] == list(range(24))
+    assert {t.state for t in done.trials} == {"complete"}
+    assert stored_numbers(tmp_path / "s") == list(range(24))
+    assert len(list((tmp_path / "s/trials").iterdir())) == 24
+
+
+def test_a_driver_killed_goes_on_from_the_storage(cluster: Any, tmp_path: Path) -> None:
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    said = ["sweep", str(model), "--trials", "12", "--steps", "600", "--candidates", "12", "--quiet",
+            "--engine", "ray", "--address", cluster.address, "--out", str(tmp_path / "s")]  # fmt: skip
+    process = start(*said)
+    try:
+        done = kill_after(process, tmp_path / "s/trials", 3)
+    finally:
+        process.kill()
+    assert 3 <= len(done) < 12
+    assert main(said) == 0
+    assert all(path.stat().st_mtime_ns == when for path, when in done.items())
+    assert stored_numbers(tmp_path / "s") == list(range(12))
+    summary = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert [t["number"] for t in summary["trials"]] == list(range(12))
+
+
+def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_is_reported(
+    cluster: Any, tmp_path: Path
+) -> None:
+    resources = Resources(address=cluster.address, retries=1)
+    for times, count in ((1, 3), (99, 1)):
+        deadly: Any = Deadly(task(), tmp_path / f"deaths-{times}", times)
+        engine = open_engine("ray", deadly, resources)
+        try:
+            outcomes = list(engine.run(some_jobs(count)))
+        finally:
+            engine.close()
+        assert sorted(o.job.numbers[0] for o in outcomes) == list(range(count))
+        assert all(o.found for o in outcomes) == (times == 1)
+    assert outcomes[0].reason.startswith("its worker died 2 times: WorkerCrashedError")
+
+
+def test_a_cluster_that_does_not_answer_is_said_in_a_line(tmp_path: Path) -> None:
+    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
+    said = ["sweep", str(model), "--engine", "ray", "--address", "nonsense"]
+    process = start(*said, "--out", str(tmp_path / "s"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "No Ray cluster answers at 'nonsense'" in err
+    assert len(err.strip().splitlines()) == 1
