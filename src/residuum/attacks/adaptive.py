@@ -1,0 +1,279 @@
+"""Attackers who know which defense was used, and not its secret.
+
+A defense that is tried against an unaware attacker alone proves nothing. Every strategy here gets
+the released weights, what was granted, and the public facts of the defense, and returns the attack
+to run instead: weights with a shift undone, a box moved to where the inputs are, noise averaged or
+cut off, multipliers freed. The attack itself then has the same steps and restarts as the unaware
+one; what a strategy spends before is counted apart, in ``seconds``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.run import attack
+from residuum.attacks.shift import (
+    ShiftInference,
+    fit_shift,
+    infer_constant_shift,
+    infer_mean,
+    infer_vector_shift,
+    move_biases,
+)
+from residuum.checkpoints import first_layer
+from residuum.records import Checkpoint, Knowledge, Reconstruction
+
+PROBE = 4  # a probing attack has this share of the steps, and one restart
+ROUNDS = 2  # of fitting the shift to candidates and the candidates to the shift
+SIGNED = (-0.5, 0.5)  # stored multipliers at the start, where their sign is free
+
+
+@dataclass(frozen=True)
+class Released:
+    """What the attacker has: one release or several of the same weights, knowledge, settings.
+
+    facts: what is public about the defense, such as its weight decay or the initial weights.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    knowledge: Knowledge
+    config: AttackConfig
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """The attack to run; findings: what was inferred, plain values."""
+
+    checkpoint: Checkpoint
+    knowledge: Knowledge
+    config: AttackConfig
+    findings: dict[str, Any] = field(default_factory=dict)
+
+
+Strategy = Callable[[Released], Adapted]
+
+
+def adaptive_attack(
+    strategy: str, released: Released
+) -> tuple[Reconstruction, Adapted, dict[str, float]]:
+    """Adapt, then attack; seconds of both."""
+    start = time.monotonic()
+    adapted = ADAPTIVE[strategy](released)
+    inferred = time.monotonic() - start
+    found = attack(adapted.checkpoint, adapted.knowledge, adapted.config)
+    return found, adapted, {"infer": inferred, "attack": found.seconds}
+
+
+def undo_constant_shift(released: Released) -> Adapted:
+    """Balance the neurons by one constant; where they do not agree, let short attacks decide."""
+    return _undo(released, infer_constant_shift(released.checkpoints[0]), constant=True)
+
+
+def undo_vector_shift(released: Released) -> Adapted:
+    """Balance the neurons by any vector; where signs are open, let short attacks decide."""
+    return _undo(released, infer_vector_shift(released.checkpoints[0]), constant=False)
+
+
+def follow_mean(released: Released) -> Adapted:
+    """Take one constant off the inputs: where the first layer says that they were."""
+    mean = infer_mean(released.checkpoints[0])
+    return _recentred(released, torch.full_like(mean, float(mean.mean())), "constant")
+
+
+def follow_mean_image(released: Released) -> Adapted:
+    """Take the inferred mean of every pixel off the inputs."""
+    return _recentred(released, infer_mean(released.checkpoints[0]), "vector")
+
+
+def average_releases(released: Released) -> Adapted:
+    """The mean of several noisy releases; one alone has its first layer's noise cut off."""
+    if len(released.checkpoints) == 1:
+        return cut_noise(released)
+    first = released.checkpoints[0]
+    theta = {
+        name: torch.stack([part.theta[name].double() for part in released.checkpoints])
+        .mean(0)
+        .to(t)
+        for name, t in first.theta.items()
+    }
+    findings = {"releases": len(released.checkpoints)}
+    return _adapted(released, checkpoint=first.replace(theta=theta), findings=findings)
+
+
+def cut_noise(released: Released) -> Adapted:
+    """The first layer without what looks like noise, where short tries explain it better so."""
+    cut, kept, of = without_noise(released.checkpoints[0])
+    findings = {"kept_directions": kept, "of": of}
+    return _better(released, _adapted(released, checkpoint=cut, findings=findings))
+
+
+def without_noise(checkpoint: Checkpoint) -> tuple[Checkpoint, int, int]:
+    """First-layer singular values below those of noise set to zero; how many are kept, and of how many.
+
+    Gavish and Donoho 2014, unknown noise level: threshold omega(beta) times the median singular
+    value, beta the aspect ratio, omega by its published cubic.
+    """
+    weight = first_layer(checkpoint.theta)
+    name = next(key for key, t in checkpoint.theta.items() if t is weight)
+    u, values, rows = torch.linalg.svd(weight.double().flatten(1), full_matrices=False)
+    beta = min(u.shape[0], rows.shape[1]) / max(u.shape[0], rows.shape[1])
+    omega = 0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43
+    kept = values > omega * values.median()
+    kept[0] = True  # nothing left is nothing to attack
+    cut = (u * torch.where(kept, values, 0.0)) @ rows
+    theta = {**checkpoint.theta, name: cut.reshape(weight.shape).to(weight)}
+    return checkpoint.replace(theta=theta), int(kept.sum()), len(values)
+
+
+def free_multipliers(released: Released) -> Adapted:
+    """No sign of the multipliers and no margin is assumed: right for any loss at any time."""
+    config = replace(released.config, objective="weight-decay", lam_init=SIGNED)
+    findings = {"objective": "weight-decay, free multipliers"}
+    return _better(released, _adapted(released, config=config, findings=findings))
+
+
+def tied_multipliers(released: Released) -> Adapted:
+    """Weight decay and loss are public: multipliers follow from the candidates' outputs."""
+    if not released.facts["weight_decay"]:
+        return free_multipliers(released)  # nothing to tie them by
+    granted = {name: released.facts[name] for name in ("weight_decay", "loss")}
+    source = {**released.knowledge.provenance, **dict.fromkeys(granted, "user")}
+    other = _adapted(
+        released, knowledge=released.knowledge.replace(**granted, provenance=source),
+        config=replace(released.config, objective="weight-decay"),
+        findings={"objective": "weight-decay, multipliers tied", **granted},
+    )  # fmt: skip
+    return _better(released, other)
+
+
+def known_start(released: Released) -> Adapted:
+    """The initial weights are taken off: their seed is often public, and then they are."""
+    theta0 = released.facts["theta0"]
+    source = {**released.knowledge.provenance, "theta0": "train"}
+    other = _adapted(
+        released, knowledge=released.knowledge.replace(theta0=theta0, provenance=source),
+        config=replace(released.config, objective="ntk", lam_init=SIGNED),
+        findings={"objective": "ntk, initial weights granted"},
+    )  # fmt: skip
+    return _better(released, other)
+
+
+def told_the_shift(released: Released) -> Adapted:
+    """The secret itself is out: what is left of the defense then is what the secret did not do."""
+    shift = released.facts["shift"].double().flatten()
+    if released.facts["rewritten"]:
+        return _adapted(released, checkpoint=move_biases(released.checkpoints[0], shift))
+    return _recentred(released, shift, "told")
+
+
+def _undo(released: Released, balance: ShiftInference, constant: bool) -> Adapted:
+    """Undo what balance says; without consensus keep, of several guesses, the best explained one."""
+    first = released.checkpoints[0]
+    findings: dict[str, Any] = {"balance": balance.to_json()}
+    if balance.consensus:
+        return _adapted(released, checkpoint=move_biases(first, balance.shift), findings=findings)
+    guesses: dict[str, float | Tensor] = {"released as it is": 0.0, "balance": balance.shift}
+    if constant:
+        guesses["fitted to candidates"] = _jointly(released, balance.shift)
+    tried = {name: _probe(released, guess) for name, guess in guesses.items()}
+    best = min(tried, key=lambda name: tried[name][0])
+    findings["first_layer_residual_by_guess"] = {name: value for name, (value, _) in tried.items()}
+    findings["chosen"] = best
+    return _adapted(released, checkpoint=move_biases(first, guesses[best]), findings=findings)
+
+
+def _jointly(released: Released, start: float | Tensor) -> float:
+    """A constant shift and the candidates in turn: short attack, closed-form shift, again."""
+    c = float(torch.as_tensor(start).mean())
+    for _ in range(ROUNDS):
+        _, found = _probe(released, c)
+        if found.lam.ndim != 1:
+            return c
+        moved = move_biases(released.checkpoints[0], c)
+        more, _ = fit_shift(moved, found.x, found.labels, found.lam)
+        c += float(more.mean())
+    return c
+
+
+def _probe(released: Released, shift: float | Tensor) -> tuple[float, Reconstruction]:
+    """A short attack with this shift undone."""
+    moved = move_biases(released.checkpoints[0], shift)
+    return _short(moved, released.knowledge, released.config)
+
+
+def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
+    """The same stationarity in x = z - u: W - b u^T = sum_i d_i x_i^T, b = sum_i d_i.
+
+    Gates are those of the network with bias b + W u. Weights and target differ, which is what the
+    NTK objective provides: target = theta - theta0 with theta0 = (b u^T, W u). Its multipliers are
+    free, and candidates keep the box they had without a shift.
+    """
+    first = released.checkpoints[0]
+    weight, bias = (first.theta[f"layers.0.{part}"].double() for part in ("weight", "bias"))
+    u = shift.double().flatten()
+    theta0 = {name: torch.zeros_like(t) for name, t in first.theta.items()}
+    theta0["layers.0.weight"] = torch.outer(bias, u).to(first.theta["layers.0.weight"])
+    theta0["layers.0.bias"] = (weight @ u).to(first.theta["layers.0.bias"])
+    source = {**released.knowledge.provenance, "theta0": "user"}
+    findings = {
+        "mean": {
+            "kind": kind,
+            "shift_per_pixel": float(u.mean()),
+            "rms_per_pixel": float(u.norm()) / math.sqrt(u.numel()),
+        }
+    }
+    return _adapted(
+        released, checkpoint=move_biases(first, u),
+        knowledge=released.knowledge.replace(theta0=theta0, provenance=source),
+        config=replace(released.config, objective="ntk", lam_init=SIGNED), findings=findings,
+    )  # fmt: skip
+
+
+def _better(released: Released, other: Adapted) -> Adapted:
+    """The attack as it was or the other one, by the first-layer residual of a short try each."""
+    options = {"unaware": _adapted(released), "adapted": other}
+    tried = {
+        name: _short(option.checkpoint, option.knowledge, option.config)[0]
+        for name, option in options.items()
+    }
+    best = min(tried, key=lambda name: tried[name])
+    findings = {**other.findings, "first_layer_residual_by_try": tried, "chosen": best}
+    return replace(options[best], findings=findings)
+
+
+def _short(
+    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig
+) -> tuple[float, Reconstruction]:
+    """First-layer residual that a short attack reaches, relative as the attack's own loss is."""
+    short = replace(config, restarts=1, steps=max(1, config.steps // PROBE))
+    found = attack(checkpoint, knowledge, short)
+    least = float(found.layers[0, :, 0].nan_to_num(nan=math.inf).min())
+    return math.sqrt(max(least, 0.0)), found
+
+
+def _adapted(released: Released, **changes: Any) -> Adapted:
+    start = Adapted(released.checkpoints[0], released.knowledge, released.config)
+    return replace(start, **changes)
+
+
+ADAPTIVE: dict[str, Strategy] = {
+    "undo-constant-shift": undo_constant_shift,
+    "undo-vector-shift": undo_vector_shift,
+    "follow-mean": follow_mean,
+    "follow-mean-image": follow_mean_image,
+    "average-releases": average_releases,
+    "cut-noise": cut_noise,
+    "free-multipliers": free_multipliers,
+    "tied-multipliers": tied_multipliers,
+    "known-start": known_start,
+    "told-the-shift": told_the_shift,
+}

@@ -1,0 +1,225 @@
+"""Defenses side by side: one table as text, markdown or HTML, its notes, and the pictures.
+
+A count never stands without what chance brings back; the attacker who knows of the defense stands
+beside the one who does not. The two kinds of shift, rewritten into biases or there during training,
+are named in every form.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from residuum.defenses import Attacked, Outcome
+from residuum.report import drawing
+from residuum.report.safetext import visible
+
+HEAD = (
+    "defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT", "determined",
+    "test accuracy", "test loss", "seconds",
+)  # fmt: skip
+COLUMNS = 6
+STYLE = (
+    "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;"
+    "color:#222;background:#fff}table{border-collapse:collapse;width:100%}"
+    "th,td{padding:.3rem .5rem;border-bottom:1px solid #ddd;text-align:right}"
+    "th:first-child,td:first-child{text-align:left}img{max-width:100%}"
+    ".wide{overflow-x:auto}li{margin:.25rem 0}"
+)
+LIMIT = (
+    "A defense that these attacks do not get past is not thereby private: counts are evidence about the "
+    "attacks that were run."
+)
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """The table's cells, one row per defense, in the order of ``HEAD``."""
+    return [_row(outcome) for outcome in outcomes]
+
+
+def notes(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the table has no room for: shifts, residuals of rewriting, inferences, epsilon."""
+    found = []
+    for outcome in outcomes:
+        found += [f"{outcome.label}: {text}" for text in _notes(outcome)]
+    return found
+
+
+def markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str:
+    """The section as markdown."""
+    lines = [f"## {title}", "", _knows(outcomes), "", _line(HEAD), _line(["---"] * len(HEAD))]
+    lines += [_line(row) for row in rows(outcomes)]
+    lines += ["", *(f"- {text}" for text in notes(outcomes)), "", LIMIT, ""]
+    return "\n".join(map(visible, lines))
+
+
+def section(outcomes: Sequence[Outcome], picture: bytes | None = None) -> Markup:
+    """The section as HTML; every name is escaped."""
+    head = _cells("th", HEAD)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(_cells("td", row)) for row in rows(outcomes)
+    )
+    items = Markup("").join(Markup("<li>{}</li>").format(visible(t)) for t in notes(outcomes))
+    image = Markup("")
+    if picture is not None:
+        uri = "data:image/png;base64," + base64.b64encode(picture).decode()
+        image = Markup(
+            '<img alt="Best matches under every defense, unaware and adaptive" src="{}">'
+        )
+        image = image.format(uri)
+    return Markup(
+        '<section id="defenses"><h2>Defenses</h2><p>{}</p><div class="wide"><table><thead><tr>{}</tr>'
+        "</thead><tbody>{}</tbody></table></div>{}<ul>{}</ul><p>{}</p></section>"
+    ).format(_knows(outcomes), head, body, image, items, LIMIT)
+
+
+def page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
+    """The section as a page of its own: one file, no script, nothing loaded."""
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
+    return Markup(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" content="{}">'
+        '<meta name="viewport" content="width=device-width"><title>Defenses</title>'
+        "<style>{}</style></head><body>{}</body></html>\n"
+    ).format(policy, Markup(STYLE), section(outcomes, picture))
+
+
+def compared(outcomes: Sequence[Outcome]) -> bytes | None:
+    """Per defense a band: best matches of the unaware attacker at the left, of the adaptive right.
+
+    Each found image stands above the training sample it matches; a frame says beyond 99% of chance.
+    None where samples are no images.
+    """
+    bands = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
+    shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
+    if not bands or not drawing.is_image(shape):
+        return None
+    size, gap, label, top = 0.52, 0.05, 1.75, 0.5
+    block = COLUMNS * (size + gap)
+    width, height = label + 2 * block + 0.45, top + len(bands) * (2 * size + 0.22) + 0.1
+    figure = drawing.new_figure(width, height, automatic=False)
+    axes = figure.add_axes((0, 0, 1, 1))
+    for k, title in enumerate(("attacker unaware of the defense", "attacker who knows of it")):
+        axes.text(label + k * (block + 0.25), top - 0.12, title, fontsize=8, color=drawing.INK)
+    axes.text(0.1, 0.18, "Best matches by NCC, found above training sample; framed: beyond 99% of "
+              "chance", fontsize=8.5, color=drawing.INK)  # fmt: skip
+    for i, (outcome, attacks) in enumerate(bands):
+        y = top + i * (2 * size + 0.22)
+        axes.text(0.1, y + size, visible(outcome.label), fontsize=8, va="center", color=drawing.INK)
+        for k, attacked in enumerate(attacks):
+            if attacked is not None:
+                _band(axes, attacked, label + k * (block + 0.25), y, size, gap)
+    axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
+    axes.axis("off")
+    return drawing.png(figure)
+
+
+def _band(axes: Any, attacked: Attacked, x: float, y: float, size: float, gap: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    for j in range(min(COLUMNS, len(attacked.images))):
+        left = x + j * (size + gap)
+        for row in (0, 1):
+            upper = y + row * (size + 0.02)
+            axes.imshow(drawing.pixels(attacked.images[j, row]), cmap="gray", vmin=0, vmax=1,
+                        interpolation="nearest", extent=(left, left + size, upper + size, upper))  # fmt: skip
+        if attacked.beyond_chance[j]:
+            axes.add_patch(Rectangle((left, y), size, 2 * size + 0.02, fill=False,
+                                     ec=drawing.BLUE, lw=1.6))  # fmt: skip
+    chance = attacked.expected_by_chance
+    text = f"{attacked.recovered} recovered, {_figure(chance, 2)} by chance"
+    axes.text(x, y + 2 * size + 0.11, text, fontsize=6, color=drawing.INK)
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    known = outcome.adaptive
+    levels = [
+        part.expected_by_chance for part in outcome.attacks if part.expected_by_chance is not None
+    ]
+    p = " / ".join(_figure(part.p_value if part else None, 2) for part in (outcome.unaware, known))
+    seconds = sum(outcome.seconds.values())
+    return (
+        outcome.label, _count(outcome.unaware, outcome.n), _count(known, outcome.n),
+        _figure(float(np.mean(levels)) if levels else None, 2), p,
+        _figure(outcome.kkt_plain), _figure(outcome.determined_energy), _figure(outcome.accuracy),
+        _figure(outcome.loss), f"{seconds:.1f}",
+    )  # fmt: skip
+
+
+def _notes(outcome: Outcome) -> list[str]:
+    found = []
+    if outcome.name != "none":
+        found.append(f"changes {outcome.changes}. Stays with the owner: {outcome.secret}.")
+    if shift := outcome.shift:
+        found.append(
+            f"{shift['kind']}; {shift['form']} shift of {shift['per_pixel']:.4g} per pixel, norm "
+            f"{shift['norm']:.4g}."
+        )
+    if part := outcome.rewrite:
+        found.append(
+            f"KKT residual of rewriting over the norm before it: {part['original_multipliers']:.3g} at "
+            f"the original multipliers (closed form {part['closed_form']:.3g}, exact at a KKT point; "
+            f"the network before: {part['before']:.3g}), {part['refitted']:.3g} refitted."
+        )
+    if outcome.adaptive is not None:
+        found += _inferred(outcome.adaptive)
+    if outcome.told is not None:
+        told = outcome.told
+        found.append(
+            f"told the shift itself, the attacker recovers {told.recovered} of {outcome.n} "
+            f"({_figure(told.expected_by_chance, 2)} by chance)."
+        )
+    if "epsilon" in outcome.facts:
+        facts = outcome.facts
+        found.append(
+            f"epsilon {facts['epsilon']:.4g} at delta {facts['delta']:.2g} by the {facts['accountant']} "
+            f"accountant; noise multiplier {facts['noise_multiplier']:.3g}."
+        )
+    return found
+
+
+def _inferred(attacked: Attacked) -> list[str]:
+    """What the adaptive attacker found out before attacking."""
+    findings, said = attacked.findings, [f"adaptive attack {attacked.attacker}"]
+    if balance := findings.get("balance"):
+        said.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
+        said.append(balance["reason"])
+    if mean := findings.get("mean"):
+        said.append(f"mean inferred from the first layer {mean['shift_per_pixel']:.4g} per pixel")
+    if "releases" in findings:
+        said.append(f"mean of {findings['releases']} releases")
+    if "chosen" in findings:
+        said.append(f"short tries chose: {findings['chosen']}")
+    return ["; ".join(said) + "."]
+
+
+def _knows(outcomes: Sequence[Outcome]) -> str:
+    n = outcomes[0].n if outcomes else 0
+    return (
+        f"Recovered of {n} training samples, beyond 99% of chance, by an attacker who is unaware of "
+        "the defense and by one who knows of it but not its secret. KKT: relative residual at the "
+        "training samples; determined: mean share of an image's energy that the weights determine; "
+        "accuracy and loss on held-out samples."
+    )
+
+
+def _count(attacked: Attacked | None, n: int) -> str:
+    return "-" if attacked is None or attacked.recovered is None else f"{attacked.recovered}/{n}"
+
+
+def _figure(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _cells(tag: str, cells: Sequence[str]) -> Markup:
+    return Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(visible(cell)) for cell in cells)

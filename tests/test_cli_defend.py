@@ -1,0 +1,155 @@
+"""``defend``: before and after, resuming by defense, what is refused, how it ends."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from residuum.cli.main import main
+from residuum.defenses import DEFENSES
+from residuum.defenses import base as defenses_base
+from tests.program import interrupt, listing
+
+TINY = [
+    "defend", "--data", "digits", "--n", "20", "--arch", "mlp:64-20-1", "--steps", "80",
+    "--gd-steps", "60", "--attack-steps", "40", "--restarts", "1", "--subsets", "200",
+    "--holdout", "150", "--no-uniqueness",
+]  # fmt: skip
+Capture = pytest.CaptureFixture[str]
+
+
+def printed(capsys: Capture) -> dict[str, Any]:
+    out, err = capsys.readouterr()
+    assert err == ""
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+def stamps(out: Path) -> dict[str, int]:
+    return {str(p.relative_to(out)): p.stat().st_mtime_ns for p in out.rglob("outcome.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("defend") / "run"
+    given = ["--defenses", "shift-rewrite:5,noise:0.1", "--out", str(out), "--quiet"]
+    assert main([*TINY, *given]) == 0
+    return out
+
+
+def test_a_run_has_everything_side_by_side(finished: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    assert [row["defense"] for row in result["defenses"]] == [
+        "none",
+        "shift-rewrite:5",
+        "noise:0.1",
+    ]
+    before, shifted, _ = result["defenses"]
+    assert before["adaptive"] is None
+    for row in result["defenses"]:
+        assert 0 <= row["accuracy"] <= 1
+        assert row["seconds"]["train"] >= 0
+        for attacker in filter(None, (row["unaware"], row["adaptive"])):
+            assert attacker["recovered"] >= 0
+            assert attacker["expected_by_chance"] >= 0
+            assert 0 < attacker["p_value"] <= 1
+    assert shifted["accuracy"] == before["accuracy"]
+    assert shifted["adaptive"]["findings"]["balance"]["shift_per_pixel"] == pytest.approx(
+        5, abs=0.3
+    )
+    assert set(shifted["rewrite"]) == {"original_multipliers", "closed_form", "refitted", "before"}
+    names = listing(finished)
+    for name in ("comparison.png", "report.html", "report.md", "private/noise-0.1.json",
+                 "trials/none/released.safetensors", "trials/noise-0.1/outcome.safetensors"):  # fmt: skip
+        assert name in names
+    assert not [name for name in names if name.startswith("work")]
+    assert stat.S_IMODE((finished / "private").stat().st_mode) == 0o700
+    assert stat.S_IMODE(finished.stat().st_mode) == 0o700
+
+
+def test_finished_defenses_are_not_repeated_and_others_are_added(
+    finished: Path, capsys: Capture
+) -> None:
+    before = stamps(finished)
+    given = ["--defenses", "noise:0.1,early-stop:0.5", "--out", str(finished), "--json"]
+    assert main([*TINY, *given]) == 0
+    found = printed(capsys)
+    assert [row["defense"] for row in found["defenses"]] == ["none", "noise:0.1", "early-stop:0.5"]
+    after = stamps(finished)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(before) + 1
+
+
+def test_the_table_for_a_person(finished: Path, capsys: Capture) -> None:
+    assert main([*TINY, "--defenses", "shift-rewrite:5", "--out", str(finished)]) == 0
+    out = capsys.readouterr().out
+    assert "by chance" in out
+    assert "biases changed after training" in out
+    assert "5 per pixel, norm 40" in out
+    assert "not thereby private" in out
+
+
+def test_another_setting_is_refused(finished: Path, capsys: Capture) -> None:
+    given = ["--defenses", "noise:0.1", "--out", str(finished), "--seed", "1"]
+    assert main([*TINY, *given]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("defenses", "message"),
+    [
+        ("noize:1", "Did you mean 'noise'"), ("noise:x", "NAME:STRENGTH"), (",", "no defense"),
+        ("noise:1,noise:1.0", "twice"), ("dp:0", "starts above 0"),
+    ],
+)  # fmt: skip
+def test_bad_defenses_end_with_two_and_write_nothing(
+    defenses: str, message: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main([*TINY, "--defenses", defenses, "--out", str(tmp_path / "run")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["defend", "--data", "digits"]) == 2
+    assert "--defenses, --out" in capsys.readouterr().err
+    assert main([*TINY, "--defenses", "noise:1", "--out", str(tmp_path), "--value-range", "1"]) == 2
+    assert "two ends" in capsys.readouterr().err
+    assert main([*TINY, "--defenses", "noise:1", "--out", str(tmp_path), "--subsets", "5"]) == 2
+    assert "--subsets at 200" in capsys.readouterr().err
+
+
+def test_the_list_names_every_defense(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defenses_base, "find_spec", lambda name: None)
+    assert main(["defend", "--list", "--json"]) == 0
+    rows = printed(capsys)["defenses"]
+    assert [row["name"] for row in rows] == list(DEFENSES)
+    assert {row["name"] for row in rows if not row["available"]} == {"dp"}
+    assert main(["defend", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 'dp is unavailable here; install it with: pip install "residuum[dp]"' in lines
+
+
+def test_an_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = out / "trials" / "none" / "outcome.safetensors"
+    noises = ",".join(f"noise:0.{k}" for k in range(1, 6))
+    run = [*TINY, "--attack-steps", "300", "--defenses", noises, "--out", str(out)]
+    code, err = interrupt(*run, once=first, after=0.0)
+    assert code == 130
+    assert "kept" in err
+    assert not (out / "result.json").exists()
+    kept = stamps(out)
+    assert kept
+    assert len(kept) < 6
+    assert main([*run, "--quiet"]) == 0
+    assert {name: stamps(out)[name] for name in kept} == kept
+    assert len(json.loads((out / "result.json").read_text())["defenses"]) == 6

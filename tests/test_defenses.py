@@ -1,0 +1,285 @@
+"""Defenses: identity at zero, nothing secret in a release, what each changes, what it is measured by."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from residuum.attacks import AttackConfig
+from residuum.attacks.adaptive import ADAPTIVE
+from residuum.attacks.shift import move_biases
+from residuum.checkpoints import build_model, save_checkpoint
+from residuum.datasets import load_dataset
+from residuum.defenses import DEFENSES, Outcome, Secret, Setting, Training, find, release, run_trial
+from residuum.defenses import base as defenses_base
+from residuum.defenses.catalogue import noisy
+from residuum.defenses.certificates import rewrite_residuals
+from residuum.defenses.loops import _smoothed_loss, private
+from residuum.defenses.trial import RETRAINED, REWRITTEN
+from residuum.errors import InputError, MissingExtraError
+from residuum.records import Checkpoint, Knowledge, Split, same
+from residuum.report import defenses as report
+from residuum.stationarity import norm, parameters
+from residuum.theory.rows import constraint_rows
+from residuum.training import TrainingConfig
+from tests.cases import relu_point
+from tests.test_adaptive import checkpoint
+
+ARCH = "mlp:64-20-1"
+STRENGTHS = {
+    "shift-rewrite": 5.0, "shift-rewrite-vector": 0.5, "shift-retrain": 0.5,
+    "shift-retrain-vector": 0.5, "noise": 0.1, "early-stop": 0.5, "default-init": 1.0,
+    "plain-gd": 1.0, "weight-decay": 0.01, "label-smoothing": 0.2, "sgd": 5.0, "dp": 8.0,
+}  # fmt: skip
+needs_opacus = pytest.mark.skipif(
+    find_spec("opacus") is None, reason="the extra dp is not installed"
+)
+EACH = [pytest.param(name, marks=needs_opacus if name == "dp" else ()) for name in DEFENSES]
+
+
+@lru_cache(maxsize=1)
+def setting() -> Setting:
+    split = load_dataset("digits", 20, seed=0, holdout=150)
+    descent = TrainingConfig(method="gd", steps=100, lr=0.5, momentum=0.9)
+    knowledge = Knowledge(
+        shape=(1, 8, 8), value_range=(0.0, 1.0), mean=split.train.mean, sample_count=20
+    )
+    return Setting(
+        ARCH, split, "binary", Training(TrainingConfig(steps=120), descent, 20),
+        AttackConfig(steps=60, restarts=1), knowledge, subsets=200, releases=4, kinks=0,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def undefended() -> tuple[Checkpoint, Outcome]:
+    outcome, released, _ = run_trial(setting())
+    return released, outcome
+
+
+def defended(name: str, strength: float) -> Checkpoint:
+    return release(setting(), name, DEFENSES[name], strength)[0]
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_off_is_the_identity_to_the_last_bit(name: str) -> None:
+    off = defended(name, DEFENSES[name].off)
+    assert same(off, undefended()[0])
+
+
+@pytest.mark.parametrize("name", ["shift-rewrite", "shift-retrain", "noise"])
+def test_off_leaves_the_counts(name: str) -> None:
+    outcome, _, _ = run_trial(setting(), *find(f"{name}:0"))
+    before = undefended()[1]
+    assert outcome.theta_sha256 == before.theta_sha256
+    assert outcome.unaware.recovered == before.unaware.recovered
+    assert outcome.unaware.p_value == before.unaware.p_value
+    assert torch.equal(outcome.unaware.images, before.unaware.images)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_every_defense_changes_the_release_and_says_what_it_is(name: str) -> None:
+    defense = DEFENSES[name]
+    assert not same(defended(name, STRENGTHS[name]), undefended()[0])
+    assert defense.changes
+    assert defense.secret
+    assert defense.unit
+    assert defense.adaptive in ADAPTIVE
+    assert defense.data or defense.training or defense.release
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_defended_release_is_repeatable(name: str) -> None:
+    assert same(defended(name, STRENGTHS[name]), defended(name, STRENGTHS[name]))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_no_secret_is_in_the_released_file(name: str, tmp_path: Path) -> None:
+    strength = 0.7310585786300049 if DEFENSES[name].shift or name == "noise" else STRENGTHS[name]
+    released, _, secret, *_ = release(setting(), name, DEFENSES[name], strength)
+    save_checkpoint(released, tmp_path / "released.safetensors")
+    content = (tmp_path / "released.safetensors").read_bytes()
+    traces = [struct.pack(order + "Q", secret.seed) for order in "<>"] + [str(secret.seed).encode()]
+    if secret.shift is not None:
+        for value in {float(v) for v in secret.shift.flatten()[:20]}:
+            traces += [struct.pack("<d", value), struct.pack("<f", value), repr(value).encode()]
+    assert secret.seed > 2**20, "a seed this small would be found anywhere"
+    assert not [trace for trace in traces if trace in content]
+    # The scan does find what is there.
+    planted = content + struct.pack("<Q", secret.seed)
+    assert [trace for trace in traces if trace in planted]
+
+
+@pytest.mark.parametrize("u", [0.1, 0.5, 5.0])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_rewriting_biases_at_exact_points(u: float, depth: int) -> None:
+    point = relu_point(depth, groups=3, seed=2)
+    before = checkpoint(point.model)
+    generator = torch.Generator().manual_seed(0)
+    shift = torch.randn(12, generator=generator, dtype=torch.float64)
+    shift = u * shift / shift.norm()
+    after = move_biases(before, -shift)
+    models = [build_model(part, torch.float64).requires_grad_(False) for part in (before, after)]
+    inputs = torch.cat([point.x, 3 * torch.randn(50, 12, dtype=torch.float64)])
+    assert float((models[1](inputs + shift) - models[0](inputs)).abs().max()) < 1e-6
+    rows = constraint_rows(models[0](point.x), point.y, "binary")
+    found = rewrite_residuals(*models, point.x, point.y, point.lam, rows, shift)
+    theta = parameters(models[0])
+    w, b = theta["layers.0.weight"], theta["layers.0.bias"]
+    naive = math.sqrt(float(b @ b) * u**2 + float((w @ shift) @ (w @ shift))) / norm(theta)
+    assert found["before"] < 1e-12
+    assert found["closed_form"] == pytest.approx(naive, rel=1e-12)
+    assert found["original_multipliers"] == pytest.approx(naive, rel=1e-9)
+    assert found["refitted"] <= found["original_multipliers"] * (1 + 1e-12)
+    assert found["refitted"] > 0.01 * naive, "rewritten biases are no KKT point"
+
+
+def test_predictions_of_a_trained_network_survive_rewriting() -> None:
+    before = undefended()[0]
+    for text in ("shift-rewrite:5", "shift-rewrite-vector:0.5"):
+        after, _, secret, *_ = release(setting(), *find(text))
+        x = setting().split.holdout.x
+        assert secret.shift is not None
+        change = build_model(after)(secret.inputs(x)) - build_model(before)(x)
+        assert float(change.detach().abs().max()) < 1e-6
+
+
+def test_the_two_kinds_of_shift_are_named_and_sized_both_ways() -> None:
+    rewritten, _, _ = run_trial(setting(), *find("shift-rewrite:5"))
+    retrained, _, _ = run_trial(setting(), *find("shift-retrain:0.5"))
+    assert rewritten.shift["kind"] == REWRITTEN != RETRAINED == retrained.shift["kind"]
+    assert rewritten.shift["per_pixel"] == pytest.approx(5)
+    assert rewritten.shift["norm"] == pytest.approx(40)
+    assert rewritten.accuracy == undefended()[1].accuracy
+    assert rewritten.rewrite["refitted"] <= rewritten.rewrite["original_multipliers"]
+    assert not retrained.rewrite
+    text = report.markdown([undefended()[1], rewritten, retrained])
+    for line in text.splitlines():
+        assert not ("biases changed" in line and "data shifted" in line)
+    assert "5 per pixel, norm 40" in text
+    assert "closed form" in text
+    assert "refitted" in text
+    assert REWRITTEN in text
+    assert RETRAINED in text
+
+
+def test_an_outcome_is_kept_whole_and_published_without_its_secret(tmp_path: Path) -> None:
+    outcome, _, secret = run_trial(setting(), *find("shift-rewrite-vector:0.5"))
+    assert same(Outcome.load(outcome.save(tmp_path / "o.safetensors")), outcome)
+    published = json.dumps(outcome.to_json(), allow_nan=False)
+    assert secret.shift is not None
+    assert repr(float(secret.shift.flatten()[0])) not in published
+    assert str(secret.seed) not in published
+    assert outcome.told is not None
+    page = report.page([undefended()[1], outcome], report.compared([undefended()[1], outcome]))
+    assert "shift-rewrite-vector:0.5" in page
+    assert "<script" not in page
+    assert "data:image/png" in page
+
+
+def test_names_in_a_report_are_text() -> None:
+    outcome = undefended()[1].replace(name="<b>&|", strength=1.0)
+    assert "<b>" not in report.section([outcome])
+    assert "\\|" in report.markdown([outcome])
+
+
+def test_noise_has_the_size_it_says() -> None:
+    before = undefended()[0]
+    after = noisy(before, 0.1, Secret(123))
+    for name, t in before.theta.items():
+        ratio = float((after.theta[name] - t).norm() / t.norm())
+        assert ratio == pytest.approx(0.1, rel=0.5 if t.numel() < 100 else 0.1)
+    assert not same(noisy(before, 0.1, Secret(124)), after)
+
+
+def test_training_hooks() -> None:
+    training = setting().training
+
+    def hook(name: str, strength: float) -> TrainingConfig:
+        change = DEFENSES[name].training
+        assert change is not None
+        return change(training, strength, 0).config
+
+    assert hook("early-stop", 0.3).stop_loss == 0.3
+    assert hook("default-init", 1).init == "default"
+    assert hook("weight-decay", 0.01).weight_decay == 0.01
+    assert (hook("sgd", 5).method, hook("sgd", 5).batch) == ("sgd", 5)
+    stopped, whole = (release(setting(), *find(f"early-stop:{s}"))[3] for s in (0.5, 0))
+    assert stopped.status == "loss"
+    assert stopped.step < whole.step
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_smoothed_labels_are_the_expected_loss_over_labels(outputs: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    out = torch.randn(5, outputs, generator=generator, dtype=torch.float64)
+    y = torch.tensor([1.0, -1, 1, 1, -1]).double() if outputs == 1 else torch.arange(5) % 3
+    s, naive = 0.2, 0.0
+    for i in range(5):
+        if outputs == 1:
+            m = float(y[i] * out[i, 0])
+            naive += (1 - s / 2) * math.log1p(math.exp(-m)) + s / 2 * math.log1p(math.exp(m))
+        else:
+            log = out[i] - out[i].logsumexp(0)
+            share = [s / 3 + (1 - s) * (k == int(y[i])) for k in range(3)]
+            naive -= sum(p * float(v) for p, v in zip(share, log, strict=True))
+    assert float(_smoothed_loss(out, y, s)) == pytest.approx(naive / 5, rel=1e-12)
+
+
+@needs_opacus
+def test_the_accountant_says_what_was_spent() -> None:
+    from opacus.accountants.analysis import rdp
+
+    config = replace(setting().training.descent, steps=40, dtype="float32", init="default")
+    _, facts = private(8.0)(ARCH, setting().split.train, config, "binary", "cpu")
+    assert 7 < facts["epsilon"] <= 8
+    assert facts["delta"] == pytest.approx(1 / 200)
+    orders = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
+    steps = facts["epochs"] * 4
+    spent = rdp.compute_rdp(
+        q=0.25, noise_multiplier=facts["noise_multiplier"], steps=steps, orders=orders
+    )
+    epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=facts["delta"])
+    assert facts["epsilon"] == pytest.approx(epsilon, rel=1e-6)
+    _, more = private(1.0)(ARCH, setting().split.train, config, "binary", "cpu")
+    assert more["noise_multiplier"] > facts["noise_multiplier"]
+
+
+def test_without_its_extra_a_defense_names_the_install_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(defenses_base, "find_spec", lambda name: None)
+    assert not DEFENSES["dp"].available
+    assert DEFENSES["noise"].available
+    with pytest.raises(MissingExtraError, match=r'pip install "residuum\[dp\]"'):
+        find("dp:8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("noize:1", "Did you mean 'noise'"), ("noise", "NAME:STRENGTH"), ("noise:x", "NAME:STRENGTH"),
+        ("noise:-1", "starts above 0"), ("noise:nan", "NAME:STRENGTH"), ("noise:inf", "finite"),
+        ("default-init:0.5", "Use 1"), ("label-smoothing:2", "at most 1"), ("dp:0", "starts above 0"),
+    ],
+)  # fmt: skip
+def test_bad_names_and_strengths_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find(text)
+
+
+def test_samples_that_are_no_images_are_not_drawn() -> None:
+    whole = setting().split
+    flat = Split(*(part.replace(x=part.x.flatten(1), mean=part.mean.flatten())  # type: ignore[union-attr]
+                   for part in (whole.train, whole.holdout)))  # fmt: skip
+    knowledge = Knowledge(shape=(64,), sample_count=20)
+    outcome, _, _ = run_trial(replace(setting(), split=flat, knowledge=knowledge))
+    assert report.compared([outcome]) is None
+    assert report.compared([]) is None
