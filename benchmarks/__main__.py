@@ -21,6 +21,7 @@ from benchmarks.margin import margin
 from benchmarks.polynomial import polynomial
 from benchmarks.scaling import scaling
 from benchmarks.step import rowspace, step
+from benchmarks.sweep import sweeps
 from benchmarks.verdict import verdict
 
 
@@ -94,6 +95,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "rowspace": rowspace,
     "scaling": scaling,
     "step": step,
+    "sweep": sweeps,
     "verdict": verdict,
 }
 

@@ -11,7 +11,23 @@ import sys
 
 import typer
 
-from residuum.cli import attack, certify, demo, inspect, score, train
+from residuum.cli import (
+    alternatives,
+    attack,
+    audit,
+    certify,
+    defend,
+    demo,
+    doctor,
+    identify,
+    inspect,
+    report,
+    reproduce,
+    schema,
+    score,
+    sweep,
+    train,
+)
 from residuum.cli.output import print_json
 from residuum.errors import ResiduumError
 
@@ -52,6 +68,15 @@ COMMANDS = {
     "attack": attack,
     "score": score,
     "certify": certify,
+    "alternatives": alternatives,
+    "identify": identify,
+    "defend": defend,
+    "audit": audit,
+    "sweep": sweep,
+    "report": report,
+    "reproduce": reproduce,
+    "schema": schema,
+    "doctor": doctor,
 }
 for name, module in COMMANDS.items():
     app.command(name, epilog=module.EXAMPLES)(module.command)

@@ -127,6 +127,13 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
+def trial_progress(visible: bool) -> Iterator[Any]:
+    """A watcher for trials of defenses: which one, and its stage."""
+    with _bar("defending", visible) as update:
+        yield update
+
+
+@contextmanager
 def _bar(title: str, visible: bool) -> Iterator[Update | None]:
     """One progress bar on standard error; None where nobody watches."""
     if not visible or not sys.stderr.isatty():
