@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import signal
+import sqlite3
+import subprocess
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +19,7 @@ from residuum.checkpoints import checkpoint_from_module
 from residuum.records import Checkpoint, Knowledge
 from residuum.sweep import Plan
 from residuum.sweep.space import draw
-from residuum.sweep.trials import Job, Task, jobs
+from residuum.sweep.trials import Job, Task, Trial, jobs
 from tests.cases import relu_point
 
 KNOWLEDGE = Knowledge(sample_count=6)
@@ -61,3 +67,27 @@ class Deadly:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._task, name)
+
+
+def facts(trial: Trial) -> Trial:
+    """A trial less its wall clock."""
+    return dataclasses.replace(trial, seconds=0.0)
+
+
+def kill_after(process: subprocess.Popen[str], folder: Path, count: int) -> dict[Path, int]:
+    """Kill a driver without warning once so many trials are there; which, and written when."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if len(list(folder.glob("0*.safetensors"))) >= count:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return {path: path.stat().st_mtime_ns for path in folder.glob("0*.safetensors")}
+
+
+def stored_numbers(out: Path) -> list[int]:
+    """Numbers of the trials in the SQLite file, each as often as it stands there."""
+    with sqlite3.connect(out / "study.db") as connection:
+        rows = connection.execute("select value_json from trial_user_attributes").fetchall()
+    return sorted(json.loads(text)["number"] for (text,) in rows)

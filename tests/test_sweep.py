@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from residuum.attacks import PRESETS, AttackConfig
+from residuum.attacks import AttackConfig
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
-from residuum.sweep import SPACE, Plan, Setting, Sweep, sweep, trials
+from residuum.sweep import Plan, Setting, Sweep, sweep, trials
 from residuum.sweep.engines import ENGINES, Processes, Resources
 from residuum.sweep.folder import open_folder
 from residuum.sweep.plan import ETA
-from residuum.sweep.space import SAMPLERS, draw, numeric
-from residuum.sweep.study import front, open_study, ranked
-from residuum.sweep.trials import COMPLETE, FAILED, PRUNED, Trial
+from residuum.sweep.space import SAMPLERS
+from residuum.sweep.study import open_study
+from residuum.sweep.trials import COMPLETE, FAILED, PRUNED
 from tests.program import start
-from tests.sweeps import KNOWLEDGE, Deadly, plan, some_jobs, task, victim
-
-RELEASED = {
-    "lr_x": (1e-5, 1.0),
-    "sigma": (1e-6, 0.1),
-    "lam_min": (0.01, 0.5),
-    "sharpness": (10, 500),
-}
+from tests.sweeps import (
+    KNOWLEDGE,
+    Deadly,
+    facts,
+    kill_after,
+    plan,
+    some_jobs,
+    stored_numbers,
+    task,
+    victim,
+)
 
 
 def run(out: Path, wanted: Plan | None = None, **options: Any) -> Sweep:
@@ -52,66 +51,6 @@ def stop_after(count: int) -> Any:
     return watch
 
 
-def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_settings() -> None:
-    for name, (low, high) in RELEASED.items():
-        assert SPACE[name].low <= low
-        assert SPACE[name].high >= high
-        assert (SPACE[name].low, SPACE[name].high) != (low, high)
-    assert set(SPACE) <= set(numeric())
-    for preset in PRESETS.values():
-        for name, setting in SPACE.items():
-            assert setting.low <= getattr(preset, name) <= setting.high, (preset, name)
-
-
-@pytest.mark.parametrize("setting", [Setting(1e-5, 3, log=True), Setting(-1, 2)])
-def test_a_setting_spans_its_range_evenly(setting: Setting) -> None:
-    assert setting.at(0) == pytest.approx(setting.low)
-    assert setting.at(1) == pytest.approx(setting.high)
-    for share in (0.1, 0.5, 0.77):
-        assert setting.share(setting.at(share)) == pytest.approx(share)
-    middle = (
-        math.sqrt(setting.low * setting.high) if setting.log else (setting.low + setting.high) / 2
-    )
-    assert setting.at(0.5) == pytest.approx(middle)
-
-
-def test_whole_numbers_are_drawn_evenly() -> None:
-    drawn = [Setting(2, 5, whole=True).at((i + 0.5) / 400) for i in range(400)]
-    assert {value: drawn.count(value) for value in drawn} == {2: 100, 3: 100, 4: 100, 5: 100}
-    assert all(isinstance(value, int) for value in drawn)
-
-
-@pytest.mark.parametrize("sampler", ["random", "sobol"])
-def test_a_draw_depends_on_the_seed_and_the_number_alone(sampler: str) -> None:
-    whole = draw(sampler, SPACE, range(16), 5, ())
-    assert draw(sampler, SPACE, range(6, 9), 5, ()) == whole[6:9]
-    assert draw(sampler, SPACE, range(16), 6, ()) != whole
-    values = [(SPACE[name], value) for row in whole for name, value in row.items()]
-    assert all(setting.low <= value <= setting.high for setting, value in values)
-
-
-def test_sobol_points_fill_every_slice() -> None:
-    drawn = draw("sobol", SPACE, range(32), 0, ())
-    for name, setting in SPACE.items():
-        slices = {int(32 * setting.share(row[name])) for row in drawn}
-        assert len(slices) == 32, name
-    chance = draw("random", SPACE, range(32), 0, ())
-    assert len({int(32 * SPACE["lr_x"].share(row["lr_x"])) for row in chance}) < 32
-
-
-def test_tpe_learns_where_the_residual_is_low() -> None:
-    space = {"lr_x": Setting(1e-5, 1.0, log=True)}
-    told = [
-        Trial(n, row, COMPLETE, (abs(math.log10(row["lr_x"]) + 2),))
-        for n, row in enumerate(draw("random", space, range(40), 1, ()))
-    ]
-    learnt = draw("tpe", space, range(40, 56), 1, told)
-    blind = draw("random", space, range(56), 1, ())[40:]
-    distance = [sum(abs(math.log10(row["lr_x"]) + 2) for row in part) for part in (learnt, blind)]
-    assert distance[0] < 0.6 * distance[1]
-    assert draw("tpe", space, range(40, 56), 1, told[::-1]) == learnt
-
-
 def test_engines_agree_to_the_last_bit(tmp_path: Path) -> None:
     wanted = plan(5, sampler="sobol", batch=2)
     here = run(tmp_path / "a", wanted)
@@ -121,11 +60,6 @@ def test_engines_agree_to_the_last_bit(tmp_path: Path) -> None:
     assert same(here.found.replace(settings={}), there.found.replace(settings={}))
     assert [t.number for t in here.trials] == list(range(5))
     assert {t.state for t in here.trials} == {COMPLETE}
-
-
-def facts(trial: Trial) -> Trial:
-    """A trial less its wall clock."""
-    return dataclasses.replace(trial, seconds=0.0)
 
 
 def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
@@ -150,16 +84,6 @@ def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
                and (o.residual < t.residual or o.agreement > t.agreement) for o in done.trials)
     ]  # fmt: skip
     assert {t.number for t in done.front} == {t.number for t in done.trials if t not in beaten}
-
-
-def test_fronts_and_ranks_of_made_up_trials() -> None:
-    rows = [(0.3, 0.9), (0.1, 0.2), (0.2, 0.1), (0.2, 0.5), (0.1, 0.2)]
-    made = [Trial(n, {}, COMPLETE, values) for n, values in enumerate(rows)]
-    made.append(Trial(9, {}, FAILED))
-    assert [t.number for t in ranked(made)] == [1, 4, 2, 3, 0]
-    assert [t.number for t in front(made)] == [1, 3, 0]
-    single = [dataclasses.replace(t, values=t.values[:1]) for t in made]
-    assert [t.number for t in front(single)] == [1]
 
 
 def test_trials_that_share_a_program_are_those_that_run_alone(tmp_path: Path) -> None:
@@ -311,27 +235,6 @@ def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
     assert stored_numbers(tmp_path / "s") == list(range(12))
 
 
-def kill_after(process: subprocess.Popen[str], folder: Path, count: int) -> dict[Path, int]:
-    """Kill a driver without warning once so many trials are there; which, and written when."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        if len(list(folder.glob("0*.safetensors"))) >= count:
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return {path: path.stat().st_mtime_ns for path in folder.glob("0*.safetensors")}
-
-
-def stored_numbers(out: Path) -> list[int]:
-    """Numbers of the trials in the SQLite file, each as often as it stands there."""
-    import sqlite3
-
-    with sqlite3.connect(out / "study.db") as connection:
-        rows = connection.execute("select value_json from trial_user_attributes").fetchall()
-    return sorted(json.loads(text)["number"] for (text,) in rows)
-
-
 def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "s", plan(2))
     with pytest.raises(InputError, match="other settings"):
@@ -345,26 +248,6 @@ def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
     (tmp_path / "f/mine.txt").write_text("x")
     with pytest.raises(OutputError, match="holds other files"):
         run(tmp_path / "f", plan(2))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"space": {"lr_y": Setting(0, 1)}}, "cannot vary 'lr_y'"),
-        ({"space": {"lr_x": Setting(1, 0.1)}}, "from low to high"),
-        ({"space": {"lr_x": Setting(-1, 1)}}, "lr_x must be positive"),
-        ({"space": {}}, "must vary a setting"),
-        ({"sampler": "grid"}, "No sampler 'grid'"),
-        ({"batch": 2, "rungs": 1}, "Successive halving"),
-        ({"batch": 2, "space": {"lr_decay": Setting(0, 1)}}, "lr_decay is varied too"),
-        ({"objectives": ("recovered",)}, "ranks by residual"),
-        ({"objectives": ("residual", "agreement"), "config": AttackConfig(restarts=1)}, "restarts"),
-        ({"config": PRESETS["model-inversion"]}, "baseline"),
-    ],
-)
-def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        plan(**changes)
 
 
 def test_what_no_trial_can_work_with_is_said_before_the_first(tmp_path: Path) -> None:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +22,7 @@ from residuum.sweep.pooling import Pool, pooled
 from residuum.sweep.scoring import rankings
 from tests import pages
 from tests.cases import relu_point
-from tests.sweeps import KNOWLEDGE, plan, victim
-from tests.test_sweep import facts
+from tests.sweeps import KNOWLEDGE, facts, plan, victim
 
 DIM = 40
 
@@ -281,47 +276,3 @@ def test_a_dry_run_counts_what_halving_saves(tmp_path: Path, capsys: Any) -> Non
     assert share == pytest.approx(2100 / 8100)
     assert plain["hours_of_10000_runs"] == pytest.approx(5000 * plain["seconds_per_trial"] / 3600)
     assert not (tmp_path / "s").exists()
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """A server of this test's own, reached through a socket in its folder and no other way."""
-    places = [
-        *Path("/usr/lib/postgresql").glob("*/bin"),
-        Path(shutil.which("initdb") or "/none").parent,
-    ]
-    programs = next((place for place in places if (place / "initdb").exists()), None)
-    if programs is None:
-        reason = "needs a PostgreSQL server: apt-get install postgresql"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    folder = Path(tempfile.mkdtemp(prefix="residuum-pg-", dir="/tmp"))
-    owner: dict[str, Any] = {"cwd": folder, "check": True, "stdout": subprocess.DEVNULL}
-    if os.getuid() == 0:  # a server refuses to run as root
-        shutil.chown(folder, "postgres", "postgres")
-        owner |= {"user": "postgres", "group": "postgres", "extra_groups": []}
-    data, options = str(folder / "data"), f"-k {folder} -c listen_addresses= -c fsync=off"
-    subprocess.run([programs / "initdb", "-D", data, "-A", "trust", "-U", "residuum"], **owner)
-    control = [programs / "pg_ctl", "-D", data, "-w"]
-    subprocess.run([*control, "-o", options, "-l", folder / "log", "start"], **owner)
-    yield f"postgresql+psycopg://residuum@/postgres?host={folder}"
-    subprocess.run([*control, "-m", "immediate", "stop"], **owner)
-    shutil.rmtree(folder)
-
-
-@pytest.mark.postgres
-def test_a_server_remembers_what_a_file_does(postgres: str, tmp_path: Path) -> None:
-    wanted = plan(5, objectives=("residual", "agreement"))
-
-    def stop(progress: Any) -> None:
-        if progress.fresh == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "a", storage=postgres, watch=stop)
-    there = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "a", storage=postgres)
-    here = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "b")
-    assert there.fresh == 3
-    assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
-    assert not (tmp_path / "a/study.db").exists()

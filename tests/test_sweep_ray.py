@@ -17,8 +17,17 @@ from residuum.sweep import Sweep, sweep
 from residuum.sweep.cluster import LOOPBACK, QUIET
 from residuum.sweep.engines import Resources, open_engine
 from tests.program import start
-from tests.sweeps import KNOWLEDGE, Deadly, plan, some_jobs, task, victim
-from tests.test_sweep import facts, kill_after, stored_numbers
+from tests.sweeps import (
+    KNOWLEDGE,
+    Deadly,
+    facts,
+    kill_after,
+    plan,
+    some_jobs,
+    stored_numbers,
+    task,
+    victim,
+)
 
 pytestmark = pytest.mark.ray
 
