@@ -130,7 +130,9 @@ def step(device: str) -> Report:
             row["first layer, bf16"] = ours(d, device, steps, dtype="bf16", layers="first")
         row["floor"] = floor(d, device, 50)
         best = min(
-            v for k, v in row.items() if k in ("float32", "tf32", "tf32 compiled", "bf16", "bf16 compiled")
+            v
+            for k, v in row.items()
+            if k in ("float32", "tf32", "tf32 compiled", "bf16", "bf16 compiled")
         )
         row["ratio"] = row["published float32"] / best
         row["share of floor"] = row["floor"] / best

@@ -1,0 +1,280 @@
+"""What README and docs say is run: code blocks, command lines, links, tables of names, examples, the site."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from residuum.attacks.objectives import OBJECTIVES
+from residuum.attacks.presets import PRESETS
+from residuum.attacks.priors import PRIORS
+from residuum.cli.main import COMMANDS, app
+from residuum.datasets import DATASETS, load_dataset
+from residuum.defenses import DEFENSES
+from residuum.evaluation import METRICS
+from residuum.training import TrainingConfig, released, train
+from tests import documents
+from tests.cases import relu_point
+from tests.documents import PAGES, ROOT
+
+RUNNERS = ("python", "console")
+NOTHING_TO_RUN = {
+    "ci.md": "a workflow of another system; its command lines are checked",
+    "defenses.md": "audits of minutes; its command lines are checked",
+    "index.md": "a table of contents",
+    "polynomial.md": "command lines on files of the reader; tests/test_identify.py runs them",
+    "reproduce.md": "command lines of minutes to hours; tests of reproduce run the tiny ones",
+    "responsible-use.md": "no code",
+    "results.md": "benchmarks of minutes to hours",
+    "splitting.md": "command lines of minutes; tests/test_growth.py runs them",
+    "sweeps.md": "command lines of minutes; tests/test_sweep.py runs them",
+    "theory.md": "a table of names, which is checked",
+}
+
+
+def trained_digits() -> dict[str, Any]:
+    """The names that the audit's page takes for granted."""
+    split = load_dataset("digits", 20)
+    state = train("mlp:64-50-1", split.train, TrainingConfig(steps=300))
+    model = released(state, "mlp:64-50-1", split.train, "binary")
+    return {"model": model, "x": split.train.x, "y": split.train.y, "x_test": split.holdout.x}
+
+
+def exact_point() -> dict[str, Any]:
+    """The names that the page about other training sets takes for granted."""
+    point = relu_point()
+    return {"model": point.model, "x": point.x, "y": point.y}
+
+
+def parts_of_ones_own(names: dict[str, Any]) -> None:
+    """Every part that the page adds was used and did something."""
+    assert names["sizes"][1] < 0.9 * names["sizes"][0]  # the prior
+    assert "cosine" in names["scores"].metrics
+    assert set(names["counts"]) == {"unaware", "free-multipliers"}  # the defense
+    assert {*names["OBJECTIVES"]} >= {"equal-kkt"}
+    assert {*names["DATASETS"]} >= {"moons"}
+
+
+def leak(names: dict[str, Any]) -> None:
+    assert names["result"].verdict.outcome == "leak"
+
+
+GIVEN = {"audit.md": trained_digits, "uniqueness.md": exact_point}
+CHECKED = {"README.md": leak, "extending.md": parts_of_ones_own}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, every registry as it was before, and audits that ignore the clock."""
+    monkeypatch.chdir(tmp_path)
+    documents.ignore_the_clock(monkeypatch)
+    registries = (OBJECTIVES, PRIORS, PRESETS, METRICS, DATASETS, DEFENSES)
+    before = [dict(registry) for registry in registries]  # type: ignore[call-overload]
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run(page: Path, elsewhere: None, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [b for b in documents.blocks(page) if b.language in RUNNERS and not b.reason]
+    if not found:
+        assert page.name in NOTHING_TO_RUN, f"{page.name} has no block that is run"
+        return
+    namespace = {"__name__": "__main__", **GIVEN.get(page.name, dict)()}
+    for block in found:
+        if block.language == "python":
+            documents.run_python(page, block, namespace)
+        else:
+            documents.run_console(page, block, capsys)
+    CHECKED.get(page.name, lambda _: None)(namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_command_lines_name_commands_and_options_that_exist(page: Path) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for block in documents.blocks(page):
+        for command, *arguments in documents.command_lines(block):
+            if command.startswith("-"):
+                continue
+            assert command in commands, f"{page.name}:{block.line}: no command {command}"
+            known = {o for p in commands[command].params for o in (*p.opts, *p.secondary_opts)}
+            options = {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)}
+            assert options <= known | {"--help"}, f"{page.name}:{block.line}: {options - known}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in documents.links(page):
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            assert target.startswith("https://"), link
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page.name}: {link}"
+        assert ROOT in (file, *file.parents), f"{page.name}: {link} leaves the repository"
+        assert not anchor or anchor in documents.anchors(file), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_that_is_not_run_says_why(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    marks = len(re.findall("<!-- not run", text))
+    reasons = [block.reason for block in documents.blocks(page) if block.reason]
+    assert len(reasons) == marks
+    assert all(len(reason) > 10 for reason in reasons)
+
+
+def test_lists_of_pages_are_up_to_date() -> None:
+    names = {page.name for page in PAGES}
+    late = {"reproduce.md"}
+    assert set(GIVEN) <= names
+    assert set(NOTHING_TO_RUN) - late <= names
+
+
+# Theory to code.
+
+
+def theory_rows() -> list[list[str]]:
+    """Rows of three columns whose second one names code."""
+    text = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
+    return [row for row in rows if len(row) == 3 and "::" in row[2]]
+
+
+@pytest.mark.parametrize("row", theory_rows(), ids=lambda row: row[0].strip()[:40])
+def test_every_equation_has_its_function_and_its_test(row: list[str]) -> None:
+    names = re.findall(r"`([^`]+)`", row[1])
+    tests = re.findall(r"`([^`]+)`", row[2])
+    assert names
+    assert tests
+    for name in names:
+        assert resolve(name) is not None, name
+    for test in tests:
+        file, _, function = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        assert function in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}, test
+
+
+def resolve(name: str) -> Any:
+    """The object below residuum that a dotted name means."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(["residuum", *parts[:cut]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"no module residuum.{parts[0]}")
+
+
+def test_names_that_do_not_exist_are_noticed() -> None:
+    assert callable(resolve("theory.kkt.certify"))
+    with pytest.raises(AttributeError):
+        resolve("theory.kkt.certified")
+    with pytest.raises(AssertionError):
+        resolve("theories.kkt")
+
+
+def test_the_table_of_theory_is_not_empty() -> None:
+    assert len(theory_rows()) > 50
+
+
+# Commands, exit codes and extension points, each documented in one place.
+
+
+def test_every_command_is_listed() -> None:
+    start = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `residuum (\w+)` \|", start, re.MULTILINE)
+    assert listed == list(COMMANDS)
+
+
+def test_every_exit_code_is_listed() -> None:
+    from residuum import errors
+    from residuum.auditing.verdict import EXIT_CODES
+    from residuum.cli import main as program
+
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    codes = {c.exit_code for c in classes} | {*EXIT_CODES.values()}
+    codes |= {program.USAGE, program.INTERNAL, program.INTERRUPTED}
+    start = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    assert {int(c) for c in re.findall(r"^\| (\d+) \|", start, re.MULTILINE)} == codes
+
+
+@pytest.mark.parametrize(
+    ("page", "registry"),
+    [("choosing.md", OBJECTIVES), ("choosing.md", PRIORS), ("choosing.md", PRESETS)],
+)
+def test_every_choice_is_described(page: str, registry: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert [name for name in registry if f"`{name}`" not in text] == []
+
+
+# The site.
+
+
+def navigation(entries: list[Any]) -> list[str]:
+    targets = [target for entry in entries for target in entry.values()]
+    return [p for t in targets for p in (navigation(t) if isinstance(t, list) else [t])]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = navigation(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    assert len(listed) == len({*listed})
+    assert {page.name for page in PAGES[1:]} <= {*listed}
+
+
+def build_site(folder: Path, site: Path) -> None:
+    """Build as `make docs` does, with the docs and mkdocs.yml of ``folder``."""
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(folder / "mkdocs.yml"), strict=True, site_dir=str(site)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "refused"),
+    [
+        ("faq.md", "[a page](index.md#home) [a file](../LICENSE)", False),
+        ("faq.md", "[a page](nowhere.md)", True),
+        ("faq.md", "[a page](index.md#nowhere)", True),
+        ("faq.md", "[a file](../NOTHING)", True),
+        ("forgotten.md", "not in the navigation", True),
+    ],
+)
+def test_a_fault_in_a_page_stops_the_build(
+    name: str, text: str, refused: bool, tmp_path: Path
+) -> None:
+    from mkdocs.exceptions import Abort
+
+    (tmp_path / "docs").mkdir()
+    for file in ("mkdocs.yml", "docs/hooks.py", "LICENSE"):
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
+    (tmp_path / "docs" / "index.md").write_text("# Home", encoding="utf-8")
+    (tmp_path / "docs" / name).write_text(f"# Page\n\n{text}", encoding="utf-8")
+    with pytest.raises(Abort) if refused else nullcontext():
+        build_site(tmp_path, tmp_path / "site")
+
+
+def test_the_site_builds_without_warnings_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    build_site(ROOT, site)
+    made = {path.stem for path in site.glob("*.html")}
+    assert {page.stem for page in PAGES[1:]} <= made
+    assert "max_i |&lt;nu, x_i&gt;|" in (site / "theory.html").read_text(encoding="utf-8")
+    for path in site.glob("*.html"):
+        page = path.read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=.?(?:https?:)?//", page), path
