@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import clock, median_time
-from benchmarks.paired import THRESHOLD, compare, control, per_sample
 from residuum.attacks import GROWTH_PRESETS, AttackConfig
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.run import prepare, resolve
@@ -42,6 +41,7 @@ from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.records import Checkpoint, Knowledge, Split, write_json
 from residuum.records.environment import environment
+from residuum.reproduce.shen2026.paired import THRESHOLD, compare, control, per_sample
 from residuum.training import TrainingConfig, train
 
 NTK = AttackConfig(

@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack
 from residuum.evaluation import score
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
-from residuum.similarity import l2
+from residuum.reproduce.refael2025.measures import squares
 from residuum.training import TrainingConfig, train
-
-FIRST = "layers.0.weight"
-SEEN = 1e-3  # singular values of W1 below this share of the largest span what it does not see
 
 
 @dataclass(frozen=True)
@@ -70,37 +66,8 @@ def counts(x: Tensor, split: Split) -> dict[str, Any]:
     }
 
 
-def five_best(x: Tensor, split: Split, basis: Tensor) -> dict[str, float]:
-    """Mean distance of the five best, raw and on row(W1), each beside held-out points."""
-    found = {}
-    parts = {"raw": x, "projected": x @ basis @ basis.T}
-    held = split.holdout.x[: len(split.train)]
-    for name, part in parts.items():
-        for kind, samples in (("train", split.train.x), ("holdout", held)):
-            nearest = l2(part, samples.double()).amin(0)
-            found[f"five_best_{name}_{kind}"] = float(nearest.sort().values[:5].mean())
-    found["mean_norm_raw"] = float(x.norm(dim=1).mean())
-    found["mean_norm_projected"] = float(parts["projected"].norm(dim=1).mean())
-    return found
-
-
-def row_space(weight: Tensor) -> Tensor:
-    """(d, r) right singular vectors of W1 above ``SEEN`` of the largest singular value."""
-    _, sigma, rows = torch.linalg.svd(weight.double(), full_matrices=False)
-    return rows[sigma > SEEN * sigma[0]].T
-
-
 def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def squares(theta: dict[str, Tensor]) -> dict[str, float]:
-    """Squared norm of every layer, weight and bias together."""
-    found: dict[str, float] = {}
-    for name, t in theta.items():
-        layer = name.rpartition(".")[0]
-        found[layer] = found.get(layer, 0.0) + float(t.double().square().sum())
-    return found
 
 
 SCALES = {

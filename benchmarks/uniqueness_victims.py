@@ -9,21 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.uniqueness_common import (
-    FIRST,
-    Scale,
-    counts,
-    finite,
-    five_best,
-    row_space,
-    run,
-    settings,
-    victim,
-)
+from benchmarks.uniqueness_common import Scale, counts, finite, run, settings, victim
 from residuum.checkpoints import build_model, leak_capacity
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.records import Checkpoint, Dataset, Split
+from residuum.reproduce.refael2025.measures import FIRST, five_best, row_space
 from residuum.stationarity import norm
 from residuum.theory.budgets import budget_certificates
 from residuum.theory.directions import data_direction

@@ -12,6 +12,7 @@ from residuum.similarity import l2, ncc
 
 THRESHOLD = 2.5  # L2 below which a sample counts as reconstructed (Loo et al. 2024)
 TOP = 25
+Array = np.ndarray[Any, Any]
 BOOTSTRAPS = 10_000
 
 
@@ -57,14 +58,22 @@ def control(base: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def top_rule(after: np.ndarray, before: np.ndarray) -> tuple[int, int]:
-    """(improved, kept): samples within the threshold before or after, the best 25 of them."""
-    best = np.minimum(after, before)
-    kept = [i for i in np.argsort(best) if best[i] < THRESHOLD][:TOP]
+def top_rule(after: Array, before: Array, threshold: float = THRESHOLD) -> tuple[int, int]:
+    """(improved, kept): samples within the threshold before or after, the best 25 of them.
+
+    Lower is better; negate values where higher is.
+    """
+    kept = top_kept(after, before, threshold)
     return int((after[kept] < before[kept]).sum()), len(kept)
 
 
-def bootstrap(difference: np.ndarray, seed: int = 0) -> dict[str, float]:
+def top_kept(after: Array, before: Array, threshold: float = THRESHOLD) -> list[int]:
+    """The samples the rule looks at, best first."""
+    best = np.minimum(after, before)
+    return [int(i) for i in np.argsort(best) if best[i] < threshold][:TOP]
+
+
+def bootstrap(difference: Array, seed: int = 0) -> dict[str, float]:
     """Mean over samples and its percentile interval; samples are drawn again, all of them."""
     rng = np.random.default_rng(seed)
     draws = difference[rng.integers(0, len(difference), (BOOTSTRAPS, len(difference)))].mean(1)
