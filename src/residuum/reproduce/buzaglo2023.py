@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from residuum.attacks import AttackConfig
-from residuum.records import Knowledge
+from residuum.records import Knowledge, Scores
 from residuum.reproduce.context import Context
 from residuum.reproduce.figure import Figure, drawn
 from residuum.reproduce.images import (
@@ -14,7 +14,6 @@ from residuum.reproduce.images import (
     ImageRun,
     Performed,
     details,
-    knowledge_of,
     prefixed,
     scored,
     settings,
@@ -97,37 +96,38 @@ def _compared(
     done = Performed(run, split, net, {}, {}, {})
     rows: list[Row] = []
     for name, (changes, granted) in arms.items():
-        known = knowledge_of(run, split, net)
-        known = Knowledge(shape=known.shape, **granted)
+        known = Knowledge(shape=split.train.shape, **granted)
         config: AttackConfig = replace(base, **changes)
         found = attacked(context, net.checkpoint, known, config)
         done.candidates[name], done.seconds[name] = found.x.double(), found.seconds
         done.scores[name] = scores = scored(found.x.double(), split, net, run.metrics)
-        ncc, ssim = scores.metrics["ncc"], scores.metrics["ssim3"]
-        rows += [
-            Row(
-                f"{name}: recovered (NCC beyond 99% of chance)",
-                ncc.recovered,
-                chance=ncc.expected_by_chance,
-                note=f"of {len(split.train)}; the paper shows images and gives no count",
-            ),
-            Row(
-                f"{name}: ssim3 above 0.4",
-                ssim.above_published_threshold,
-                chance=ssim.above_published_threshold_holdout,
-            ),
-            Row(f"{name}: top-10 mean ssim3", ssim.top10_mean),
-            Row(
-                f"{name}: relative residual of the first layer",
-                float(found.layers[:, -1, 0].sqrt().min()),
-            ),
-        ]
+        rows += _rows(name, scores, float(found.layers[:, -1, 0].sqrt().min()))
     arrays = {
         k: v
         for name in arms
         for k, v in prefixed(f"{run.name}/{name}", shown(done, name, count=30)).items()
     }
     return Outcome(tuple(rows), arrays, {"runs": {run.name: details(done)}}, (note,))
+
+
+def _rows(name: str, scores: Scores, residual: float) -> list[Row]:
+    """Counts of one arm with their chance level."""
+    ncc, ssim = scores.metrics["ncc"], scores.metrics["ssim3"]
+    return [
+        Row(
+            f"{name}: recovered (NCC beyond 99% of chance)",
+            ncc.recovered,
+            chance=ncc.expected_by_chance,
+            note=f"of {scores.n}; the paper shows images and gives no count",
+        ),
+        Row(
+            f"{name}: ssim3 above 0.4",
+            ssim.above_published_threshold,
+            chance=ssim.above_published_threshold_holdout,
+        ),
+        Row(f"{name}: top-10 mean ssim3", ssim.top10_mean),
+        Row(f"{name}: relative residual of the first layer", residual),
+    ]
 
 
 FIGURES: dict[str, Figure] = {

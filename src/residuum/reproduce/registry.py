@@ -57,24 +57,30 @@ def reproduce(
     if compute:
         where = None if root is None else Path(root)
         context = Context(size, kept, device, where, seed, **watching)
-        start = time.monotonic()
-        with _few_threads(scale != "paper" and device == "cpu"):
-            outcome = _labelled(figure.compute(context), scale)
-        head = {
-            "id": name,
-            "title": figure.title,
-            "scale": scale,
-            "seed": seed,
-            "device": device,
-            "seconds": time.monotonic() - start,
-            "environment": environment(device),
-        }
-        save(outcome, folder, head)
+        _compute(name, context, folder)
     outcome, summary = load(folder)
     picture = None
     if draw and figure.draw is not None:
         picture = str(write_atomic(folder / PICTURE, figure.draw(outcome)))
     return {**summary, "folder": str(folder), "picture": picture, "cache_bytes": kept.bytes_used}
+
+
+def _compute(name: str, context: Context, folder: Path) -> None:
+    """Run a figure and save what it found."""
+    figure, scale, device = find(name), context.scale.name, context.device
+    start = time.monotonic()
+    with _few_threads(scale != "paper" and device == "cpu"):
+        outcome = _labelled(figure.compute(context), scale)
+    head = {
+        "id": name,
+        "title": figure.title,
+        "scale": scale,
+        "seed": context.seed,
+        "device": device,
+        "seconds": time.monotonic() - start,
+        "environment": environment(device),
+    }
+    save(outcome, folder, head)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ rewritten network and one trained again on shifted data.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 
 from residuum.attacks import AttackConfig
 from residuum.checkpoints import build_model
-from residuum.records import Knowledge
+from residuum.records import Dataset, Knowledge
 from residuum.reproduce.context import Context
 from residuum.reproduce.images import as_bytes, prefixed
 from residuum.reproduce.outcome import Outcome, Row
@@ -38,15 +38,6 @@ def shift(context: Context) -> Outcome:
     n, width = len(split.train), scale.hidden((WIDTH, WIDTH))
     arch = "mlp:" + "-".join(map(str, (split.train.x[0].numel(), *width, 1)))
     training = TrainingConfig(steps=scale.training, dtype="float32", seed=context.seed)
-    plain = victim(context, arch, split.train, training)
-    cases: list[tuple[str, float, Victim]] = [("none", 0.0, plain)]
-    for amount in AMOUNTS:
-        moved = split.train.replace(x=split.train.x + amount)
-        new = plain.replace(checkpoint=rewritten(plain.checkpoint, amount))
-        cases += [
-            ("rewrite", amount, new),
-            ("retrain", amount, victim(context, arch, moved, training)),
-        ]
     config = AttackConfig(
         steps=scale.attack_steps(6000),
         restarts=2,
@@ -56,8 +47,8 @@ def shift(context: Context) -> Outcome:
     )
     found: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
-    for kind, amount, net in cases:
-        x = attacked(context, net.checkpoint, Knowledge(shape=split.train.shape), replace(config))
+    for kind, amount, net in networks(context, arch, split.train, training):
+        x = attacked(context, net.checkpoint, Knowledge(shape=split.train.shape), config)
         data = split.train.x.double() + amount
         kkt = KKTSet.of(build_model(net.checkpoint), data, split.train.y)
         found.append(
@@ -75,10 +66,24 @@ def shift(context: Context) -> Outcome:
     )
 
 
+def networks(
+    context: Context, arch: str, data: Dataset, training: TrainingConfig
+) -> Iterator[tuple[str, float, Victim]]:
+    """The network as trained, then for every amount the rewritten one and the one trained again."""
+    plain = victim(context, arch, data, training)
+    yield "none", 0.0, plain
+    for amount in AMOUNTS:
+        yield "rewrite", amount, plain.replace(checkpoint=rewritten(plain.checkpoint, amount))
+        moved = data.replace(x=data.x + amount)
+        yield "retrain", amount, victim(context, arch, moved, training)
+
+
 def rows(one: dict[str, Any]) -> list[Row]:
     """One case: how near, how unique, and whether mixtures explain it."""
     name, known = _name(one["shift"], one["per_pixel"]), PUBLISHED["refael2025"]["shift"]
-    printed = known.get(one["per_pixel"]) if one["shift"] == "rewrite" else None
+    moved = one["shift"] == "rewrite"
+    printed = known.get(one["per_pixel"]) if moved else None
+    says = "appendix D takes it for a network trained on shifted data" if moved else ""
     return [
         Row(
             f"{name}: NCC of the five best",
@@ -94,10 +99,8 @@ def rows(one: dict[str, Any]) -> list[Row]:
         Row(
             f"{name}: KKT residual at the data",
             one["residual_at_data"],
-            0.0 if one["shift"] == "rewrite" else None,
-            note="appendix D takes it for a network trained on shifted data"
-            if one["shift"] == "rewrite"
-            else "",
+            0.0 if moved else None,
+            note=says,
         ),
         Row(
             f"{name}: NCC with the best single sample, median",

@@ -28,53 +28,47 @@ SIZES = {
     "paper": ((3, 5), (8, 12), (15, 20), (30, 40)),
 }
 NOISE = 1e-6
+COLLAPSE = (
+    "a local minimum of the max-margin problem has at most one neuron per margin sample, so a trained "
+    "cubic network does not meet the rank condition: the theorem speaks of KKT points that training does "
+    "not end in"
+)
 TRAINED = {"tiny": 1500, "small": 5000, "paper": 20_000}
 
 
 def theorem41(context: Context) -> Outcome:
     """Rank condition and error of the recovery at exact points, under noise, and after training."""
-    rows: list[Row] = []
-    for n, d in SIZES[context.scale.name]:
-        point = polynomial_point(n, d, 3, seed=context.seed)
-        stated = identifiability(point.model)
-        ambient = form_coefficients(d, 3)
-        name = f"cubic, n={n}, d={d}"
-        rows.append(
-            Row(
-                f"{name}: rank of K over the coefficients of f",
-                f"{stated.rank} of {stated.coefficients}",
-                f"needs {ambient}",
-                corrected=f"needs {stated.coefficients}",
-                note="printed in the input space, where it fails whenever n < d; here in span of the neurons",
-            )
-        )
-        rows.append(
-            Row(
-                f"{name}: largest error of a sample",
-                errors(point, recover(point.model).x),
-                0.0,
-                corrected=0.0,
-            )
-        )
-        noisy = _noisy(point.model, NOISE)
-        rows.append(
-            Row(
-                f"{name}: the same with noise of {NOISE:g} in the weights",
-                errors(point, recover(noisy, rank=n).x),
-                note="an error in proportion to the noise",
-            )
-        )
-    rows += trained_rows(context)
-    return Outcome(
-        tuple(rows),
-        {},
-        {"sizes": SIZES[context.scale.name]},
-        (
-            "a local minimum of the max-margin problem has at most one neuron per margin sample, so a "
-            "trained cubic network does not meet the rank condition: the theorem speaks of KKT "
-            "points that training does not end in",
+    sizes = SIZES[context.scale.name]
+    rows = [row for n, d in sizes for row in exact_rows(n, d, context.seed)]
+    return Outcome((*rows, *trained_rows(context)), {}, {"sizes": sizes}, (COLLAPSE,))
+
+
+def exact_rows(n: int, d: int, seed: int) -> list[Row]:
+    """One exact point: the condition as printed and in the neurons' span, errors with and without noise."""
+    point = polynomial_point(n, d, 3, seed=seed)
+    stated = identifiability(point.model)
+    name = f"cubic, n={n}, d={d}"
+    noisy = recover(_noisy(point.model, NOISE), rank=n).x
+    return [
+        Row(
+            f"{name}: rank of K over the coefficients of f",
+            f"{stated.rank} of {stated.coefficients}",
+            f"needs {form_coefficients(d, 3)}",
+            corrected=f"needs {stated.coefficients}",
+            note="printed in the input space, where it fails whenever n < d; here in span of the neurons",
         ),
-    )
+        Row(
+            f"{name}: largest error of a sample",
+            errors(point, recover(point.model).x),
+            0.0,
+            corrected=0.0,
+        ),
+        Row(
+            f"{name}: the same with noise of {NOISE:g} in the weights",
+            errors(point, noisy),
+            note="an error in proportion to the noise",
+        ),
+    ]
 
 
 def trained_rows(context: Context) -> list[Row]:
@@ -133,19 +127,8 @@ def aggregates(context: Context) -> Outcome:
             corrected=0.0,
         ),
     ]
-    for name, point, other in (
-        ("linear", linear, other_linear(linear)),
-        ("quadratic", quadratic, other_quadratic(quadratic)),
-    ):
-        rows += [
-            Row(f"{name}: residual at the training set", _residual(point, point.x, point.b), 0.0),
-            Row(
-                f"{name}: residual at another training set",
-                _residual(point, *other),
-                0.0,
-                note=f"its samples moved by up to {float((other[0] - point.x).norm(dim=1).max()):.3g}",
-            ),
-        ]
+    rows += other_rows("linear", linear, other_linear(linear))
+    rows += other_rows("quadratic", quadratic, other_quadratic(quadratic))
     wrong = quadratic.x + 0.1 * quadratic.x.flip(0)
     rows.append(
         Row(
@@ -154,6 +137,20 @@ def aggregates(context: Context) -> Outcome:
         )
     )
     return Outcome(tuple(rows), {}, {"n": n, "d": d})
+
+
+def other_rows(name: str, point: PolynomialPoint, other: tuple[Tensor, Tensor]) -> list[Row]:
+    """Residuals at the training set and at another one with the same aggregate."""
+    moved = float((other[0] - point.x).norm(dim=1).max())
+    return [
+        Row(f"{name}: residual at the training set", _residual(point, point.x, point.b), 0.0),
+        Row(
+            f"{name}: residual at another training set",
+            _residual(point, *other),
+            0.0,
+            note=f"its samples moved by up to {moved:.3g}",
+        ),
+    ]
 
 
 def other_linear(point: PolynomialPoint) -> tuple[Tensor, Tensor]:
