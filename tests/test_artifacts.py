@@ -133,7 +133,7 @@ def test_doctor(
     assert found["data"]["digits"].startswith("found")
     assert "mnist" in found["data"]
     assert not found["data"]["mnist"].startswith("found")
-    assert set(found["extras"]) == {"cluster", "dp", "track"}
+    assert set(found["extras"]) == {"cluster", "dp"}
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert "one step" in shown

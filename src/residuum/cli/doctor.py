@@ -13,7 +13,7 @@ residuum doctor
 
 residuum doctor --json
 """
-EXTRAS = {"cluster": "ray", "dp": "opacus", "track": "mlflow"}
+EXTRAS = {"cluster": "ray", "dp": "opacus"}
 NAMED = ("mnist", "cifar10")
 ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0
 
