@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import PRESETS, AttackConfig, attack
 from residuum.checkpoints import leak_capacity
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
@@ -68,12 +68,7 @@ EXPERIMENTS = {
             method="gd", loss="squared", lr=5e-4, momentum=0.9, steps=40000, init="lecun",
             dtype="float32", stop_loss=1e-9,
         ),
-        attack=replace(
-            GPU, objective="ntk", gradients="both", dtype="bf16", candidates=400, restarts=1,
-            steps=20000, surrogate="softplus",
-            sharpness_from=10.0, sharpness=200.0, lr_x=0.04, lr_lam=0.02, lam_init=(-0.5, 0.5),
-            layers="all", sigma=0.2,
-        ),
+        attack=replace(PRESETS["ntk"], dtype="bf16", candidates=400),
         metrics=("ncc", "l2"),
     ),
 }  # fmt: skip

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import clock, median_time
-from residuum.attacks import GROWTH_PRESETS, AttackConfig
+from residuum.attacks import GROWTH_PRESETS, PRESETS, AttackConfig
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.run import prepare, resolve
 from residuum.attacks.solver import Solver
@@ -44,10 +44,7 @@ from residuum.records.environment import environment
 from residuum.reproduce.shen2026.paired import THRESHOLD, compare, control, per_sample
 from residuum.training import TrainingConfig, train
 
-NTK = AttackConfig(
-    objective="ntk", gradients="both", surrogate="softplus", sharpness_from=10.0, sharpness=200.0,
-    lr_x=0.04, lr_lam=0.02, lam_init=(-0.5, 0.5), layers="all", sigma=0.2,
-)  # fmt: skip
+NTK = PRESETS["ntk"]
 BINARY = AttackConfig(objective="binary-kkt")
 VICTIMS = {
     "ntk": TrainingConfig(

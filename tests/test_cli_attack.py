@@ -243,7 +243,7 @@ def test_every_preset_runs(
         theta = network.build().double().state_dict()
         save_checkpoint(Checkpoint(theta, str(network)), tmp_path / f"{name}.safetensors")
     command = ["attack", str(tmp_path / "model.safetensors"), "--preset", preset, "--steps", "2"]
-    if preset == "loo2024":
+    if preset in ("loo2024", "ntk"):
         command += ["--init", str(tmp_path / "init.safetensors"), "--value-range", "0,1"]
     assert main([*command, "--out", str(tmp_path / "r"), "--json"]) == 0
     found = printed(capsys)

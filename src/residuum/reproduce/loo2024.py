@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from residuum.attacks import PRESETS, AttackConfig
+from residuum.attacks import PRESETS
 from residuum.reproduce.context import Context
 from residuum.reproduce.figure import Figure, drawn
 from residuum.reproduce.images import ImageRun, details, perform, prefixed, shown
@@ -21,21 +21,6 @@ _TRAINING = {
     "init": "lecun",
     "stop_loss": 1e-9,
 }
-_ATTACK = AttackConfig(
-    objective="ntk",
-    gradients="both",
-    candidates=400,
-    restarts=1,
-    steps=20_000,
-    surrogate="softplus",
-    sharpness_from=10.0,
-    sharpness=200.0,
-    lr_x=0.04,
-    lr_lam=0.02,
-    lam_init=(-0.5, 0.5),
-    layers="all",
-    sigma=0.2,
-)
 MNIST = ImageRun(
     "MNIST",
     "mnist",
@@ -44,7 +29,7 @@ MNIST = ImageRun(
     bias="all",
     task="regression",
     training=_TRAINING,
-    attack=_ATTACK,
+    attack=replace(PRESETS["ntk"], candidates=400),
     box=True,
     initial=True,
     metric="l2",
@@ -88,7 +73,7 @@ def ntk(context: Context) -> Outcome:
         said[name] = details(done)
     preset = PRESETS["loo2024"]
     notes = (
-        f"gradients at both ends of training and {_ATTACK.steps} steps; the released setting has those "
+        f"gradients at both ends of training and {MNIST.attack.steps} steps; the released setting has those "
         f"at theta and {preset.steps}",
     )
     return Outcome(tuple(rows), arrays, {"runs": said}, notes)

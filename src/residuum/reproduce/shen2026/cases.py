@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.attacks import GROWTH_PRESETS, AttackConfig
+from residuum.attacks import GROWTH_PRESETS, PRESETS, AttackConfig
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.run import prepare, resolve
 from residuum.attacks.solver import Solver
@@ -31,18 +31,6 @@ CUBIC = AttackConfig(
     sigma=0.3,
     layers="all",
     split_every=100,
-)
-_NTK = AttackConfig(
-    objective="ntk",
-    gradients="both",
-    surrogate="softplus",
-    sharpness_from=10.0,
-    sharpness=200.0,
-    lr_x=0.04,
-    lr_lam=0.02,
-    lam_init=(-0.5, 0.5),
-    layers="all",
-    sigma=0.2,
 )
 _DECAY = AttackConfig(
     objective="weight-decay", layers="all", lam_init=(0.0, 1.0), lam_distribution="normal"
@@ -77,7 +65,7 @@ SETUPS: dict[str, tuple[str, str, dict[str, Any], AttackConfig, int, int]] = {
             "init": "lecun",
             "stop_loss": 1e-9,
         },
-        _NTK,
+        PRESETS["ntk"],
         80_000,
         20_000,
     ),
