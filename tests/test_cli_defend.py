@@ -52,11 +52,9 @@ def test_a_run_has_everything_side_by_side(finished: Path) -> None:
     before, shifted, _ = result["defenses"]
     assert before["adaptive"] is None
     for row in result["defenses"]:
-        assert 0 <= row["accuracy"] <= 1
-        assert row["seconds"]["train"] >= 0
+        assert 0.5 < row["accuracy"] <= 1  # two balanced labels: above guessing
         for attacker in filter(None, (row["unaware"], row["adaptive"])):
-            assert attacker["recovered"] >= 0
-            assert attacker["expected_by_chance"] >= 0
+            assert 0 < attacker["expected_by_chance"] < 1
             assert 0 < attacker["p_value"] <= 1
     assert shifted["accuracy"] == before["accuracy"]
     assert shifted["adaptive"]["findings"]["balance"]["shift_per_pixel"] == pytest.approx(
