@@ -82,7 +82,8 @@ def _private(
         for _ in range(epochs):
             for inputs, labels in loader:
                 optimiser.zero_grad()
-                loss = _smoothed_loss(wrapped(inputs), labels, 0.0, torch.sum)
+                outputs = wrapped(inputs.to(device))  # Opacus makes empty batches on the CPU
+                loss = _smoothed_loss(outputs, labels.to(device), 0.0, torch.sum)
                 loss.backward()
                 optimiser.step()
                 step += 1
