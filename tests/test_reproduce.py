@@ -1,7 +1,8 @@
 """Every figure and table at its smallest size, and the claim each one makes.
 
-Settings were chosen with seeds 0 to 2; claims are made on seed 3. Victims and attacks are shared
-through one cache.
+Settings were chosen with seeds 0 to 2, claims written with seed 3 in sight; they are made on seed 4, which
+was drawn once, afterwards. They are statements about 10 to 24 digits a victim: seed 5 bears all of them out,
+seeds 6 and 7 fail three and one. Victims and attacks are shared through one cache.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from residuum.reproduce.scales import SCALES
 from residuum.reproduce.shen2026.cases import SETUPS
 from residuum.reproduce.shen2026.paired import top_rule
 
-SEED = 3
+SEED = 4
 WANTED = {
     *(f"haim2022:fig{i}" for i in range(1, 22)), "haim2022:table1", "haim2022:table2",
     "refael2025:fig1", "refael2025:fig2a", "refael2025:fig2b", "refael2025:theorems",
@@ -130,13 +131,11 @@ def test_samples_far_from_the_margin_are_not_recovered(made):
 
 
 def test_the_attack_beats_model_inversion(made):
-    for figure in ("fig5", "fig12", "fig13"):
-        done = made(f"haim2022:{figure}")
-        (run,) = runs_of(done).values()
-        assert run["attacks"]["model-inversion"]["ncc"]["p_value"] > 0.05
+    # Inverted images are class means of sorts, which can be nearer to the samples than to others: no p.
     attacks = next(iter(runs_of(made("haim2022:fig5")).values()))["attacks"]
     assert attacks["residuum"]["ncc"]["p_value"] < SIGNIFICANT
-    assert attacks["residuum"]["ncc"]["best"] > attacks["model-inversion"]["ncc"]["best"] + 0.2
+    for what, more in (("best", 0.2), ("recovered", 0)):
+        assert attacks["residuum"]["ncc"][what] > attacks["model-inversion"]["ncc"][what] + more
 
 
 def test_other_ways_of_training_leak_too(made):
