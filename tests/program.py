@@ -1,13 +1,18 @@
-"""The program as a process of its own: started, watched, interrupted."""
+"""The program as a process of its own: started, watched, interrupted; and what it prints."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+Capture = pytest.CaptureFixture[str]
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -32,6 +37,27 @@ def interrupt(*arguments: str, once: Path, after: float = 1.2) -> tuple[int, str
     finally:
         process.kill()
     return process.returncode, err
+
+
+def printed(capsys: Capture) -> dict[str, Any]:
+    """The one JSON object that a command printed, and nothing beside it."""
+    out, err = capsys.readouterr()
+    assert err == ""
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+def one_line(capsys: Capture) -> str:
+    """The one line of a command that was refused."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("residuum: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert "Internal error" not in err
+    assert err.count(". ") >= 1, "a rule, then a remedy"
+    return err
 
 
 def listing(folder: Path) -> list[str]:

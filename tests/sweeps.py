@@ -15,12 +15,14 @@ from typing import Any
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.run import resolve
-from residuum.checkpoints import checkpoint_from_module
+from residuum.checkpoints import checkpoint_from_module, save_checkpoint
+from residuum.cli.main import main
 from residuum.records import Checkpoint, Knowledge
 from residuum.sweep import Plan
 from residuum.sweep.space import draw
 from residuum.sweep.trials import Job, Task, Trial, jobs
 from tests.cases import relu_point
+from tests.program import start
 
 KNOWLEDGE = Knowledge(sample_count=6)
 
@@ -74,7 +76,30 @@ def facts(trial: Trial) -> Trial:
     return dataclasses.replace(trial, seconds=0.0)
 
 
-def kill_after(process: subprocess.Popen[str], folder: Path, count: int) -> dict[Path, int]:
+def killed_and_resumed(folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """``residuum sweep`` of twelve trials, killed after three and said again, to its end.
+
+    How many trials the first driver left, none of which the second may write; its summary.
+    """
+    model = save_checkpoint(victim(), folder / "model.safetensors")
+    out = folder / "s"
+    said = ["sweep", str(model), "--trials", "12", "--steps", "600", "--candidates", "12",
+            "--out", str(out), "--quiet", *options]  # fmt: skip
+    process = start(*said)
+    try:
+        done = _kill_after(process, out / "trials", 3)
+    finally:
+        process.kill()
+    assert 3 <= len(done) < 12
+    assert main(said) == 0
+    assert all(path.stat().st_mtime_ns == when for path, when in done.items())
+    summary = json.loads((out / "sweep.json").read_text())
+    assert [t["number"] for t in summary["trials"]] == list(range(12))
+    assert stored_numbers(out) == list(range(12))
+    return len(done), summary
+
+
+def _kill_after(process: subprocess.Popen[str], folder: Path, count: int) -> dict[Path, int]:
     """Kill a driver without warning once so many trials are there; which, and written when."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:

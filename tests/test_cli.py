@@ -24,7 +24,7 @@ from residuum.checkpoints import load_checkpoint
 from residuum.cli.main import app, main
 from residuum.records import Dataset, same
 from residuum.records.environment import sha256
-from tests.program import interrupt, listing, start
+from tests.program import interrupt, listing, one_line, start
 from tests.test_demo import shrink
 
 COMMANDS = sorted(str(command.name) for command in app.registered_commands)
@@ -345,17 +345,6 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "not a network": (no_mlp, 2, "--arch"),
     "missing": (lambda path: None, 2, "Check the path"),
 }
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("residuum: ")
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    assert "Internal error" not in err
-    assert err.count(". ") >= 1, "a rule, then a remedy"
-    return err
 
 
 @pytest.mark.parametrize("name", BAD_CHECKPOINTS)

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,29 +22,11 @@ from residuum.evaluation import METRICS
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Reconstruction, same
 from residuum.records.environment import sha256
-from tests.program import interrupt, listing
+from tests.program import interrupt, listing, one_line, printed
 
 SMALL = ["--steps", "200", "--restarts", "2", "--candidates", "16"]
 LAYOUT = [".gitignore", "attack.json", "loss.png", "reconstruction.safetensors", "selected.png"]
 Capture = pytest.CaptureFixture[str]
-
-
-def one_line(capsys: Capture) -> str:
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("residuum: ")
-    assert err.count("\n") == 1
-    assert "Internal error" not in err
-    assert err.count(". ") >= 1, "a rule, then a remedy"
-    return err
-
-
-def printed(capsys: Capture) -> dict[str, Any]:
-    out, err = capsys.readouterr()
-    assert err == ""
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
 
 
 def reconstruction(out: Path) -> Reconstruction:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from residuum.cli.main import main
 from residuum.defenses import DEFENSES
 from residuum.defenses import base as defenses_base
-from tests.program import interrupt, listing
+from tests.program import interrupt, listing, printed
 
 TINY = [
     "defend", "--data", "digits", "--n", "20", "--arch", "mlp:64-20-1", "--steps", "80",
@@ -20,14 +19,6 @@ TINY = [
     "--holdout", "150", "--no-uniqueness",
 ]  # fmt: skip
 Capture = pytest.CaptureFixture[str]
-
-
-def printed(capsys: Capture) -> dict[str, Any]:
-    out, err = capsys.readouterr()
-    assert err == ""
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
 
 
 def stamps(out: Path) -> dict[str, int]:

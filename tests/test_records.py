@@ -9,7 +9,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from residuum.records import (
     Split,
     Uniqueness,
     make_directory,
+    read_json,
     read_npz,
     same,
     write_atomic,
@@ -296,6 +297,30 @@ def test_environment_and_hash(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found)) == found
     path = write_atomic(tmp_path / "f", "abc")
     assert sha256(path).startswith("ba7816bf8f01cfea")
+
+
+def test_the_environment_names_extras_only_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bare(name: str) -> str:
+        if name in ("opacus", "ray", "kornia"):
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("residuum.records.environment.version", bare)
+    packages = environment()["packages"]
+    assert packages["optuna"] == version("optuna")
+    assert packages["kornia"] == "not installed"
+    assert not {"opacus", "ray"} & packages.keys()
+
+
+def test_what_is_missing_or_damaged_is_nothing(tmp_path: Path) -> None:
+    for content in (None, "no JSON", "[1]"):
+        if content is not None:
+            (tmp_path / "f").write_text(content)
+        assert read_json(tmp_path / "f") == {}
+        assert Knowledge.load_or_none(tmp_path / "f") is None
+    assert read_json(write_json(tmp_path / "j", {"a": 1})) == {"a": 1}
+    kept = Knowledge(sample_count=3)
+    assert same(Knowledge.load_or_none(kept.save(tmp_path / "k")), kept)
 
 
 def test_errors_say_what_to_do_and_survive_pickling() -> None:

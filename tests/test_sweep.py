@@ -13,7 +13,6 @@ import torch
 
 from residuum.attacks import AttackConfig
 from residuum.checkpoints import save_checkpoint
-from residuum.cli.main import main
 from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
 from residuum.sweep import Plan, Setting, Sweep, sweep, trials
@@ -23,15 +22,13 @@ from residuum.sweep.plan import ETA
 from residuum.sweep.space import SAMPLERS
 from residuum.sweep.study import open_study
 from residuum.sweep.trials import COMPLETE, FAILED, PRUNED
-from tests.program import start
 from tests.sweeps import (
     KNOWLEDGE,
     Deadly,
     facts,
-    kill_after,
+    killed_and_resumed,
     plan,
     some_jobs,
-    stored_numbers,
     task,
     victim,
 )
@@ -218,21 +215,8 @@ def test_a_process_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
 
 
 def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
-    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = ["sweep", str(model), "--trials", "12", "--steps", "600", "--candidates", "12",
-            "--out", str(tmp_path / "s"), "--quiet"]  # fmt: skip
-    process = start(*said)
-    try:
-        done = kill_after(process, tmp_path / "s/trials", 3)
-    finally:
-        process.kill()
-    assert 3 <= len(done) < 12
-    assert main(said) == 0
-    assert all(path.stat().st_mtime_ns == when for path, when in done.items())
-    summary = json.loads((tmp_path / "s/sweep.json").read_text())
-    assert [t["number"] for t in summary["trials"]] == list(range(12))
-    assert 12 - summary["session"]["trials"] in (len(done) - 1, len(done), len(done) + 1)
-    assert stored_numbers(tmp_path / "s") == list(range(12))
+    done, summary = killed_and_resumed(tmp_path)
+    assert 12 - summary["session"]["trials"] in (done - 1, done, done + 1)
 
 
 def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from residuum.checkpoints import save_checkpoint
-from residuum.cli.main import main
 from residuum.records import same
 from residuum.sweep import Sweep, sweep
 from residuum.sweep.cluster import LOOPBACK, QUIET
@@ -21,7 +19,7 @@ from tests.sweeps import (
     KNOWLEDGE,
     Deadly,
     facts,
-    kill_after,
+    killed_and_resumed,
     plan,
     some_jobs,
     stored_numbers,
@@ -94,20 +92,7 @@ def test_a_node_that_dies_and_one_that_comes(cluster: Any, tmp_path: Path) -> No
 
 
 def test_a_driver_killed_goes_on_from_the_storage(cluster: Any, tmp_path: Path) -> None:
-    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = ["sweep", str(model), "--trials", "12", "--steps", "600", "--candidates", "12", "--quiet",
-            "--engine", "ray", "--address", cluster.address, "--out", str(tmp_path / "s")]  # fmt: skip
-    process = start(*said)
-    try:
-        done = kill_after(process, tmp_path / "s/trials", 3)
-    finally:
-        process.kill()
-    assert 3 <= len(done) < 12
-    assert main(said) == 0
-    assert all(path.stat().st_mtime_ns == when for path, when in done.items())
-    assert stored_numbers(tmp_path / "s") == list(range(12))
-    summary = json.loads((tmp_path / "s/sweep.json").read_text())
-    assert [t["number"] for t in summary["trials"]] == list(range(12))
+    killed_and_resumed(tmp_path, "--engine", "ray", "--address", cluster.address)
 
 
 def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_is_reported(

@@ -110,8 +110,8 @@ def _reconstruction_file(part: Reconstruction, place: int) -> str:
 def _config(result: AuditResult, sources: dict[str, Any]) -> str:
     settings = {
         name: result.settings[name]
-        for name in ("task", "preset", "steps", "seed", "subsets", "device", "baselines")
-    }
+        for name in ("task", "preset", "budget", "steps", "seed", "subsets", "device", "baselines")
+    }  # the batches take the budget's place; the uniqueness certificate still has its share of it
     hashes = {name: digest for name, digest in result.hashes.items() if digest}
     values = {
         **sources, **settings, "arch": result.checkpoint.arch, "knowledge": KNOWLEDGE,

@@ -9,6 +9,7 @@ from residuum.auditing.page import granted, verdict_of
 from residuum.auditing.published import SCHEMA_VERSION, Result
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import RESIDUAL_LIMIT, AttackOutcome
+from residuum.checkpoints import Inspection
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.records import Scores
 
@@ -19,30 +20,14 @@ def publish(
     result: AuditResult, request: dict[str, Any] | None, artifacts: dict[str, str]
 ) -> Result:
     """Validated: what does not fit the schema is a fault of this program, found before writing."""
-    verdict, network = result.verdict, result.inspection
     return Result.model_validate(
         {
             "schema_version": SCHEMA_VERSION,
             "tool": {"name": "residuum", "version": version("residuum")},
             "created": result.created,
             "subject": result.subject,
-            "verdict": {
-                **vars(verdict),
-                "exit_code": verdict.exit_code,
-                "sentence": verdict_of(result).sentence,
-                "reasons": list(verdict.reasons),
-                "significance": SIGNIFICANCE,
-                "residual_limit": RESIDUAL_LIMIT,
-            },
-            "network": {
-                "arch": network.arch,
-                "parameters": network.parameters,
-                "input_shape": list(network.input_shape),
-                "outputs": network.outputs,
-                "homogeneity_order": network.homogeneity_order,
-                "leak_capacity": network.capacity,
-                "balance": network.balance,
-            },
+            "verdict": _verdict(result),
+            "network": _network(result.inspection),
             "knowledge": [vars(fact) for fact in granted(result)],
             "attacks": [_attack(outcome) for outcome in result.attacks],
             "scores": _scores(result.scores),
@@ -88,6 +73,30 @@ def ranked(result: AuditResult) -> list[dict[str, Any]]:
 def uniqueness_json(result: AuditResult) -> dict[str, Any] | None:
     """The uniqueness certificate's own published form."""
     return None if result.uniqueness is None else result.uniqueness.to_json()
+
+
+def _verdict(result: AuditResult) -> dict[str, Any]:
+    verdict = result.verdict
+    return {
+        **vars(verdict),
+        "exit_code": verdict.exit_code,
+        "sentence": verdict_of(result).sentence,
+        "reasons": list(verdict.reasons),
+        "significance": SIGNIFICANCE,
+        "residual_limit": RESIDUAL_LIMIT,
+    }
+
+
+def _network(network: Inspection) -> dict[str, Any]:
+    return {
+        "arch": network.arch,
+        "parameters": network.parameters,
+        "input_shape": list(network.input_shape),
+        "outputs": network.outputs,
+        "homogeneity_order": network.homogeneity_order,
+        "leak_capacity": network.capacity,
+        "balance": network.balance,
+    }
 
 
 def _attack(outcome: AttackOutcome) -> dict[str, Any]:

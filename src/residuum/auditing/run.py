@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,21 +80,14 @@ def audit(
         attacked = stage.run()
     with clock("score"):
         judged = _judge(checkpoint, attacked, train, control, inspection.capacity, seed, subsets)
-    wanted = checkpoint.task if task == "auto" and checkpoint.task else task
     with clock("certify"):
-        certificate, of = kkt_certificate(checkpoint, train, attacked.found, wanted)
-        unique, why_not = uniqueness_certificate(
-            checkpoint, attacked.found, knowledge, task=wanted, seconds=UNIQUENESS_SHARE * seconds
-        )
-    outcomes = judged.outcomes
-    verdict = decide(judged.scores, outcomes)
+        certified = _certified(checkpoint, train, attacked, knowledge, task, seconds)
+    verdict = decide(judged.scores, judged.attacks)
     return AuditResult(
         subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=knowledge,
-        attacks=outcomes, reconstructions=attacked.found, scores=judged.scores,
-        selected=judged.selected, certificate=certificate, certificate_of=of,
-        uniqueness=unique, uniqueness_reason=why_not, evidence=judged.evidence,
-        batches=attacked.batches, seconds=clock.seconds,
+        reconstructions=attacked.found, batches=attacked.batches, seconds=clock.seconds,
+        **vars(judged), **certified,
         settings={
             "preset": preset, "seed": seed, "subsets": subsets, "device": device, "task": task,
             "budget": seconds, "steps": steps, "baselines": baselines, "arch": checkpoint.arch,
@@ -106,14 +99,14 @@ def audit(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class _Judged:
-    """Scores of the pool, of the attacks' own choice, and of every attack by itself."""
+    """Every attack by itself, the pool, the attacks' own choice: fields of ``AuditResult``."""
 
-    def __init__(self, outcomes: tuple[AttackOutcome, ...]) -> None:
-        self.outcomes = outcomes
-        self.scores: Scores | None = None
-        self.selected: Scores | None = None
-        self.evidence: Evidence | None = None
+    attacks: tuple[AttackOutcome, ...]
+    scores: Scores | None = None
+    selected: Scores | None = None
+    evidence: Evidence | None = None
 
 
 def _judge(
@@ -126,9 +119,8 @@ def _judge(
     subsets: int,
 ) -> _Judged:
     """Score what the attacks found; the pool of all deciding attacks is what the verdict rests on."""
-    judged = _Judged(attacked.outcomes)
     if train is None or not attacked.found:
-        return judged
+        return _Judged(attacked.outcomes)
     model = build_model(checkpoint)
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
 
@@ -139,18 +131,34 @@ def _judge(
         )  # fmt: skip
 
     pool = joined([whole_pool(part) for part in attacked.found])
-    judged.scores = judge(pool)
+    scores = judge(pool)
     chosen = joined([selected_pool(part) for part in attacked.found])
-    judged.selected = judge(chosen, metrics=["ncc"]) if len(chosen.x) else None
-    judged.evidence = evidence(pool.x, train, control, judged.scores, outputs, seed)
+    selected = judge(chosen, metrics=["ncc"]) if len(chosen.x) else None
     alone = {part.attack: part for part in (*attacked.found, *attacked.baselines)}
-    judged.outcomes = tuple(
+    attacks = tuple(
         _with_counts(outcome, judge(whole_pool(alone[outcome.name]), metrics=["ncc"]))
         if outcome.name in alone and (len(attacked.found) > 1 or not outcome.decides)
-        else _with_counts(outcome, judged.scores if outcome.ran else None)
+        else _with_counts(outcome, scores if outcome.ran else None)
         for outcome in attacked.outcomes
     )
-    return judged
+    shown = evidence(pool.x, train, control, scores, outputs, seed)
+    return _Judged(attacks, scores, selected, shown)
+
+
+def _certified(
+    checkpoint: Checkpoint, train: Dataset | None, attacked: Attacked, knowledge: Knowledge,
+    task: str, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Both certificates, or why there is none: fields of ``AuditResult``."""
+    task = checkpoint.task if task == "auto" and checkpoint.task else task
+    certificate, of = kkt_certificate(checkpoint, train, attacked.found, task)
+    unique, why_not = uniqueness_certificate(
+        checkpoint, attacked.found, knowledge, task=task, seconds=UNIQUENESS_SHARE * seconds
+    )
+    return {
+        "certificate": certificate, "certificate_of": of,
+        "uniqueness": unique, "uniqueness_reason": why_not,
+    }  # fmt: skip
 
 
 def _with_counts(outcome: AttackOutcome, scores: Scores | None) -> AttackOutcome:

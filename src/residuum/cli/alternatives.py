@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from residuum.cli.certify import _own_data
-from residuum.cli.options import Arch, CheckpointPath, Json, Quiet, Task
+from residuum.cli.options import Arch, CheckpointPath, Json, OwnData, Quiet, Task
 from residuum.cli.output import number, print_json, print_line, print_table, split_progress
+from residuum.cli.paths import own_data
 
 if TYPE_CHECKING:
     from residuum.records import Dataset
@@ -32,13 +32,7 @@ NAMED = 5
 def command(
     checkpoint: CheckpointPath,
     out: Annotated[Path, typer.Option(help="Folder for the alternative set and its picture.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="An .npz with x (as the network receives it) and y. A training directory has its own.",
-            show_default=False,
-        ),
-    ] = None,
+    data: OwnData = None,
     far: Annotated[
         float | None,
         typer.Option(help="Move every sample at least this far from all of them.", show_default=False),
@@ -64,6 +58,7 @@ def command(
     from residuum.checkpoints import build_model, load_checkpoint
     from residuum.errors import InputError, did_you_mean
     from residuum.records import Dataset
+    from residuum.records.folders import refuse_foreign
     from residuum.theory.directions import DIRECTIONS
     from residuum.theory.kkt_sets import KKTSet
 
@@ -78,9 +73,9 @@ def command(
         )
     if direction not in DIRECTIONS:
         raise InputError(f"No direction {direction!r}.", did_you_mean(direction, tuple(DIRECTIONS)))
-    _check_folder(out)
+    refuse_foreign(out, "alternatives", {SUMMARY})
     released = load_checkpoint(checkpoint, arch)
-    samples = Dataset.from_npz(data if data is not None else _own_data(checkpoint))
+    samples = Dataset.from_npz(data if data is not None else own_data(checkpoint))
     wanted = released.task if task == "auto" and released.task else task
     given = KKTSet.of(build_model(released), samples.x, samples.y, task=wanted)
     with split_progress(not (json or quiet)) as watch:
@@ -187,19 +182,3 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
     if len(blocked) > NAMED:
         print_line(f"and {len(blocked) - NAMED} more, in {SUMMARY}")
     print_line(f"picture, true above and alternative below: {out / PICTURE}")
-
-
-def _check_folder(out: Path) -> None:
-    """A new or empty folder, or one that this command wrote."""
-    from residuum.cli.runs import IGNORE
-    from residuum.errors import OutputError
-    from residuum.records import make_directory
-
-    if out.exists() and not out.is_dir():
-        make_directory(out)  # says why not
-    names = {path.name for path in out.iterdir()} if out.exists() else set()
-    if names - {IGNORE} and SUMMARY not in names:
-        raise OutputError(
-            f"--out must be a new or empty folder, or one of alternatives; {str(out)!r} holds other files.",
-            "Choose another folder with --out.",
-        )

@@ -7,23 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from residuum.cli import options
 from residuum.cli.granted import describe, grant
-from residuum.cli.options import (
-    Arch,
-    CheckpointPath,
-    InitialWeights,
-    Json,
-    LabelBalance,
-    Mean,
-    MeanProvenance,
-    Quiet,
-    SampleCount,
-    Shape,
-    TrainingLoss,
-    ValueRange,
-    WeightDecay,
-    check_device,
-)
 from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
 from residuum.cli.runs import STATE, finished, open_run, read_summary, request_of, write_run
 from residuum.cli.settings import configure
@@ -48,7 +33,7 @@ ROWS = 20  # restarts shown; the rest stands in attack.json
 
 
 def command(
-    checkpoint: CheckpointPath,
+    checkpoint: options.CheckpointPath,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +71,7 @@ def command(
         ),
     ] = None,
     restarts: Annotated[int | None, typer.Option(help="Independent runs, side by side.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of every restart.")] = None,
+    steps: options.Steps = None,
     optimiser: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
     lr_x: Annotated[float | None, typer.Option(help="Learning rate of the candidates.")] = None,
     lr_lam: Annotated[float | None, typer.Option(help="Learning rate of the multipliers.")] = None,
@@ -132,11 +117,9 @@ def command(
             "none. Its settings: --set split_every=1000 and others."
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64, float32; on a GPU also tf32, bf16.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of all random numbers.")
-    ] = None,
+    dtype: options.Precision = None,
+    device: options.DeviceOrNone = None,
+    seed: options.SeedOrNone = None,
     seconds: Annotated[
         float | None, typer.Option(help="Stop after this much wall-clock time.")
     ] = None,
@@ -147,24 +130,24 @@ def command(
             help="Any other setting, such as momentum=0.8; repeatable. An unknown key lists them.",
         ),
     ] = None,
-    arch: Arch = None,
-    shape: Shape = None,
-    value_range: ValueRange = None,
-    mean: Mean = None,
-    mean_provenance: MeanProvenance = "user",
-    sample_count: SampleCount = None,
-    label_balance: LabelBalance = None,
-    init: InitialWeights = None,
-    loss: TrainingLoss = None,
-    weight_decay: WeightDecay = None,
+    arch: options.Arch = None,
+    shape: options.Shape = None,
+    value_range: options.ValueRange = None,
+    mean: options.Mean = None,
+    mean_provenance: options.MeanProvenance = "user",
+    sample_count: options.SampleCount = None,
+    label_balance: options.LabelBalance = None,
+    init: options.InitialWeights = None,
+    loss: options.TrainingLoss = None,
+    weight_decay: options.WeightDecay = None,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run", help="Print what the attack will cost, measured in two seconds; no attack."
         ),
     ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
     """Reconstruct training samples from weights alone; the data is never opened."""
     from residuum.attacks import attack
@@ -180,7 +163,7 @@ def command(
         "seconds": seconds, "rank_tolerance": rank_tolerance,
     }  # fmt: skip
     config = configure(preset, given, prior, settings, split)
-    check_device(config.device)
+    options.check_device(config.device)
     released = load_checkpoint(checkpoint, arch)
     knowledge = grant(
         checkpoint, released, shape=shape, value_range=value_range, mean=mean,

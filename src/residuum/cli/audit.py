@@ -9,19 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from residuum.cli.options import (
-    Arch,
-    InitialWeights,
-    Json,
-    LabelBalance,
-    Quiet,
-    SampleCount,
-    Shape,
-    TrainingLoss,
-    ValueRange,
-    WeightDecay,
-    check_device,
-)
+from residuum.cli import options
 from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
 
 EXAMPLES = """Examples:
@@ -35,14 +23,7 @@ residuum audit --config a/config.toml --out again
 
 
 def command(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CKPT",
-            help="A .safetensors, .pt or .pth file, or a directory written by `residuum train`.",
-            show_default=False,
-        ),
-    ] = None,
+    checkpoint: options.CheckpointPathOrNone = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -72,22 +53,20 @@ def command(
     ] = False,
     preset: Annotated[str | None, typer.Option(help="Settings of the attack.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of every restart.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of all random numbers.")
-    ] = None,
+    seed: options.SeedOrNone = None,
     subsets: Annotated[
         int | None, typer.Option(min=200, max=100_000, help="Held-out subsets drawn.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    device: options.DeviceOrNone = None,
     baselines: Annotated[
         bool | None, typer.Option(help="Run the baselines beside the attacks.", show_default=False)
     ] = None,
-    arch: Arch = None,
+    arch: options.Arch = None,
     task: Annotated[
         str | None, typer.Option(help="auto, binary, multiclass or regression.")
     ] = None,
-    shape: Shape = None,
-    value_range: ValueRange = None,
+    shape: options.Shape = None,
+    value_range: options.ValueRange = None,
     mean: Annotated[
         str | None,
         typer.Option(
@@ -95,11 +74,11 @@ def command(
             help="Granted: train or holdout (the mean stored in that file), a number, or a file.",
         ),
     ] = None,
-    sample_count: SampleCount = None,
-    label_balance: LabelBalance = None,
-    init: InitialWeights = None,
-    loss: TrainingLoss = None,
-    weight_decay: WeightDecay = None,
+    sample_count: options.SampleCount = None,
+    label_balance: options.LabelBalance = None,
+    init: options.InitialWeights = None,
+    loss: options.TrainingLoss = None,
+    weight_decay: options.WeightDecay = None,
     config: Annotated[
         Path | None,
         typer.Option(help="A config.toml: repeats that audit; options given here override it."),
@@ -107,8 +86,8 @@ def command(
     blur: Annotated[
         bool, typer.Option("--blur", help="Images of the report are blurred until asked for.")
     ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Attack a checkpoint, score what came back, certify it, and give a verdict."""
     from residuum.auditing.gate import exit_code, read_condition
@@ -130,7 +109,7 @@ def command(
         raise InputError("An audit needs a checkpoint.", "Say residuum audit model.safetensors.")
     if out is None:
         raise InputError("An audit needs a folder to write.", "Say --out runs/a.")
-    check_device(settings.device or "cpu")
+    options.check_device(settings.device or "cpu")
     with _progress(not (json or quiet)) as watch:
         summary, verdict = audit_into(out, settings, watch=watch, blur=blur)
     if json:

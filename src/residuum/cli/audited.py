@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from residuum.cli.granted import grant, read_knowledge
-from residuum.errors import DataError, InputError
+from residuum.cli.paths import samples_file, weights_file, weights_hash
+from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.auditing import Verdict
@@ -23,9 +25,40 @@ def audit_into(
     """Run, resume or show again the audit of ``settings`` in the folder ``out``."""
     from residuum.auditing import AuditResult, audit
     from residuum.auditing.artifacts import read_result, write_artifacts
-    from residuum.auditing.budget import Batch, seconds_of
     from residuum.auditing.folder import open_folder
-    from residuum.auditing.run import attack_config
+
+    inputs, options = _read_inputs(settings), _options(settings)
+    with open_folder(out) as folder:
+        request = _request(settings, inputs.hashes, inputs.knowledge)
+        folder.claim(request)
+        if folder.complete:
+            folder.finish()
+            return read_result(out), AuditResult.load(out).verdict
+        result = audit(
+            inputs.released, data=inputs.train, holdout=inputs.control, knowledge=inputs.knowledge,
+            hashes=inputs.hashes, store=folder, watch=watch, **options,
+        ).replace(subject=inputs.path.name)  # fmt: skip
+        summary = write_artifacts(
+            folder, result, request=request, sources=inputs.sources,
+            file=str(weights_file(inputs.path)), blur=blur,
+        )  # fmt: skip
+    return summary, result.verdict
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What was read; sources: the files it came from; hashes: of these."""
+
+    path: Path
+    released: Checkpoint
+    train: Dataset | None
+    control: Dataset | None
+    knowledge: Knowledge
+    sources: dict[str, str | None]
+    hashes: dict[str, str]
+
+
+def _read_inputs(settings: AuditSettings) -> _Inputs:
     from residuum.checkpoints import load_checkpoint
 
     assert settings.checkpoint is not None
@@ -36,32 +69,27 @@ def audit_into(
     hashes = _hashes(path, train_file, control_file)
     _check_hashes(settings.sha256, hashes)
     knowledge = _knowledge(path, released, settings, train, control)
-    budget = 60.0 if settings.budget is None else settings.budget
-    seconds_of(budget)  # what is wrong is refused before anything is written
-    attack_config(settings.preset or "residuum", settings.steps, 0, settings.device or "cpu")
-    with open_folder(out) as folder:
-        request = _request(settings, hashes, knowledge)
-        folder.claim(request)
-        if folder.complete:
-            folder.finish()
-            return read_result(out), AuditResult.load(out).verdict
-        result = audit(
-            released, data=train, holdout=control, knowledge=knowledge, budget=budget,
-            preset=settings.preset or "residuum", steps=settings.steps, seed=settings.seed or 0,
-            subsets=settings.subsets or 500, device=settings.device or "cpu",
-            task=settings.task or "auto", baselines=settings.baselines is not False,
-            batches=tuple(Batch(**row.model_dump()) for row in settings.batches),
-            store=folder, watch=watch, hashes=hashes,
-        ).replace(subject=path.name)  # fmt: skip
-        sources = {
-            "checkpoint": str(path.resolve()),
-            "data": None if train_file is None else str(train_file.resolve()),
-            "holdout": None if control_file is None else str(control_file.resolve()),
-        }
-        summary = write_artifacts(
-            folder, result, request=request, sources=sources, file=str(_weights(path)), blur=blur
-        )
-    return summary, result.verdict
+    files = {"checkpoint": path, "data": train_file, "holdout": control_file}
+    sources = {name: None if file is None else str(file.resolve()) for name, file in files.items()}
+    return _Inputs(path, released, train, control, knowledge, sources, hashes)
+
+
+def _options(settings: AuditSettings) -> dict[str, Any]:
+    """Arguments of ``audit``; what is wrong is refused before anything is written."""
+    from residuum.auditing.budget import Batch, seconds_of
+    from residuum.auditing.run import attack_config
+
+    found: dict[str, Any] = {
+        "budget": 60.0 if settings.budget is None else settings.budget,
+        "preset": settings.preset or "residuum", "steps": settings.steps,
+        "seed": settings.seed or 0, "subsets": settings.subsets or 500,
+        "device": settings.device or "cpu", "task": settings.task or "auto",
+        "baselines": settings.baselines is not False,
+        "batches": tuple(Batch(**row.model_dump()) for row in settings.batches),
+    }  # fmt: skip
+    seconds_of(found["budget"])
+    attack_config(found["preset"], found["steps"], found["seed"], found["device"])
+    return found
 
 
 def _read(name: str | None, own: str) -> tuple[Dataset | None, Path | None]:
@@ -69,14 +97,7 @@ def _read(name: str | None, own: str) -> tuple[Dataset | None, Path | None]:
 
     if name is None:
         return None, None
-    path = Path(name)
-    if path.is_dir():
-        path = path / "private" / own
-        if not path.is_file():
-            raise DataError(
-                f"A training directory must hold private/{own}; {name!r} does not.",
-                "Name an .npz with x and y.",
-            )
+    path = samples_file(Path(name), own)
     return Dataset.from_npz(path), path
 
 
@@ -113,18 +134,11 @@ def _knowledge(
 def _hashes(path: Path, *data: Path | None) -> dict[str, str]:
     from residuum.records.environment import sha256
 
-    found = {"checkpoint": sha256(_weights(path))}
+    found = {"checkpoint": weights_hash(path)}
     for name, part in zip(("data", "holdout"), data, strict=True):
         if part is not None:
             found[name] = sha256(part)
     return found
-
-
-def _weights(path: Path) -> Path:
-    """The file of weights that a path names."""
-    from residuum.checkpoints.reading import RUN_FILE
-
-    return path / RUN_FILE if path.is_dir() else path
 
 
 def _check_hashes(wanted: dict[str, str], found: dict[str, str]) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from residuum.cli.options import Arch, CheckpointPath, Device, Json, Quiet, Task, check_device
+from residuum.cli import options
 from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli.paths import own_data
 from residuum.cli.unique import certify_reconstruction
 from residuum.errors import InputError
 
@@ -28,16 +29,10 @@ residuum certify runs/m --reconstruction runs/a --out runs/a/certificate
 
 
 def command(
-    checkpoint: CheckpointPath,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="An .npz with x (as the network receives it) and y. A training directory has its own.",
-            show_default=False,
-        ),
-    ] = None,
-    arch: Arch = None,
-    task: Task = "auto",
+    checkpoint: options.CheckpointPath,
+    data: options.OwnData = None,
+    arch: options.Arch = None,
+    task: options.Task = "auto",
     rivals: Annotated[
         str, typer.Option(help="Multiclass: a multiplier per tied rival, or for the best one.")
     ] = "tied",
@@ -68,7 +63,7 @@ def command(
             help="With RUN: change of the residual, over the layers' norms, that still counts as none."
         ),
     ] = 1e-6,
-    device: Device = "cpu",
+    device: options.Device = "cpu",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -77,8 +72,8 @@ def command(
             show_default=False,
         ),
     ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure KKT residuals and margins on given samples, or how unique a reconstruction is."""
     from residuum.checkpoints import build_model, load_checkpoint
@@ -91,13 +86,13 @@ def command(
             raise InputError(
                 "--data and --reconstruction are two different certificates.", "Give one of them."
             )
-        check_device(device)
+        options.check_device(device)
         certify_reconstruction(
             checkpoint, released, reconstruction, task=task, which=candidates, samples=samples,
             tolerance=tolerance, device=device, out=out, json=json, quiet=quiet,
         )  # fmt: skip
         return
-    given = Dataset.from_npz(data if data is not None else _own_data(checkpoint))
+    given = Dataset.from_npz(data if data is not None else own_data(checkpoint))
     wanted = released.task if task == "auto" and released.task else task
     found = certify(
         build_model(released), given.x, given.y,
@@ -130,15 +125,3 @@ def show(found: Certificate, title: str) -> None:
     print_table(title, ("what", "value", "meaning"), rows)
     for note in found.notes:
         print_line(f"note: {note}")
-
-
-def _own_data(checkpoint: Path) -> Path:
-    from residuum.errors import DataError
-
-    own = checkpoint / "private" / "train.npz"
-    if not own.is_file():
-        raise DataError(
-            f"A certificate needs the samples; {str(checkpoint)!r} has no private/train.npz.",
-            "Say --data FILE.npz.",
-        )
-    return own

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from residuum.cli.options import Device, Json, Quiet, Task, check_device, numbers
+from residuum.cli import options
 from residuum.cli.output import print_json, print_line, print_table, trial_progress
 
 if TYPE_CHECKING:
@@ -40,17 +40,11 @@ def command(
     arch: Annotated[
         str | None, typer.Option(help="Architecture (default: two hidden layers of 100).")
     ] = None,
-    n: Annotated[
-        int | None, typer.Option(help="Training samples, balanced over the labels.")
-    ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of data files (or RESIDUUM_DATA).")
-    ] = None,
-    data_seed: Annotated[
-        int | None, typer.Option(help="Random choice of samples; without it the first n.")
-    ] = None,
+    n: options.Count = None,
+    data_root: options.DataRoot = None,
+    data_seed: options.DataSeed = None,
     holdout: Annotated[int | None, typer.Option(help="Held-out samples.")] = None,
-    task: Task = "auto",
+    task: options.Task = "auto",
     steps: Annotated[int, typer.Option(help="Training steps of margin maximisation.")] = 800,
     gd_steps: Annotated[
         int, typer.Option(help="Steps of gradient descent, where a defense needs it.")
@@ -69,10 +63,10 @@ def command(
         bool, typer.Option(help="Certify how much of a sample the weights determine.")
     ] = True,
     seed: Annotated[int, typer.Option(help="Seed of weights, attacks and secrets.")] = 0,
-    device: Device = "cpu",
+    device: options.Device = "cpu",
     listing: Annotated[bool, typer.Option("--list", help="List the defenses and stop.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Try defenses on a network of your data: what comes back before, after, and at which price."""
     if listing:
@@ -80,7 +74,7 @@ def command(
         return
     given = _require(data, defenses, out)
     trials = _parse(given[1])
-    check_device(device)
+    options.check_device(device)
     from residuum.cli.defended import try_all
     from residuum.defenses import Training
     from residuum.training import TrainingConfig
@@ -150,7 +144,7 @@ def _range(text: str | None, data: str) -> tuple[float, float] | None:
 
     if text is None:
         return (0.0, 1.0) if data in IMAGES else None
-    found = numbers(text, "--value-range", "0,1")
+    found = options.numbers(text, "--value-range", "0,1")
     if len(found) != 2:
         raise InputError(f"A value range has two ends; got {text!r}.", "Say --value-range 0,1.")
     return found[0], found[1]

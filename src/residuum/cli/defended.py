@@ -55,16 +55,10 @@ def _try(out: Path, setting: Setting, trial: Trial, watch: Any, done: int, of: i
 
 
 def _finished(out: Path, trial: Trial) -> Outcome | None:
+    """What a trial found; a damaged one is tried again."""
     from residuum.defenses import Outcome
-    from residuum.errors import ResiduumError
 
-    path = out / "trials" / _slug(trial) / "outcome.safetensors"
-    if not path.is_file():
-        return None
-    try:
-        return Outcome.load(path)
-    except ResiduumError:  # damaged: tried again
-        return None
+    return Outcome.load_or_none(out / "trials" / _slug(trial) / "outcome.safetensors")
 
 
 def _write(out: Path, outcomes: list[Outcome], request: dict[str, Any], device: str) -> None:

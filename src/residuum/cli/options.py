@@ -9,11 +9,17 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-CheckpointPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CKPT",
-        help="A .safetensors, .pt or .pth file, or a directory written by `residuum train`.",
+_CHECKPOINT = typer.Argument(
+    metavar="CKPT",
+    help="A .safetensors, .pt or .pth file, or a directory written by `residuum train`.",
+    show_default=False,
+)
+CheckpointPath = Annotated[Path, _CHECKPOINT]
+CheckpointPathOrNone = Annotated[Path | None, _CHECKPOINT]
+OwnData = Annotated[
+    Path | None,
+    typer.Option(
+        help="An .npz with x (as the network receives it) and y. A training directory has its own.",
         show_default=False,
     ),
 ]
@@ -30,6 +36,21 @@ Task = Annotated[
     str, typer.Option("--task", help="auto, binary, multiclass or regression (auto: by outputs).")
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+
+# Which samples a network is trained on; read by ``datasets.load_dataset``.
+Count = Annotated[int | None, typer.Option(help="Training samples, balanced over the labels.")]
+DataRoot = Annotated[Path | None, typer.Option(help="Folder of data files (or RESIDUUM_DATA).")]
+DataSeed = Annotated[
+    int | None, typer.Option(help="Random choice of samples; without it the first n.")
+]
+
+# Settings of an attack; None where the preset decides.
+Steps = Annotated[int | None, typer.Option(help="Steps of every restart.")]
+Precision = Annotated[str | None, typer.Option(help="float64, float32; on a GPU also tf32, bf16.")]
+DeviceOrNone = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+SeedOrNone = Annotated[
+    int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of all random numbers.")
+]
 
 # What an auditor may grant the attacker; read by ``granted.grant``.
 Shape = Annotated[str | None, typer.Option(metavar="C,H,W", help="Granted: shape of one sample.")]

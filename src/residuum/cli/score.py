@@ -10,6 +10,7 @@ import typer
 from residuum.cli.granted import describe
 from residuum.cli.options import Json, Quiet
 from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli.paths import samples_file, weights_hash
 from residuum.cli.runs import load_run, read_summary
 
 if TYPE_CHECKING:
@@ -167,15 +168,9 @@ def _draw(
 
 def read_samples(path: Path, name: str) -> Dataset:
     """Samples of an .npz, or of ``private/name`` in a training directory."""
-    from residuum.errors import DataError
     from residuum.records import Dataset
 
-    if path.is_dir() and not (path / "private" / name).is_file():
-        raise DataError(
-            f"A training directory must hold private/{name}; {str(path)!r} does not.",
-            "Name an .npz with x and y.",
-        )
-    return Dataset.from_npz(path / "private" / name if path.is_dir() else path)
+    return Dataset.from_npz(samples_file(path, name))
 
 
 def _network(
@@ -183,8 +178,6 @@ def _network(
 ) -> tuple[Tensor | None, int | None, tuple[str, ...]]:
     """What the network says of the samples, its leak capacity, and a note if it is another one."""
     from residuum.checkpoints import build_model, first_layer, leak_capacity, load_checkpoint
-    from residuum.checkpoints.reading import RUN_FILE
-    from residuum.records.environment import sha256
     from residuum.theory.kkt import evaluate
 
     if ckpt is None:
@@ -192,8 +185,7 @@ def _network(
     request = read_summary(run).get("request")
     request = request if isinstance(request, dict) else {}
     released = load_checkpoint(ckpt, request.get("arch"))
-    file = ckpt / RUN_FILE if ckpt.is_dir() else ckpt
-    other = request.get("checkpoint_sha256") != sha256(file)
+    other = request.get("checkpoint_sha256") != weights_hash(ckpt)
     notes = ("--ckpt is not the checkpoint that was attacked",) if other else ()
     model = build_model(released)
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))

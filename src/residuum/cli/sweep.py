@@ -7,24 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from residuum.cli import options
 from residuum.cli.granted import describe, grant
-from residuum.cli.options import (
-    Arch,
-    CheckpointPath,
-    InitialWeights,
-    Json,
-    LabelBalance,
-    Mean,
-    MeanProvenance,
-    Quiet,
-    SampleCount,
-    Shape,
-    TrainingLoss,
-    ValueRange,
-    WeightDecay,
-    check_device,
-)
 from residuum.cli.output import number, print_json, print_line, print_table, sweep_progress
+from residuum.cli.paths import weights_hash
 from residuum.cli.settings import configure
 
 if TYPE_CHECKING:
@@ -49,7 +35,7 @@ ROWS = 8
 
 
 def command(
-    checkpoint: CheckpointPath,
+    checkpoint: options.CheckpointPath,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -100,11 +86,11 @@ def command(
     objective: Annotated[str | None, typer.Option(help="As in residuum attack.")] = None,
     candidates: Annotated[int | None, typer.Option(min=1, help="Candidates per restart.")] = None,
     restarts: Annotated[int, typer.Option(min=1, help="Restarts of each trial.")] = 2,
-    steps: Annotated[int | None, typer.Option(help="Steps of every restart.")] = None,
+    steps: options.Steps = None,
     prior: Annotated[
         list[str] | None, typer.Option(metavar="NAME:WEIGHT", help="As in residuum attack.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64, float32; on a GPU also tf32, bf16.")] = None,
+    dtype: options.Precision = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda, of the workers.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, max=2**31 - 1, help="Seed of the trials and of every attack.")
@@ -113,16 +99,16 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the attack."),
     ] = None,
-    arch: Arch = None,
-    shape: Shape = None,
-    value_range: ValueRange = None,
-    mean: Mean = None,
-    mean_provenance: MeanProvenance = "user",
-    sample_count: SampleCount = None,
-    label_balance: LabelBalance = None,
-    init: InitialWeights = None,
-    loss: TrainingLoss = None,
-    weight_decay: WeightDecay = None,
+    arch: options.Arch = None,
+    shape: options.Shape = None,
+    value_range: options.ValueRange = None,
+    mean: options.Mean = None,
+    mean_provenance: options.MeanProvenance = "user",
+    sample_count: options.SampleCount = None,
+    label_balance: options.LabelBalance = None,
+    init: options.InitialWeights = None,
+    loss: options.TrainingLoss = None,
+    weight_decay: options.WeightDecay = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -136,8 +122,8 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the sweep will cost; no trial is run.")
     ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
     from residuum.checkpoints import load_checkpoint
@@ -147,7 +133,7 @@ def command(
              "dtype": dtype, "device": device, "seed": seed}  # fmt: skip
     config = configure(preset, given, prior, settings)
     if engine != "ray":
-        check_device(config.device)
+        options.check_device(config.device)
     planned = plan_of(config, trials, sampler, seed, search, batch, rungs, rank_by)
     released = load_checkpoint(checkpoint, arch)
     knowledge = grant(
@@ -187,15 +173,12 @@ def _run(
     resources: Any, storage: str | None, data: Path | None, holdout: Path | None, visible: bool,
 ) -> tuple[dict[str, Any], Sweep, Rankings | None]:  # fmt: skip
     """The sweep, its files, and only then, where data was named, both rankings."""
-    from residuum.checkpoints.reading import RUN_FILE
     from residuum.cli.score import read_samples
-    from residuum.records.environment import sha256
     from residuum.sweep import sweep
     from residuum.sweep.artifacts import write_artifacts
     from residuum.sweep.scoring import rankings
 
-    file = path / RUN_FILE if path.is_dir() else path
-    identity = {"checkpoint_sha256": sha256(file)}
+    identity = {"checkpoint_sha256": weights_hash(path)}
     with sweep_progress(visible) as watch:
         done = sweep(
             released, knowledge, plan, out=out, engine=engine, resources=resources, storage=storage,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from residuum.cli.options import Device, Json, Quiet, Task, check_device
+from residuum.cli import options
 from residuum.cli.output import number, print_json, print_table, training_progress
 
 if TYPE_CHECKING:
-    from residuum.records import Dataset, Split
+    from residuum.records import Checkpoint, Dataset, Split
     from residuum.training import TrainingConfig, TrainingState
 
 EXAMPLES = """Examples:
@@ -22,6 +22,7 @@ residuum train --data mnist --n 500 --arch mlp:784-1000-1000-1 --method margin -
 
 residuum train --data cifar10 --n 500 --arch mlp:3072-1000-1000-1 --method gd --steps 1000000 --out runs/c
 """
+DIVERGED = "diverged"
 Seconds = Annotated[float | None, typer.Option(help="Stop after this much wall-clock time.")]
 
 
@@ -33,20 +34,14 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Directory to write; an unfinished run there is resumed.")
     ],
-    n: Annotated[
-        int | None, typer.Option(help="Training samples, balanced over the labels.")
-    ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of data files (or RESIDUUM_DATA).")
-    ] = None,
-    data_seed: Annotated[
-        int | None, typer.Option(help="Random choice of samples; without it the first n.")
-    ] = None,
+    n: options.Count = None,
+    data_root: options.DataRoot = None,
+    data_seed: options.DataSeed = None,
     holdout: Annotated[
         int | None, typer.Option(help="Held-out samples (default: up to 2000).")
     ] = None,
     center: Annotated[bool, typer.Option(help="Subtract the mean of the training samples.")] = True,
-    task: Task = "auto",
+    task: options.Task = "auto",
     method: Annotated[str, typer.Option(help="margin, gd or sgd.")] = "margin",
     loss: Annotated[str, typer.Option(help="logistic, exponential, squared, cross_entropy.")] = "",
     steps: Annotated[int, typer.Option(help="Steps at most.")] = 5000,
@@ -59,7 +54,7 @@ def command(
     ] = "small",
     init_scale: Annotated[float, typer.Option(help="First-layer scale of the small init.")] = 1e-4,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    device: Device = "cpu",
+    device: options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the batches.")] = 0,
     seconds: Seconds = None,
     stop_margin: Annotated[
@@ -67,8 +62,8 @@ def command(
     ] = None,
     stop_residual: Annotated[float, typer.Option(help="Stop at this relative KKT residual.")] = 0.0,
     stop_loss: Annotated[float, typer.Option(help="Stop at this training loss.")] = 0.0,
-    json: Json = False,
-    quiet: Quiet = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a network and write what may be released apart from what must stay private."""
     import math
@@ -85,7 +80,7 @@ def command(
         stop_margin=stop_margin if stop_margin is not None else math.inf,
         stop_residual=stop_residual, stop_loss=stop_loss,
     )  # fmt: skip
-    check_device(device)
+    options.check_device(device)
     architecture = Architecture.parse(arch)
     task = choose_task(task, architecture.outputs)
     split = load_dataset(
@@ -116,39 +111,14 @@ def write_run(
 
     A run that diverged has no weights to release: it leaves everything else, and exit code 3.
     """
-    from residuum.checkpoints import save_checkpoint
     from residuum.errors import InconclusiveError
-    from residuum.records import write_atomic, write_json
+    from residuum.records import write_json
     from residuum.records.environment import environment, sha256
     from residuum.training import released
 
-    diverged = state.status == "diverged"
-    write_atomic(out / ".gitignore", "*\n")
-    (out / "private").chmod(0o700)  # the rest may be released, this may not
     checkpoint = released(state, arch, split.train, task)
-    files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
-    save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")
-    split.train.to_npz(out / "private" / "train.npz")
-    split.holdout.to_npz(out / "private" / "holdout.npz")
-    if diverged:
-        (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
-    else:
-        files.insert(0, "model.safetensors")
-        save_checkpoint(checkpoint, out / "model.safetensors")
-    last = state.history[-1] if state.history else {}
-    summary = {
-        "status": state.status,
-        "steps": state.step,
-        "loss": last.get("loss"),
-        "margin": last.get("margin"),
-        "theta_norm": last.get("norm"),
-        "train_accuracy": None if diverged else accuracy(checkpoint, split.train),
-        "holdout_accuracy": None if diverged else accuracy(checkpoint, split.holdout),
-        "samples": len(split.train),
-        "holdout_samples": len(split.holdout),
-        "task": task,
-        "arch": arch,
-    }
+    files = _write_files(out, checkpoint, split, state)
+    summary = _summary(checkpoint, split, state)
     protocol = {
         **summary,
         "data": split.train.name,
@@ -159,12 +129,50 @@ def write_run(
         "history": list(state.history),
     }
     write_json(out / "training.json", protocol)
-    if diverged:
+    if state.status == DIVERGED:
         raise InconclusiveError(
             f"Training diverged before step {state.step}; no weights are kept.",
             "Lower --lr, or use --method margin.",
         )
     return summary
+
+
+def _write_files(
+    out: Path, checkpoint: Checkpoint, split: Split, state: TrainingState
+) -> list[str]:
+    """Weights and data, each in its place; the names of what was written."""
+    from residuum.checkpoints import save_checkpoint
+    from residuum.records import write_atomic
+
+    write_atomic(out / ".gitignore", "*\n")
+    (out / "private").chmod(0o700)  # the rest may be released, this may not
+    files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
+    save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")
+    split.train.to_npz(out / "private" / "train.npz")
+    split.holdout.to_npz(out / "private" / "holdout.npz")
+    if state.status == DIVERGED:
+        (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
+        return files
+    save_checkpoint(checkpoint, out / "model.safetensors")
+    return ["model.safetensors", *files]
+
+
+def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict[str, Any]:
+    diverged = state.status == DIVERGED
+    last = state.history[-1] if state.history else {}
+    return {
+        "status": state.status,
+        "steps": state.step,
+        "loss": last.get("loss"),
+        "margin": last.get("margin"),
+        "theta_norm": last.get("norm"),
+        "train_accuracy": None if diverged else accuracy(checkpoint, split.train),
+        "holdout_accuracy": None if diverged else accuracy(checkpoint, split.holdout),
+        "samples": len(split.train),
+        "holdout_samples": len(split.holdout),
+        "task": checkpoint.task,
+        "arch": checkpoint.arch,
+    }
 
 
 def accuracy(checkpoint: Any, data: Dataset) -> float | None:

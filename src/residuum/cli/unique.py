@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from residuum.cli.granted import describe
 from residuum.cli.output import certificate_progress, number, print_json, print_line, print_table
+from residuum.cli.paths import weights_hash
 from residuum.cli.runs import load_run, read_summary
 
 if TYPE_CHECKING:
@@ -131,11 +132,7 @@ def _write(
 
 def _other_checkpoint(checkpoint: Path, run: Path) -> tuple[str, ...]:
     """A note where the network is not the one that was attacked."""
-    from residuum.checkpoints.reading import RUN_FILE
-    from residuum.records.environment import sha256
-
     request = read_summary(run).get("request")
-    file = checkpoint / RUN_FILE if checkpoint.is_dir() else checkpoint
     attacked = request.get("checkpoint_sha256") if isinstance(request, dict) else None
-    same = attacked is None or attacked == sha256(file)
+    same = attacked is None or attacked == weights_hash(checkpoint)
     return () if same else ("CKPT is not the checkpoint that was attacked",)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.errors import InputError
+from residuum.errors import InputError, ResiduumError
 from residuum.records.files import write_atomic
 
 METADATA_KEY = "residuum"
@@ -63,6 +63,14 @@ class Record:
                 "Name the file of the right stage.",
             )
         return record
+
+    @classmethod
+    def load_or_none(cls, path: str | Path) -> Self | None:
+        """The record at ``path``; None where there is none, or none that can be read."""
+        try:
+            return cls.load(path) if Path(path).is_file() else None
+        except ResiduumError:
+            return None
 
     def replace(self: R, **changes: Any) -> R:
         """A copy with some fields changed."""

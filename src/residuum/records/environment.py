@@ -20,17 +20,20 @@ PACKAGES = (
     "scikit-learn",
     "clarabel",
     "kornia",
+    "optuna",
 )
+OPTIONAL = ("opacus", "ray")  # of the extras dp and cluster: named where they are installed
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Versions of what computes, the processor, and the device in words."""
     found = {}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *OPTIONAL):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
+            if name in PACKAGES:
+                found[name] = "not installed"
     name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     return {
         "python": platform.python_version(),

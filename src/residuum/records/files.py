@@ -1,4 +1,4 @@
-"""Writing files so that a reader never meets half of one."""
+"""Writing files so that a reader never meets half of one, and reading them back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_atomic(path: str | Path, content: bytes | str) -> Path:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as problem:
-        raise _unwritable(path, problem) from problem
+        raise unwritable(path, problem) from problem
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
@@ -37,17 +37,27 @@ def write_json(path: str | Path, value: Any) -> Path:
     return write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A JSON object; empty where it is missing or damaged."""
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def make_directory(path: str | Path) -> Path:
     """Create ``path`` with its parents, or say why it cannot be."""
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise _unwritable(path, problem) from problem
+        raise unwritable(path, problem) from problem
     return path
 
 
-def _unwritable(path: Path, problem: OSError) -> OutputError:
+def unwritable(path: Path, problem: OSError) -> OutputError:
+    """What to raise where the system refuses to write."""
     reason = problem.strerror or type(problem).__name__
     return OutputError(
         f"Output must be a writable place; {str(path)!r} is not ({reason}).",

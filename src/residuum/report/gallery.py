@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,11 +27,19 @@ class Card:
 
 def cards(page: Page) -> tuple[Card, ...]:
     """The best items that fit, in the page's order; without scores, by confidence."""
+    items = _ordered(page)
+    return fitting(items, page.shape, lambda item: "sample" if matched(item) else "candidate")
+
+
+def fitting(
+    items: Sequence[Item], shape: tuple[int, ...], noun: Callable[[Item], str]
+) -> tuple[Card, ...]:
+    """The first items, as many as a file to be mailed has room for; noun: what one is called."""
     made: list[Card] = []
     room = MAX_BYTES
-    for item in _ordered(page)[:MAX_CARDS]:
-        title = f"{'sample' if matched(item) else 'candidate'} {item.number}"
-        pictures = frames(item, page.shape, title)
+    for item in items[:MAX_CARDS]:
+        title = f"{noun(item)} {item.number}"
+        pictures = frames(item, shape, title)
         room -= sum(len(picture.uri) for picture in pictures)
         if room < 0 and made:
             break

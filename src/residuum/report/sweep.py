@@ -14,9 +14,8 @@ from typing import Any
 from markupsafe import Markup
 
 from residuum.report import html
-from residuum.report.gallery import MAX_BYTES, MAX_CARDS, Card
+from residuum.report.gallery import fitting
 from residuum.report.page import Figure, Granted, Item
-from residuum.report.pictures import frames
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 330, 60, 46, 300
 MAX_LINES = 400  # drawn; more would only cover each other
@@ -86,9 +85,10 @@ def render(page: SweepPage) -> str:
     """The whole report as one file."""
     style = Markup("\n").join(html._inlined(name) for name in ("report.css", "sweep.css"))
     axes, lines = parallel(page.coordinates)
-    cards = _cards(page)
+    cards = fitting(page.items, page.shape, lambda item: "consensus")
     return html._environment().get_template("sweep.html").render(
-        page=page, style=style, policy=html._policy(style, ""), axes=axes, lines=lines,
+        page=page, style=style, policy=html._policy(style, ""), blur=False, redact=False,
+        axes=axes, lines=lines,
         size=(WIDTH, HEIGHT), span=(TOP, BOTTOM), cards=cards,
         total=max(page.items_total, len(page.items)),
         tables=[
@@ -146,17 +146,3 @@ def _placed(
     )
     inside = set(known)
     return [height(v) if v in inside else None for v in one.values], ticks
-
-
-def _cards(page: SweepPage) -> tuple[Card, ...]:
-    """Consensus reconstructions that fit into a file to be mailed."""
-    made: list[Card] = []
-    room = MAX_BYTES
-    for item in page.items[:MAX_CARDS]:
-        title = f"consensus {item.number}"
-        pictures = frames(item, page.shape, title)
-        room -= sum(len(picture.uri) for picture in pictures)
-        if room < 0 and made:
-            break
-        made.append(Card(item, title, pictures))
-    return tuple(made)

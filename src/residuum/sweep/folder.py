@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from residuum.errors import InputError, OutputError, ResiduumError
-from residuum.records import Reconstruction, make_directory, write_atomic, write_json
+from residuum.records import Reconstruction, make_directory, read_json, write_json
+from residuum.records.folders import another, claimed
 
-IGNORE, LOCK, REQUEST, TRIALS = ".gitignore", ".lock", "request.json", "trials"
+WHAT, REQUEST, TRIALS = "a sweep", "request.json", "trials"
 SUMMARY, REPORT, POOLED = "sweep.json", "report.html", "reconstruction.safetensors"
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # what an interrupted write leaves
 
 
 class Folder:
@@ -33,15 +29,8 @@ class Folder:
         wanted = json.loads(json.dumps(request))
         file = self.path / REQUEST
         if file.is_file():
-            try:
-                before = json.loads(file.read_text())
-            except ValueError:
-                before = None
-            if before != wanted:
-                raise InputError(
-                    f"{str(self.path)!r} holds a sweep with other settings or on other weights.",
-                    "Choose another --out, or remove that folder.",
-                )
+            if read_json(file) != wanted:
+                raise another(self.path, WHAT, "settings or on other weights")
             return
         make_directory(self.path / TRIALS)
         write_json(file, wanted)
@@ -56,13 +45,7 @@ class Folder:
 
     def load(self, number: int) -> Reconstruction | None:
         """A finished trial's candidates; None where there are none, or none that can be read."""
-        path = self.trial(number)
-        if not path.is_file():
-            return None
-        try:
-            return Reconstruction.load(path)
-        except ResiduumError:
-            return None
+        return Reconstruction.load_or_none(self.trial(number))
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -81,29 +64,6 @@ def digest(values: Mapping[str, Any]) -> str:
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[Folder]:
-    """``path`` for this process alone, entered by its owner alone."""
-    make_directory(path)
-    content = {entry.name for entry in path.iterdir()} - {IGNORE, LOCK}
-    content = {name for name in content if not _TEMPORARY.fullmatch(name)}
-    if content and REQUEST not in content:
-        raise OutputError(
-            f"--out must be a new or empty folder, or one of a sweep; {str(path)!r} holds other "
-            "files.",
-            "Choose another folder with --out.",
-        )
-    with suppress(OSError):  # a folder of somebody else's: writing decides
-        path.chmod(0o700)
-    write_atomic(path / IGNORE, "*\n")
-    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        os.close(handle)
-        raise OutputError(
-            f"Another sweep is writing to {str(path)!r}.",
-            "Wait for it, or choose another folder with --out.",
-        ) from problem
-    try:
+    """``path`` for this sweep alone, entered by its owner alone."""
+    with claimed(path, WHAT, {REQUEST}):
         yield Folder(path)
-    finally:
-        os.close(handle)

@@ -1,0 +1,79 @@
+"""Audits of networks that are no binary MLP, through the commands: every stage runs on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from residuum.cli.main import main
+from residuum.records import Dataset
+
+# Architecture, task, the attack that applies, baselines beside it, exit code. Ten digits are one of
+# each class, which a network of ten outputs gives away at once; forty steps explain no convnet.
+NETWORKS = {
+    "convnet": ("convnet:1x8x8-3-4-1", "binary", "binary-kkt", {"model-inversion"}, 3),
+    "multiclass": ("mlp:64-20-10", "multiclass", "multiclass-kkt",
+                   {"model-inversion", "first-layer-weights"}, 1),
+}  # fmt: skip
+
+
+def train(name: str, folder: Path) -> list[str]:
+    """A victim of ten digits, and how to audit it with one batch in a budget of a minute."""
+    arch, task, attack, *_ = NETWORKS[name]
+    assert main([
+        "train", "--data", "digits", "--n", "10", "--holdout", "150", "--task", task, "--arch", arch,
+        "--steps", "100", "--out", str(folder / "victim"), "--quiet",
+    ]) == 0  # fmt: skip
+    (folder / "batch.toml").write_text(
+        f'budget = "1min"\nsubsets = 200\n[[batches]]\nattack = "{attack}"\nrestarts = 2\nsteps = 40\n'
+        "seed = 0\n"
+    )
+    return ["audit", str(folder / "victim"), "--value-range", "0,1", "--sample-count", "5",
+            "--config", str(folder / "batch.toml"), "--quiet"]  # fmt: skip
+
+
+def result(run: Path) -> dict[str, Any]:
+    found = json.loads((run / "result.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_stage_runs(name: str, tmp_path: Path) -> None:
+    arch, task, attack, baselines, code = NETWORKS[name]
+    own, run = str(tmp_path / "victim"), tmp_path / "run"
+    said = train(name, tmp_path)
+    assert (
+        main([*said, "--data", own, "--holdout", own, "--mean", "train", "--out", str(run)]) == code
+    )
+    found = result(run)
+    assert found["network"]["arch"] == arch
+    assert {row["name"] for row in found["attacks"] if row["ran"]} == {attack, *baselines}
+    assert found["scores"]["calibrated"]
+    assert found["scores"]["n"] == 10
+    assert found["certificate_of"] == "training samples"
+    assert 0 < found["certificate"]["residual_plain"] < 1
+    assert found["uniqueness"] is not None, found["uniqueness_reason"]
+    assert found["uniqueness"]["task"] == task
+    assert {row["label"] for row in found["candidates"]} <= (
+        {-1.0, 1.0} if task == "binary" else set(map(float, range(10)))
+    )
+    assert (run / "report.html").read_text().count('class="card"') == 10
+    again = tmp_path / "again"
+    config = str(run / "config.toml")
+    assert main(["audit", "--config", config, "--out", str(again), "--quiet"]) == code
+    assert result(again)["scores"] == found["scores"]
+    assert result(again)["settings"] == found["settings"]
+
+
+def test_samples_that_a_multiclass_network_never_saw_do_not_leak(tmp_path: Path) -> None:
+    said = train("multiclass", tmp_path)
+    unseen = Dataset.from_npz(tmp_path / "victim/private/holdout.npz")
+    for name, rows in (("claimed", slice(0, 10)), ("rest", slice(10, None))):
+        unseen.replace(x=unseen.x[rows], y=unseen.y[rows]).to_npz(tmp_path / f"{name}.npz")
+    files = ["--data", str(tmp_path / "claimed.npz"), "--holdout", str(tmp_path / "rest.npz")]
+    assert main([*said, *files, "--out", str(tmp_path / "run")]) == 3
+    assert result(tmp_path / "run")["scores"]["recovered"] <= 1
