@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import RESULTS, threads
 from residuum.attacks import AttackConfig, attack
-from residuum.checkpoints import build_model, first_layer, leak_capacity
+from residuum.checkpoints import build_model, sample_capacity
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.networks import Architecture
@@ -72,7 +72,7 @@ def one(case: Case, seed: int) -> dict[str, Any]:
     scores = score(
         found.x, split.train, split.holdout, metrics=("ncc", "ssim3"),
         outputs=build_model(checkpoint)(split.train.x).detach(),
-        capacity=leak_capacity(first_layer(checkpoint.theta)),
+        capacity=sample_capacity(checkpoint.theta),
     )  # fmt: skip
     return {
         "arch": case.arch, "n": case.n, "seed": seed, "trained": case.trained, **victim,

@@ -686,6 +686,14 @@ def test_balance_of_a_balanced_network() -> None:
     assert inspect_checkpoint(Checkpoint(weights("mlp:5-1"), "mlp:5-1")).balance is None
 
 
+def test_filters_of_a_convolution_bound_no_samples() -> None:
+    arch = "convnet:1x8x8-4-6-1"
+    found = inspect_checkpoint(Checkpoint(weights(arch), arch))
+    assert found.capacity is None
+    assert dict(found.capacities)[1e-2] == 4  # filters, of nine weights each
+    assert found.to_json()["capacity"] is None
+
+
 def test_inspection_as_json_and_as_record(tmp_path: Path) -> None:
     for scale in (0.0, 1.0, 1e200):
         theta = {name: scale * t.double() for name, t in weights("mlp:5-7-1").items()}

@@ -17,7 +17,7 @@ from residuum.attacks import OBJECTIVES, PRESETS, PRIORS, AttackConfig
 from residuum.attacks.run import BASELINES
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
-from residuum.cli.runs import load_run
+from residuum.cli.runs import load_run, open_run
 from residuum.evaluation import METRICS
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Reconstruction, same
@@ -25,7 +25,9 @@ from residuum.records.environment import sha256
 from tests.program import interrupt, listing, one_line, printed
 
 SMALL = ["--steps", "200", "--restarts", "2", "--candidates", "16"]
-LAYOUT = [".gitignore", "attack.json", "loss.png", "reconstruction.safetensors", "selected.png"]
+LAYOUT = [
+    ".gitignore", ".lock", "attack.json", "loss.png", "reconstruction.safetensors", "selected.png",
+]  # fmt: skip
 Capture = pytest.CaptureFixture[str]
 
 
@@ -160,13 +162,22 @@ def test_a_finished_attack_is_reused_and_never_overwritten(
     assert {name: (run / name).read_bytes() for name in LAYOUT} == before
 
 
+def test_two_attacks_never_share_a_folder(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "r"
+    command = ["attack", str(victim), *SMALL, "--out", str(out)]
+    with open_run(out):
+        assert main(command) == 2
+        assert "Another attack is writing" in one_line(capsys)
+    assert main(command) == 0
+
+
 def test_ctrl_c_keeps_the_state_and_the_same_command_resumes(victim: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     command = ["attack", str(victim), "--steps", "12000", "--restarts", "1", "--candidates", "12"]
     code, err = interrupt(*command, "--out", str(out), once=out / ".gitignore")
     assert code == 130
     assert err.splitlines()[-1].startswith("residuum: Interrupted")
-    assert listing(out) == [".gitignore", "attack_state.safetensors"]
+    assert listing(out) == [".gitignore", ".lock", "attack_state.safetensors"]
     assert out.stat().st_mode & 0o777 == 0o700
     from residuum.attacks.solver import SolverState
 

@@ -66,7 +66,7 @@ def _ntk(facts: Facts) -> Answer:
 
 def _polynomial(facts: Facts) -> Answer:
     if facts.kind != "polynomial":
-        return False, f"needs a polynomial network; this is a {facts.kind}"
+        return False, f"needs a polynomial network, not {facts.kind}"
     return True, "`residuum identify`: exact where its rank condition holds, which it reports"
 
 

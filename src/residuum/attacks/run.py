@@ -19,7 +19,7 @@ from residuum.attacks.population import Population
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState, Watcher
-from residuum.checkpoints import build_model, first_layer, leak_capacity
+from residuum.checkpoints import build_model, first_layer, sample_capacity
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
@@ -178,8 +178,11 @@ def _check_initial(checkpoint: Checkpoint, knowledge: Knowledge) -> None:
 
 
 def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
-    """Twice the known sample count, or twice the leak capacity: a bound the weights give away."""
-    known = knowledge.sample_count or leak_capacity(first_layer(checkpoint.theta))
+    """Twice the known sample count, or twice the leak capacity: a bound the weights give away.
+
+    A convolution gives none away; then the fewest are taken.
+    """
+    known = knowledge.sample_count or sample_capacity(checkpoint.theta) or 0
     return max(FEWEST, 2 * known)
 
 

@@ -29,8 +29,7 @@ def page(result: AuditResult) -> shown.Page:
         subject=result.subject,
         verdict=verdict_of(result),
         created=f"{result.created[:16].replace('T', ' ')} UTC",
-        description=f"{result.checkpoint.arch}, {result.inspection.parameters} parameters, "
-        f"leak capacity {result.inspection.capacity}",
+        description=_description(result),
         shape=_shape(result),
         items=items,
         items_total=scores.n if scores is not None else _chosen(result),
@@ -226,6 +225,13 @@ def _certificate(result: AuditResult) -> tuple[shown.Figure, ...]:
                      "rank of the first layer at 1% of its largest singular value"),
         shown.Figure("status", found.status, "; ".join(found.notes)),
     )  # fmt: skip
+
+
+def _description(result: AuditResult) -> str:
+    """The network in a line."""
+    found = result.inspection
+    capacity = "" if found.capacity is None else f", leak capacity {found.capacity}"
+    return f"{result.checkpoint.arch}, {found.parameters} parameters{capacity}"
 
 
 def _shape(result: AuditResult) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ class Network(_Model):
     input_shape: list[int]
     outputs: Count
     homogeneity_order: float | None
-    leak_capacity: Count
+    leak_capacity: Count | None
     balance: float | None
 
 

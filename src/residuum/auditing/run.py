@@ -114,7 +114,7 @@ def _judge(
     attacked: Attacked,
     train: Dataset | None,
     control: Dataset | None,
-    capacity: int,
+    capacity: int | None,
     seed: int,
     subsets: int,
 ) -> _Judged:

@@ -6,6 +6,7 @@ from residuum.checkpoints.inspection import (
     first_layer,
     inspect_checkpoint,
     leak_capacity,
+    sample_capacity,
 )
 from residuum.checkpoints.modules import build_model, checkpoint_from_module
 from residuum.checkpoints.reading import DEFAULT_MAX_BYTES, load_checkpoint, save_checkpoint
@@ -20,5 +21,6 @@ __all__ = [
     "inspect_checkpoint",
     "leak_capacity",
     "load_checkpoint",
+    "sample_capacity",
     "save_checkpoint",
 ]

@@ -2,7 +2,8 @@
 
 Leak capacity: the rank of the first-layer weight W1 at a tolerance relative to its largest singular
 value. Stationarity makes the rows of W1 combinations of the training samples, so the rank bounds
-how many independent samples the first layer can reveal.
+how many independent samples the first layer can reveal. A convolution's filters are combinations of
+patches; their rank bounds no number of samples, and there is no capacity.
 
 Balance: see :func:`residuum.networks.balance`.
 """
@@ -40,7 +41,8 @@ class Inspection(Record):
     """What a checkpoint is, measured from its weights.
 
     bytes: of the weights in memory; homogeneity_order: measured, None when the network is not
-    homogeneous; capacity: rank of the first layer at 1e-2; capacities: (tolerance, rank) pairs;
+    homogeneous; capacity: rank of the first layer at 1e-2, None where it is a convolution; capacities:
+    (tolerance, rank) pairs of the first layer, whatever it is;
     balance: for MLPs with a hidden layer, else None.
     """
 
@@ -52,7 +54,7 @@ class Inspection(Record):
     bytes: int
     dtype: str
     homogeneity_order: float | None
-    capacity: int
+    capacity: int | None
     capacities: tuple[tuple[float, int], ...]
     balance: float | None
     assumptions: tuple[str, ...] = ()
@@ -101,7 +103,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         bytes=sum(t.numel() * t.element_size() for t in theta.values()),
         dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
         homogeneity_order=order,
-        capacity=dict(capacities)[HEADLINE],
+        capacity=sample_capacity(theta),
         capacities=capacities,
         balance=balance(model) if isinstance(model, MLP) else None,
         assumptions=checkpoint.assumptions,
@@ -114,6 +116,12 @@ def leak_capacity(weight: Tensor, tolerance: float = HEADLINE) -> int:
     weight: (out, ...), flattened to (out, in); for a convolution (out, in * k * k).
     """
     return _rank(_singular_values(weight), tolerance)
+
+
+def sample_capacity(theta: dict[str, Tensor]) -> int | None:
+    """The leak capacity of a network; None where the first layer is a convolution."""
+    weight = first_layer(theta)
+    return leak_capacity(weight) if weight.ndim == 2 else None
 
 
 def first_layer(theta: dict[str, Tensor]) -> Tensor:

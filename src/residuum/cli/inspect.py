@@ -59,8 +59,13 @@ def show(found: Inspection, attacks: list[dict[str, Any]]) -> None:
         else "not homogeneous"
     )
     print_line(f"homogeneity: {order}; balance gap {number(found.balance)}")
+    capacity = (
+        f"the first layer can reveal about {found.capacity} samples"
+        if found.capacity is not None
+        else "none, the first layer is a convolution: its filters hold patches"
+    )
     print_table(
-        f"leak capacity: the first layer can reveal about {found.capacity} samples",
+        f"leak capacity: {capacity}",
         ("singular values above", "rank of the first layer"),
         [(f"{tolerance:g} of the largest", str(rank)) for tolerance, rank in found.capacities],
     )

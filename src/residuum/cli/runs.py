@@ -29,7 +29,7 @@ def open_run(out: Path) -> Iterator[None]:
     """A folder that only its owner may enter; a new one goes again if nothing was kept in it."""
     from residuum.records.folders import claimed
 
-    with claimed(out, WHAT, {SUMMARY, STATE, RECONSTRUCTION}, lock=False):
+    with claimed(out, WHAT, {SUMMARY, STATE, RECONSTRUCTION}):
         yield
 
 

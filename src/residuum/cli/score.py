@@ -177,7 +177,7 @@ def _network(
     ckpt: Path | None, train: Dataset, run: Path
 ) -> tuple[Tensor | None, int | None, tuple[str, ...]]:
     """What the network says of the samples, its leak capacity, and a note if it is another one."""
-    from residuum.checkpoints import build_model, first_layer, leak_capacity, load_checkpoint
+    from residuum.checkpoints import build_model, load_checkpoint, sample_capacity
     from residuum.theory.kkt import evaluate
 
     if ckpt is None:
@@ -189,4 +189,4 @@ def _network(
     notes = ("--ckpt is not the checkpoint that was attacked",) if other else ()
     model = build_model(released)
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
-    return outputs.detach(), leak_capacity(first_layer(released.theta)), notes
+    return outputs.detach(), sample_capacity(released.theta), notes

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from residuum.errors import InputError, OutputError
@@ -18,7 +18,7 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # what tempfile names beside a f
 
 
 @contextmanager
-def claimed(path: Path, what: str, own: Collection[str], *, lock: bool = True) -> Iterator[None]:
+def claimed(path: Path, what: str, own: Collection[str]) -> Iterator[None]:
     """``path`` for this run; a new folder goes again if nothing was kept in it.
 
     what: the run with its article, such as "an audit"; own: files of which a folder of such a run
@@ -27,7 +27,7 @@ def claimed(path: Path, what: str, own: Collection[str], *, lock: bool = True) -
     fresh = not path.exists()
     make_directory(path)
     refuse_foreign(path, what, own)
-    with _locked(path, what) if lock else nullcontext():
+    with _locked(path, what):
         with suppress(OSError):  # a folder of somebody else's: writing decides
             path.chmod(0o700)
         write_atomic(path / IGNORE, "*\n")
