@@ -288,6 +288,8 @@ def test_config_repeats_the_audit(finished: Path, tmp_path: Path) -> None:
             assert json.loads(a)["per_sample"] == json.loads(b)["per_sample"]
     first, second = (rs.AuditResult.load(folder) for folder in (finished, again))
     assert same(first.reconstructions[0].x, second.reconstructions[0].x)
+    assert first.uniqueness_reason == second.uniqueness_reason != ""
+    assert first.settings == second.settings
 
 
 def test_a_config_for_other_files_is_refused(

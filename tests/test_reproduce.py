@@ -8,6 +8,7 @@ seeds 6 and 7 fail three and one. Victims and attacks are shared through one cac
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.attacks.state import SolverState
@@ -23,6 +25,7 @@ from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
 from residuum.networks import Architecture
 from residuum.records import Knowledge
+from residuum.report.drawing import Cell
 from residuum.reproduce import victims
 from residuum.reproduce.cache import Cache, digest
 from residuum.reproduce.context import Context
@@ -31,6 +34,7 @@ from residuum.reproduce.haim2022.circle import matched
 from residuum.reproduce.haim2022.runs import RUNS, TABLE1, TABLE2
 from residuum.reproduce.images import RELEASED, settings, training_of
 from residuum.reproduce.outcome import Outcome, Row, load, save
+from residuum.reproduce.pictures.sheets import compact, stacked
 from residuum.reproduce.published import PUBLISHED
 from residuum.reproduce.registry import FIGURES, reproduce
 from residuum.reproduce.scales import SCALES
@@ -362,6 +366,39 @@ def test_pictures_are_drawn_from_what_was_saved(made, name):
 def test_every_drawing_is_among_them():
     drawings = {name: figure.draw.__qualname__ for name, figure in FIGURES.items() if figure.draw}
     assert {drawings[name] for name in PICTURES} == set(drawings.values())
+
+
+def png(pixels):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("colours", "mode", "off"), [(256**3, "RGB", 5), (9, "P", 0)])
+def test_pictures_are_made_smaller_and_keep_their_colours(colours, mode, off):
+    rng = np.random.default_rng(SEED)
+    palette = rng.integers(0, 256, (min(colours, 64 * 64), 3), dtype=np.uint8)
+    pixels = palette[np.arange(64 * 64) % len(palette)].reshape(64, 64, 3)
+    before = png(pixels.repeat(3, 0).repeat(3, 1))
+    after = compact(before)
+    made = Image.open(io.BytesIO(after))
+    assert made.mode == mode  # a palette of 256 would change the hues of a photograph
+    found = np.asarray(made.convert("RGB"))[::3, ::3].astype(int)
+    assert np.abs(found - pixels).max() <= off
+    assert len(after) < len(before)
+
+
+def test_bands_of_a_sheet_keep_their_places():
+    cells = [Cell((torch.zeros(1, 8, 8), torch.ones(1, 8, 8)))]
+    band, sizes = ("title", cells), []
+    for bands, across in (([band], 1), ([band, None, band, band], 2), ([band, band], 1)):
+        sizes.append(Image.open(io.BytesIO(stacked(bands, across=across))).size)
+    (w, h), *others = sizes
+    assert others == [(2 * w, 2 * h), (w, 2 * h)]
+    sheet = np.asarray(Image.open(io.BytesIO(stacked([band, None, band, band], across=2))))
+    assert (sheet[:h, w:] == 255).all()
+    assert (sheet[h:, w:] == sheet[h:, :w]).all()
+    assert (sheet[h:, w:] < 255).any()
 
 
 # What surrounds a figure

@@ -28,7 +28,8 @@ def drawn(name: str) -> Draw:
 
     def draw(outcome: Outcome) -> bytes:
         found = import_module(f"residuum.reproduce.pictures.{module}")
-        picture: bytes = getattr(found, function)(outcome)
+        sheets = import_module("residuum.reproduce.pictures.sheets")
+        picture: bytes = sheets.compact(getattr(found, function)(outcome))
         return picture
 
     draw.__qualname__ = name

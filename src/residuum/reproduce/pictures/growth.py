@@ -11,20 +11,22 @@ import torch
 from residuum.report import drawing
 from residuum.report.drawing import BLUE, CYCLE, GREY, INK, ORANGE, Cell
 from residuum.reproduce.outcome import Outcome
-from residuum.reproduce.pictures.images import stacked
+from residuum.reproduce.pictures.sheets import Band, stacked
+from residuum.reproduce.shen2026.paired import TOP
 
 ARMS = {"none": ("without splitting", ORANGE), "split": ("with splitting", BLUE)}
 
 
 def tops(outcome: Outcome) -> bytes:
     """Training sample, reconstruction without, reconstruction with splitting; a band per case."""
-    bands = []
+    bands: list[Band | None] = []
     for name in outcome.details["cases"]:
         parts = [outcome.arrays[f"{name}/{key}"] for key in ("none/top", "split/top", "top_true")]
-        images = zip(*parts, strict=True)
-        bands.append(
-            (f"{name}: without and with splitting, training", [_cell(group) for group in images])
-        )
+        images = [_cell(group) for group in zip(*parts, strict=True)]
+        rule = f"{name}: best {TOP}, improved by splitting"
+        found, control = (outcome.value(rule, column) for column in ("measured", "chance"))
+        title = f"{name}: the best {len(images)} of both attacks; better with splitting {found}"
+        bands.append((f"{title}, with another seed instead {control}", images))
     return stacked(bands, ("without", "with", "train"))
 
 
@@ -36,6 +38,8 @@ def scatters(outcome: Outcome) -> bytes:
         better = after > before if case["metric"] == "ssim3" else after < before
         low, high = float(min(before.min(), after.min())), float(max(before.max(), after.max()))
         axes.plot([low, high], [low, high], color=GREY, lw=0.8)
+        for line in (axes.axhline, axes.axvline):  # the bar of a reconstruction
+            line(abs(case["threshold"]), color=INK, lw=0.7, ls=":")
         for mask, colour, marker, label in (
             (better, BLUE, "o", "better"),
             (~better, ORANGE, "x", "not better"),
@@ -79,16 +83,23 @@ def sweeps(outcome: Outcome) -> bytes:
         for arm, style in (("none", "--"), ("split", "-")):
             steps, loss = (outcome.arrays[f"{name}/{arm}/{part}"] for part in ("steps", "loss"))
             label = f"{name.rsplit(' ', 1)[1]} {ARMS[arm][0]}"
-            left.plot(steps, loss, style, color=colour, lw=1.0, label=label)
-    left.set(yscale="log", xlabel="step", ylabel="loss")
+            left.plot(steps, loss, style, color=colour, lw=0.8, label=label)
+    left.set_yscale("log")
     starts = [outcome.details["cases"][name]["candidates"][0] for name in names]
     for key, (label, colour) in (("before", ARMS["none"]), ("after", ARMS["split"])):
         means = [float(outcome.arrays[f"{name}/{key}"].mean()) for name in names]
         right.plot(starts, means, "o-", color=colour, label=label, lw=1.1)
     metric = outcome.details["cases"][names[0]]["metric"]
-    right.set(xlabel="candidates at the start", ylabel=f"mean {metric} at the end")
-    for axes in (left, right):
+    right.set_xticks(starts)
+    right.set_ylim(bottom=0)
+    texts = (
+        ("step", "loss"),
+        ("candidates at the start", f"mean {metric} of all samples at the end"),
+    )
+    for axes, (below, beside) in zip((left, right), texts, strict=True):
         drawing.tidy(axes)
+        axes.set_xlabel(below, fontsize=8)
+        axes.set_ylabel(beside, fontsize=8)
         axes.legend(fontsize=6.5, frameon=False)
     return drawing.png(figure)
 
@@ -111,6 +122,7 @@ def stories(outcome: Outcome) -> bytes:
             axes.plot(steps, values[:, k], color=colour, lw=1.0, label=label)
         _rounds(axes, outcome, name)
         axes.set_title(f"{name}, sample {int(outcome.arrays[f'{name}/followed'][k])}", fontsize=7)
+        axes.set_ylabel("nearest candidate, L2", fontsize=6)
         axes.tick_params(labelsize=6)
         if i == 0:
             axes.legend(fontsize=6, frameon=False)

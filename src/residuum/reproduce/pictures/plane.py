@@ -14,11 +14,12 @@ from residuum.reproduce.outcome import Outcome
 def circle(outcome: Outcome) -> bytes:
     """All candidates, after the multiplier filter, after duplicates; model inversion last."""
     arrays = outcome.arrays
+    found, inverted = (f"{outcome.value(w)} recovered" for w in ("recovered", "model inversion"))
     panels = (
-        ("all candidates", arrays["all"]),
-        ("multiplier filter", arrays["heavy"]),
-        ("and without duplicates", arrays["kept"]),
-        ("model inversion", arrays["inverted"]),
+        (f"{len(arrays['all'])} candidates", arrays["all"]),
+        (f"multiplier filter: {len(arrays['heavy'])}", arrays["heavy"]),
+        (f"without duplicates: {len(arrays['kept'])}; {found}", arrays["kept"]),
+        (f"model inversion: {inverted}", arrays["inverted"]),
     )
     figure = drawing.new_figure(11.0, 3.3)
     for axes, (title, points) in zip(figure.subplots(1, 4), panels, strict=True):
@@ -30,7 +31,7 @@ def circle(outcome: Outcome) -> bytes:
         axes.scatter(
             points[:, 0], points[:, 1], s=12, color=INK, marker="x", lw=0.9, label="candidates"
         )
-        axes.set(xlim=(-1.7, 1.7), ylim=(-1.7, 1.7), aspect="equal")
+        axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
         axes.set_title(title, fontsize=9)
         drawing.tidy(axes)
     handles = axes.get_legend_handles_labels()
@@ -50,24 +51,30 @@ def regions(outcome: Outcome) -> bytes:
     for axes, (title, x, y) in zip(figure.subplots(1, 3), panels, strict=True):
         _shade(axes, arrays["weight"], arrays["bias"])
         old = arrays["x"]
-        axes.scatter(old[:, 0], old[:, 1], s=60, facecolors="none", edgecolors=GREY)
+        axes.scatter(
+            old[:, 0], old[:, 1], s=60, facecolors="none", edgecolors=GREY, label="training sample"
+        )
         for sign, colour, marker in ((1, ORANGE, "o"), (-1, BLUE, "s")):
             mine = x[y == sign]
             axes.scatter(
                 mine[:, 0], mine[:, 1], s=24, color=colour, marker=marker, label=f"label {sign:+d}"
             )
-        for point in x:
-            home = old[np.linalg.norm(old - point, axis=1).argmin()]
-            axes.plot(*zip(home, point, strict=True), color=PURPLE, lw=0.9)
+        for ends in (*_nearest(x, old), *_nearest(old, x)):
+            axes.plot(*zip(*ends, strict=True), color=PURPLE, lw=0.9)
         axes.set_title(title, fontsize=9)
     figure.legend(
         *axes.get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=2,
+        ncols=3,
         fontsize=8,
         frameon=False,
     )
     return drawing.png(figure)
+
+
+def _nearest(points: Any, others: Any) -> list[tuple[Any, Any]]:
+    """Every point with the nearest of the others: where it came from, or went to."""
+    return [(p, others[np.linalg.norm(others - p, axis=1).argmin()]) for p in points]
 
 
 def _shade(axes: Any, weight: Any, bias: Any, reach: float = 5.0) -> None:
