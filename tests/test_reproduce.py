@@ -30,7 +30,7 @@ from residuum.reproduce import victims
 from residuum.reproduce.cache import Cache, digest
 from residuum.reproduce.context import Context
 from residuum.reproduce.exact import polynomial_point, simplex, triangle
-from residuum.reproduce.haim2022.circle import matched
+from residuum.reproduce.haim2022.circle import heavy_enough, matched
 from residuum.reproduce.haim2022.runs import RUNS, TABLE1, TABLE2
 from residuum.reproduce.images import RELEASED, settings, training_of
 from residuum.reproduce.outcome import Outcome, Row, load, save
@@ -111,6 +111,13 @@ def test_matching_is_one_to_one():
     truth = torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 0.0]]).double()
     assert matched(torch.tensor([[0.005, 0.0]]).double(), truth) == 1
     assert matched(truth, truth) == 3
+
+
+def test_the_multiplier_filter_counts_duplicates_together():
+    ten, one, light = [[0.0, 0.001 * k] for k in range(10)], [[1.0, 0.0]], [[0.0, 1.0]]
+    weight = torch.tensor([0.1] * 10 + [1.0, 0.1]).double()
+    heavy = heavy_enough(torch.tensor([*ten, *one, *light]).double(), weight)
+    assert heavy.tolist() == [True] * 11 + [False]
 
 
 @pytest.mark.parametrize("name", ["fig1", "fig3"])

@@ -2,7 +2,9 @@
 
 Candidates are filtered by their multiplier, then near-duplicates are dropped. The published filter
 lambda < 5 holds for one network's scale (lambda is multiplied by c^(2-L) when theta is by c); here a
-candidate is dropped below a share of the heaviest one. Duplicates lie within 0.03, as published; a
+candidate is dropped below a share of the heaviest one, the multipliers of its near-duplicates counted
+in: merged they are one candidate (Refael et al. 2025, Lemma 2), and ten that share a point would each be
+too light. Duplicates lie within 0.03, as published; a
 point counts as recovered when a candidate of its own lies within 0.05, which is this project's choice.
 """
 
@@ -29,7 +31,7 @@ from residuum.similarity import l2
 from residuum.training import TrainingConfig
 
 WITHIN = 0.05
-LEAST = 0.2  # multipliers below this share of the heaviest are dropped
+LEAST = 0.2  # of the heaviest multiplier, near-duplicates counted in
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def circle(context: Context) -> Outcome:
     inversion = replace(PRESETS["model-inversion"], candidates=own.candidates, seed=context.seed)
     inverted = attacked(context, net.checkpoint, Knowledge(), inversion).x.double()
     everything, weight = found.x.double(), found.weight.double()
-    heavy = weight >= LEAST * weight.max()
+    heavy = heavy_enough(everything, weight)
     kept = everything[heavy][drop_duplicates(everything[heavy], weight[heavy], DUPLICATE)]
     return Outcome(
         rows(own, data.x, kept, inverted, found.layers[:, -1, 0].sqrt().tolist()),
@@ -87,10 +89,16 @@ def circle(context: Context) -> Outcome:
         {"victim": net.summary, "attack": found.settings, "within": WITHIN, "least_share": LEAST},
         (
             f"the published filter lambda < 5 belongs to one network's scale; here {LEAST:g} of the "
-            "heaviest multiplier",
+            "heaviest multiplier, those of near-duplicates summed",
             "first-layer init 0.1 instead of 1e-4, training to the margin instead of 1e6 epochs",
         ),
     )
+
+
+def heavy_enough(x: Tensor, weight: Tensor) -> Tensor:
+    """Candidates whose multipliers, those of near-duplicates included, are no small share of the most."""
+    mass = (l2(x, x) <= DUPLICATE).to(weight) @ weight
+    return mass >= LEAST * mass.max()
 
 
 def rows(
