@@ -1,4 +1,4 @@
-"""Is a reconstruction unique? Six experiments, each with its control beside it.
+"""Is a reconstruction unique? Eight experiments, each with its control beside it.
 
 Run as ``python -m benchmarks.uniqueness [NAME ...] --root DATA --device cuda --out DIR --scale paper``;
 DATA holds mnist.npz and cifar10.npz. Every experiment writes uniqueness-NAME.json. The pictures are
@@ -6,7 +6,9 @@ drawn from those files afterwards: ``python -m benchmarks.uniqueness draw --out 
 
 =========  =======================================================================================
 sphere     initial radius against the mean distance of the five best; how much lies outside row(W1)
+objective  what the published objective of the sphere attack is made of
 shift      CIFAR shifted by rewriting biases and by training again; single samples against mixtures
+unshifted  the first case of shift alone: repeats of a sample inside a restart
 length     training length against recovered samples, KKT residual and budgets
 spectrum   data with smaller and larger lowest singular values
 convnet    merge and split on trained convnets
@@ -25,13 +27,16 @@ from pathlib import Path
 import torch
 
 from benchmarks.uniqueness_common import SCALES
-from benchmarks.uniqueness_published import shift, sphere
+from benchmarks.uniqueness_objective import objective
+from benchmarks.uniqueness_published import shift, sphere, unshifted
 from benchmarks.uniqueness_victims import convnet, length, partial, spectrum
 from residuum.records.environment import environment
 
 EXPERIMENTS = {
     "sphere": sphere,
+    "objective": objective,
     "shift": shift,
+    "unshifted": unshifted,
     "length": length,
     "spectrum": spectrum,
     "convnet": convnet,

@@ -33,8 +33,7 @@ def draw_all(results: Path, figures: Path) -> None:
 def sphere(found: dict[str, Any]) -> bytes:
     figure = new_figure(11.5, 3.8)
     panels = figure.subplots(1, 3)
-    # Restart 0 draws its candidates from the generator seed the data came from: it starts at them.
-    rows = [r for r in found["rows"] if r["run"] > 0]
+    rows = found["rows"]
     radii = sorted({r["radius"] for r in rows})
     for axes, init in zip(panels, ("default", "small"), strict=False):
         mine = [r for r in rows if r["init"] == init]
@@ -127,23 +126,49 @@ def length(found: dict[str, Any]) -> bytes:
 
 
 def spectrum(found: dict[str, Any]) -> bytes:
-    """Budgets alone: the attacks of that run started at the data (generator seeds coincide)."""
-    figure = new_figure(5.8, 3.8)
-    axes = figure.subplots()
-    for k, seed in enumerate(sorted({r["seed"] for r in found["rows"]})):
-        mine = [r for r in found["rows"] if r["seed"] == seed]
+    figure = new_figure(9.5, 3.8)
+    panels = figure.subplots(1, 2)
+    rows = found["rows"]
+    for k, seed in enumerate(sorted({r["seed"] for r in rows})):
+        mine = [r for r in rows if r["seed"] == seed]
         for key, label, style in (
             ("exact_median", "exact", "-"),
             ("theorem8_median", "Theorem 8", ":"),
         ):
-            _line(axes, mine, "sigma_d", key, f"{label}, seed {seed}", CYCLE[k], MARKERS[k], style)
-    axes.set(yscale="log", xlabel="lowest singular value of the data (logarithmic above 0.01)")
-    axes.set_xscale("symlog", linthresh=0.01)
-    _ticks(axes.xaxis, (0, 0.01, 0.03, 0.1, 0.3))
-    axes.set_ylabel("budget along the last singular vector", fontsize=8)
-    axes.set_title("median over samples with a multiplier", fontsize=9)
-    axes.set(xlim=(-0.002, 0.7), ylim=(1e-8, 100))
-    return _finish(figure, [axes])
+            _line(
+                panels[0],
+                mine,
+                "sigma_d",
+                key,
+                f"{label}, seed {seed}",
+                CYCLE[k],
+                MARKERS[k],
+                style,
+            )
+    panels[0].set(yscale="log", ylim=(1e-8, 100))
+    panels[0].set_ylabel("budget along the last singular vector", fontsize=8)
+    panels[0].set_title("budget, median over samples with a multiplier", fontsize=9)
+    for k, (key, label) in enumerate((
+        ("raw", "as found"), ("projected", "projected on row(W1)"),
+    )):  # fmt: skip
+        for kind, style, marker in (("train", "-", "o"), ("holdout", ":", "s")):
+            said = f"{label}: {'training' if kind == 'train' else 'held-out'}"
+            _line(
+                panels[1], rows, "factor", f"five_best_{key}_{kind}", said, CYCLE[k], marker, style
+            )
+    panels[1].set(ylim=(0, 1.4))
+    panels[1].set_ylabel("mean distance of the 5 best", fontsize=8)
+    panels[1].set_title("attack, both seeds", fontsize=9)
+    for axes, ticks, name in (
+        (panels[0], (0, 0.01, 0.03, 0.1, 0.3), "lowest singular value of the data"),
+        (panels[1], (0, 0.03, 0.1, 0.3, 1), "factor on half of the coordinates"),
+    ):
+        axes.set_xscale("symlog", linthresh=0.01)
+        axes.set_xlabel(f"{name} (logarithmic above 0.01)")
+        _ticks(axes.xaxis, ticks)
+    panels[0].set_xlim(-0.002, 0.7)
+    panels[1].set_xlim(-0.002, 1.5)
+    return _finish(figure, panels)
 
 
 def convnet(found: dict[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.uniqueness_common import Scale, run, settings, victim
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
+from residuum.records import Checkpoint, Split
 from residuum.reproduce.refael2025.measures import (
     FIRST,
     compare,
@@ -46,25 +47,41 @@ def sphere(scale: Scale, root: str, device: str) -> dict[str, Any]:
 
 def shift(scale: Scale, root: str, device: str) -> dict[str, Any]:
     """Refael et al. 2025, Fig. 2b: CIFAR shifted by rewriting biases, and by training again."""
-    n = 2 * scale.images
-    split = load_dataset("cifar10", n, root=root)
-    dim = split.train.x[0].numel()
-    arch = f"mlp:{dim}-{scale.width}-{scale.width}-1"
+    split, arch = shifted_data(scale, root)
     plain, report = victim(arch, split.train, scale.training, device)
     cases = [("none", 0.0, plain, report)]
     for amount in (0.5, 5.0):
         moved = split.train.replace(x=split.train.x + amount)
         cases.append(("rewrite", amount, rewritten(plain, amount), report))
         cases.append(("retrain", amount, *victim(arch, moved, scale.training, device)))
-    rows = []
-    for kind, amount, checkpoint, said in cases:
-        data = split.train.replace(x=split.train.x + amount)
-        held = split.holdout.x[:n] + amount
-        found = run(checkpoint, settings(scale, device, candidates=2 * n, restarts=2), n)
-        row = {"shift": kind, "per_pixel": amount, "margin": said["margin"]}
-        kkt = KKTSet.of(build_model(checkpoint), data.x, data.y)
-        row["residual_at_data"] = kkt.residual
-        row["first_layer_residual"] = found.layers[:, -1, 0].sqrt().tolist()
-        row |= compare(found.x.double(), data.x, held)
-        rows.append(row)
-    return {"n": n, "rows": rows}
+    rows = [shifted(*case, split, scale, device) for case in cases]
+    return {"n": len(split.train), "rows": rows}
+
+
+def unshifted(scale: Scale, root: str, device: str) -> dict[str, Any]:
+    """The first case of ``shift`` alone, which is the one with repeats to count."""
+    split, arch = shifted_data(scale, root)
+    case = victim(arch, split.train, scale.training, device)
+    return {"n": len(split.train), "rows": [shifted("none", 0.0, *case, split, scale, device)]}
+
+
+def shifted_data(scale: Scale, root: str) -> tuple[Split, str]:
+    """The first images of CIFAR, and the network trained on them."""
+    split = load_dataset("cifar10", 2 * scale.images, root=root)
+    return split, f"mlp:{split.train.x[0].numel()}-{scale.width}-{scale.width}-1"
+
+
+def shifted(
+    kind: str, amount: float, checkpoint: Checkpoint, said: dict[str, Any], split: Split,
+    scale: Scale, device: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Attack one network and compare with the images it is said to be trained on."""
+    n = len(split.train)
+    data = split.train.replace(x=split.train.x + amount)
+    held = split.holdout.x[:n] + amount
+    found = run(checkpoint, settings(scale, device, candidates=2 * n, restarts=2), n)
+    row = {"shift": kind, "per_pixel": amount, "margin": said["margin"]}
+    kkt = KKTSet.of(build_model(checkpoint), data.x, data.y)
+    row["residual_at_data"] = kkt.residual
+    row["first_layer_residual"] = found.layers[:, -1, 0].sqrt().tolist()
+    return row | compare(found.x.double(), found.run, data.x, held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,11 @@ def rewritten(checkpoint: Checkpoint, amount: float) -> Checkpoint:
     return checkpoint.replace(theta={**checkpoint.theta, "layers.0.bias": bias})
 
 
-def compare(x: Tensor, train_x: Tensor, held: Tensor) -> dict[str, Any]:
-    """Nearest samples, sparse nonnegative mixtures and duplicates, held-out images beside each."""
+def compare(x: Tensor, run: Tensor, train_x: Tensor, held: Tensor) -> dict[str, Any]:
+    """Nearest samples, sparse nonnegative mixtures and repeats, held-out images beside each.
+
+    run: (m,) restart of every candidate; repeats are counted inside each one.
+    """
     row: dict[str, Any] = {}
     kept = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:100]
     for kind, samples in (("train", train_x), ("holdout", held)):
@@ -98,11 +102,33 @@ def compare(x: Tensor, train_x: Tensor, held: Tensor) -> dict[str, Any]:
         row[f"single_ncc_{kind}"] = float(np.median([single for single, _ in fits]))
         row[f"mixture_ncc_{kind}"] = float(np.median([mixed for _, mixed in fits]))
     best, which = ncc(x, train_x).max(1)
-    matched = which[best > MATCHED]
-    distinct, n = len(matched.unique()), len(train_x)
-    row["matched_candidates"], row["duplicates"] = len(matched), len(matched) - distinct
-    row["duplicates_by_chance"] = len(matched) - n * (1 - (1 - 1 / n) ** len(matched))
-    return row
+    matched = best > MATCHED
+    return row | repeats(which[matched], run[matched], len(train_x))
+
+
+def repeats(which: Tensor, run: Tensor, n: int) -> dict[str, Any]:
+    """Matched candidates whose sample another candidate of the same restart matched before.
+
+    which, run: (k,) sample and restart of every matched candidate. Two chance levels, each summed
+    over restarts: every match hits one of all n samples alike, or which restart made a match is
+    exchangeable. The second keeps the samples that were found and how often, so a sample easily
+    found is no evidence against it; it says nothing (None) where fewer than two restarts matched.
+    """
+    groups = [which[run == one] for one in run.unique()]
+    sizes = [len(group) for group in groups]
+    times = which.unique(return_counts=True)[1].tolist()
+    total = sum(sizes)
+    return {
+        "matched_per_restart": sizes,
+        "repeats": sum(len(group) - len(group.unique()) for group in groups),
+        "repeats_by_chance": sum(1 - (1 - 1 / n) ** j for size in sizes for j in range(size)),
+        "repeats_if_exchanged": sum(
+            size - sum(1 - comb(total - c, size) / comb(total, size) for c in times)
+            for size in sizes
+        )
+        if len(sizes) > 1
+        else None,
+    }
 
 
 def mixture(x: Tensor, atoms: Tensor, size: int = 5) -> tuple[float, float]:

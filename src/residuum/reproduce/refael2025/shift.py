@@ -58,7 +58,7 @@ def shift(context: Context) -> Outcome:
                 "residual_at_data": kkt.residual,
                 "first_layer_residual": x.layers[:, -1, 0].sqrt().tolist(),
             }
-            | compare(x.x.double(), data, split.holdout.x[:n].double() + amount)
+            | compare(x.x.double(), x.run, data, split.holdout.x[:n].double() + amount)
         )
         arrays |= prefixed(_name(kind, amount), _pairs(x.x.double(), data))
     return Outcome(
@@ -113,10 +113,15 @@ def rows(one: dict[str, Any]) -> list[Row]:
             chance=one["mixture_ncc_holdout"],
         ),
         Row(
-            f"{name}: duplicates among matched candidates",
-            one["duplicates"],
+            f"{name}: repeats of a sample inside a restart, chance uniform",
+            one["repeats"],
             "only by chance" if one["shift"] == "none" else None,
-            one["duplicates_by_chance"],
+            one["repeats_by_chance"],
+        ),
+        Row(
+            f"{name}: repeats of a sample inside a restart, chance over restarts",
+            one["repeats"],
+            chance=one["repeats_if_exchanged"],
         ),
     ]
 
