@@ -1,4 +1,4 @@
-"""Is a reconstruction unique? Eight experiments, each with its control beside it.
+"""Is a reconstruction unique? Nine experiments, each with its control beside it.
 
 Run as ``python -m benchmarks.uniqueness [NAME ...] --root DATA --device cuda --out DIR --scale paper``;
 DATA holds mnist.npz and cifar10.npz. Every experiment writes uniqueness-NAME.json. The pictures are
@@ -11,6 +11,7 @@ shift      CIFAR shifted by rewriting biases and by training again; single sampl
 unshifted  the first case of shift alone: repeats of a sample inside a restart
 length     training length against recovered samples, KKT residual and budgets
 spectrum   data with smaller and larger lowest singular values
+flat       MNIST with all but its main directions made smaller, down to a proper subspace
 convnet    merge and split on trained convnets
 partial    attacks that know a share of the neurons, or the first layer alone
 =========  =======================================================================================
@@ -29,7 +30,7 @@ import torch
 from benchmarks.uniqueness_common import SCALES
 from benchmarks.uniqueness_objective import objective
 from benchmarks.uniqueness_published import shift, sphere, unshifted
-from benchmarks.uniqueness_victims import convnet, length, partial, spectrum
+from benchmarks.uniqueness_victims import convnet, flat, length, partial, spectrum
 from residuum.records.environment import environment
 
 EXPERIMENTS = {
@@ -39,6 +40,7 @@ EXPERIMENTS = {
     "unshifted": unshifted,
     "length": length,
     "spectrum": spectrum,
+    "flat": flat,
     "convnet": convnet,
     "partial": partial,
 }

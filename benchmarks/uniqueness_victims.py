@@ -43,10 +43,11 @@ def judged(checkpoint: Checkpoint, split: Split, scale: Scale, device: str) -> d
     model = build_model(checkpoint)
     given = KKTSet.of(model, split.train.x, split.train.y)
     kkt = given.used()
+    layers = sum(name.endswith("weight") for name in checkpoint.theta)  # the order of homogeneity
     budgets = kkt.budgets(kkt.directions("weights")).least / kkt.x.flatten(1).norm(dim=1)
     return {
         "residual_plain": given.residual,
-        "normalized_margin": (given.margin or 0.0) / norm(given.target) ** 3,
+        "normalized_margin": (given.margin or 0.0) / norm(given.target) ** layers,
         "budget_over_norm": finite(float(budgets.median())),
         "in_use": len(kkt),
         "first_layer_residual": float(found.layers[:, -1, 0].sqrt().min()),
@@ -77,6 +78,34 @@ def spectrum(scale: Scale, root: str, device: str) -> dict[str, Any]:
             row["first_layer_residual"] = float(found.layers[:, -1, 0].sqrt().min())
             rows.append(row)
     return {"n": n, "dim": dim, "rows": rows}
+
+
+def flat(scale: Scale, root: str, device: str) -> dict[str, Any]:
+    """Images that an attack recovers, made flatter: who is recovered when the data span less?"""
+    rows, kept = [], scale.images // 2
+    for seed in scale.seeds[:2]:
+        given = load_dataset("mnist", scale.images, seed=seed + 100, root=root)
+        for factor in (1.0, 0.3, 0.1, 0.0):
+            split = flattened(given, kept, factor)
+            arch = f"mlp:784-{scale.width}-1"
+            checkpoint, report = victim(arch, split.train, scale.training, device, seed=seed)
+            rows.append({"seed": seed, "factor": factor, "margin": report["margin"],
+                         **judged(checkpoint, split, scale, device)})  # fmt: skip
+    return {"n": scale.images, "kept_directions": kept, "rows": rows}
+
+
+def flattened(split: Split, kept: int, factor: float) -> Split:
+    """Everything beyond the ``kept`` first principal directions times ``factor``.
+
+    The directions are those of training and held-out samples together, which stay exchangeable.
+    """
+    pool = torch.cat([split.train.x, split.holdout.x]).double()
+    basis = torch.linalg.svd(pool.flatten(1), full_matrices=False).Vh[:kept]
+    flat = pool.flatten(1)
+    main = flat @ basis.T @ basis
+    moved = (main + factor * (flat - main)).reshape(pool.shape).to(split.train.x)
+    n = len(split.train)
+    return Split(split.train.replace(x=moved[:n]), split.holdout.replace(x=moved[n:]))
 
 
 def flatness(checkpoint: Checkpoint, split: Split) -> dict[str, Any]:
