@@ -240,6 +240,9 @@ def main() -> None:
             result["control"] = control(base)
             if arm != "none":
                 result["compared"][arm] = compare(result["arms"][arm], base)
+        if {"curvature", "random"} <= result["arms"].keys():
+            pair = (result["arms"][each] for each in ("curvature", "random"))
+            result["curvature_against_random"] = compare(*pair)
         result["seconds"] = time.time() - start
         write_json(options.out / f"{name}.json", result)
         _print(arm, result)
