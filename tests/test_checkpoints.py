@@ -618,6 +618,47 @@ def test_modules_without_a_string_are_refused(model: nn.Module) -> None:
         checkpoint_from_module(model)
 
 
+def test_a_relu_may_be_used_twice() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4, bias=False), relu,
+                          nn.Linear(4, 1, bias=False))  # fmt: skip
+    checkpoint = checkpoint_from_module(model)
+    assert checkpoint.arch == "mlp:3-4-4-1"
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(build_model(checkpoint)(x), model(x), rtol=0, atol=0)
+
+
+class Own(nn.Module):
+    """What people write: its forward is not to be read off its layers."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)),
+         "part '1' is a BatchNorm1d."),
+        (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.Dropout(), nn.Linear(3, 1))),
+         "part '2.0' is a Dropout."),
+        (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 1)),
+         "part '3' is a Linear where a ReLU belongs"),
+        (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "part '1' is a ReLU at the end"),
+        (nn.Sequential(nn.Flatten()), "holds no Linear"),
+        (Own(nn.Linear(2, 2), nn.ReLU()), "got Own. Wrap the layers in nn.Sequential."),
+        (Own(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh()),
+         "its part 'layers.1' (BatchNorm1d) cannot be read. Wrap the layers in nn.Sequential, without"),
+    ],
+    ids=["batch norm", "nested", "order", "end", "empty", "own class", "own class with more"],
+)  # fmt: skip
+def test_the_part_in_the_way_is_named(model: nn.Module, words: str) -> None:
+    with pytest.raises(ArchitectureError) as problem:
+        checkpoint_from_module(model)
+    assert words in str(problem.value)
+
+
 def test_module_input_shape() -> None:
     assert checkpoint_from_module(MLP((4, 3, 1)), input_shape=(1, 2, 2)).input_shape == (1, 2, 2)
     assert checkpoint_from_module(ConvNet((1, 4, 4), (2,), 1)).input_shape == (1, 4, 4)

@@ -24,13 +24,14 @@ from residuum.checkpoints import load_checkpoint
 from residuum.cli.main import app, main
 from residuum.records import Dataset, same
 from residuum.records.environment import sha256
+from tests.documents import ROOT, blocks, command_lines, ignore_the_clock
 from tests.program import interrupt, listing, one_line, start
 from tests.test_demo import shrink
 
 COMMANDS = sorted(str(command.name) for command in app.registered_commands)
 TRAIN = ["train", "--data", "digits", "--n", "10", "--arch", "mlp:64-8-1", "--steps", "60"]
 LAYOUT = [
-    ".gitignore", "init.safetensors", "model.safetensors", "private", "private/holdout.npz",
+    ".gitignore", ".lock", "init.safetensors", "model.safetensors", "private", "private/holdout.npz",
     "private/state.safetensors", "private/train.npz", "training.json",
 ]  # fmt: skip
 
@@ -147,8 +148,9 @@ def test_certify(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["margin"] > 0
     assert listing(tmp_path / "c") == ["certificate.json"]
     assert json.loads((tmp_path / "c" / "certificate.json").read_text()) == found
-    assert main(["certify", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    for more in ([], ["--data", str(run)]):  # a training directory names its own samples
+        assert main(["certify", str(run), *more, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == found
     assert main(["certify", str(run)]) == 0
     shown = capsys.readouterr().out
     for words in (
@@ -174,6 +176,21 @@ def test_multiclass_and_regression(tmp_path: Path, capsys: pytest.CaptureFixture
         assert json.loads(capsys.readouterr().out)["task"] == task
 
 
+def test_the_command_of_the_readme_needs_x_and_y_alone(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line for block in blocks(ROOT / "README.md") for line in command_lines(block)]
+    (audit,) = [line for line in lines if line[0] == "audit"]
+    monkeypatch.chdir(tmp_path)
+    ignore_the_clock(monkeypatch)
+    (tmp_path / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    for part, name in (("train", "train"), ("holdout", "test")):
+        arrays = np.load(run / "private" / f"{part}.npz")
+        np.savez(tmp_path / f"{name}.npz", x=arrays["x"], y=arrays["y"])
+    assert main([*audit, "--steps", "50", "--budget", "2s", "--quiet"]) in (0, 1, 3)
+    assert (tmp_path / "runs" / "a" / "report.html").is_file()
+
+
 def test_the_same_command_gives_the_same_weights(run: Path, tmp_path: Path) -> None:
     assert main([*TRAIN, "--out", str(tmp_path / "again"), "--quiet"]) == 0
     for name in ("model.safetensors", "init.safetensors"):
@@ -195,6 +212,36 @@ def test_a_finished_run_is_kept_and_made_longer(
     assert (out / "model.safetensors").read_bytes() == whole != before
     assert main([*TRAIN, "--seed", "1", "--out", str(out)]) == 2
     assert (out / "model.safetensors").read_bytes() == whole
+
+
+def test_samples_that_are_not_trained_on_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(100, 6)), y=np.arange(100) % 5 // 3)
+    command = ["train", "--data", str(tmp_path / "own.npz"), "--arch", "mlp:6-4-1", "--steps", "3"]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr().out
+    assert "note: 40 of 100 samples were trained on" in shown
+    assert "60 are held out or left out. --n says" in shown
+    assert main([*command, "--out", str(tmp_path / "b"), "--n", "20"]) == 0
+    assert "note:" not in capsys.readouterr().out  # asked for
+    assert main([*command, "--out", str(tmp_path / "c"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["samples"], found["available_samples"]) == (40, 100)
+
+
+def test_training_leaves_the_files_of_others_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("notes.txt", "model.safetensors", "private/keys"):
+        out = tmp_path / name.replace("/", "-")
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text("mine")
+        before = listing(out)
+        assert main([*TRAIN, "--out", str(out)]) == 2
+        assert "holds other files" in one_line(capsys)
+        assert listing(out) == before
 
 
 @pytest.fixture
@@ -334,6 +381,11 @@ def no_mlp(path: Path) -> None:
     torch.save({"a": torch.ones(3, 64), "b": torch.ones(5, 7)}, path)
 
 
+def _data(save: Callable[..., None], path: Path) -> None:
+    with path.open("wb") as stream:  # numpy would add a suffix to a path
+        save(stream, x=np.ones((4, 64)), y=np.array([0, 1, 0, 1]))
+
+
 BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "disallowed global": (disallowed_global, 4, "torch.save(model.state_dict(), path)"),
     "pickled module": (pickled_module, 4, "torch.save(model.state_dict(), path)"),
@@ -343,6 +395,8 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "truncated safetensors": (truncated_safetensors, 2, ""),
     "NaN weights": (nan_weights, 2, "earlier checkpoint"),
     "not a network": (no_mlp, 2, "--arch"),
+    "data": (lambda path: _data(np.savez, path), 2, "data are given with --data"),
+    "packed data": (lambda path: _data(np.savez_compressed, path), 2, "given with --data"),
     "missing": (lambda path: None, 2, "Check the path"),
 }
 
@@ -413,11 +467,16 @@ def test_bad_data(name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (["--data", "no/such.npz"], "No data file"),
         (["--data", "mnist", "--data-root", "/nonexistent"], ""),
         (["--n", "11"], "Use n=10"),
+        (["--n", "99999"], "Use n=1782"),
         (["--n", "0"], ""),
         (["--n", "100000"], ""),
         (["--holdout", "0"], ""),
         (["--arch", "mlp:63-8-1"], "must fit the network's input"),
-        (["--arch", "mlp:64"], "Example: --arch"),
+        (
+            ["--arch", "mlp:64"],
+            "Example: --arch mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 or poly",
+        ),
+        (["--arch", "conv:1x8x8-4-1"], "convnet:1x8x8-16-32-1"),
         (["--arch", "mlp:64-8-1,bias=som"], ""),
         (["--method", "adam"], "Known: gd, margin, sgd"),
         (["--method", "sgd"], "--batch"),
@@ -548,7 +607,7 @@ def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> No
     code, err = interrupt(*endless, "--out", str(out), once=out / "private")
     assert code == 130
     assert err.splitlines()[-1].startswith("residuum: Interrupted")
-    assert listing(out) == ["private", "private/state.safetensors"]
+    assert listing(out) == [".gitignore", ".lock", "private", "private/state.safetensors"]
     from residuum.training import TrainingState
 
     steps = TrainingState.load(out / "private" / "state.safetensors").step

@@ -495,6 +495,20 @@ def test_npz_of_numbers_is_taken_as_it_is(tmp_path: Path) -> None:
     assert sorted(split.holdout.x[:, 0].tolist()) == sorted(x[8:, 0])
 
 
+@pytest.mark.parametrize(("n", "holdout", "most"), [(99, None, 10), (98, None, 10), (99, 5, 6)])
+def test_the_largest_n_that_works_is_named(
+    n: int, holdout: int | None, most: int, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(12) % 2)
+    with pytest.raises(DataError, match=f"Use n={most}"):
+        load_dataset(tmp_path / "own.npz", n, holdout=holdout)
+    split = load_dataset(tmp_path / "own.npz", most, holdout=holdout)
+    assert (len(split.train), split.available) == (most, 12)
+    with pytest.raises(DataError):
+        load_dataset(tmp_path / "own.npz", most + 2, holdout=holdout)
+
+
 def test_a_saved_dataset_is_read_back_exactly(tmp_path: Path) -> None:
     saved = load_dataset("digits", 60).train
     path = saved.to_npz(tmp_path / "train.npz")

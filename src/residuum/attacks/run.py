@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from residuum.attacks.baselines import first_layer_weights, model_inversion
 from residuum.attacks.config import AttackConfig
@@ -19,7 +19,7 @@ from residuum.attacks.population import Population
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState, Watcher
-from residuum.checkpoints import build_model, first_layer, sample_capacity
+from residuum.checkpoints import as_checkpoint, build_model, first_layer, sample_capacity
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
@@ -29,7 +29,7 @@ FEWEST = 20  # candidates when neither the sample count nor the weights suggest 
 
 
 def attack(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | nn.Module | str | Path,
     knowledge: Knowledge | None = None,
     config: AttackConfig | None = None,
     *,
@@ -39,8 +39,10 @@ def attack(
 ) -> Reconstruction:
     """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings.
 
+    A live module or the path of a file is read first, as :func:`residuum.audit` does.
     per_run: settings of each restart where they differ, see ``variation.py``.
     """
+    checkpoint = as_checkpoint(checkpoint)
     knowledge, config = knowledge or Knowledge(), config or AttackConfig()
     start = time.monotonic()
     config = resolve(checkpoint, knowledge, config)

@@ -9,12 +9,18 @@ from residuum.checkpoints.inspection import (
     sample_capacity,
 )
 from residuum.checkpoints.modules import build_model, checkpoint_from_module
-from residuum.checkpoints.reading import DEFAULT_MAX_BYTES, load_checkpoint, save_checkpoint
+from residuum.checkpoints.reading import (
+    DEFAULT_MAX_BYTES,
+    as_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
     "Inspection",
     "ParameterSummary",
+    "as_checkpoint",
     "build_model",
     "checkpoint_from_module",
     "first_layer",

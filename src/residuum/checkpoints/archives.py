@@ -93,6 +93,12 @@ def _check_members(
 ) -> dict[str, zipfile.ZipInfo]:
     """Members by record name; refuses compression, overlaps and names that two readers differ on."""
     members = archive.infolist()
+    if members and all(re.fullmatch(r"[^/\\]+\.npy", m.filename) for m in members):
+        held = ", ".join(sorted(m.filename.removesuffix(".npy")[:20] for m in members)[:5])
+        raise CheckpointError(
+            f"A checkpoint holds weights; this is an archive of data (.npz, with {held}).",
+            "Name the file of weights; data are given with --data.",
+        )
     total = sum(member.file_size for member in members)
     packed = [m for m in members if m.compress_type != zipfile.ZIP_STORED]
     if packed or total > min(size, max_bytes):

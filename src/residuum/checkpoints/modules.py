@@ -95,20 +95,19 @@ def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]]:
         powers = model.activation.coefficients
         widths = (inputs, width, 1)
         return Architecture("polynomial", widths, None, "none", "polynomial", powers), state
-    raise _unsupported(type(model).__name__)
+    raise _unreadable(model)
 
 
 def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]]:
-    modules = list(itertools.dropwhile(lambda m: type(m) is nn.Flatten, _leaves(model)))
-    linear = len(modules) > 1 and all(type(m) is nn.Linear for m in modules)
-    layers = modules if linear else modules[::2]
-    between = [] if linear else modules[1::2]
-    odd = [m for m in layers if type(m) is not nn.Linear]
-    odd += [m for m in between if not isinstance(m, nn.ReLU)]
-    if len(layers) == len(between):  # nothing at all, or an activation at the end
-        odd += modules[-1:] or [model]
-    if odd:
-        raise _unsupported(f"Sequential with {type(odd[0]).__name__} in this place")
+    parts = list(itertools.dropwhile(lambda part: type(part[1]) is nn.Flatten, _leaves(model)))
+    linear = len(parts) > 1 and all(type(part) is nn.Linear for _, part in parts)
+    if not linear and (problem := _in_the_way(parts)):
+        raise ArchitectureError(
+            "A Sequential is read as Flatten layers, then Linear layers with ReLU between all of them "
+            f"or none; {problem}.",
+            "Move that part or leave it out, or build the network with residuum.networks.MLP or ConvNet.",
+        )
+    layers = [part for _, part in (parts if linear else parts[::2])]
     state = {
         f"layers.{i}.{name}": parameter
         for i, layer in enumerate(layers)
@@ -119,12 +118,31 @@ def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, 
     return Architecture("mlp", found.widths, None, found.bias, activation), state
 
 
-def _leaves(model: nn.Sequential) -> Iterator[nn.Module]:
-    for module in model:
+def _leaves(model: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model._modules.items():  # named_children leaves out a ReLU used twice
+        assert module is not None
         if type(module) is nn.Sequential:
-            yield from _leaves(module)
+            yield from _leaves(module, f"{prefix}{name}.")
         else:
-            yield module
+            yield prefix + name, module
+
+
+def _in_the_way(parts: list[tuple[str, nn.Module]]) -> str:
+    """What keeps ``parts`` from being Linear, ReLU, Linear, ...: the first of them; "" for nothing."""
+    for name, part in parts:  # a part of another kind shifts all places behind it: asked first
+        if not _plain(part):
+            return f"part {name!r} is a {type(part).__name__}"
+    for place, (name, part) in enumerate(parts):
+        wanted = nn.ReLU if place % 2 else nn.Linear
+        if not isinstance(part, wanted):
+            return f"part {name!r} is a {type(part).__name__} where a {wanted.__name__} belongs"
+    if not parts:
+        return "this one holds no Linear"
+    return "" if len(parts) % 2 else f"part {parts[-1][0]!r} is a ReLU at the end"
+
+
+def _plain(part: nn.Module) -> bool:
+    return type(part) is nn.Linear or isinstance(part, nn.ReLU)
 
 
 def _activation_name(activation: nn.Module) -> str:
@@ -139,6 +157,22 @@ def _bias_rule(has: list[bool]) -> str:
         if has == [applies(i, len(has)) for i in range(len(has))]:
             return rule
     raise _unsupported(f"network with biases in layers {[i for i, b in enumerate(has) if b]}")
+
+
+def _unreadable(model: nn.Module) -> ArchitectureError:
+    """A class of somebody's own: what its forward does cannot be read off its layers."""
+    leaves = ((name, part) for name, part in model.named_modules() if not list(part.children()))
+    odd = [
+        f"{name!r} ({type(part).__name__})"
+        for name, part in leaves
+        if name and type(part) is not nn.Flatten and not _plain(part)
+    ]
+    return ArchitectureError(
+        "A network is read from nn.Sequential of Flatten, Linear and ReLU, or from residuum's MLP, "
+        f"ConvNet or PolynomialNetwork; got {type(model).__name__}"
+        + (f", and its part {odd[0]} cannot be read." if odd else "."),
+        "Wrap the layers in nn.Sequential" + (", without that part." if odd else "."),
+    )
 
 
 def _unsupported(what: str) -> ArchitectureError:

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from residuum.checkpoints.archives import PICKLE_MAGIC, ZIP_MAGIC, read_legacy, read_zip
 from residuum.checkpoints.headers import is_safetensors, read_safetensors
 from residuum.checkpoints.metadata import Metadata, decode_metadata, encode_metadata
-from residuum.checkpoints.modules import fitting_shape
+from residuum.checkpoints.modules import checkpoint_from_module, fitting_shape
 from residuum.checkpoints.states import clean_state, find_state
 from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
 from residuum.networks import Architecture, match_architecture, recognise_mlp
@@ -60,6 +60,22 @@ def load_checkpoint(
         task=known.task,
         assumptions=(*guesses, *notes),
         source_names={ours: source[theirs] for ours, theirs in names.items()},
+    )
+
+
+def as_checkpoint(
+    model: Checkpoint | nn.Module | str | Path, arch: str | None = None
+) -> Checkpoint:
+    """A checkpoint as it is, of a live network, or read from a file; anything else is refused."""
+    if isinstance(model, Checkpoint):
+        return model
+    if isinstance(model, nn.Module):
+        return checkpoint_from_module(model)
+    if isinstance(model, str | Path):
+        return load_checkpoint(model, arch)
+    raise CheckpointError(
+        f"A network is a Checkpoint, a module or the path of a file; got {type(model).__name__}.",
+        "Save weights with torch.save(model.state_dict(), path) and give the path.",
     )
 
 

@@ -75,7 +75,7 @@ def command(
         raise InputError(f"No direction {direction!r}.", did_you_mean(direction, tuple(DIRECTIONS)))
     refuse_foreign(out, "alternatives", {SUMMARY})
     released = load_checkpoint(checkpoint, arch)
-    samples = Dataset.from_npz(data if data is not None else own_data(checkpoint))
+    samples = Dataset.from_npz(own_data(checkpoint, data))
     wanted = released.task if task == "auto" and released.task else task
     given = KKTSet.of(build_model(released), samples.x, samples.y, task=wanted)
     with split_progress(not (json or quiet)) as watch:

@@ -92,7 +92,7 @@ def command(
             tolerance=tolerance, device=device, out=out, json=json, quiet=quiet,
         )  # fmt: skip
         return
-    given = Dataset.from_npz(data if data is not None else own_data(checkpoint))
+    given = Dataset.from_npz(own_data(checkpoint, data))
     wanted = released.task if task == "auto" and released.task else task
     found = certify(
         build_model(released), given.x, given.y,

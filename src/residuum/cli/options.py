@@ -19,7 +19,8 @@ CheckpointPathOrNone = Annotated[Path | None, _CHECKPOINT]
 OwnData = Annotated[
     Path | None,
     typer.Option(
-        help="An .npz with x (as the network receives it) and y. A training directory has its own.",
+        help="An .npz with x (as the network receives it) and y, or a training directory "
+        "(default: that of CKPT).",
         show_default=False,
     ),
 ]
@@ -38,7 +39,14 @@ Task = Annotated[
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 
 # Which samples a network is trained on; read by ``datasets.load_dataset``.
-Count = Annotated[int | None, typer.Option(help="Training samples, balanced over the labels.")]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        help="Training samples, equally many of each label (default: all; half, where the held-out "
+        "ones must come from the same file).",
+        show_default=False,
+    ),
+]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of data files (or RESIDUUM_DATA).")]
 DataSeed = Annotated[
     int | None, typer.Option(help="Random choice of samples; without it the first n.")

@@ -33,10 +33,12 @@ def samples_file(path: Path, name: str) -> Path:
     return path / "private" / name
 
 
-def own_data(checkpoint: Path) -> Path:
-    """The samples that a training directory was trained on."""
+def own_data(checkpoint: Path, given: Path | None = None) -> Path:
+    """The samples ``given``, or else those that a training directory was trained on."""
     from residuum.errors import DataError
 
+    if given is not None:
+        return samples_file(given, "train.npz")
     own = checkpoint / "private" / "train.npz"
     if not own.is_file():
         raise DataError(

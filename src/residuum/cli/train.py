@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from residuum.cli import options
-from residuum.cli.output import number, print_json, print_table, training_progress
+from residuum.cli.output import number, print_json, print_line, print_table, training_progress
 
 if TYPE_CHECKING:
     from residuum.records import Checkpoint, Dataset, Split
@@ -23,6 +23,8 @@ residuum train --data mnist --n 500 --arch mlp:784-1000-1000-1 --method margin -
 residuum train --data cifar10 --n 500 --arch mlp:3072-1000-1000-1 --method gd --steps 1000000 --out runs/c
 """
 DIVERGED = "diverged"
+WHAT = "a training"
+STATE = Path("private", "state.safetensors")
 Seconds = Annotated[float | None, typer.Option(help="Stop after this much wall-clock time.")]
 
 
@@ -30,7 +32,13 @@ def command(
     data: Annotated[
         str, typer.Option(help="digits, circle, sphere, mnist, cifar10, an .npz or a folder.")
     ],
-    arch: Annotated[str, typer.Option(help="Architecture, such as mlp:784-1000-1000-1.")],
+    arch: Annotated[
+        str,
+        typer.Option(
+            help="Architecture: mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 (input, channels, outputs) "
+            "or polynomial:64-36-1,coefficients=0/0/0/1."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(help="Directory to write; an unfinished run there is resumed.")
     ],
@@ -70,6 +78,7 @@ def command(
 
     from residuum.datasets import load_dataset
     from residuum.networks import Architecture
+    from residuum.records.folders import claimed
     from residuum.theory.rows import choose_task
     from residuum.training import TrainingConfig, train
 
@@ -86,16 +95,24 @@ def command(
     split = load_dataset(
         data, n, seed=data_seed, root=data_root, task=task, holdout=holdout, center=center
     )
-    with training_progress(not (json or quiet)) as watch:
-        state = train(
-            str(architecture), split.train, config, task=task, device=device,
-            state_path=out / "private" / "state.safetensors", watch=watch,
-        )  # fmt: skip
-    summary = write_run(out, str(architecture), split, config, state, task, device)
+    with claimed(out, WHAT, _own(out)):
+        with training_progress(not (json or quiet)) as watch:
+            state = train(
+                str(architecture), split.train, config, task=task, device=device,
+                state_path=out / STATE, watch=watch,
+            )  # fmt: skip
+        summary = write_run(out, str(architecture), split, config, state, task, device)
     if json:
         print_json(summary)
     elif not quiet:
         _show(summary, out)
+        if n is None:
+            _note(summary)
+
+
+def _own(out: Path) -> set[str]:
+    """What tells a training directory from a folder with files of somebody else's."""
+    return {"training.json", *({"private"} if (out / STATE).is_file() else ())}
 
 
 def write_run(
@@ -169,6 +186,7 @@ def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict
         "train_accuracy": None if diverged else accuracy(checkpoint, split.train),
         "holdout_accuracy": None if diverged else accuracy(checkpoint, split.holdout),
         "samples": len(split.train),
+        "available_samples": split.available,
         "holdout_samples": len(split.holdout),
         "task": checkpoint.task,
         "arch": checkpoint.arch,
@@ -198,3 +216,13 @@ def _show(summary: dict[str, Any], out: Path) -> None:
         ("private", str(out / "private")),
     ]  # fmt: skip
     print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), rows)
+
+
+def _note(summary: dict[str, Any]) -> None:
+    """A file of one's own is not trained on as a whole: said where nobody asked for a number."""
+    taken, all_there = summary["samples"], summary["available_samples"]
+    if all_there > taken:
+        print_line(
+            f"note: {taken} of {all_there} samples were trained on, equally many of each label; "
+            f"{all_there - taken} are held out or left out. --n says how many to train on."
+        )

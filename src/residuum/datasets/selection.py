@@ -31,7 +31,7 @@ def split_pool(
     """Choose the samples of ``request`` from ``pool`` and preprocess both sets alike."""
     lookup, names = task_labels(pool, task, positive)
     labels = lookup[pool.labels]  # (N,) in 0..L-1
-    n = _count(pool, request.n, labels, names)
+    n = _count(pool, request, labels, names)
     generator = None if request.seed is None else seeded(request.seed)
     rows = take(labels, [n // len(names)] * len(names), generator)
 
@@ -52,6 +52,7 @@ def split_pool(
     return Split(
         Dataset(x, y, mean, pool.name, names),
         Dataset(x_held, y_held, mean, f"{pool.name} held-out", names),
+        available=len(labels),
     )
 
 
@@ -111,10 +112,10 @@ def spread(available: Sequence[int], total: int) -> list[int]:
     return quotas
 
 
-def check_divisible(n: int, labels: int) -> None:
-    """Refuse an ``n`` that cannot be balanced over so many labels."""
+def check_divisible(n: int, labels: int, most: int | None = None) -> None:
+    """Refuse an ``n`` that cannot be balanced over so many labels; ``most`` there are of all."""
     if n < labels or n % labels:
-        near = max(labels, n - n % labels)
+        near = max(labels, min(n - n % labels, most or n))
         raise DataError(
             f"A balanced set over {labels} labels needs n to be a positive multiple of {labels}; "
             f"got n={n}.",
@@ -122,21 +123,27 @@ def check_divisible(n: int, labels: int) -> None:
         )
 
 
-def _count(pool: Pool, n: int | None, labels: Tensor, names: tuple[str, ...]) -> int:
+def _count(pool: Pool, request: Request, labels: Tensor, names: tuple[str, ...]) -> int:
     """Number of training samples, checked against what there is."""
+    n = request.n
     counts = torch.bincount(labels, minlength=len(names)).tolist()
     most = len(names) * min(counts)
     if n is None and most:
         # Without a test part the other half is the only held-out control there can be.
         return most if pool.test is not None else len(names) * max(1, min(counts) // 2)
     wanted = len(names) if n is None else n
-    check_divisible(wanted, len(names))
+    best = most
+    if pool.test is None:  # some must be left for the control
+        left = len(labels) - (request.holdout or 1)
+        best = min(most, left - left % len(names))
+    check_divisible(wanted, len(names), best)
     if wanted > most:
         there = ", ".join(f"{c} of {name!r}" for c, name in zip(counts, names, strict=True))
+        remedy = "Use a smaller holdout." if most else "Add samples of the missing label."
         raise DataError(
             f"n={wanted} needs {wanted // len(names)} samples of each label; {pool.name!r} has "
             f"{there}.",
-            f"Use n={most} or fewer." if most else "Add samples of the missing label.",
+            f"Use n={best} or fewer." if best > 0 else remedy,
         )
     return wanted
 

@@ -19,7 +19,10 @@ from residuum.networks.activations import ACTIVATIONS, Polynomial
 from residuum.networks.modules import BIAS_RULES, MLP, ConvNet, PolynomialNetwork
 
 KINDS = ("mlp", "convnet", "polynomial")
-EXAMPLE = "Example: --arch mlp:784-1000-1000-1."
+EXAMPLE = (
+    "Example: --arch mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 or "
+    "polynomial:12-36-1,coefficients=0/0/0/1."
+)
 MAX_PARAMETERS = 10**9
 MAX_LENGTH = 2000
 
@@ -50,7 +53,9 @@ class Architecture:
             )
         kind, sizes, rest = match.groups()
         if kind not in KINDS:
-            raise ArchitectureError(f"No network kind {kind!r}.", did_you_mean(kind, KINDS))
+            raise ArchitectureError(
+                f"No network kind {kind!r}.", f"{did_you_mean(kind, KINDS)} {EXAMPLE}"
+            )
         options = dict(part.split("=", 1) for part in rest.split(",") if part)
         first, *others = sizes.split("-")
         shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, others))

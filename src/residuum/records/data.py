@@ -109,10 +109,14 @@ class Dataset(Record):
 
 @dataclass(frozen=True, eq=False)
 class Split(Record):
-    """Training samples and a disjoint held-out set, preprocessed alike."""
+    """Training samples and a disjoint held-out set, preprocessed alike.
+
+    available: samples of the source that the training samples were chosen from; 0 when not known.
+    """
 
     train: Dataset
     holdout: Dataset
+    available: int = 0
 
 
 def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
