@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from residuum.auditing.page import STATUS
 from residuum.auditing.published import SCHEMA_VERSION, result_schema
 from residuum.cli.main import COMMANDS, main
 from residuum.report.model_card import model_card
@@ -113,6 +115,53 @@ def test_names_stay_text_in_the_model_card() -> None:
     assert "\n# head" not in text
     assert "a\\|b" in text
     assert "no guarantee" in text
+
+
+def entry(page: str, name: str) -> str:
+    """What the report's list of attacks says of one."""
+    (found,) = (
+        part.split("</li>")[0]
+        for part in page.split("<li ")
+        if re.search(rf"<strong><bdi>{name}</bdi></strong>", part)
+    )
+    return found
+
+
+def test_counts_of_every_attack_are_shown(run: Path) -> None:
+    """Baselines beside deciding attacks: count, chance and p, where result.json has them."""
+    rows = json.loads((run / "result.json").read_text())["attacks"]
+    page, card = ((run / name).read_text() for name in ("report.html", "model_card.md"))
+    assert {row["name"] for row in rows if row["ran"]} > {"first-layer-weights", "model-inversion"}
+    for row in rows:
+        cells = next(line for line in card.splitlines() if line.startswith(f"| {row['name']} |"))
+        if row["ran"]:
+            chance, p = f"{row['expected_by_chance']:.3g}", f"{row['p_value']:.3g}"
+            assert f"| {row['recovered']} | {chance} | {p} |" in cells
+            line = f"alone {row['recovered']} recovered · {chance} by chance · p {p}"
+            assert line in entry(page, row["name"])
+        else:
+            assert row["reason"] in cells.replace("\\", "")
+
+
+def test_what_applies_and_was_not_run_is_not_called_inapplicable(run: Path) -> None:
+    rows = {row["name"]: row for row in json.loads((run / "result.json").read_text())["attacks"]}
+    assert rows["weight-decay"]["applies"]
+    assert not rows["weight-decay"]["ran"]
+    page = (run / "report.html").read_text()
+
+    for name, tag in (("weight-decay", "not run"), ("multiclass-kkt", "not applicable")):
+        assert f'<span class="tag">{tag}</span>' in entry(page, name)
+
+
+def test_status_and_chance_are_explained(run: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    page = (run / "report.html").read_text()
+    status = result["certificate"]["status"]
+    assert status in STATUS
+    assert STATUS[status] in page
+    assert "the mean over the sets of the test" in page
+    chance = result["verdict"]["expected_by_chance"]
+    assert f"The verdict's {chance:.3g} by chance" in page
 
 
 def test_the_model_card_of_an_audit(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -20,9 +21,11 @@ from residuum.auditing.budget import Batch
 from residuum.auditing.folder import open_folder
 from residuum.auditing.page import page
 from residuum.auditing.publish import publish
+from residuum.auditing.scale import scale_notes
 from residuum.auditing.stages import merged
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
 from residuum.checkpoints import build_model
+from residuum.cli.audit import AFTER, _progress
 from residuum.cli.main import main
 from residuum.errors import DataError, OutputError
 from residuum.records import Dataset, same
@@ -138,6 +141,23 @@ def test_initial_weights_bring_the_ntk_attack_into_the_pool() -> None:
     assert found.scores is not None
     assert found.scores.m >= sum(len(part.x) for part in found.reconstructions)
     assert all(row.p_value is not None for row in found.attacks if row.ran)
+
+
+def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
+    """Samples written into the first layer, and an attack of five steps that finds nothing."""
+    checkpoint, split = tight()
+    name = next(iter(checkpoint.theta))
+    rows = checkpoint.theta[name].clone()
+    rows[: len(split.train)] = split.train.x.flatten(1).to(rows.dtype)
+    planted = checkpoint.replace(theta={**checkpoint.theta, name: rows})
+    found = rs.audit(
+        planted, data=split.train, holdout=split.holdout, knowledge=knowledge(split), budget="1s",
+        batches=(Batch("binary-kkt", 1, 5, 0),), subsets=300,
+    )  # fmt: skip
+    assert found.verdict.outcome == INCONCLUSIVE
+    said = "the baseline first-layer-weights matches 20 of 20"
+    assert [said in reason for reason in found.verdict.reasons].count(True) == 1
+    assert said in found.html()
 
 
 def test_batches_are_selected_anew_together() -> None:
@@ -258,6 +278,129 @@ def test_gates_on_top(finished: Path, files: dict[str, list[str]]) -> None:
     assert main([*command, "--fail-on", "recovered>=1000"]) == 0
     assert main([*command, "--fail-on", "recovered>=1000", "--fail-on", "leak"]) == 1
     assert main([*command, "--exit-zero"]) == 0
+
+
+def test_data_that_do_not_fit_are_2_and_leave_nothing(
+    files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is free for the corrected command."""
+    command, out = list(files["tight"]), tmp_path / "run"
+    data, test = (Dataset.from_npz(command[command.index(k) + 1]) for k in ("--data", "--holdout"))
+    ten = torch.arange(len(data)) % 10
+    assert data.mean is not None
+    for name, changed, message in (
+        ("--data", data.replace(x=torch.zeros(20, 5), mean=None), "must fit the network's input"),
+        ("--data", data.replace(y=ten), "One output takes labels"),
+        ("--data", data.replace(x=data.x * 255), "outside the granted value range"),
+        ("--holdout", test.replace(x=torch.zeros(400, 5), mean=None), "must have the training samples'"),
+        ("--holdout", test.replace(mean=test.mean + 1), "centred by the same mean"),
+    ):  # fmt: skip
+        changed.to_npz(tmp_path / "bad.npz")
+        grants = ["--mean", "0.3"] if changed.mean is None else []
+        assert main([*command, name, str(tmp_path / "bad.npz"), *grants, "--out", str(out)]) == 2
+        assert message in capsys.readouterr().err
+        assert not out.exists()
+
+
+def test_a_mean_of_another_size_is_2_and_leaves_nothing(
+    files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "mean.npy", np.zeros((3, 5)))
+    command = [
+        *files["tight"],
+        "--mean",
+        str(tmp_path / "mean.npy"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert main(command) == 2
+    assert "64 values; got 15" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_request_without_work_stands_in_nobodys_way(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    (out / "work").mkdir(parents=True)
+    (out / "work" / "request.json").write_text('{"seed": 7}')
+    (out / "work" / "plan.json").write_text(json.dumps({"binary-kkt": vars(BATCH)}))
+    (out / "work" / "state.safetensors").write_bytes(b"under way")
+    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 2
+    (out / "work" / "state.safetensors").unlink()
+    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 0
+    assert listing(out) == FILES
+
+
+def test_samples_on_another_scale_are_said_loudly(
+    files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once for a range that the samples leave, once for a control preprocessed otherwise."""
+    command = list(files["tight"])
+    other = Dataset.from_npz(command[command.index("--holdout") + 1])
+    other.replace(x=other.x * 10).to_npz(tmp_path / "scaled.npz")
+    out = tmp_path / "run"
+    scaled = ["--holdout", str(tmp_path / "scaled.npz"), "--value-range", "0,0.9"]
+    assert main([*command, *scaled, "--out", str(out)]) in (0, 1, 3)
+    shown = capsys.readouterr().out
+    for text in ("outside the granted value range 0 to 0.9", "on another scale than training"):
+        (note,) = (n for n in json.loads((out / "result.json").read_text())["notes"] if text in n)
+        assert f"note: {note}" in shown
+        assert text in (out / "report.html").read_text()
+        assert text in (out / "model_card.md").read_text()
+
+
+def test_samples_on_one_scale_are_not_remarked_on() -> None:
+    for victim in (leaky, tight):
+        split = victim()[1]
+        assert scale_notes(split.train, split.holdout, knowledge(split)) == ()
+        first = split.train.replace(x=split.train.x[:4], y=split.train.y[:4])
+        assert scale_notes(first, split.holdout, knowledge(split)) == ()
+
+
+def test_a_control_of_training_samples_is_called_that(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    command, out = files["tight"], tmp_path / "run"
+    data = command[command.index("--data") + 1]
+    assert main([*command, "--holdout", data, "--out", str(out), "--quiet"]) == 3
+    reasons = json.loads((out / "result.json").read_text())["verdict"]["reasons"]
+    assert reasons == [
+        "not calibrated: all samples of the held-out set are training samples"
+    ]  # fmt: skip
+
+
+def test_stages_are_told_as_they_begin() -> None:
+    told: list[str] = []
+    found = audit("tight", batches=(Batch("binary-kkt", 1, 20, 0),), stage=told.append)
+    assert told == ["inspect", "attack", "score", "certify"] == list(found.seconds)
+
+
+def test_scoring_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for visible, stream in ((True, Terminal()), (False, Terminal()), (True, io.StringIO())):
+        monkeypatch.setattr("sys.stderr", stream)
+        with _progress(visible) as (watch, stage):
+            seen = watch is not None
+            for name in ("inspect", "attack", "score", "certify") if seen else ():
+                stage(name)
+        assert seen == (visible and stream.isatty())
+        assert [text in stream.getvalue() for text in AFTER.values()] == [seen, seen]
+
+
+def test_an_audits_folder_is_not_scored_over(
+    finished: Path, files: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: sha256(finished / name) for name in FILES}
+    at = files["leaky"].index("--data")
+    command = ["score", str(finished), *files["leaky"][at : at + 4], "--ckpt", files["leaky"][1]]
+    assert main(command) == 2
+    assert "is the folder of an audit" in capsys.readouterr().err
+    assert listing(finished) == FILES
+    assert before == {name: sha256(finished / name) for name in FILES}
 
 
 # Run directories
@@ -412,8 +555,10 @@ def test_what_a_killed_write_left_is_cleared(files: dict[str, list[str]], tmp_pa
     (out / ".result.json.abcd1234").write_text("{")
     (out / "work").mkdir()
     (out / "work" / "request.json").write_text('{"half": ')
+    (out / "work" / "binary-kkt-9-2x600.safetensors").write_bytes(b"of which audit?")
     assert main([*files["tight"], "--out", str(out), "--quiet"]) == 2  # damaged: cleanly refused
     (out / "work" / "request.json").unlink()
+    (out / "work" / "binary-kkt-9-2x600.safetensors").unlink()
     (out / "work" / "binary-kkt-0-2x600.safetensors").write_bytes(b"half")
     assert main([*files["tight"], "--out", str(out), "--quiet"]) == 0
     assert listing(out) == FILES

@@ -430,6 +430,18 @@ def test_without_a_control(
     assert found["metrics"]["ncc"]["top10_mean"] is not None
 
 
+def test_no_checkpoint_is_called_another_where_the_attacked_one_is_unknown(
+    scored: Path, victim: Path, capsys: Capture
+) -> None:
+    command = ["score", str(scored), "--data", str(victim), "--metrics", "ncc", "--json"]
+    note = "--ckpt is not the checkpoint that was attacked"
+    assert main([*command, "--ckpt", str(victim / "init.safetensors")]) == 0
+    assert note in printed(capsys)["notes"]
+    (scored / "attack.json").unlink()
+    assert main([*command, "--ckpt", str(victim)]) == 0
+    assert note not in printed(capsys)["notes"]
+
+
 def test_perfect_copies_are_recovered(scored: Path, victim: Path, capsys: Capture) -> None:
     truth = Dataset.from_npz(victim / "private" / "train.npz")
     found = load_run(scored)

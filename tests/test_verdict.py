@@ -74,6 +74,34 @@ def test_decision_table(
     assert found.exit_code == {LEAK: 1, NO_LEAK_FOUND: 0, INCONCLUSIVE: 3}[outcome]
 
 
+@pytest.mark.parametrize(("scores", "attacks", "outcome", "reason"), TABLE)
+@pytest.mark.parametrize("p_value", [0.002, 0.01, 0.011, None])
+def test_a_significant_baseline_is_said_and_decides_nothing(
+    p_value: float | None,
+    scores: Scores | None,
+    attacks: list[AttackOutcome],
+    outcome: str,
+    reason: str,
+) -> None:
+    beside = AttackOutcome(
+        "first-layer-weights", False, True, True, "", recovered=None if p_value is None else 5,
+        expected_by_chance=None if p_value is None else 0.28, p_value=p_value,
+    )  # fmt: skip
+    found = decide(scores, (*attacks, beside))
+    plain = decide(scores, tuple(attacks))
+    assert (found.outcome, found.exit_code) == (plain.outcome, plain.exit_code)
+    said = [text for text in found.reasons if text not in plain.reasons]
+    calibrated = scores is not None and scores.calibrated
+    if calibrated and outcome != LEAK and p_value is not None and p_value <= 0.01:
+        (line,) = said
+        assert line.startswith(
+            "the baseline first-layer-weights matches 5 of 20 (0.28 by chance, p"
+        )
+        assert "no deciding attack found them" in line
+    else:
+        assert said == []
+
+
 def test_every_outcome_is_in_the_table() -> None:
     assert {row[2] for row in TABLE} == set(EXIT_CODES)
 

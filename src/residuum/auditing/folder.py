@@ -43,12 +43,17 @@ class Folder:
             )
 
     def claim(self, request: dict[str, Any]) -> None:
-        """Begin, or go on with, the audit that ``request`` describes; any other is refused."""
+        """Begin, or go on with, the audit that ``request`` describes; any other is refused.
+
+        A request that left no work, because its inputs were refused, stands in nobody's way.
+        """
         wanted = json.loads(json.dumps(request))
         before = read_json(self.path / RESULT).get("request") if self.complete else None
         if not self.complete and (self.work / REQUEST).is_file():
             before = read_json(self.work / REQUEST)
-        if before != wanted and (before is not None or self.complete):
+        if before != wanted and not self.complete and not self._started:
+            (self.work / PLAN).unlink(missing_ok=True)  # of a request that came to nothing
+        elif before != wanted and (before is not None or self.complete):
             before = before if isinstance(before, dict) else {}
             changed = sorted(k for k in {*before, *wanted} if before.get(k) != wanted.get(k))
             raise another(self.path, WHAT, f"settings or inputs ({', '.join(changed[:4])})")
@@ -82,6 +87,11 @@ class Folder:
     def finish(self) -> None:
         """Drop what only an unfinished audit needs."""
         shutil.rmtree(self.work, ignore_errors=True)
+
+    @property
+    def _started(self) -> bool:
+        """Whether a batch is finished or under way."""
+        return any(self.work.glob("*.safetensors"))
 
     def _plans(self, attack: str) -> bool:
         return isinstance(read_json(self.work / PLAN).get(attack), dict)

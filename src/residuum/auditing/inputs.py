@@ -6,23 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from residuum.checkpoints import build_model, checkpoint_from_module, load_checkpoint
+from residuum.checkpoints import build_model
 from residuum.errors import DataError
+from residuum.evaluation.field import lay_out
 from residuum.records import Checkpoint, Dataset
 from residuum.theory.kkt import evaluate
+from residuum.theory.rows import choose_task, normalise_labels
 
 Data = Dataset | tuple[Any, Any] | str | Path
-
-
-def as_checkpoint(model: Checkpoint | nn.Module | str | Path, arch: str | None) -> Checkpoint:
-    """A checkpoint as it is, of a live network, or read from a file."""
-    if isinstance(model, Checkpoint):
-        return model
-    if isinstance(model, nn.Module):
-        return checkpoint_from_module(model)
-    return load_checkpoint(model, arch)
 
 
 def as_dataset(given: Data | Tensor | Any, name: str) -> Dataset:
@@ -50,27 +43,21 @@ def as_dataset(given: Data | Tensor | Any, name: str) -> Dataset:
     return Dataset(x, y.detach().cpu(), name=name)
 
 
-def check_fit(checkpoint: Checkpoint, train: Dataset | None, control: Dataset | None) -> None:
-    """Refuse data that the network cannot take before the attack, not after it."""
+def task_of(checkpoint: Checkpoint, task: str) -> str:
+    """The task that was said, else the one that the checkpoint names; "auto" where neither does."""
+    return checkpoint.task if task == "auto" and checkpoint.task else task
+
+
+def check_fit(
+    checkpoint: Checkpoint, train: Dataset | None, control: Dataset | None, task: str = "auto"
+) -> None:
+    """Refuse before the attack whatever scoring and certificate would refuse after it."""
     if train is None:
         return
     model = build_model(checkpoint)
-    dtype = next(model.parameters()).dtype
-    outputs = evaluate(model, train.x[:1].to(dtype))
-    if outputs.shape[1] > 1 and checkpoint.task != "regression":
-        _check_classes(train, outputs.shape[1])
-    if control is not None and control.shape != train.shape:
-        raise DataError(
-            f"Held-out samples must have the training samples' shape {train.shape}; "
-            f"got {control.shape}.",
-            "Preprocess both alike.",
-        )
-
-
-def _check_classes(train: Dataset, outputs: int) -> None:
-    if train.y.ndim == 1 and (train.y.min() < 0 or train.y.max() >= outputs):
-        raise DataError(
-            f"Labels must index the {outputs} outputs; they run from {float(train.y.min()):g} to "
-            f"{float(train.y.max()):g}.",
-            "Number the classes from 0.",
-        )
+    outputs = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
+    normalise_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
+    lay_out(
+        torch.zeros_like(train.x[:1]), train, control, candidate_labels=None, match_labels=True,
+        same_label=False, seed=0, notes=[],
+    )  # fmt: skip

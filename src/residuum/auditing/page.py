@@ -15,9 +15,17 @@ from residuum.evaluation.pools import joined, whole_pool
 from residuum.records import Knowledge, Reconstruction
 from residuum.report import page as shown
 from residuum.similarity import cosine
+from residuum.theory.kkt import EXACT, NEAR
 
 MOST_CANDIDATES = 60  # cards without data
 MOST_CURVE = 400  # points of a residual's curve
+STATUS = {  # of a KKT certificate, in words
+    "kkt": f"Clarke residual at most {EXACT:g}: a KKT point up to rounding",
+    "near_kkt": f"Clarke residual at most {NEAR:g}: near a KKT point",
+    "far_from_kkt": f"Clarke residual above {NEAR:g}: far from a KKT point, which the KKT attack "
+    "assumes; the verdict does not rest on it",
+    "not_separated": "some sample is on the wrong side of its margin: not a KKT point",
+}
 PLAIN = ("shape", "value_range", "sample_count", "label_balance", "loss", "weight_decay")
 
 
@@ -201,11 +209,13 @@ def _residuals(part: Reconstruction) -> shown.Residuals:
 
 def _attack(row: Any) -> shown.AttackRow:
     if not row.ran:
-        return shown.AttackRow(row.name, False, row.reason)
+        status = "not run" if row.applies else "not applicable"
+        return shown.AttackRow(row.name, False, row.reason, status=status)
     status = "baseline" if not row.decides else "converged" if row.converged else "not converged"
     return shown.AttackRow(
-        row.name, True, row.reason, row.restarts, status, row.candidates, row.residual, row.seconds
-    )
+        row.name, True, row.reason, row.restarts, status, row.candidates, row.residual, row.seconds,
+        row.recovered, row.expected_by_chance, row.p_value,
+    )  # fmt: skip
 
 
 def _certificate(result: AuditResult) -> tuple[shown.Figure, ...]:
@@ -223,7 +233,7 @@ def _certificate(result: AuditResult) -> tuple[shown.Figure, ...]:
         shown.Figure("balance gap", found.balance, "0 at a KKT point"),
         shown.Figure("leak capacity", result.inspection.capacity,
                      "rank of the first layer at 1% of its largest singular value"),
-        shown.Figure("status", found.status, "; ".join(found.notes)),
+        shown.Figure("status", found.status, "; ".join((STATUS[found.status], *found.notes))),
     )  # fmt: skip
 
 

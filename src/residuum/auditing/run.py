@@ -1,7 +1,7 @@
 """From a network to a verdict: inspect, attack, select, score, certify, decide.
 
-The attack stage is handed the checkpoint and the granted knowledge; data and held-out samples are
-looked at only after it has ended.
+The attack stage is handed the checkpoint and the granted knowledge. Data and held-out samples are
+checked for fit before it, and compared with only after it has ended.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from residuum.attacks.state import Watcher
 from residuum.auditing.budget import UNIQUENESS_SHARE, Batch, seconds_of
 from residuum.auditing.certificates import kkt_certificate, uniqueness_certificate
 from residuum.auditing.control import evidence
-from residuum.auditing.inputs import Data, as_checkpoint, as_dataset, check_fit
+from residuum.auditing.inputs import Data, as_dataset, check_fit, task_of
 from residuum.auditing.result import AuditResult, Evidence
+from residuum.auditing.scale import scale_notes
 from residuum.auditing.stages import Attacked, AttackStage, Store
 from residuum.auditing.verdict import AttackOutcome, decide
 from residuum.auditing.wording import assumptions, limitations
-from residuum.checkpoints import build_model, inspect_checkpoint
+from residuum.checkpoints import as_checkpoint, build_model, inspect_checkpoint
 from residuum.errors import InputError, did_you_mean
 from residuum.evaluation import score
 from residuum.evaluation.pools import CandidatePool, joined, selected_pool, whole_pool
@@ -54,6 +55,7 @@ def audit(
     store: Store | None = None,
     watch: Callable[[str], Watcher] | None = None,
     hashes: dict[str, str] | None = None,
+    stage: Callable[[str], None] | None = None,
 ) -> AuditResult:
     """Attack ``model`` from its weights alone and say whether its training data came back.
 
@@ -61,23 +63,25 @@ def audit(
     them; holdout: samples it never saw, likewise, labels optional, at least 100; without either
     the verdict is inconclusive; knowledge: what the attacker is told; budget: wall clock, such as
     "10min": as many batches of restarts as fit, at least one; batches: exactly these instead, as
-    recorded by an earlier audit; store, watch: see ``AttackStage``.
+    recorded by an earlier audit; store, watch: see ``AttackStage``; stage: called with the name of
+    every stage as it begins.
     """
-    clock = _Clock()
+    clock = _Clock(stage)
     checkpoint = as_checkpoint(model, arch)
     knowledge = knowledge or Knowledge()
     train = None if data is None else as_dataset(data, "data")
     control = None if holdout is None else as_dataset(holdout, "holdout")
-    check_fit(checkpoint, train, control)
+    check_fit(checkpoint, train, control, task)
+    contradictions = scale_notes(train, control, knowledge)
     with clock("inspect"):
         inspection = inspect_checkpoint(checkpoint)
     config = attack_config(preset, steps, seed, device)
     seconds = seconds_of(budget)
-    stage = AttackStage(
+    attacks = AttackStage(
         checkpoint, inspection, knowledge, config, seconds, store, watch, tuple(batches), baselines
     )
     with clock("attack"):
-        attacked = stage.run()
+        attacked = attacks.run()
     with clock("score"):
         judged = _judge(checkpoint, attacked, train, control, inspection.capacity, seed, subsets)
     with clock("certify"):
@@ -95,7 +99,7 @@ def audit(
         environment=environment(device), hashes=dict(hashes or {}),
         assumptions=assumptions(checkpoint, inspection),
         limitations=limitations(verdict, judged.scores, knowledge),
-        notes=_notes(attacked, judged.scores),
+        notes=(*contradictions, *_notes(attacked, judged.scores)),
     )  # fmt: skip
 
 
@@ -150,7 +154,7 @@ def _certified(
     task: str, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Both certificates, or why there is none: fields of ``AuditResult``."""
-    task = checkpoint.task if task == "auto" and checkpoint.task else task
+    task = task_of(checkpoint, task)
     certificate, of = kkt_certificate(checkpoint, train, attacked.found, task)
     unique, why_not = uniqueness_certificate(
         checkpoint, attacked.found, knowledge, task=task, seconds=UNIQUENESS_SHARE * seconds
@@ -186,13 +190,16 @@ def _notes(attacked: Attacked, scores: Scores | None) -> tuple[str, ...]:
 
 
 class _Clock:
-    """Seconds of every stage."""
+    """Seconds of every stage; ``begun`` is told its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Callable[[str], None] | None) -> None:
         self.seconds: dict[str, float] = {}
+        self.begun = begun
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        if self.begun is not None:
+            self.begun(stage)
         start = time.monotonic()
         yield
         self.seconds[stage] = round(time.monotonic() - start, 3)

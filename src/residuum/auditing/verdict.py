@@ -10,7 +10,8 @@
 
 Significant: p <= 1% in ONE permutation test, on the candidates of all attacks pooled. Several
 attacks, several metrics and the baselines give several counts; only this one decides, so the level
-holds however many attacks were run.
+holds however many attacks were run. A baseline that is significant by itself without a leak is named
+among the reasons and changes nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ EXIT_CODES = {NO_LEAK_FOUND: 0, LEAK: 1, INCONCLUSIVE: 3}
 # 20-400 digits ended between 0.001 and 0.1, on random initialisations of 30 or more neurons between
 # 0.25 and 0.85. Above the limit an attack that found nothing has not explained the weights either.
 RESIDUAL_LIMIT = 0.1
+BASELINE_MEANING = {
+    "first-layer-weights": "rows of the first layer resemble training samples",
+    "model-inversion": "inputs of extreme output resemble training samples",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +102,9 @@ def decide(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict
     if converged := [attack for attack in deciding if attack.converged]:
         explained = ", ".join(f"{a.name} {a.residual:.2g}" for a in converged)
         reason = f"first-layer residual within {RESIDUAL_LIMIT:g}: {explained}"
-        return _verdict(NO_LEAK_FOUND, (missing, reason), scores)
-    return _verdict(INCONCLUSIVE, (missing, *_shortfalls(deciding)), scores)
+        return _verdict(NO_LEAK_FOUND, (missing, reason, *_beside(scores, attacks)), scores)
+    reasons = (missing, *_shortfalls(deciding), *_beside(scores, attacks))
+    return _verdict(INCONCLUSIVE, reasons, scores)
 
 
 def _verdict(outcome: str, reasons: tuple[str, ...], scores: Scores) -> Verdict:
@@ -108,6 +114,22 @@ def _verdict(outcome: str, reasons: tuple[str, ...], scores: Scores) -> Verdict:
         expected_by_chance=scores.expected_by_chance, interval=row.interval,
         p_value=scores.p_value, metric=scores.deciding,
     )  # fmt: skip
+
+
+def _beside(scores: Scores, attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
+    """Baselines that beat chance where no deciding attack did: said, never deciding."""
+    return tuple(
+        f"the baseline {attack.name} matches {attack.recovered} of {scores.n} "
+        f"({attack.expected_by_chance:.2g} by chance, p = {attack.p_value:.2g}): "
+        f"{BASELINE_MEANING.get(attack.name, 'its candidates resemble training samples')}, though "
+        "no deciding attack found them"
+        for attack in attacks
+        if not attack.decides
+        and attack.recovered
+        and attack.expected_by_chance is not None
+        and attack.p_value is not None
+        and attack.p_value <= SIGNIFICANCE
+    )
 
 
 def _shortfalls(deciding: list[AttackOutcome]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ residuum audit runs/m --data runs/m --holdout runs/m --budget 10min --fail-on "r
 
 residuum audit --config a/config.toml --out again
 """
+AFTER = {"score": "scoring against the held-out control", "certify": "certifying"}
 
 
 def command(
@@ -110,8 +111,8 @@ def command(
     if out is None:
         raise InputError("An audit needs a folder to write.", "Say --out runs/a.")
     options.check_device(settings.device or "cpu")
-    with _progress(not (json or quiet)) as watch:
-        summary, verdict = audit_into(out, settings, watch=watch, blur=blur)
+    with _progress(not (json or quiet)) as (watch, stage):
+        summary, verdict = audit_into(out, settings, watch=watch, stage=stage, blur=blur)
     if json:
         print_json(summary)
     elif not quiet:
@@ -125,10 +126,12 @@ def show(summary: dict[str, Any], out: Path) -> None:
     rows = [
         (row["name"], "yes" if row["ran"] else "no", str(row["restarts"]) if row["ran"] else "-",
          number(row["first_layer_residual"], 2),
-         "-" if row["recovered"] is None else str(row["recovered"]), row["reason"])
+         "-" if row["recovered"] is None
+         else f"{row['recovered']} ({number(row['expected_by_chance'], 2)})",
+         number(row["p_value"], 2), row["reason"])
         for row in summary["attacks"]
     ]  # fmt: skip
-    columns = ("attack", "run", "restarts", "residual", "recovered", "why")
+    columns = ("attack", "run", "restarts", "residual", "recovered\n(chance)", "p", "why")
     print_table(f"{summary['network']['arch']}: attacks", columns, rows)
     certificate = summary["certificate"]
     if certificate is not None:
@@ -138,6 +141,8 @@ def show(summary: dict[str, Any], out: Path) -> None:
         )
     granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in summary["knowledge"])
     print_line(f"granted to the attacker: {granted or 'nothing but the weights'}")
+    for note in summary["notes"]:
+        print_line(f"note: {note}")
     print_line(f"verdict: {verdict['outcome']}. {verdict['sentence']}")
     for reason in verdict["reasons"]:
         print_line(f"  {reason}")
@@ -145,7 +150,18 @@ def show(summary: dict[str, Any], out: Path) -> None:
 
 
 @contextmanager
-def _progress(visible: bool) -> Iterator[Any]:
-    """A watcher per attack; one bar at a time."""
-    with attack_progress(visible) as watch:
-        yield None if watch is None else lambda _name: watch
+def _progress(visible: bool) -> Iterator[tuple[Any, Any]]:
+    """A watcher per attack, one bar at a time, and what to tell of the stages after the attacks."""
+    with ExitStack() as shown:
+        watch = shown.enter_context(attack_progress(visible))
+        if watch is None:
+            yield None, None
+            return
+        from rich.console import Console
+
+        def stage(name: str) -> None:
+            if name in AFTER:
+                shown.close()  # the attacks' bar, or the stage before
+                shown.enter_context(Console(stderr=True).status(AFTER[name]))
+
+        yield lambda _name: watch, stage

@@ -20,14 +20,23 @@ FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss"
 
 
 def audit_into(
-    out: Path, settings: AuditSettings, *, watch: Callable[[str], Any] | None, blur: bool
+    out: Path,
+    settings: AuditSettings,
+    *,
+    watch: Callable[[str], Any] | None,
+    blur: bool,
+    stage: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], Verdict]:
     """Run, resume or show again the audit of ``settings`` in the folder ``out``."""
     from residuum.auditing import AuditResult, audit
     from residuum.auditing.artifacts import read_result, write_artifacts
     from residuum.auditing.folder import open_folder
+    from residuum.auditing.inputs import check_fit
+    from residuum.auditing.scale import scale_notes
 
     inputs, options = _read_inputs(settings), _options(settings)
+    check_fit(inputs.released, inputs.train, inputs.control, options["task"])
+    scale_notes(inputs.train, inputs.control, inputs.knowledge)  # refuses before a folder is there
     with open_folder(out) as folder:
         request = _request(settings, inputs.hashes, inputs.knowledge)
         folder.claim(request)
@@ -36,7 +45,7 @@ def audit_into(
             return read_result(out), AuditResult.load(out).verdict
         result = audit(
             inputs.released, data=inputs.train, holdout=inputs.control, knowledge=inputs.knowledge,
-            hashes=inputs.hashes, store=folder, watch=watch, **options,
+            hashes=inputs.hashes, store=folder, watch=watch, stage=stage, **options,
         ).replace(subject=inputs.path.name)  # fmt: skip
         summary = write_artifacts(
             folder, result, request=request, sources=inputs.sources,

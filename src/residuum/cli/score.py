@@ -68,6 +68,7 @@ def command(
 
     if candidates not in CANDIDATES:
         raise InputError(f"No candidates {candidates!r}.", did_you_mean(candidates, CANDIDATES))
+    _refuse_audit(run)
     found = load_run(run)
     train = read_samples(data, "train.npz")
     control = None if holdout is None else read_samples(holdout, "holdout.npz")
@@ -91,6 +92,18 @@ def command(
         print_json(summary)
     elif not quiet:
         show(scores, selected, found, run)
+
+
+def _refuse_audit(run: Path) -> None:
+    """An audit's files stay as it wrote them: ``result.json`` holds their hashes."""
+    from residuum.auditing.folder import RESULT, WORK
+    from residuum.errors import InputError
+
+    if (run / RESULT).is_file() or (run / WORK).is_dir():
+        raise InputError(
+            f"{str(run)!r} is the folder of an audit, which has scores of its own (scores.json).",
+            "Name the folder of an attack; for other data audit again with another --out.",
+        )
 
 
 def write_scores(
@@ -185,7 +198,8 @@ def _network(
     request = read_summary(run).get("request")
     request = request if isinstance(request, dict) else {}
     released = load_checkpoint(ckpt, request.get("arch"))
-    other = request.get("checkpoint_sha256") != weights_hash(ckpt)
+    attacked = request.get("checkpoint_sha256")  # unknown where the folder has no attack.json
+    other = attacked is not None and attacked != weights_hash(ckpt)
     notes = ("--ckpt is not the checkpoint that was attacked",) if other else ()
     model = build_model(released)
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))

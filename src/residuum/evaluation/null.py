@@ -63,6 +63,8 @@ def why_not_calibrated(n: int, pool: int | None) -> str:
     """Why a held-out pool of this size calibrates nothing; "" when it does."""
     if pool is None:
         return "not calibrated: no held-out set was given"
+    if pool == 0:  # a dataset has samples: none is left when all were trained on
+        return "not calibrated: all samples of the held-out set are training samples"
     if pool < max(MIN_POOL, n):
         need = (
             f"{MIN_POOL} samples" if n <= MIN_POOL else f"as many samples as were trained on ({n})"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from residuum.report import charts, gallery
-from residuum.report.page import Control, Page, Verdict, fixed, shown
+from residuum.report.page import Control, Page, Verdict, fixed, p_text, shown
 from residuum.report.safetext import finalize, isolated
 
 if TYPE_CHECKING:
@@ -75,12 +75,8 @@ def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
         ("recovered", f"{verdict.recovered} of {verdict.n}"),
         ("expected by chance", shown(verdict.expected)),
         ("95% interval", f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"),
-        ("p value", _p_value(verdict.p_value)),
+        ("p value", p_text(verdict.p_value)),
     )
-
-
-def _p_value(value: float | None) -> str:
-    return "< 0.001" if value is not None and value < 0.001 else shown(value)
 
 
 def _threshold_table(control: Control | None) -> dict[str, Any] | None:
@@ -159,6 +155,6 @@ def _environment() -> Environment:
         loader=FileSystemLoader(HERE), autoescape=True, finalize=finalize,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": _p_value}
+    environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": p_text}
     environment.globals |= {"figures_of": verdict_figures, "PROVENANCE": PROVENANCE}
     return environment

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
-from residuum.report.page import Page, shown
+from residuum.report.page import AttackRow, Page, p_text, shown
 
+COUNTS = (
+    "Counts are of each attack's candidates alone. The verdict rests on the candidates of all "
+    "attacks but the baselines, pooled."
+)
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 
 
@@ -28,6 +32,7 @@ def model_card(page: Page) -> str:
         ),
         *_section("Assumptions", page.assumptions),
         *_section("Limitations", page.limitations),
+        *_section("Notes", page.notes),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -43,11 +48,19 @@ def _section(title: str, rows: tuple[str, ...]) -> list[str]:
 
 
 def _attacks(page: Page) -> list[str]:
-    rows = ["### Attacks", "", "| attack | run | restarts | first-layer residual | note |",
-            "|---|---|---:|---:|---|"]  # fmt: skip
+    rows = [
+        "### Attacks", "",
+        "| attack | run | restarts | first-layer residual | recovered | by chance | p | note |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]  # fmt: skip
     for row in page.attacks:
         rows.append(
             f"| {text(row.name)} | {'yes' if row.ran else 'no'} | {shown(row.restarts)} | "
-            f"{shown(row.first_layer_residual)} | {text(row.status or row.reason)} |"
+            f"{shown(row.first_layer_residual)} | {shown(row.recovered)} | {shown(row.expected)} | "
+            f"{text(p_text(row.p_value))} | {text(_note(row))} |"
         )
-    return [*rows, ""] if page.attacks else []
+    return [*rows, "", COUNTS, ""] if page.attacks else []
+
+
+def _note(row: AttackRow) -> str:
+    return (row.status if row.ran else row.reason) or row.reason

@@ -170,7 +170,10 @@ class Granted:
 
 @dataclass(frozen=True)
 class AttackRow:
-    """An attack and what became of it; ran: False when it does not apply, for ``reason``."""
+    """An attack and what became of it; ran: False when it was not run, for ``reason``.
+
+    recovered, expected, p_value: of its candidates alone; None without a held-out control.
+    """
 
     name: str
     ran: bool
@@ -180,6 +183,9 @@ class AttackRow:
     candidates: int | None = None
     first_layer_residual: float | None = None
     seconds: float | None = None
+    recovered: int | None = None
+    expected: float | None = None
+    p_value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +240,11 @@ def fixed(value: float | None) -> str:
     if np.isinf(value):
         return "∞" if value > 0 else "-∞"
     return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
+
+
+def p_text(value: float | None) -> str:
+    """A p value for a column."""
+    return "< 0.001" if value is not None and value < 0.001 else shown(value)
 
 
 def _p(value: float) -> str:
