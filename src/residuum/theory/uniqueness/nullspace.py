@@ -173,5 +173,5 @@ def _largest(forward: Product, backward: Product, system: System, seed: int) -> 
 
 
 def _rank(matrix: Tensor) -> int:
-    values = torch.linalg.svdvals(matrix)
+    values = torch.linalg.svdvals(matrix.detach())
     return int((values > NULL * values[0]).sum()) if len(values) and float(values[0]) > 0 else 0
