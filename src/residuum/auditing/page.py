@@ -232,7 +232,8 @@ def _certificate(result: AuditResult) -> tuple[shown.Figure, ...]:
         shown.Figure("delta", found.delta, "complementary slackness"),
         shown.Figure("balance gap", found.balance, "0 at a KKT point"),
         shown.Figure("leak capacity", result.inspection.capacity,
-                     "rank of the first layer at 1% of its largest singular value"),
+                     "rank of the first layer at 1% of its largest singular value; a convolution "
+                     "has none"),
         shown.Figure("status", found.status, "; ".join((STATUS[found.status], *found.notes))),
     )  # fmt: skip
 

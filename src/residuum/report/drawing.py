@@ -137,6 +137,17 @@ def tidy(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """One legend for all panels, that of ``axes``."""
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        fontsize=7.5,
+        frameon=False,
+    )
+
+
 def _place(axes: Axes, image: Tensor, at: tuple[float, float, float, float], framed: bool) -> None:
     """One image at (left, top, width, height)."""
     from matplotlib.patches import Rectangle

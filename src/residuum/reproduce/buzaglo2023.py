@@ -24,6 +24,13 @@ from residuum.reproduce.outcome import Outcome, Row
 from residuum.reproduce.victims import attacked
 
 WEIGHT_DECAY = 7.5e-4
+TRAINING: dict[str, Any] = {
+    "method": "gd",
+    "loss": "squared",
+    "weight_decay": WEIGHT_DECAY,
+    "momentum": 0.9,
+    "steps": 80_000,
+}
 Arms = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # changed settings, granted facts
 MULTICLASS = ImageRun(
     "multiclass",
@@ -39,13 +46,7 @@ DECAY = ImageRun(
     500,
     task="regression",
     metric="ssim3",
-    training={
-        "method": "gd",
-        "loss": "squared",
-        "weight_decay": WEIGHT_DECAY,
-        "momentum": 0.9,
-        "steps": 80_000,
-    },
+    training=TRAINING,
     attack=replace(
         OURS,
         candidates=1000,

@@ -12,7 +12,7 @@ from residuum.reproduce.images import ImageRun, details, perform, prefixed, show
 from residuum.reproduce.outcome import Array, Outcome, Row
 from residuum.reproduce.published import PUBLISHED
 
-_TRAINING = {
+TRAINING = {
     "method": "gd",
     "loss": "squared",
     "lr": 5e-4,
@@ -28,7 +28,7 @@ MNIST = ImageRun(
     hidden=(2048, 2048),
     bias="all",
     task="regression",
-    training=_TRAINING,
+    training=TRAINING,
     attack=replace(PRESETS["ntk"], candidates=400),
     box=True,
     initial=True,
@@ -49,7 +49,7 @@ def ntk(context: Context) -> Outcome:
     }
     for name, run in RUNS.items():
         if context.scale.name == "tiny":
-            run = replace(run, training={**_TRAINING, "lr": 1e-3})
+            run = replace(run, training={**TRAINING, "lr": 1e-3})
         done = perform(context, run)
         scores = done.scores["residuum"]
         l2, ncc = scores.metrics["l2"], scores.metrics["ncc"]

@@ -170,13 +170,7 @@ def _panels(outcome: Outcome, width: float, height: float) -> tuple[Any, list[An
 def _finish(figure: Any, panels: list[Any]) -> bytes:
     for axes in panels:
         drawing.tidy(axes)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=2,
-        fontsize=7.5,
-        frameon=False,
-    )
+    drawing.legend_below(figure, panels[0])
     return drawing.png(figure)
 
 

@@ -64,13 +64,7 @@ def scatters(outcome: Outcome) -> bytes:
         axes.set_xlabel("network output", fontsize=7.5)
         axes.set_ylabel(run["metric"], fontsize=7.5)
         drawing.tidy(axes)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=2,
-        fontsize=7.5,
-        frameon=False,
-    )
+    drawing.legend_below(figure, panels[0])
     return drawing.png(figure)
 
 

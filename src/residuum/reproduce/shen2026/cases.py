@@ -18,11 +18,11 @@ from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.run import prepare, resolve
 from residuum.attacks.solver import Solver
 from residuum.records import Dataset, Knowledge, Split
+from residuum.reproduce import buzaglo2023, loo2024
 from residuum.reproduce.context import Context
 from residuum.reproduce.exact import as_mlp, polynomial_point
 from residuum.reproduce.images import ImageRun, knowledge_of, trained
 
-WEIGHT_DECAY = 7.5e-4
 CUBIC_N, CUBIC_SHAPE = 6, (1, 3, 3)
 CUBIC = AttackConfig(
     objective="binary-kkt",
@@ -42,13 +42,7 @@ SETUPS: dict[str, tuple[str, str, dict[str, Any], AttackConfig, int, int]] = {
     "buzaglo": (
         "regression",
         "first",
-        {
-            "method": "gd",
-            "loss": "squared",
-            "weight_decay": WEIGHT_DECAY,
-            "momentum": 0.9,
-            "steps": 80_000,
-        },
+        buzaglo2023.TRAINING,
         _DECAY,
         80_000,
         30_000,
@@ -56,15 +50,7 @@ SETUPS: dict[str, tuple[str, str, dict[str, Any], AttackConfig, int, int]] = {
     "loo": (
         "regression",
         "all",
-        {
-            "method": "gd",
-            "loss": "squared",
-            "lr": 5e-4,
-            "momentum": 0.9,
-            "steps": 40_000,
-            "init": "lecun",
-            "stop_loss": 1e-9,
-        },
+        loo2024.TRAINING,
         PRESETS["ntk"],
         80_000,
         20_000,
