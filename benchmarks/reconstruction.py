@@ -204,6 +204,7 @@ def main() -> None:
             brief = {
                 metric: (
                     v["recovered"],
+                    v["threshold_null99"],
                     v["expected_by_chance"],
                     v["above_published_threshold"],
                     v["top10_mean"],

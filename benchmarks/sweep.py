@@ -127,6 +127,7 @@ def searched(
         "recovered by the trial chosen without data": both.rows[0]["recovered"],
         "recovered by the trial chosen with data": both.by_data[0]["recovered"],
         "consensus recovered": mine.recovered,
+        "consensus threshold": mine.threshold_null99,
         "consensus by chance": mine.expected_by_chance,
         "consensus p": mine.p_value,
         "preset's consensus recovered": its.recovered,

@@ -61,9 +61,8 @@ def run(checkpoint: Checkpoint, config: AttackConfig, n: int) -> Reconstruction:
 def counts(x: Tensor, split: Split) -> dict[str, Any]:
     scores = score(x.double(), split.train, split.holdout, metrics=("ncc",), subsets=200)
     metric = scores.to_json()["metrics"]["ncc"]
-    return {
-        key: metric[key] for key in ("recovered", "expected_by_chance", "p_value", "top10_mean")
-    }
+    names = ("recovered", "threshold_null99", "expected_by_chance", "p_value", "top10_mean")
+    return {name: metric[name] for name in names}
 
 
 def finite(value: float) -> float | None:

@@ -43,8 +43,9 @@ def main(arguments: list[str] | None = None) -> dict[str, rs.AuditResult]:
             budget=options.budget, steps=options.steps,
         )  # fmt: skip
         verdict = result.verdict
-        print(f"{name}: {verdict.outcome}, {verdict.recovered} of {verdict.n} recovered,"
-              f" {verdict.expected_by_chance:.2f} by chance, p = {verdict.p_value:.3f}")  # fmt: skip
+        print(f"{name}: {verdict.outcome}, {verdict.recovered} of {verdict.n} recovered"
+              f" ({result.scores.rule}), {verdict.expected_by_chance:.2f} by chance,"
+              f" p = {verdict.p_value:.3f}")  # fmt: skip
         print("  report:", result.save(options.out / name.replace(" ", "-")) / "report.html")
         results[name] = result
     return results

@@ -73,13 +73,16 @@ def test_the_written_sarif(run: Path) -> None:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_sarif_of_every_outcome(outcome: str) -> None:
-    verdict = Verdict(outcome, 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", ("because <b>",))
+    verdict = Verdict(
+        outcome, 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", ("because <b>",), "ncc > 0.8"
+    )
     log = sarif(verdict, file="a b/m#1.pt", tool_version="1", sha256="0f", exit_code=1)
     check_sarif(log)
     result = log["runs"][0]["results"][0]
     assert (result["kind"] == "fail") == (outcome == "leak") == (result["level"] == "error")
     assert result["ruleId"] == RULE
     assert result["properties"]["recovered"] == 6
+    assert result["properties"]["rule"] in result["message"]["text"]
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b/m%231.pt"
 
 
@@ -141,6 +144,17 @@ def test_counts_of_every_attack_are_shown(run: Path) -> None:
             assert line in entry(page, row["name"])
         else:
             assert row["reason"] in cells.replace("\\", "")
+
+
+def test_the_threshold_stands_beside_the_count(run: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    verdict = result["verdict"]
+    rule = f"{verdict['metric']} > {result['scores']['threshold']:.3g}"
+    count = f"{verdict['recovered']} of {verdict['n']} training samples ({rule}; naive 95% interval"
+    assert count in verdict["sentence"]
+    for name in ("report.html", "model_card.md", "report.sarif"):
+        text = (run / name).read_text().replace("&gt;", ">").replace("\\", "")
+        assert rule in text, name
 
 
 def test_what_applies_and_was_not_run_is_not_called_inapplicable(run: Path) -> None:

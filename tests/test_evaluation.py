@@ -313,6 +313,21 @@ def test_without_a_fit_control_nothing_is_claimed(pool):
     assert all(row.recovered is None for row in found.per_sample)
 
 
+def test_the_threshold_stands_beside_every_count():
+    found = score(*planted(), subsets=200)
+    head, *lines = found.table().splitlines()
+    assert head.split()[:2] == ["metric", "recovered"]
+    for line, metric in zip(lines, found.metrics.values(), strict=False):
+        sign = ">" if metric.higher_is_better else "<"
+        assert f"{metric.recovered}/20 " in line
+        assert f" {sign} {metric.threshold_null99:.3g} " in line
+        scores = [row.matches[metric.name].score for row in found.per_sample]
+        beyond = [s is not None and (s > metric.threshold_null99) == (sign == ">") for s in scores]
+        assert sum(beyond) == metric.recovered
+    assert found.rule == f"ncc > {found.metrics['ncc'].threshold_null99:.3g}"
+    assert score(*planted()[:2], None).rule == ""
+
+
 def test_scores_hold_what_they_promise(tmp_path):
     candidates, train, holdout = planted()
     outputs = torch.linspace(-1, 3, 20) * train.y

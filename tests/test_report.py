@@ -84,10 +84,10 @@ def test_the_verdict_comes_first_with_its_numbers(outcome: str) -> None:
 
 def test_wording_of_every_outcome() -> None:
     numbers = {"n": 500, "recovered": 25, "expected": 2.4, "interval": (16.2, 36.4)}
-    leak = Verdict(LEAK, p_value=0.0002, **numbers).sentence
+    leak = Verdict(LEAK, p_value=0.0002, rule="ncc > 0.83", **numbers).sentence
     assert leak == (
-        "The attacks brought back 25 of 500 training samples (95% interval 16.2 to 36.4), where "
-        "chance alone explains 2.4; p < 0.001."
+        "The attacks brought back 25 of 500 training samples (ncc > 0.83; naive 95% interval 16.2 to "
+        "36.4), where chance alone explains 2.4; p < 0.001."
     )
     assert "others may still succeed" in Verdict(NO_LEAK_FOUND, p_value=0.4, **numbers).sentence
     assert "neither" in Verdict(INCONCLUSIVE, p_value=0.4, **numbers).sentence

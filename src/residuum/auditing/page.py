@@ -70,6 +70,7 @@ def verdict_of(result: AuditResult) -> shown.Verdict:
     return shown.Verdict(
         found.outcome, found.n, found.recovered, found.expected_by_chance, found.interval,
         found.p_value, found.metric, found.reasons,
+        "" if result.scores is None else result.scores.rule,
     )  # fmt: skip
 
 

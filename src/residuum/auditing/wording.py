@@ -35,7 +35,8 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
         "This is evidence about the attacks that were run, with the knowledge and the time they "
         "had. It is no guarantee of privacy.",
         "A sample counts as recovered when its match is closer than 99% of chance; whether a person "
-        "would recognise it is for the pictures to show.",
+        "would recognise it is for the pictures to show. The interval of the count is naive: "
+        "Clopper-Pearson for independent samples, chance not subtracted.",
     ]
     if verdict.outcome == NO_LEAK_FOUND:
         found.append(

@@ -160,7 +160,7 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
     residuals = [result.attacks[0].residual for result in results.values()]
     rows = [
         ("verdict", *(verdict.outcome for verdict in verdicts)),
-        ("digits recovered", *(f"{part.recovered} of {part.n}" for part in parts)),
+        ("digits recovered", *(f"{part.recovered} of {part.n}, {part.rule}" for part in parts)),
         ("expected by chance", *(number(part.expected_by_chance, 2) for part in parts)),
         ("p, permutation test", *(number(part.p_value, 2) for part in parts)),
         ("leak capacity", *(str(part.capacity) for part in parts)),

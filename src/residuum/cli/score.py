@@ -131,7 +131,7 @@ def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Pa
         _table(f"of these the {selected.m} that the attack itself selected", selected)
     print_line(
         scores.reason
-        or f"* decides; recovered: beyond the 99th percentile of {scores.pool} held-out samples"
+        or f"* decides; threshold: the 99th percentile of chance, by {scores.pool} held-out samples"
     )
     if scores.recovered is not None and scores.capacity is not None:
         print_line(
@@ -156,10 +156,10 @@ def _table(title: str, scores: Scores) -> None:
             f"{name} *" if name == scores.deciding else name,
             "not calibrated" if part.recovered is None else f"{part.recovered}/{scores.n}",
             number(part.expected_by_chance, 3), number(part.p_value, 3),
-            number(part.threshold_null99, 3), published, number(part.top10_mean, 3),
+            part.threshold, published, number(part.top10_mean, 3),
         ))  # fmt: skip
     columns = (
-        "metric", "recovered", "chance", "p", "null 99%", "published:\ntrain/held-out", "top 10",
+        "metric", "recovered", "chance", "p", "threshold", "published:\ntrain/held-out", "top 10",
     )  # fmt: skip
     print_table(title, columns, rows)
 

@@ -146,7 +146,10 @@ def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) 
 
 
 def count_interval(count: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Clopper-Pearson interval for the recovered rate of such samples, times ``n``."""
+    """Naive interval of a count: Clopper-Pearson as if the samples were independent trials.
+
+    Matches are one-to-one, so they are not; and chance is not subtracted.
+    """
     tail = (1 - level) / 2
     low = 0.0 if count == 0 else betaincinv(count, n - count + 1, tail)
     high = 1.0 if count == n else betaincinv(count + 1, n - count, 1 - tail)

@@ -12,7 +12,7 @@ HEAD = (
     "recovered",
     "by chance",
     "p",
-    "null 99%",
+    "threshold",
     "published",
     "train",
     "held-out",
@@ -26,7 +26,8 @@ class MetricScore(Record):
     """The counts under one metric.
 
     recovered: samples whose one-to-one match beats threshold_null99, the 99th percentile of chance;
-    interval: 95% Clopper-Pearson of that count; p_value: permutation test against held-out samples;
+    interval: naive 95% Clopper-Pearson of that count, as if samples were independent, chance not
+    subtracted; p_value: permutation test against held-out samples;
     above_published_threshold: samples beyond published_threshold, matched as its source does;
     above_published_threshold_holdout: the same of one held-out set of equal size, its chance level;
     top10_mean, best, median: of the values under the published matching. What needs a held-out
@@ -47,6 +48,18 @@ class MetricScore(Record):
     p_value: float | None = None
     threshold_null99: float | None = None
     above_published_threshold_holdout: int | None = None
+
+    @property
+    def threshold(self) -> str:
+        """What a recovered sample had to beat, such as "> 0.83"; a dash without a control."""
+        if self.threshold_null99 is None:
+            return "-"
+        return f"{'>' if self.higher_is_better else '<'} {self.threshold_null99:.3g}"
+
+    @property
+    def rule(self) -> str:
+        """What counts as recovered, to stand beside a count: "ncc > 0.83"; "" without a control."""
+        return "" if self.threshold_null99 is None else f"{self.name} {self.threshold}"
 
     def to_json(self) -> dict[str, Any]:
         """The published form; the metric's name is the key it stands under."""
@@ -128,6 +141,11 @@ class Scores(Record):
         return self.metrics[self.deciding].recovered
 
     @property
+    def rule(self) -> str:
+        """What counts as recovered by the deciding metric: "ncc > 0.83"; "" without a control."""
+        return self.metrics[self.deciding].rule
+
+    @property
     def expected_by_chance(self) -> float | None:
         """Samples that chance recovers by the deciding metric."""
         return self.metrics[self.deciding].expected_by_chance
@@ -180,7 +198,7 @@ class Scores(Record):
                     _cell(metric.recovered, f"/{self.n}"),
                     _cell(metric.expected_by_chance),
                     _cell(metric.p_value),
-                    _cell(metric.threshold_null99),
+                    metric.threshold,
                     "-" if bar is None else f"{sign} {bar:g}",
                     _cell(metric.above_published_threshold),
                     _cell(metric.above_published_threshold_holdout),

@@ -88,9 +88,8 @@ def compared_figure(
         for matched, (candidates, _) in zip(best, attacks.values(), strict=True)
         for cell in _cells(candidates, train, matched[:columns])
     ]
-    counts = [f"{name}, {scores.recovered} of {scores.n}" for name, (_, scores) in attacks.items()]
-    metric = next(iter(attacks.values()))[1].deciding.upper()
-    title = f"Best {columns} by {metric}; framed: beyond 99% of chance. From the top: {'; '.join(counts)}"
+    counts = [f"{name}, {s.recovered} of {s.n} ({s.rule})" for name, (_, s) in attacks.items()]
+    title = f"Best {columns}; framed: recovered. From the top: {'; '.join(counts)}"
     return drawing.image_grid(title, cells, ("found", "training"), columns)
 
 
@@ -241,7 +240,7 @@ def _matches_title(scores: Scores, metric: MetricScore, shown: int, framed: bool
     if metric.recovered is None:
         return f"{title}; not calibrated"
     where = " (framed)" if framed else ""
-    return f"{title}; {metric.recovered} beyond 99% of chance{where}"
+    return f"{title}; {metric.recovered} beyond 99% of chance, {metric.threshold}{where}"
 
 
 def _with_mean(images: Tensor, mean: Tensor | None) -> Tensor:

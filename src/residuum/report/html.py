@@ -73,8 +73,9 @@ def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     interval = verdict.interval
     return (
         ("recovered", f"{verdict.recovered} of {verdict.n}"),
+        ("threshold", verdict.rule or "–"),
         ("expected by chance", shown(verdict.expected)),
-        ("95% interval", f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"),
+        ("naive 95% interval", f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"),
         ("p value", p_text(verdict.p_value)),
     )
 

@@ -26,7 +26,8 @@ class Verdict:
     """The outcome and its numbers; reasons: why this row of the decision table, one sentence each.
 
     outcome: one of ``OUTCOMES``; recovered of n training samples beat the held-out control, chance
-    expects ``expected``; interval: 95% of that count; p_value: of the permutation test.
+    expects ``expected``; interval: naive 95% of that count, of independent trials, chance not
+    subtracted; p_value: of the permutation test; rule: what a sample had to beat, "ncc > 0.83".
     """
 
     outcome: str
@@ -37,6 +38,7 @@ class Verdict:
     p_value: float | None = None
     metric: str = ""
     reasons: tuple[str, ...] = ()
+    rule: str = ""
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -60,9 +62,10 @@ class Verdict:
                 "evidence for neither a leak nor its absence."
             )
         interval = self.interval
-        low_high = f" (95% interval {interval[0]:.1f} to {interval[1]:.1f})" if interval else ""
+        low_high = f"naive 95% interval {interval[0]:.1f} to {interval[1]:.1f}" if interval else ""
+        beside = "; ".join(filter(None, (self.rule, low_high)))
         p = f"; p {_p(self.p_value)}" if self.p_value is not None else ""
-        count = f"{self.recovered} of {self.n} training samples{low_high}"
+        count = f"{self.recovered} of {self.n} training samples{beside and f' ({beside})'}"
         chance = f"where chance alone explains {shown(self.expected)}{p}"
         if self.outcome == LEAK:
             return f"The attacks brought back {count}, {chance}."

@@ -91,5 +91,6 @@ def _numbers(verdict: Verdict) -> dict[str, Any]:
         "expectedByChance": verdict.expected,
         "pValue": verdict.p_value,
         "metric": verdict.metric or None,
+        "rule": verdict.rule or None,
     }
     return {name: value for name, value in values.items() if value is not None}

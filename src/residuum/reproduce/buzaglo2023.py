@@ -119,7 +119,7 @@ def _rows(name: str, scores: Scores, residual: float) -> list[Row]:
             f"{name}: recovered (NCC beyond 99% of chance)",
             ncc.recovered,
             chance=ncc.expected_by_chance,
-            note=f"of {scores.n}; the paper shows images and gives no count",
+            note=f"of {scores.n}; {ncc.rule}; the paper shows images and gives no count",
         ),
         Row(
             f"{name}: ssim3 above 0.4",

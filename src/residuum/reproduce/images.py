@@ -171,6 +171,7 @@ def counts(scores: Scores, metric: str) -> dict[str, Any]:
     found = scores.metrics[metric]
     return {
         "recovered": found.recovered,
+        "threshold": found.threshold_null99,
         "expected_by_chance": found.expected_by_chance,
         "p_value": found.p_value,
         "above": found.above_published_threshold,

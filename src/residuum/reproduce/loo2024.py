@@ -67,6 +67,7 @@ def ntk(context: Context) -> Outcome:
                 f"{name}: recovered (NCC beyond 99% of chance)",
                 ncc.recovered,
                 chance=ncc.expected_by_chance,
+                note=ncc.rule,
             ),
         ]
         arrays |= prefixed(name, shown(done, "residuum"))

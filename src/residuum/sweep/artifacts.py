@@ -133,14 +133,14 @@ def _rows(done: Sweep, scored: Rankings | None, several: bool) -> list[Row]:
     shown = done.order[:SHOWN]
     ahead = {trial.number for trial in done.front} if several else set()
     shown += [trial for trial in done.front[:SHOWN] if trial not in shown] if several else []
-    recovered = {row["number"]: row["recovered"] for row in scored.rows} if scored else {}
+    recovered = {row["number"]: _count(row) for row in scored.rows} if scored else {}
     rows = []
     for trial in shown:
         rank = f"{done.order.index(trial) + 1}{' front' if trial.number in ahead else ''}"
         values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
         cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
         rows.append(
-            Row(rank, (*cells, *((str(recovered.get(trial.number, "–")),) if scored else ())))
+            Row(rank, (*cells, *((recovered.get(trial.number, "–"),) if scored else ())))
         )
     return rows
 
@@ -153,14 +153,20 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
         return ("Without a held-out control no count can be told from chance.",)
     rho = said["spearman"]
     return (
-        f"Trial {chosen['number']}, best by the weights alone, recovered {chosen['recovered']} of "
-        f"{scored.n} training samples; trial {best['number']}, best by the data, "
-        f"{best['recovered']}. Of the five best without the data, trial {top['number']} recovered "
-        f"{top['recovered']}.",
+        f"Of {scored.n} training samples trial {chosen['number']}, best by the weights alone, recovered "
+        f"{_count(chosen)}; trial {best['number']}, best by the data, {_count(best)}. Of the five best "
+        f"without the data, trial {top['number']} recovered {_count(top)}.",
         "Rank correlation of a low residual with recovered samples: "
         + ("none, one of them is constant." if rho is None else f"{rho:.2f}."),
         "The data was read after the ranking was fixed and changed nothing in it.",
     )
+
+
+def _count(row: dict[str, Any]) -> str:
+    """Recovered samples of a trial, with what they had to beat."""
+    if row["recovered"] is None:
+        return "–"
+    return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
 
 
 def _scores(scored: Rankings) -> tuple[Figure, ...]:
@@ -173,7 +179,7 @@ def _scores(scored: Rankings) -> tuple[Figure, ...]:
         figures.append(
             Figure(
                 f"recovered of {scored.n}, {name}",
-                f"{part.recovered} (chance {part.expected_by_chance:.2g}, p {part.p_value:.2g})",
+                f"{part.recovered} ({part.rule}; chance {part.expected_by_chance:.2g}, p {part.p_value:.2g})",
                 "one-to-one matches beyond 99% of held-out ones",
             )
         )

@@ -88,7 +88,7 @@ def rankings(
         rows.append({
             "number": trial.number, "residual": trial.residual, "recovered": part.recovered,
             "expected_by_chance": part.expected_by_chance, "p_value": part.p_value,
-            "top10": part.top10_mean,
+            "threshold": part.threshold_null99, "top10": part.top10_mean,
         })  # fmt: skip
         if watch is not None:
             watch(place + 1, len(done.order))

@@ -114,7 +114,7 @@ def count_rows(done: Performed, inverted: bool = False) -> list[Row]:
                 f"{head}: recovered (NCC beyond 99% of chance)",
                 ncc.recovered,
                 chance=ncc.expected_by_chance,
-                note=f"p {ncc.p_value:.2g}" if ncc.p_value else "",
+                note=f"{ncc.rule}; p {ncc.p_value:.2g}" if ncc.p_value else "",
             ),
             Row(
                 f"{head}: ssim3 above 0.4",

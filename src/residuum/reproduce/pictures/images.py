@@ -79,9 +79,10 @@ def _points(axes: Any, outcome: Outcome, name: str) -> None:
 
 
 def _count(attack: dict[str, Any]) -> str:
-    """How many came back, and how many would by chance."""
+    """How many came back, beyond which NCC (older files do not say), how many by chance."""
     found = attack["ncc"]
-    return f"recovered {found['recovered']}, by chance {found['expected_by_chance']:.1f}"
+    beyond = f" (NCC > {found['threshold']:.2g})" if "threshold" in found else ""
+    return f"recovered {found['recovered']}{beyond}, by chance {found['expected_by_chance']:.1f}"
 
 
 def _title(name: str, run: dict[str, Any], attack: str, shown: int) -> str:
