@@ -73,9 +73,7 @@ def test_the_written_sarif(run: Path) -> None:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_sarif_of_every_outcome(outcome: str) -> None:
-    verdict = Verdict(
-        outcome, 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", ("because <b>",), "ncc > 0.8"
-    )
+    verdict = Verdict(outcome, 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", ("because <b>",), "ncc > 0.8")
     log = sarif(verdict, file="a b/m#1.pt", tool_version="1", sha256="0f", exit_code=1)
     check_sarif(log)
     result = log["runs"][0]["results"][0]

@@ -398,7 +398,14 @@ def test_scores_for_a_person(scored: Path, victim: Path, capsys: Capture) -> Non
     command = ["score", str(scored), *data, "--metrics", "ncc,l2"]
     assert main([*command, "--ckpt", str(victim)]) == 0
     shown = capsys.readouterr().out
-    for words in ("ncc *", "threshold", "> 0.", "leak capacity", "nothing but the weights", "selected"):
+    for words in (
+        "ncc *",
+        "threshold",
+        "> 0.",
+        "leak capacity",
+        "nothing but the weights",
+        "selected",
+    ):
         assert words in shown
     assert max(map(len, shown.splitlines()[:-1])) <= 110
     assert "not the checkpoint" not in shown

@@ -139,9 +139,7 @@ def _rows(done: Sweep, scored: Rankings | None, several: bool) -> list[Row]:
         rank = f"{done.order.index(trial) + 1}{' front' if trial.number in ahead else ''}"
         values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
         cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
-        rows.append(
-            Row(rank, (*cells, *((recovered.get(trial.number, "–"),) if scored else ())))
-        )
+        rows.append(Row(rank, (*cells, *((recovered.get(trial.number, "–"),) if scored else ()))))
     return rows
 
 
