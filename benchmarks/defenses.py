@@ -143,7 +143,8 @@ def _line(part: str, label: str, outcome: Outcome) -> str:
     def count(attacked: Any) -> str:
         if attacked is None:
             return "-"
-        return f"{attacked.recovered} ({attacked.expected_by_chance:.2g}, p {attacked.p_value:.3g})"
+        chance = f"{attacked.expected_by_chance:.2g} by chance"
+        return f"{attacked.recovered} ({attacked.rule}, {chance}, p {attacked.p_value:.3g})"
 
     return (
         f"{part} {label}: unaware {count(outcome.unaware)}, adaptive {count(outcome.adaptive)}, told "

@@ -134,7 +134,8 @@ def _count(attacked: Row) -> str:
     if attacked["recovered"] is None:
         return "-"
     star = r"\*" if attacked["p_value"] <= 0.01 else ""  # two bare ones would be emphasis
-    return f"{attacked['recovered']}{star}"
+    beyond = f" ({attacked['rule']})" if "rule" in attacked else ""  # older files do not say
+    return f"{attacked['recovered']}{star}{beyond}"
 
 
 def _each(by_seed: dict[int, Any], text: Callable[[Any], str], seeds: Sequence[int]) -> str:

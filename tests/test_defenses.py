@@ -186,6 +186,21 @@ def test_an_outcome_is_kept_whole_and_published_without_its_secret(tmp_path: Pat
     assert "data:image/png" in page
 
 
+def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> None:
+    outcome = undefended()[1]
+    rule, least = outcome.unaware.rule, outcome.determined_at_least
+    assert rule.startswith("ncc > 0.")
+    assert outcome.to_json()["unaware"]["rule"] == rule
+    assert outcome.determined_energy is not None
+    assert least is not None
+    assert 0 <= least <= outcome.determined_energy + 1e-9
+    row = dict(zip(report.HEAD, report.rows([outcome])[0], strict=True))
+    assert row["unaware"] == f"{outcome.unaware.recovered}/20 ({rule})"
+    assert row["pairs keep"] == f"{outcome.determined_energy:.3g} (≥ {least:.3g})"
+    before = outcome.replace(determined_at_least=None)  # a file that has no bound
+    assert report.rows([before])[0][6] == f"{outcome.determined_energy:.3g}"
+
+
 def test_names_in_a_report_are_text() -> None:
     outcome = undefended()[1].replace(name="<b>&|", strength=1.0)
     assert "<b>" not in report.section([outcome])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,10 +68,10 @@ def rewritten_certificate(
 
 def determined(
     model: nn.Module, train: Dataset, certificate: Certificate, knowledge: Knowledge, secret: Secret
-) -> tuple[float | None, str]:
-    """Mean determined energy of the samples with the largest multipliers; None and why not."""
+) -> dict[str, Any]:
+    """Mean energy that pairs keep of the heaviest samples, attained and at least; or why none."""
     if certificate.task != "binary":
-        return None, "computed for one output only"
+        return {"determined_energy": None, "uniqueness_note": "computed for one output only"}
     lam = certificate.multipliers
     order = lam.argsort(descending=True)
     try:
@@ -79,8 +80,12 @@ def determined(
             box=_box(knowledge, train, secret), samples=CERTIFIED, seconds=CERTIFYING,
         )  # fmt: skip
     except ResiduumError as problem:
-        return None, f"not computed: {problem.message}"
-    return float(found.determined_energy.mean()), f"mean of {len(found)} samples, heaviest first"
+        return {"determined_energy": None, "uniqueness_note": f"not computed: {problem.message}"}
+    return {
+        "determined_energy": float(found.determined_energy.mean()),
+        "determined_at_least": float(found.determined_at_least.mean()),
+        "uniqueness_note": f"mean of {len(found)} samples, heaviest first",
+    }
 
 
 def _box(knowledge: Knowledge, train: Dataset, secret: Secret) -> tuple[Tensor, Tensor] | None:

@@ -19,7 +19,8 @@ class Attacked(Record):
     """One attack on the released weights, scored; images (k, 2, *shape): found, and its sample.
 
     attacker: "unaware" or the name of the adaptive strategy; values: (k,) score of each pair;
-    findings: what the adaptive attacker inferred, plain values.
+    rule: what a recovered sample had to beat, such as "ncc > 0.83"; findings: what the adaptive
+    attacker inferred, plain values.
     """
 
     attacker: str
@@ -32,12 +33,12 @@ class Attacked(Record):
     values: Tensor
     beyond_chance: tuple[bool, ...] = ()
     findings: dict[str, Any] = field(default_factory=dict)
+    rule: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the images."""
-        names = ("attacker", "recovered", "expected_by_chance", "p_value", "first_layer_residual",
-                 "seconds", "findings")  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        left_out = ("images", "values", "beyond_chance")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,8 @@ class Outcome(Record):
     biases, or there during training), per pixel and as a norm; accuracy, loss: on held-out samples,
     as the defended network is given them; kkt: relative residuals at the training samples as the
     network is given them; rewrite: the three residuals of bias rewriting; determined_energy: mean
-    share of a training sample's energy that the weights determine; facts: of the training.
+    share of a training sample's energy that every equal pair in its place keeps, attained, and
+    determined_at_least the lower bound; facts: of the training.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Outcome(Record):
     seconds: dict[str, float]
     facts: dict[str, Any] = field(default_factory=dict)
     theta_sha256: str = ""
+    determined_at_least: float | None = None
 
     @property
     def label(self) -> str:
@@ -117,7 +120,7 @@ def attacked(
     return Attacked(
         attacker, scores.recovered, scores.expected_by_chance, scores.p_value, residual, seconds,
         images, torch.tensor([float(m.score or 0.0) for _, m in best]),
-        tuple(bool(m.recovered) for _, m in best), dict(findings or {}),
+        tuple(bool(m.recovered) for _, m in best), dict(findings or {}), scores.rule,
     )  # fmt: skip
 
 

@@ -128,14 +128,14 @@ def _measured(setting: Setting, checkpoint: Checkpoint, secret: Secret) -> dict[
     train, holdout = (part.replace(x=secret.inputs(part.x.double()))
                       for part in (setting.split.train, setting.split.holdout))  # fmt: skip
     certificate = certificate_of(model, train, setting.task, setting.kinks)
-    energy, note = None, "not asked for"
+    kept: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not asked for"}
     if setting.certify:
-        energy, note = determined(model, train, certificate, setting.knowledge, secret)
+        kept = determined(model, train, certificate, setting.knowledge, secret)
     accuracy, loss = _held_out(model, holdout, setting.task)
     return {
         "accuracy": accuracy, "loss": loss, "train_loss": _held_out(model, train, setting.task)[1],
         "kkt_plain": certificate.residual_plain, "kkt_clarke": certificate.residual_clarke,
-        "margin": certificate.margin, "determined_energy": energy, "uniqueness_note": note,
+        "margin": certificate.margin, **kept,
     }  # fmt: skip
 
 

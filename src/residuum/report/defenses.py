@@ -20,7 +20,7 @@ from residuum.report import drawing
 from residuum.report.safetext import visible
 
 HEAD = (
-    "defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT", "determined",
+    "defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT", "pairs keep",
     "test accuracy", "test loss", "seconds",
 )  # fmt: skip
 COLUMNS = 6
@@ -133,7 +133,7 @@ def _band(axes: Any, attacked: Attacked, x: float, y: float, size: float, gap: f
             axes.add_patch(Rectangle((left, y), size, 2 * size + 0.02, fill=False,
                                      ec=drawing.BLUE, lw=1.6))  # fmt: skip
     chance = attacked.expected_by_chance
-    text = f"{attacked.recovered} recovered, {_figure(chance, 2)} by chance"
+    text = f"{attacked.recovered} recovered ({attacked.rule}), {_figure(chance, 2)} by chance"
     axes.text(x, y + 2 * size + 0.11, text, fontsize=6, color=drawing.INK)
 
 
@@ -147,7 +147,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     return (
         outcome.label, _count(outcome.unaware, outcome.n), _count(known, outcome.n),
         _figure(float(np.mean(levels)) if levels else None, 2), p,
-        _figure(outcome.kkt_plain), _figure(outcome.determined_energy), _figure(outcome.accuracy),
+        _figure(outcome.kkt_plain), _kept(outcome), _figure(outcome.accuracy),
         _figure(outcome.loss), f"{seconds:.1f}",
     )  # fmt: skip
 
@@ -172,8 +172,8 @@ def _notes(outcome: Outcome) -> list[str]:
     if outcome.told is not None:
         told = outcome.told
         found.append(
-            f"told the shift itself, the attacker recovers {told.recovered} of {outcome.n} "
-            f"({_figure(told.expected_by_chance, 2)} by chance)."
+            f"told the shift itself, the attacker recovers {_count(told, outcome.n)}, "
+            f"{_figure(told.expected_by_chance, 2)} by chance."
         )
     if "epsilon" in outcome.facts:
         facts = outcome.facts
@@ -204,13 +204,27 @@ def _knows(outcomes: Sequence[Outcome]) -> str:
     return (
         f"Recovered of {n} training samples, beyond 99% of chance, by an attacker who is unaware of "
         "the defense and by one who knows of it but not its secret. KKT: relative residual at the "
-        "training samples; determined: mean share of an image's energy that the weights determine; "
-        "accuracy and loss on held-out samples."
+        "training samples; pairs keep: mean share of an image's energy that equal pairs in its place "
+        "keep, attained, and a lower bound; unequal splits and exchanges may keep less; accuracy and "
+        "loss on held-out samples."
     )
 
 
 def _count(attacked: Attacked | None, n: int) -> str:
-    return "-" if attacked is None or attacked.recovered is None else f"{attacked.recovered}/{n}"
+    """Recovered of n, with what they had to beat."""
+    if attacked is None or attacked.recovered is None:
+        return "-"
+    return (
+        f"{attacked.recovered}/{n} ({attacked.rule})"
+        if attacked.rule
+        else f"{attacked.recovered}/{n}"
+    )
+
+
+def _kept(outcome: Outcome) -> str:
+    attained = _figure(outcome.determined_energy)
+    least = outcome.determined_at_least
+    return attained if least is None else f"{attained} (≥ {_figure(least)})"
 
 
 def _figure(value: float | None, digits: int = 3) -> str:
