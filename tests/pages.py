@@ -107,7 +107,8 @@ def without_data(count: int = 24) -> Page:
     items = tuple(
         Item(number=k, found=item.found, confidence=item.confidence, support=item.support,
              restarts=item.restarts, multiplier=item.multiplier, attack=item.attack,
-             certificate=item.certificate, determined_energy=item.determined_energy)
+             certificate=item.certificate, determined_energy=item.determined_energy,
+             determined_at_least=item.determined_at_least)
         for k, item in enumerate(full.items)
     )  # fmt: skip
     verdict = Verdict(INCONCLUSIVE, reasons=("No held-out control was given.",))
@@ -134,6 +135,7 @@ def _item(i: int, found: np.ndarray, sample: np.ndarray, label: str, score: floa
         recovered=recovered, margin=float(rng.gamma(2)), output=float(rng.normal()),
         confidence=float(np.clip(score + rng.normal(0, 0.08), 0, 1)), support=int(rng.integers(1, 9)),
         restarts=8, multiplier=float(rng.gamma(1)), determined_energy=energy if known else None,
+        determined_at_least=energy - 0.02 if known else None,
         radius=float(rng.gamma(1)) if known else None, certificate=status if known else "",
         ambiguity=rng.uniform(0, 1 - energy, sample.shape) if known else None,
     )  # fmt: skip

@@ -193,7 +193,12 @@ def test_uniqueness_is_certified_where_the_budget_allows() -> None:
     # Each sample's data: its multiplier stands under the candidate that the index names.
     lam = found.reconstructions[0].weight[rows]
     assert torch.allclose(lam.double(), found.uniqueness.lam.double())
-    assert any(item.certificate for item in page(found).items)
+    items = [item for item in page(found).items if item.certificate]
+    assert items
+    for item in items:
+        assert 0 <= item.determined_at_least <= item.determined_energy + 1e-9
+        assert (item.certificate == "pairs keep it") == (item.determined_at_least >= 0.9)
+    assert "not covered and may keep less" in found.html()
     assert publish(found, None, {}).uniqueness is not None
     short = audit("tight", batches=batches, baselines=False)
     assert short.uniqueness is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from residuum.report.html import render
-from residuum.report.page import Page
+from residuum.report.page import DETERMINED, Page
 from residuum.report.safetext import visible
 from tests import pages
 
@@ -161,7 +161,7 @@ def test_badges_follow_the_slider(opened: Reports) -> None:
         ("scores:l2", "l2", False),
         ("margin", "margin", False),
         ("confidence", "confidence", True),
-        ("determined_energy", "determined", True),
+        ("determined_energy", "pairs keep", True),
         ("radius", "radius", True),
     ],
 )
@@ -190,8 +190,8 @@ def test_filters(opened: Reports) -> None:
     tab.select_option("#label", label=label)
     assert tab.evaluate(shown) == sum(item.label == label for item in page.items)
     tab.select_option("#label", "")
-    tab.select_option("#certificate-filter", label="determined")
-    expected = sum(item.certificate == "determined" for item in page.items)
+    tab.select_option("#certificate-filter", label=DETERMINED)
+    expected = sum(item.certificate == DETERMINED for item in page.items)
     assert 0 < tab.evaluate(shown) == expected < 24
     tab.select_option("#certificate-filter", "none")
     assert tab.evaluate(shown) == sum(not item.certificate for item in page.items)

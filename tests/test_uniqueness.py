@@ -433,6 +433,9 @@ def test_certify_a_run(tmp_path, capsys):
     assert code == 0
     assert text.startswith("cost: 2 candidates")
     assert "inside row(W1)" in text
+    assert "pairs keep" in text
+    assert "at least" in text
+    assert "not covered" in text
     code, _, error = run(*arguments, "--data", "train.npz")
     assert code == 2
     assert "two different certificates" in error

@@ -12,7 +12,8 @@ from residuum.report.page import DETERMINED, FREE, PARTLY
 from residuum.similarity import cosine
 
 SAME = 0.9  # cosine above which a certified candidate stands for another one
-FIXED, LOOSE = 0.9, 0.5  # shares of an image's energy that the weights determine
+# Shares of an image's energy: pairs keep it where the bound says so, and lose it where one does.
+FIXED, LOOSE = 0.9, 0.5
 
 
 def certified(result: AuditResult, x: Tensor) -> dict[str, Any]:
@@ -25,14 +26,16 @@ def certified(result: AuditResult, x: Tensor) -> dict[str, Any]:
     i = int(near.argmax())
     if float(near[i]) < SAME:
         return {}
-    energy, radius = float(unique.determined_energy[i]), float(unique.radius[i])
+    energy, least = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
+    radius = float(unique.radius[i])
     low, high = result.knowledge.value_range or (0.0, 1.0)
     known: dict[str, Any] = {
         "determined_energy": energy,
+        "determined_at_least": least,
         "radius": radius if math.isfinite(radius) else None,
-        "certificate": DETERMINED if energy >= FIXED else PARTLY if energy >= LOOSE else FREE,
+        "certificate": DETERMINED if least >= FIXED else PARTLY if energy >= LOOSE else FREE,
         "ambiguity": (unique.pixels[i].double() / (high - low)).clamp(0, 1).numpy(),
     }
     if not math.isfinite(radius):
-        known["notes"] = ("an equally good alternative lies at any distance",)
+        known["notes"] = ("an equally good pair lies at any distance",)
     return known

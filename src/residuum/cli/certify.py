@@ -1,4 +1,4 @@
-"""``residuum certify``: how close is a network to a KKT point, and how unique a reconstruction?"""
+"""``residuum certify``: how close to a KKT point, and what equal pairs keep of a reconstruction."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def command(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Folder of an attack: certify how unique its reconstructions are instead.",
+            help="Folder of an attack: what equal pairs keep of its reconstructions instead.",
             show_default=False,
         ),
     ] = None,
@@ -75,7 +75,7 @@ def command(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure KKT residuals and margins on given samples, or how unique a reconstruction is."""
+    """Measure KKT residuals and margins on samples, or what equal pairs keep of a reconstruction."""
     from residuum.checkpoints import build_model, load_checkpoint
     from residuum.records import Dataset, write_json
     from residuum.theory import certify

@@ -1,4 +1,4 @@
-"""``residuum certify CKPT --reconstruction RUN``: how unique is what an attack brought back?"""
+"""``residuum certify CKPT --reconstruction RUN``: what equal pairs keep of what came back."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ def certify_reconstruction(
 
 def show(unique: Uniqueness, chosen: Candidates, found: Reconstruction, title: str) -> None:
     """Restart agreement and certificate side by side."""
-    columns = ("#", "label", "restarts", "conf.", "determined", "radius", "/ size", "stopped by")
+    columns = (
+        "#", "label", "restarts", "conf.", "pairs keep", "at least", "radius", "/ size", "stopped by",
+    )  # fmt: skip
     rows = []
     for k, row in enumerate(unique.to_json()["per_sample"][:ROWS]):
         bounded = not row["unbounded"] and row["size"]
         rows.append(
             (
                 str(k), f"{row['label']:g}", *_agreement(chosen, row["index"]),
-                number(row["determined_energy"], 3),
+                number(row["determined_energy"], 3), number(row["determined_at_least"], 3),
                 "free" if row["unbounded"] else number(row["radius"], 3),
                 number(row["radius"] / row["size"], 3) if bounded else "-", row["blocked_by"],
             )
@@ -73,9 +75,10 @@ def show(unique: Uniqueness, chosen: Candidates, found: Reconstruction, title: s
     )
     print_line(
         f"radius: both halves of a candidate move that far, one each way, before the residual changes "
-        f"by {unique.tolerance:g} of the layers' norms; determined: least energy of an image that "
-        "explains the weights as well, over that of this one"
+        f"by {unique.tolerance:g} of the layers' norms; pairs keep: least energy of an image of such "
+        "an equal pair over that of this one, as attained; at least: a lower bound of it, for pairs"
     )
+    print_line("not covered, and may keep less: unequal splits, exchanges between candidates")
     print_line(f"granted to the attacker: {describe(found.knowledge)}")
     for note in unique.notes:
         print_line(f"note: {note}")

@@ -56,17 +56,18 @@ class NullSpace(Record):
 
 @dataclass(frozen=True, eq=False)
 class Uniqueness(Record):
-    """The uniqueness certificate of k of m candidates.
+    """The uniqueness certificate of k of m candidates, over equal pairs x + a, x - a in their place.
 
     index: (k,) which candidates; labels: (k,); lam: (k,) sum of absolute multipliers.
     radius: (k,) how far both halves of the candidate move along direction, one each way, before the
     residual changes by more than ``tolerance`` or the box ends: distance to an equally good
-    alternative, inf where nothing is in the way; radius_inside: the same along directions inside
+    pair, inf where nothing is in the way; radius_inside: the same along directions inside
     row(W1); radius_most: (k,) no pair that keeps its pattern moves further than this;
     blocked_by: what is in the way; kinks: (k,) switches that sit at zero.
     direction: (k, *shape) unit; outside: (k,) share of its energy outside row(W1).
     determined_energy: (k,) share of the image's energy that the least image among all equally good
-    pairs keeps, attained by least: (k, *shape); determined_at_least: (k,) lower bound by duality.
+    pairs keeps, attained by least: (k, *shape); determined_at_least: (k,) lower bound by duality. Both
+    hold for equal pairs: unequal splits and exchanges between candidates may keep less.
     pixels: (k, *shape) how far each pixel moves, attained.
     tolerance: of the residual's change, each layer over its own norm, roots of squares summed.
     """

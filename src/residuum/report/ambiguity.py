@@ -1,7 +1,7 @@
-"""What of a reconstruction the weights fix: restart agreement and the uniqueness certificate together.
+"""What equal pairs keep of a reconstruction: restart agreement and the uniqueness certificate together.
 
-Per reconstruction, from top to bottom: the image; the least image among all that explain the weights
-as well (what every alternative keeps); how far each pixel can move. Each is stretched to its own range.
+Per reconstruction, from top to bottom: the image; the least image of a pair that explains the weights
+as well; how far each pixel of a pair can move. Each is stretched to its own range.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def ambiguity_figure(
     if drawing.is_image(tuple(x.shape[1:])):
         moves, top = _shade(found.pixels[:SHOWN])
         title = (
-            f"{shown}: share determined, radius / size{', restarts' if agreement else ''}; "
-            f"a pixel moves up to {top}"
+            f"{shown}: share that pairs keep (attained), radius / size"
+            f"{', restarts' if agreement else ''}; a pixel moves up to {top}"
         )
         cells = [
             Cell((a, b, c), text)
             for a, b, c, text in zip(images, least, moves, captions, strict=True)
         ]
-        return drawing.image_grid(title, cells, ("found", "determined", "free"))
+        return drawing.image_grid(title, cells, ("found", "pairs keep", "free"))
     panels = [
-        (text, {"reconstruction": a.flatten().numpy(), "determined": b.flatten().numpy()})
+        (text, {"reconstruction": a.flatten().numpy(), "pairs keep": b.flatten().numpy()})
         for a, b, text in zip(images[:PANELS], least, captions, strict=False)
     ]
-    return drawing.line_panels(f"{shown}: share determined, radius / size", panels)
+    return drawing.line_panels(f"{shown}: share that pairs keep (attained), radius / size", panels)
 
 
 def _caption(found: Uniqueness, k: int, agreement: Sequence[str] | None, i: int) -> str:

@@ -95,7 +95,7 @@ def sort_keys(page: Page, shown: tuple[Card, ...]) -> list[Key]:
     names = {
         "margin": "margin",
         "confidence": "confidence",
-        "determined_energy": "determined energy",
+        "determined_energy": "energy that pairs keep",
         "radius": "certificate radius",
     }
     found += [

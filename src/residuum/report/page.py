@@ -16,8 +16,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
 OUTCOMES = (LEAK, NO_LEAK_FOUND, INCONCLUSIVE)
-# What a certificate says of one reconstruction, strongest first; "" when none was computed.
-DETERMINED, PARTLY, FREE = "determined", "partly determined", "not determined"
+# What the equal pairs in the place of a reconstruction keep of it; "" when no certificate was computed.
+DETERMINED, PARTLY, FREE = "pairs keep it", "pairs keep a part", "pairs lose it"
 CERTIFIED = (DETERMINED, PARTLY, FREE)
 
 
@@ -84,9 +84,10 @@ class Item:
     number: how the card is called (index of the training sample, or rank of the candidate); found:
     the reconstruction and nearest: the training sample, both in sample shape, the mean added where
     known; scores: by metric name; recovered: beyond chance, None when nothing is calibrated; margin:
-    y Phi(x); support: restarts that hold it, of ``restarts``; determined_energy, radius and
-    certificate (one of ``CERTIFIED``) and ambiguity (sample shape, 0 where the weights fix a value, 1
-    where they leave it free): of the uniqueness certificate; notes: anything else, one line each.
+    y Phi(x); support: restarts that hold it, of ``restarts``; determined_energy (attained),
+    determined_at_least (bound), radius, certificate (one of ``CERTIFIED``) and ambiguity (sample
+    shape, 0 where pairs fix a value, 1 where they leave it free): of the uniqueness certificate;
+    notes: anything else, one line each.
     """
 
     number: int
@@ -103,6 +104,7 @@ class Item:
     restarts: int | None = None
     multiplier: float | None = None
     determined_energy: float | None = None
+    determined_at_least: float | None = None
     radius: float | None = None
     certificate: str = ""
     ambiguity: Array | None = None

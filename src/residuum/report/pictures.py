@@ -50,7 +50,7 @@ def frames(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]
         shown.append(Picture("difference", f"Difference, {what}", *_difference(found, nearest)))
     if item.ambiguity is not None:
         free = np.clip(_shaped(item.ambiguity, shape), 0, 1)
-        alt = f"Parts that the weights leave free, {what}"
+        alt = f"Parts that equal pairs leave free, {what}"
         shown.append(Picture("left free", alt, *_between(free, FIXED, LOOSE)))
     return tuple(shown)
 

@@ -1,4 +1,4 @@
-"""Is a reconstruction unique? Per candidate: what is determined by the weights, what is free.
+"""Is a reconstruction unique? Per candidate: what equal pairs in its place keep, and how far they go.
 
 A single moved candidate always changes the residual where the gate patterns are independent; a
 candidate taken twice with half its multiplier does not, as long as both halves keep its gates
@@ -6,9 +6,13 @@ candidate taken twice with half its multiplier does not, as long as both halves 
 its cell (residuum.theory.uniqueness.cell), and the certificate says how large that cell is:
 
     radius              |a| of the longest pair found, its stopping point exact
-    determined_energy   min_{a in cell} |x + a|^2 / |x|^2: what the least image among the
-                        equally good ones keeps, measured as the network receives it, mean removed
-    pixels              how far each pixel can move
+    determined_energy   min_{a in cell} |x + a|^2 / |x|^2: what the least image of an equally good pair
+                        keeps, as attained, measured as the network receives it, mean removed
+    determined_at_least a lower bound of that minimum, by duality
+    pixels              how far each pixel of a pair can move
+
+Unequal splits (x + a with a share t of the multiplier, x - t/(1-t) a with the rest) and exchanges
+between candidates of one pattern leave the residual as it is, too, and may keep less: not covered.
 
 Directions outside row(W1) meet no switch: without a box they are free for ever. Networks that are not
 piecewise linear have no cell: there the pair is stopped by the residual's curvature, and x moves along
