@@ -47,8 +47,8 @@ def command(
         typer.Option(
             help="residuum, haim2022-cifar-b9dfyspx, haim2022-cifar-k60fvjdy, "
             "haim2022-mnist-kcf9bhbi, haim2022-mnist-rbijxft7, buzaglo2023-multiclass, "
-            "buzaglo2023-regression, loo2024, model-inversion, first-layer-weights. Options below "
-            "override it."
+            "buzaglo2023-regression, loo2024, ntk, model-inversion, first-layer-weights. Options "
+            "below override it."
         ),
     ] = "residuum",
     objective: Annotated[
