@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -205,6 +206,64 @@ def control(candidates: torch.Tensor, train: Dataset, holdout: Dataset, seed: in
     return calibrate(gain, len(train), subsets=200, rng=np.random.default_rng(seed))
 
 
+def naive_percentile(pairs: list[tuple[int, float]]) -> float:
+    """The value of rank ceil(0.99 (N + 1)) / N among the matched ones of N distinct samples."""
+    pool = len({sample for sample, _ in pairs})
+    values = sorted(value for _, value in pairs if value > -math.inf)
+    position = math.ceil(len(values) * Fraction(math.ceil(Fraction(99, 100) * (pool + 1)), pool))
+    return values[position - 1] if position <= len(values) else math.inf
+
+
+def naive_control(gain, mixed, held_out):
+    """Recovered, expected count and p as ``null`` defines them, one set and one value at a time."""
+
+    def outcome(columns):
+        chosen = naive_greedy(gain[:, columns])
+        return [
+            (s, gain[c, s] if c >= 0 else -math.inf) for s, c in zip(columns, chosen, strict=True)
+        ]
+
+    def strength(own):
+        """T: how many values of a set lie beyond the percentile of all outsiders, and how far."""
+        inside = {sample for sample, _ in own}
+        bar = naive_percentile([pair for one in union for pair in one if pair[0] not in inside])
+        over = [value - bar for _, value in own if value > bar]
+        return len(over), sum(over)
+
+    def beats_the_others(sample, value):
+        return value > naive_percentile([pair for pair in control if pair[0] != sample])
+
+    union = [outcome(columns) for columns in mixed]
+    control = [pair for columns in held_out for pair in outcome(columns)]
+    recovered = [value > naive_percentile(control) for _, value in union[0]]
+    chance = sum(beats_the_others(*pair) for pair in control)
+    strengths = [strength(own) for own in union]
+    as_strong = sum(one >= strengths[0] for one in strengths)  # the observed set among them
+    p = Fraction(as_strong, len(union)) if any(recovered) else Fraction(1)
+    return recovered, Fraction(chance, len(held_out)), p
+
+
+@pytest.mark.parametrize("strata", [False, True], ids=["one stratum", "unequal strata"])
+@pytest.mark.parametrize(("planted", "m"), [(0, 8), (1, 8), (1, 3), (2, 8), (4, 8)])
+def test_the_control_equals_its_definition(planted, m, strata):
+    n, rng = 5, np.random.default_rng(planted)
+    gain = rng.standard_normal((m, n + 110))
+    gain[np.arange(planted), np.arange(planted)] += 5
+    labels = (np.arange(n + 110) % 7 < 2).astype(int)  # two of the five, 31 of the 110
+    seen = labels if strata else np.zeros_like(labels)
+    found = calibrate(
+        gain, n, strata=labels if strata else None, subsets=200, rng=np.random.default_rng(9)
+    )
+    rng = np.random.default_rng(9)
+    mixed = [list(range(n)), *draw_sets(seen, seen[:n], 200, rng).tolist()]
+    held_out = (n + draw_sets(seen[n:], seen[:n], 200, rng)).tolist()
+    recovered, by_chance, p = naive_control(gain, mixed, held_out)
+    assert found.recovered.tolist() == recovered
+    assert found.expected_by_chance == float(by_chance)
+    assert found.p_value == float(p)
+    assert (found.p_value <= 0.01) == (planted > 1)
+
+
 def false_alarms(found: list[Calibration], level: float = 0.01) -> int:
     return sum(one.p_value <= level for one in found)
 
@@ -395,6 +454,19 @@ def test_candidates_of_another_label_can_be_kept_apart():
     assert right.recovered >= 6
     with pytest.raises(InputError, match="candidate_labels"):
         score(candidates, train, holdout, same_label=True)
+
+
+def test_candidates_that_resemble_one_label_are_no_leak_of_a_set_with_more_of_it():
+    """12 of 20 training samples and 15 of 800 held-out ones show a pattern; so do all candidates."""
+    pattern = 2 * noise(3, 1)
+    y = torch.cat([torch.arange(20) < 12, torch.arange(800) < 15]).long()
+    x = noise(4, 820) + y[:, None, None, None] * pattern
+    train, holdout = Dataset(x[:20], y[:20]), Dataset(x[20:], y[20:])
+    matched, ignored = (
+        score(noise(5, 40) + pattern, train, holdout, metrics=(), match_labels=match, subsets=200)
+        for match in (True, False)
+    )
+    assert matched.p_value > 0.01 >= ignored.p_value
 
 
 def test_a_control_that_is_no_control_is_noticed():
