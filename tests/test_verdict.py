@@ -74,6 +74,13 @@ def test_decision_table(
     assert found.exit_code == {LEAK: 1, NO_LEAK_FOUND: 0, INCONCLUSIVE: 3}[outcome]
 
 
+@pytest.mark.parametrize(("residual", "outcome"), [(0.1, NO_LEAK_FOUND), (0.1001, INCONCLUSIVE)])
+def test_a_tenth_of_the_target_is_the_most_an_attack_may_leave(
+    residual: float, outcome: str
+) -> None:
+    assert decide(scored(0, 1.0), (ran(residual),)).outcome == outcome
+
+
 @pytest.mark.parametrize(("scores", "attacks", "outcome", "reason"), TABLE)
 @pytest.mark.parametrize("p_value", [0.002, 0.01, 0.011, None])
 def test_a_significant_baseline_is_said_and_decides_nothing(
