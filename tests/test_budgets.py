@@ -31,13 +31,18 @@ def direction(dim: int, seed: int = 0) -> torch.Tensor:
 
 
 def steep_point(shrink: float) -> ExactPoint:
-    """An exact point without bias: samples c times as long need weights 1/sqrt(c) times as large.
+    """Samples c times as long need weights 1/sqrt(c) times as large."""
+    point = relu_point(groups=2, size=3, dim=12)
+    return unbiased_point(shrink * point.x, point.group)
+
+
+def unbiased_point(x: torch.Tensor, group: torch.Tensor) -> ExactPoint:
+    """An exact point without bias, one neuron for each of two groups, labels +1 and -1.
 
     K = X X^T of a group, q = 1' K^-1 1, u = q^(1/4), lam = K^-1 1 / u^2, w = u sum lam_i x_i, v = y u.
     """
-    point = relu_point(groups=2, size=3, dim=12)
-    x, group, y = shrink * point.x, point.group, point.y
-    lam, model = torch.zeros(len(x)).double(), MLP((12, 2, 1), bias="none").double()
+    y, lam = 1.0 - 2 * group.double(), torch.zeros(len(x)).double()
+    model = MLP((x.shape[1], 2, 1), bias="none").double()
     with torch.no_grad():
         for g in range(2):
             members = (group == g).nonzero()[:, 0]
@@ -190,6 +195,22 @@ def test_levels_after_a_split_are_exact_and_inside_the_corrected_bound(seed, a, 
     naive = float((weights * (margins - levels.margin_after)).max())
     assert levels.delta_after == pytest.approx(naive, rel=1e-7, abs=1e-12)
     assert levels.delta_after <= levels.bound * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.3), (0.1, 0.4)])
+@pytest.mark.parametrize("i", [0, 1])
+def test_the_corrected_bound_of_theorem_9_is_all_but_attained(i, alpha, beta):
+    """Along w of a neuron all its samples go equally far; a long sample elsewhere weighs little.
+
+    |s| = v^2 |sum lam_i <x_i, nu>| = v^2 gamma sum lam = C then, and the other sample, still on the
+    old margin, or the half that moved outwards, has the slack max(lam) beta C.
+    """
+    x = torch.tensor([[1, 0.2, 0], [1, -0.4, 0], [-0.1, 0, 99]]).double()
+    point = unbiased_point(x, torch.tensor([0, 0, 1]))
+    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    assert s.exact
+    levels = split_levels(s, i, torch.tensor([1.0, 0, 0]).double(), alpha, beta)
+    assert 1 / 1.1 < levels.delta_after / levels.bound <= 1
 
 
 def test_the_printed_theorem_9_fails_at_the_same_margin():

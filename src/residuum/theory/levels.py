@@ -7,9 +7,11 @@ s = y_l <grad_x Phi, nu>, and everything follows exactly:
 
 Printed beside it: delta' <= delta + Dd if Dd < p, Dd = lam_l (a+b) C with
 C = sum_{j active on x_l} |v_j| (eps + gamma |v_j| sum lam). That bound is not one (delta' reached 2.25
-times it, and Dd < p compares different units). What does hold, with D = max(a, b) C >= p - p':
+times it, and Dd < p compares different units). What does hold, since p - p' <= max(a, b) C:
 
-    delta' <= delta + max( max_i lam_i D,  lam_l (ab/(a+b)) C + lam_l (max(a,b)/(a+b)) D )
+    delta' <= delta + max(a, b) C max_i lam_i
+
+with equality at an exact point whose samples all have the same <nu, x_i> and share one neuron.
 """
 
 from __future__ import annotations
@@ -69,9 +71,7 @@ def split_levels(kkt: KKTSet, i: int, direction: Tensor, alpha: float, beta: flo
         c, lam = _sensitivity(kkt, i, direction), float(kkt.lam[i])
         change = lam * (alpha + beta) * c
         printed = delta + change if change < p else None
-        d = max(alpha, beta) * c
-        own = lam * (alpha * beta * c + max(alpha, beta) * d) / (alpha + beta)
-        bound = delta + max(float(kkt.lam.max()) * d, own)
+        bound = delta + max(alpha, beta) * c * float(kkt.lam.max())
     return SplitLevels(p, p_after, delta, delta_after, printed, bound)
 
 
