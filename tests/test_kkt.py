@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from residuum.errors import DataError, InputError
 from residuum.networks import Architecture, balance
@@ -73,6 +76,18 @@ def test_exact_multiclass_points_need_one_multiplier_per_tied_rival(classes, see
     assert torch.allclose(found.multipliers, point.lam, rtol=1e-7, atol=0)
     best = certify(point.model, point.x, point.y, rivals="best")
     assert 0.3 < best.residual_plain < 0.6
+
+
+def test_delta_is_the_largest_slack_in_use():
+    """delta = max_r lam_r (m_r - p), one row at a time, where rows lie above the margin."""
+    model, x, y = random_network("mlp:5-9-1", 8, seed=1)
+    found = certify(model, x, y)
+    margins = (y * model(x)[:, 0])[found.rows].tolist()
+    slack = [
+        lam * (m - min(margins)) for lam, m in zip(found.multipliers.tolist(), margins, strict=True)
+    ]
+    assert found.delta == pytest.approx(max(slack), rel=1e-12)
+    assert sum(one > 0 for one in slack) >= 3  # so that no other summary of them agrees
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
@@ -161,6 +176,44 @@ def test_clarke_finds_an_exact_point_that_the_plain_residual_misses():
     assert found.kinks == 1
     assert found.residual_plain > 0.05
     assert found.residual_clarke <= 1e-9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_clarke_programme_equals_nnls_over_all_ways_to_set_the_gates(seed):
+    """lam_r (g_r + sum_j t_j e_rj) with t in [0, 1]^k is a cone over the corners of that cube.
+
+    So the naive twin has one column per row and subset of its kinks. Without mu <= lam the columns
+    are g_r and e_rj, each with a multiplier of its own, and the optimum lies strictly lower.
+    """
+    model, x, y = random_network("mlp:4-5-1", 6, seed)
+    rows, trace = binary_rows(y), model.trace(x)
+    pairs = find_kinks(model, trace, rows, 0, tolerance=0.25)
+    (w, b), v = (p.detach() for p in model.linears[0].parameters()), model.linears[1].weight[0]
+    corners, apart = [], []
+    for i in range(len(x)):
+        kinks = set(pairs.neuron[pairs.row == i].tolist())
+        sure = {j for j in range(5) if trace.pre[0][i, j] > 0} - kinks
+        for opened in itertools.product((False, True), repeat=len(kinks)):
+            chosen = sure | {j for j, yes in zip(kinks, opened, strict=True) if yes}
+            corners.append(gated_gradient(w, b, v, x[i], y[i], chosen))
+        closed = gated_gradient(w, b, v, x[i], y[i], sure)
+        added = [gated_gradient(w, b, v, x[i], y[i], sure | {j}) - closed for j in kinks]
+        apart += [closed, *added]
+    theta = theta_vector(model).numpy()
+    naive, lower = (nnls(torch.stack(c).T.numpy(), theta)[1] for c in (corners, apart))
+    found = certify(model, x, y, kink_tolerance=0.25)
+    assert found.kinks == found.kinks_freed == len(pairs) > 4
+    assert found.residual_clarke * found.theta_norm == pytest.approx(naive, rel=1e-6)
+    assert lower < 0.999 * naive
+    assert naive < 0.999 * found.eps
+
+
+def gated_gradient(w, b, v, x, y, opened):
+    """Gradient of y v . (gate (w x + b)) in (w, b, v), gates given, the activations' values true."""
+    gate = torch.tensor([float(j in opened) for j in range(len(w))]).double()
+    signal = y * v.detach() * gate
+    parts = torch.outer(signal, x), signal, y * torch.relu(w @ x + b)
+    return torch.cat([part.flatten() for part in parts])
 
 
 @pytest.mark.parametrize("layer", [0, 1])
