@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import RESULTS, threads
 from residuum.attacks import AttackConfig, attack
-from residuum.checkpoints import build_model, sample_capacity
+from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.networks import Architecture
@@ -72,7 +72,6 @@ def one(case: Case, seed: int) -> dict[str, Any]:
     scores = score(
         found.x, split.train, split.holdout, metrics=("ncc", "ssim3"),
         outputs=build_model(checkpoint)(split.train.x).detach(),
-        capacity=sample_capacity(checkpoint.theta),
     )  # fmt: skip
     return {
         "arch": case.arch, "n": case.n, "seed": seed, "trained": case.trained, **victim,
@@ -114,7 +113,6 @@ def _counts(scores: Scores) -> dict[str, Any]:
         "ssim3_above_0.4": scores.metrics["ssim3"].above_published_threshold,
         "ssim3_above_0.4_holdout": scores.metrics["ssim3"].above_published_threshold_holdout,
         "candidates": scores.m,
-        "leak_capacity": scores.capacity,
     }
 
 

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import threads
+from benchmarks.harness import first_layer_rank, threads
 from residuum.attacks import PRESETS
-from residuum.checkpoints import first_layer, leak_capacity
 from residuum.datasets import load_dataset
 from residuum.defenses import DEFENSES, Outcome, Setting, Training, at_seed, find, run_trial
 from residuum.errors import InconclusiveError
@@ -92,7 +91,7 @@ class Run:
             self.content["skipped"].append(f"{part} {label}: {problem.message}")
             return
         row = {**more, "arch": setting.arch, "seed": setting.seed, **outcome.to_json()}
-        row["capacity"] = leak_capacity(first_layer(checkpoint.theta))
+        row["first_layer_rank"] = first_layer_rank(checkpoint.theta)
         self.content.setdefault(part, []).append(row)
         self.content["seconds"] = round(time.monotonic() - self.start, 1)
         write_json(self.path, self.content)

@@ -99,15 +99,14 @@ def shift_table(rows: list[Row]) -> str:
 
 
 def length_table(rows: list[Row]) -> str:
-    """Training steps: loss, KKT residual, capacity and count."""
-    head = ("steps", "train loss", "KKT residual", "leak capacity", "recovered", "by chance",
-            "test accuracy")  # fmt: skip
+    """Training steps: loss, KKT residual and count."""
+    head = ("steps", "train loss", "KKT residual", "recovered", "by chance", "test accuracy")
     lines, seeds = _head(head, left=()), _seeds(rows)
     for steps, group in sorted(_grouped(rows, "steps").items()):
         by_seed = {row["seed"]: row for row in group}
         lines.append(_line([
             str(steps), _each(by_seed, lambda r: f"{r['train_loss']:.0e}", seeds),
-            _figure(group, "kkt_plain", 2, seeds), _each(by_seed, lambda r: str(r["capacity"]), seeds),
+            _figure(group, "kkt_plain", 2, seeds),
             _counts(group, "unaware", seeds), _chance(group), _figure(group, "accuracy", 3),
         ]))  # fmt: skip
     return "\n".join(lines)

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from residuum.checkpoints import first_layer
+from residuum.checkpoints.spectrum import rank_above, singular_values
 from residuum.records import write_json
 from residuum.records.environment import environment
 
@@ -85,6 +88,11 @@ def only_on(device: str, *fitting: str) -> None:
     """Refuse a device that a benchmark was not written for."""
     if device.split(":")[0] not in fitting:
         raise WrongDevice(f"runs on {' or '.join(fitting)} only")
+
+
+def first_layer_rank(theta: dict[str, Tensor]) -> int:
+    """Singular values of the first layer above 1% of the largest."""
+    return rank_above(singular_values(first_layer(theta)), 0.01)
 
 
 def device_name(device: str) -> str:

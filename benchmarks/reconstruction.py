@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import first_layer_rank
 from residuum.attacks import PRESETS, AttackConfig, attack
-from residuum.checkpoints import leak_capacity
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
@@ -105,7 +105,6 @@ def one(spec: Experiment, seed: int, root: str, device: str) -> dict[str, Any]:
         shape=split.train.shape,
     )
     found = attack(checkpoint, knowledge, replace(spec.attack, device=device, seed=seed))
-    capacity = leak_capacity(checkpoint.theta["layers.0.weight"])
     row: dict[str, Any] = {
         "seed": seed,
         "victim": {
@@ -114,11 +113,11 @@ def one(spec: Experiment, seed: int, root: str, device: str) -> dict[str, Any]:
             "status": state.status,
             **state.history[-1],
         },
-        "capacity": capacity,
+        "first_layer_rank": first_layer_rank(checkpoint.theta),
         "attack_seconds": found.seconds,
         "first_layer_residual": found.layers[:, -1, 0].sqrt().tolist(),
         "status": list(found.status),
-        "scores": figures(found.x, split, spec, capacity),
+        "scores": figures(found.x, split, spec),
         "selection": selection(found, split),
     }
     if spec.baselines and seed == spec.seeds[0]:
@@ -131,15 +130,14 @@ def one(spec: Experiment, seed: int, root: str, device: str) -> dict[str, Any]:
                 dtype="float32",
                 device=device,
             )
-            row[baseline] = figures(
-                attack(checkpoint, knowledge, config).x.float(), split, spec, capacity
-            )
+            found = attack(checkpoint, knowledge, config)
+            row[baseline] = figures(found.x.float(), split, spec)
     return row
 
 
-def figures(x: torch.Tensor, split: Split, spec: Experiment, capacity: int) -> dict[str, Any]:
+def figures(x: torch.Tensor, split: Split, spec: Experiment) -> dict[str, Any]:
     scores = score(
-        x.double(), split.train, split.holdout, metrics=spec.metrics, capacity=capacity, subsets=300
+        x.double(), split.train, split.holdout, metrics=spec.metrics, subsets=300
     ).to_json()
     best = ncc(x.double(), split.train.x).amax(0).sort(descending=True).values
     kept = {key: scores[key] for key in ("n", "m", "calibrated", "reason", "metrics")}
@@ -212,7 +210,7 @@ def main() -> None:
                 for metric, v in row["scores"]["metrics"].items()
             }
             print(
-                f"{name} seed {row['seed']}: capacity {row['capacity']}, {brief}, ncc>0.9 "
+                f"{name} seed {row['seed']}: rank {row['first_layer_rank']}, {brief}, ncc>0.9 "
                 f"{row['scores']['ncc_above_0.9']}, attack {row['attack_seconds']:.1f} s, "
                 f"victim {row['victim']['seconds']:.1f} s, residual {row['first_layer_residual'][:2]}",
                 flush=True,

@@ -101,7 +101,7 @@ def length(found: dict[str, Any]) -> bytes:
     panels = figure.subplots(1, 3)
     rows = found["rows"]
     for axes, lines in zip(panels, (
-        (("capacity", "leak capacity of W1", 1, "--"), ("recovered", "recovered", 0, "-"),
+        (("recovered", "recovered", 0, "-"),
          ("expected_by_chance", "expected by chance", 6, ":")),
         (("residual_plain", "true samples, all layers", 0, "-"),
          ("first_layer_residual", "attack, first layer", 1, "--")),
@@ -192,20 +192,19 @@ def partial(found: dict[str, Any]) -> bytes:
     axes = figure.subplots()
     names = list(dict.fromkeys(r["access"] for r in found["rows"]))
     groups = [[r for r in found["rows"] if r["access"] == name] for name in names]
-    keys = ("recovered", "expected_by_chance", "capacity")
+    keys = ("recovered", "expected_by_chance")
     rows = [{key: float(np.mean([r[key] for r in group])) for key in keys} for group in groups]
     labels = [ACCESS.get(name, f"{group[0]['neurons']}\nneurons")
               for name, group in zip(names, groups, strict=True)]  # fmt: skip
     _bars(axes, labels, rows, {
-        "recovered": "recovered", "capacity": "leak capacity of the known W1",
-        "expected_by_chance": "expected by chance",
+        "recovered": "recovered", "expected_by_chance": "expected by chance",
     }, f"samples of {found['n']}")  # fmt: skip
     for place, group in enumerate(groups):
         axes.scatter(
             [place] * len(group), [r["recovered"] for r in group], s=9, color=INK, zorder=3
         )
     axes.set_title("known part of the weights (mean; dots: each victim)", fontsize=9)
-    axes.set_ylim(0, 1.45 * max(r["capacity"] for r in rows))
+    axes.set_ylim(0, 1.45 * max(r["recovered"] for r in rows))
     return _finish(figure, [axes])
 
 

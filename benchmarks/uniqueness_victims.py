@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness import first_layer_rank
 from benchmarks.uniqueness_common import Scale, counts, finite, run, settings, victim
-from residuum.checkpoints import build_model, leak_capacity
+from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.records import Checkpoint, Dataset, Split
@@ -51,7 +52,7 @@ def judged(checkpoint: Checkpoint, split: Split, scale: Scale, device: str) -> d
         "budget_over_norm": finite(float(budgets.median())),
         "in_use": len(kkt),
         "first_layer_residual": float(found.layers[:, -1, 0].sqrt().min()),
-        "capacity": leak_capacity(checkpoint.theta[FIRST]),
+        "first_layer_rank": first_layer_rank(checkpoint.theta),
         **counts(found.x, split),
     }
 
@@ -175,7 +176,7 @@ def partial(scale: Scale, root: str, device: str) -> dict[str, Any]:
             found = run(checkpoint, settings(scale, device, candidates=2 * n, layers="first"), n)
             rows.append({"seed": seed, "access": name,
                          "neurons": len(checkpoint.theta[FIRST]),
-                         "capacity": leak_capacity(checkpoint.theta[FIRST]),
+                         "first_layer_rank": first_layer_rank(checkpoint.theta),
                          "first_layer_residual": float(found.layers[:, -1, 0].sqrt().min()),
                          **counts(found.x, split)})  # fmt: skip
     return {"n": scale.images, "rows": rows}

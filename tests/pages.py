@@ -173,7 +173,7 @@ def _around(names: tuple[str, ...]) -> dict[str, Any]:
         "certificate": (
             Figure("residual", 0.0312, "distance to a KKT point, share of the weights' norm"),
             Figure("margin", 1.0, "least output of a training sample with the right sign"),
-            Figure("leak capacity", 512, "samples that weights of this size could hold"),
+            Figure("directions of the first layer", 12, "above the noise edge"),
             Figure("status", "approximate KKT point"),
         ),
         "assumptions": ("The network was trained to zero training error without early stopping.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from residuum.auditing.page import STATUS
+from residuum.auditing import AuditResult
+from residuum.auditing.page import STATUS, first_layer_directions
 from residuum.auditing.published import SCHEMA_VERSION, result_schema
 from residuum.cli.main import COMMANDS, main
 from residuum.report.model_card import model_card
@@ -47,6 +49,22 @@ def test_result_fits_its_published_schema(run: Path, capsys: pytest.CaptureFixtu
     assert result["schema_version"] == SCHEMA_VERSION
     assert result["uniqueness"] is None
     assert result["uniqueness_reason"]
+
+
+def test_directions_of_the_first_layer_are_a_line_of_result_and_report(run: Path) -> None:
+    network = json.loads((run / "result.json").read_text())["network"]
+    page = html.unescape((run / "report.html").read_text())
+    assert network["first_layer_directions"] == 2
+    assert network["first_layer_directions_of"].startswith("above 1%")
+    assert "directions of the first layer" in page
+    assert network["first_layer_directions_of"] in page
+    found = AuditResult.load(run)
+    many = found.replace(verdict=found.verdict.replace(n=65))
+    assert first_layer_directions(many) == (None, "more samples (65) than inputs (64)")
+    told = found.replace(
+        verdict=found.verdict.replace(n=None), knowledge=found.knowledge.replace(sample_count=70)
+    )
+    assert first_layer_directions(told) == (None, "more samples (70) than inputs (64)")
 
 
 @pytest.mark.parametrize(

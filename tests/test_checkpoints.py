@@ -26,7 +26,6 @@ from residuum.checkpoints import (
     build_model,
     checkpoint_from_module,
     inspect_checkpoint,
-    leak_capacity,
     load_checkpoint,
     save_checkpoint,
 )
@@ -676,9 +675,8 @@ def test_inspection_against_numpy() -> None:
     w = {name: t.double().numpy() for name, t in theta.items()}
     singular = np.linalg.svd(w["layers.0.weight"], compute_uv=False)
     ranks = [int((singular > t * singular[0]).sum()) for t in TOLERANCES]
-    assert [rank for _, rank in found.capacities] == ranks
+    assert [rank for _, rank in found.ranks] == ranks
     assert ranks == sorted(ranks)
-    assert found.capacity == ranks[TOLERANCES.index(1e-2)]
     gap = larger = 0.0
     for i in range(2):
         for j in range(len(w[f"layers.{i}.bias"])):
@@ -705,18 +703,6 @@ def test_measured_homogeneity(arch: str, order: float | None) -> None:
     assert inspect_checkpoint(Checkpoint(weights(arch), arch)).homogeneity_order == order
 
 
-def test_capacity_of_known_ranks() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for rank in (1, 3, 8):
-        a = torch.randn(30, rank, generator=generator)
-        b = torch.randn(rank, 18, generator=generator)
-        assert leak_capacity(a @ b, 1e-4) == rank
-        assert leak_capacity((a @ b).reshape(30, 2, 3, 3), 1e-4) == rank
-    assert leak_capacity(torch.diag(torch.tensor([1.0, 0.5, 0.011, 0.009]))) == 3
-    assert leak_capacity(torch.zeros(3, 3)) == 0
-    assert leak_capacity(1e300 * torch.eye(4, dtype=torch.float64)) == 4
-
-
 def test_balance_of_a_balanced_network() -> None:
     theta = weights("mlp:5-7-1")
     size = (theta["layers.0.weight"].square().sum(1) + theta["layers.0.bias"].square()).sqrt()
@@ -727,12 +713,12 @@ def test_balance_of_a_balanced_network() -> None:
     assert inspect_checkpoint(Checkpoint(weights("mlp:5-1"), "mlp:5-1")).balance is None
 
 
-def test_filters_of_a_convolution_bound_no_samples() -> None:
+def test_filters_of_a_convolution_have_ranks_and_no_directions() -> None:
     arch = "convnet:1x8x8-4-6-1"
     found = inspect_checkpoint(Checkpoint(weights(arch), arch))
-    assert found.capacity is None
-    assert dict(found.capacities)[1e-2] == 4  # filters, of nine weights each
-    assert found.to_json()["capacity"] is None
+    assert found.directions is None
+    assert "convolution" in found.directions_of
+    assert dict(found.ranks)[1e-2] == 4  # filters, of nine weights each
 
 
 def test_inspection_as_json_and_as_record(tmp_path: Path) -> None:
@@ -740,6 +726,7 @@ def test_inspection_as_json_and_as_record(tmp_path: Path) -> None:
         theta = {name: scale * t.double() for name, t in weights("mlp:5-7-1").items()}
         found = inspect_checkpoint(Checkpoint(theta, "mlp:5-7-1", (5,)))
         published = json.loads(json.dumps(found.to_json(), allow_nan=False))
-        assert published["capacities"]["0.01"] == published["capacity"] == found.capacity
+        assert published["ranks"] == {f"{t:g}": rank for t, rank in found.ranks}
+        assert published["directions"] == found.directions
         assert published["layers"][0]["shape"] == [7, 5]
     assert same(Inspection.load(found.save(tmp_path / "i")), found)

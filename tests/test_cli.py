@@ -99,8 +99,8 @@ def test_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(run), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sorted(found) == [
-        "arch", "assumptions", "attacks", "balance", "bytes", "capacities", "capacity", "dtype",
-        "homogeneity_order", "input_shape", "layers", "outputs", "parameters",
+        "arch", "assumptions", "attacks", "balance", "bytes", "directions", "directions_of",
+        "dtype", "homogeneity_order", "input_shape", "layers", "outputs", "parameters", "ranks",
     ]  # fmt: skip
     assert (found["arch"], found["homogeneity_order"]) == ("mlp:64-8-1", 2.0)
     attacks = {attack["attack"]: attack for attack in found["attacks"]}
@@ -115,7 +115,8 @@ def test_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--init" in alone["ntk"]["reason"]
     assert main(["inspect", str(run)]) == 0
     shown = capsys.readouterr().out
-    for words in ("layers.0.weight", "homogeneity: order 2", "leak capacity", "binary-kkt"):
+    first = "directions of the first layer: "
+    for words in ("layers.0.weight", "homogeneity: order 2", first, "binary-kkt"):
         assert words in shown
 
 

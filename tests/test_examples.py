@@ -44,7 +44,8 @@ def test_a_network_of_ones_own_is_recognised_and_audited(
     ignore_the_clock(monkeypatch)
     found = example("own_network").main(["--training-steps", "1500", "--out", str(tmp_path)])
     assert found.checkpoint.arch == "mlp:64-100-1"
-    assert found.inspection.capacity == 64  # PyTorch's initial weights fill every direction
+    assert found.inspection.directions is None
+    assert "initialisation is visible" in found.inspection.directions_of  # PyTorch's own
     assert found.knowledge.granted == ("shape", "value_range", "mean")
     published = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["verdict"]
     assert (published["n"], published["outcome"]) == (30, found.verdict.outcome)

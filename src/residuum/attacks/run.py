@@ -19,7 +19,8 @@ from residuum.attacks.population import Population
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState, Watcher
-from residuum.checkpoints import as_checkpoint, build_model, first_layer, sample_capacity
+from residuum.checkpoints import as_checkpoint, build_model, first_layer
+from residuum.checkpoints.spectrum import VISIBLE, rank_above, singular_values
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
@@ -180,12 +181,10 @@ def _check_initial(checkpoint: Checkpoint, knowledge: Knowledge) -> None:
 
 
 def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
-    """Twice the known sample count, or twice the leak capacity: a bound the weights give away.
-
-    A convolution gives none away; then the fewest are taken.
-    """
-    known = knowledge.sample_count or sample_capacity(checkpoint.theta) or 0
-    return max(FEWEST, 2 * known)
+    """Twice the known sample count, or twice the rank of the first layer; the fewest for filters."""
+    weight = first_layer(checkpoint.theta)
+    rank = rank_above(singular_values(weight), VISIBLE) if weight.ndim == 2 else 0
+    return max(FEWEST, 2 * (knowledge.sample_count or rank))
 
 
 def _baseline(

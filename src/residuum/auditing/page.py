@@ -83,6 +83,11 @@ def granted(result: AuditResult) -> tuple[shown.Granted, ...]:
     )
 
 
+def first_layer_directions(result: AuditResult) -> tuple[int | None, str]:
+    """Their number and what they are above, or None and why, given the samples the audit knows of."""
+    return result.inspection.directions_given(result.verdict.n or result.knowledge.sample_count)
+
+
 def _fact(knowledge: Knowledge, name: str) -> str:
     value = getattr(knowledge, name)
     if name in PLAIN:
@@ -221,8 +226,9 @@ def _attack(row: Any) -> shown.AttackRow:
 
 def _certificate(result: AuditResult) -> tuple[shown.Figure, ...]:
     found = result.certificate
+    directions = shown.Figure("directions of the first layer", *first_layer_directions(result))
     if found is None:
-        return (shown.Figure("KKT certificate", None, result.certificate_of),)
+        return (shown.Figure("KKT certificate", None, result.certificate_of), directions)
     return (
         shown.Figure("samples", found.samples, result.certificate_of),
         shown.Figure("KKT residual, plain", found.residual_plain, "norm over the weights' norm"),
@@ -232,18 +238,14 @@ def _certificate(result: AuditResult) -> tuple[shown.Figure, ...]:
         shown.Figure("normalised margin", found.normalized_margin, "over ||theta||^L"),
         shown.Figure("delta", found.delta, "complementary slackness"),
         shown.Figure("balance gap", found.balance, "0 at a KKT point"),
-        shown.Figure("leak capacity", result.inspection.capacity,
-                     "rank of the first layer at 1% of its largest singular value; a convolution "
-                     "has none"),
+        directions,
         shown.Figure("status", found.status, "; ".join((STATUS[found.status], *found.notes))),
     )  # fmt: skip
 
 
 def _description(result: AuditResult) -> str:
     """The network in a line."""
-    found = result.inspection
-    capacity = "" if found.capacity is None else f", leak capacity {found.capacity}"
-    return f"{result.checkpoint.arch}, {found.parameters} parameters{capacity}"
+    return f"{result.checkpoint.arch}, {result.inspection.parameters} parameters"
 
 
 def _shape(result: AuditResult) -> tuple[int, ...]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from residuum.auditing.page import granted, verdict_of
+from residuum.auditing.page import first_layer_directions, granted, verdict_of
 from residuum.auditing.published import SCHEMA_VERSION, Result
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import RESIDUAL_LIMIT, AttackOutcome
-from residuum.checkpoints import Inspection
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.records import Scores
 
@@ -27,7 +26,7 @@ def publish(
             "created": result.created,
             "subject": result.subject,
             "verdict": _verdict(result),
-            "network": _network(result.inspection),
+            "network": _network(result),
             "knowledge": [vars(fact) for fact in granted(result)],
             "attacks": [_attack(outcome) for outcome in result.attacks],
             "scores": _scores(result.scores),
@@ -87,14 +86,17 @@ def _verdict(result: AuditResult) -> dict[str, Any]:
     }
 
 
-def _network(network: Inspection) -> dict[str, Any]:
+def _network(result: AuditResult) -> dict[str, Any]:
+    network = result.inspection
+    directions, of = first_layer_directions(result)
     return {
         "arch": network.arch,
         "parameters": network.parameters,
         "input_shape": list(network.input_shape),
         "outputs": network.outputs,
         "homogeneity_order": network.homogeneity_order,
-        "leak_capacity": network.capacity,
+        "first_layer_directions": directions,
+        "first_layer_directions_of": of,
         "balance": network.balance,
     }
 

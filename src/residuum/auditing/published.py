@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = "1.0"
-SCHEMA_ID = "urn:residuum:result:1.0"
+SCHEMA_VERSION = "2.0"
+SCHEMA_ID = f"urn:residuum:result:{SCHEMA_VERSION}"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -52,7 +52,8 @@ class Network(_Model):
     input_shape: list[int]
     outputs: Count
     homogeneity_order: float | None
-    leak_capacity: Count | None
+    first_layer_directions: Count | None
+    first_layer_directions_of: str = Field(description="above what, or why it is null")
     balance: float | None
 
 
@@ -122,7 +123,7 @@ class BatchRow(_Model):
 class Result(_Model):
     """The whole of ``result.json``."""
 
-    schema_version: Literal["1.0"]
+    schema_version: Literal["2.0"]
     tool: Tool
     created: str
     subject: str

@@ -83,7 +83,7 @@ def audit(
     with clock("attack"):
         attacked = attacks.run()
     with clock("score"):
-        judged = _judge(checkpoint, attacked, train, control, inspection.capacity, seed, subsets)
+        judged = _judge(checkpoint, attacked, train, control, seed, subsets)
     with clock("certify"):
         certified = _certified(checkpoint, train, attacked, knowledge, task, seconds)
     verdict = decide(judged.scores, judged.attacks)
@@ -118,7 +118,6 @@ def _judge(
     attacked: Attacked,
     train: Dataset | None,
     control: Dataset | None,
-    capacity: int | None,
     seed: int,
     subsets: int,
 ) -> _Judged:
@@ -131,7 +130,7 @@ def _judge(
     def judge(pool: CandidatePool, **options: Any) -> Scores:
         return score(
             pool.x, train, control, candidate_labels=pool.labels, multipliers=pool.lam,
-            capacity=capacity, outputs=outputs, seed=seed, subsets=subsets, **options,
+            outputs=outputs, seed=seed, subsets=subsets, **options,
         )  # fmt: skip
 
     pool = joined([whole_pool(part) for part in attacked.found])

@@ -5,8 +5,6 @@ from residuum.checkpoints.inspection import (
     ParameterSummary,
     first_layer,
     inspect_checkpoint,
-    leak_capacity,
-    sample_capacity,
 )
 from residuum.checkpoints.modules import build_model, checkpoint_from_module
 from residuum.checkpoints.reading import (
@@ -25,8 +23,6 @@ __all__ = [
     "checkpoint_from_module",
     "first_layer",
     "inspect_checkpoint",
-    "leak_capacity",
     "load_checkpoint",
-    "sample_capacity",
     "save_checkpoint",
 ]

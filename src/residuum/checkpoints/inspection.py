@@ -1,11 +1,7 @@
-"""What the weights alone say about a network, before any attack: size, order, balance, capacity.
+"""What the weights alone say about a network, before any attack: size, order, balance, spectrum.
 
-Leak capacity: the rank of the first-layer weight W1 at a tolerance relative to its largest singular
-value. Stationarity makes the rows of W1 combinations of the training samples, so the rank bounds
-how many independent samples the first layer can reveal. A convolution's filters are combinations of
-patches; their rank bounds no number of samples, and there is no capacity.
-
-Balance: see :func:`residuum.networks.balance`.
+Directions of the first layer: see :mod:`residuum.checkpoints.spectrum`. Balance: see
+:func:`residuum.networks.balance`.
 """
 
 from __future__ import annotations
@@ -18,12 +14,12 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints.modules import build_model
+from residuum.checkpoints.spectrum import directions, rank_above, singular_values
 from residuum.networks import MLP, Architecture, balance, homogeneity_order, probe_inputs
 from residuum.records import Checkpoint
 from residuum.records.base import Record
 
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
-HEADLINE = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +37,9 @@ class Inspection(Record):
     """What a checkpoint is, measured from its weights.
 
     bytes: of the weights in memory; homogeneity_order: measured, None when the network is not
-    homogeneous; capacity: rank of the first layer at 1e-2, None where it is a convolution; capacities:
-    (tolerance, rank) pairs of the first layer, whatever it is;
-    balance: for MLPs with a hidden layer, else None.
+    homogeneous; directions: of the first layer, None where they cannot be told, directions_of: above
+    what, or why not; ranks: (tolerance, rank) pairs of the first layer, whatever it is; balance: for
+    MLPs with a hidden layer, else None.
     """
 
     arch: str
@@ -54,10 +50,21 @@ class Inspection(Record):
     bytes: int
     dtype: str
     homogeneity_order: float | None
-    capacity: int | None
-    capacities: tuple[tuple[float, int], ...]
+    directions: int | None
+    directions_of: str
+    ranks: tuple[tuple[float, int], ...]
     balance: float | None
     assumptions: tuple[str, ...] = ()
+
+    def directions_given(self, samples: int | None) -> tuple[int | None, str]:
+        """Directions and what they are of, where the network is known to have had ``samples``.
+
+        More samples than inputs fill every direction, and their number says nothing.
+        """
+        inputs = Architecture.parse(self.arch).inputs
+        if self.directions is not None and samples is not None and samples > inputs:
+            return None, f"more samples ({samples}) than inputs ({inputs})"
+        return self.directions, self.directions_of
 
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum inspect --json``)."""
@@ -78,8 +85,9 @@ class Inspection(Record):
             "bytes": self.bytes,
             "dtype": self.dtype,
             "homogeneity_order": self.homogeneity_order,
-            "capacity": self.capacity,
-            "capacities": {f"{tolerance:g}": rank for tolerance, rank in self.capacities},
+            "directions": self.directions,
+            "directions_of": self.directions_of,
+            "ranks": {f"{tolerance:g}": rank for tolerance, rank in self.ranks},
             "balance": self.balance,
             "assumptions": list(self.assumptions),
         }
@@ -92,8 +100,13 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     with torch.no_grad():
         order = homogeneity_order(model, probe_inputs(arch.inputs))
     theta = checkpoint.theta
-    values = _singular_values(first_layer(theta))
-    capacities = tuple((tolerance, _rank(values, tolerance)) for tolerance in TOLERANCES)
+    weight = first_layer(theta)
+    values = singular_values(weight)
+    count, of = (
+        directions(values, *weight.shape)
+        if weight.ndim == 2
+        else (None, "the first layer is a convolution: its filters see patches")
+    )
     return Inspection(
         arch=checkpoint.arch,
         input_shape=checkpoint.input_shape,
@@ -103,44 +116,17 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         bytes=sum(t.numel() * t.element_size() for t in theta.values()),
         dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
         homogeneity_order=order,
-        capacity=sample_capacity(theta),
-        capacities=capacities,
+        directions=count,
+        directions_of=of,
+        ranks=tuple((tolerance, rank_above(values, tolerance)) for tolerance in TOLERANCES),
         balance=balance(model) if isinstance(model, MLP) else None,
         assumptions=checkpoint.assumptions,
     )
 
 
-def leak_capacity(weight: Tensor, tolerance: float = HEADLINE) -> int:
-    """Number of singular values of W1 above ``tolerance`` times the largest.
-
-    weight: (out, ...), flattened to (out, in); for a convolution (out, in * k * k).
-    """
-    return _rank(_singular_values(weight), tolerance)
-
-
-def sample_capacity(theta: dict[str, Tensor]) -> int | None:
-    """The leak capacity of a network; None where the first layer is a convolution."""
-    weight = first_layer(theta)
-    return leak_capacity(weight) if weight.ndim == 2 else None
-
-
 def first_layer(theta: dict[str, Tensor]) -> Tensor:
     """The weight that meets the input: the first tensor that is not a vector."""
     return next(t for t in theta.values() if t.ndim >= 2)
-
-
-def _singular_values(weight: Tensor) -> Tensor:
-    """Up to a common factor; those of the small triangle R of W = QR, three times as fast."""
-    matrix = weight.detach().double().flatten(1)
-    largest = matrix.abs().max()
-    if largest == 0:
-        return matrix.new_zeros(1)
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    return torch.linalg.svdvals(torch.linalg.qr(tall / largest, mode="r").R)
-
-
-def _rank(values: Tensor, tolerance: float) -> int:
-    return int((values > tolerance * values.max()).sum())
 
 
 def _summary(name: str, tensor: Tensor) -> ParameterSummary:

@@ -21,7 +21,7 @@ residuum inspect weights.pt --arch mlp:784-1000-1000-1 --json
 def command(
     checkpoint: CheckpointPath, arch: Arch = None, json: Json = False, quiet: Quiet = False
 ) -> None:
-    """Show layers, homogeneity, leak capacity, and which attacks apply."""
+    """Show layers, homogeneity, directions of the first layer, and which attacks apply."""
     from residuum.attacks.applicability import Facts, applicability
     from residuum.checkpoints import inspect_checkpoint, load_checkpoint
     from residuum.networks import Architecture
@@ -59,15 +59,11 @@ def show(found: Inspection, attacks: list[dict[str, Any]]) -> None:
         else "not homogeneous"
     )
     print_line(f"homogeneity: {order}; balance gap {number(found.balance)}")
-    capacity = (
-        f"the first layer can reveal about {found.capacity} samples"
-        if found.capacity is not None
-        else "none, the first layer is a convolution: its filters hold patches"
-    )
+    print_line(f"directions of the first layer: {number(found.directions)} ({found.directions_of})")
     print_table(
-        f"leak capacity: {capacity}",
-        ("singular values above", "rank of the first layer"),
-        [(f"{tolerance:g} of the largest", str(rank)) for tolerance, rank in found.capacities],
+        "first layer",
+        ("singular values above", "rank"),
+        [(f"{tolerance:g} of the largest", str(rank)) for tolerance, rank in found.ranks],
     )
     print_table(
         "attacks",

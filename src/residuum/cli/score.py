@@ -43,9 +43,7 @@ def command(
     ] = None,
     ckpt: Annotated[
         Path | None,
-        typer.Option(
-            help="The attacked checkpoint: adds margins and leak capacity.", show_default=False
-        ),
+        typer.Option(help="The attacked checkpoint: adds margins.", show_default=False),
     ] = None,
     candidates: Annotated[
         str,
@@ -72,12 +70,12 @@ def command(
     found = load_run(run)
     train = read_samples(data, "train.npz")
     control = None if holdout is None else read_samples(holdout, "holdout.npz")
-    outputs, capacity, notes = _network(ckpt, train, run)
+    outputs, notes = _network(ckpt, train, run)
 
     def judge(pool: CandidatePool) -> Scores:
         return score(
             pool[0], train, control, candidate_labels=pool[1], multipliers=pool[2],
-            capacity=capacity, outputs=outputs, seed=seed, subsets=subsets,
+            outputs=outputs, seed=seed, subsets=subsets,
             metrics=None if metrics is None else [name.strip() for name in metrics.split(",")],
         )  # fmt: skip
 
@@ -133,11 +131,6 @@ def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Pa
         scores.reason
         or f"* decides; threshold: the 99th percentile of chance, by {scores.pool} held-out samples"
     )
-    if scores.recovered is not None and scores.capacity is not None:
-        print_line(
-            f"{scores.recovered} recovered of a leak capacity of {scores.capacity} "
-            f"({number(scores.capacity_share, 3)})"
-        )
     print_line(f"granted to the attacker: {describe(found.knowledge)}")
     for note in scores.notes:
         print_line(f"note: {note}")
@@ -186,15 +179,13 @@ def read_samples(path: Path, name: str) -> Dataset:
     return Dataset.from_npz(samples_file(path, name))
 
 
-def _network(
-    ckpt: Path | None, train: Dataset, run: Path
-) -> tuple[Tensor | None, int | None, tuple[str, ...]]:
-    """What the network says of the samples, its leak capacity, and a note if it is another one."""
-    from residuum.checkpoints import build_model, load_checkpoint, sample_capacity
+def _network(ckpt: Path | None, train: Dataset, run: Path) -> tuple[Tensor | None, tuple[str, ...]]:
+    """What the network says of the samples, and a note if it is another one."""
+    from residuum.checkpoints import build_model, load_checkpoint
     from residuum.theory.kkt import evaluate
 
     if ckpt is None:
-        return None, None, ()
+        return None, ()
     request = read_summary(run).get("request")
     request = request if isinstance(request, dict) else {}
     released = load_checkpoint(ckpt, request.get("arch"))
@@ -203,4 +194,4 @@ def _network(
     notes = ("--ckpt is not the checkpoint that was attacked",) if other else ()
     model = build_model(released)
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
-    return outputs.detach(), sample_capacity(released.theta), notes
+    return outputs.detach(), notes

@@ -41,7 +41,6 @@ def score(
     holdout: Dataset | None,
     *,
     candidate_labels: Tensor | None = None,
-    capacity: int | None = None,
     metrics: Sequence[str] | None = None,
     outputs: Tensor | None = None,
     multipliers: Tensor | None = None,
@@ -84,7 +83,6 @@ def score(
         pool=field.pool,
         subsets=subsets if field.pool else 0,
         smallest_significant=smallest_significant(field.n, field.pool) if field.pool else None,
-        capacity=capacity,
         seed=seed,
         notes=tuple(notes),
     )

@@ -115,8 +115,8 @@ class Scores(Record):
 
     deciding: the metric of the verdict; reason: why nothing is calibrated, "" when it is; pool and
     subsets: size of the held-out control and sets drawn from it; smallest_significant: the least
-    count that this pool could call significant at 1%; capacity: leak capacity of the weights;
-    margins: slices by quintile of the margin, smallest first.
+    count that this pool could call significant at 1%; margins: slices by quintile of the margin,
+    smallest first.
     """
 
     n: int
@@ -131,7 +131,6 @@ class Scores(Record):
     pool: int = 0
     subsets: int = 0
     smallest_significant: int | None = None
-    capacity: int | None = None
     seed: int = 0
     notes: tuple[str, ...] = ()
 
@@ -155,13 +154,6 @@ class Scores(Record):
         """Of the permutation test by the deciding metric."""
         return self.metrics[self.deciding].p_value
 
-    @property
-    def capacity_share(self) -> float | None:
-        """Recovered samples as a share of the leak capacity."""
-        if self.recovered is None or not self.capacity:
-            return None
-        return self.recovered / self.capacity
-
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum score --json``)."""
         return {
@@ -173,8 +165,6 @@ class Scores(Record):
             "recovered": self.recovered,
             "expected_by_chance": self.expected_by_chance,
             "p_value": self.p_value,
-            "capacity": self.capacity,
-            "capacity_share": self.capacity_share,
             "pool": self.pool,
             "subsets": self.subsets,
             "smallest_significant": self.smallest_significant,

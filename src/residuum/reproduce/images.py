@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import PRESETS, AttackConfig
-from residuum.checkpoints import build_model, leak_capacity
+from residuum.checkpoints import build_model
 from residuum.evaluation import score
 from residuum.networks import Architecture
 from residuum.records import Knowledge, Scores, Split
@@ -154,14 +154,12 @@ def scored(x: Tensor, split: Split, net: Victim, metrics: Sequence[str]) -> Scor
     """Against the held-out control, with the margins that a scatter plot needs."""
     with torch.no_grad():
         outputs = build_model(net.checkpoint).double()(split.train.x.double())
-    capacity = leak_capacity(net.checkpoint.theta["layers.0.weight"])
     return score(
         x,
         split.train,
         split.holdout,
         metrics=metrics,
         outputs=outputs,
-        capacity=capacity,
         subsets=SUBSETS,
     )
 
@@ -204,7 +202,6 @@ def details(done: Performed) -> dict[str, Any]:
         "arch": str(arch),
         "victim": done.victim.summary,
         **losses(done),
-        "capacity": next(iter(done.scores.values())).capacity if done.scores else None,
         "attacks": {
             name: {
                 "candidates": len(done.candidates[name]),
