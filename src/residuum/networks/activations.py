@@ -17,6 +17,7 @@ function, so its "gradient" is a formal derivative. Softplus is that of Loo et a
 from __future__ import annotations
 
 import copy
+import re
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -186,6 +187,11 @@ def with_surrogate(model: nn.Module, surrogate: nn.Module) -> nn.Module:
     return model
 
 
+def is_other(name: str) -> bool:
+    """Whether ``name`` (gelu, LeakyReLU, leaky_relu) is an activation that no attack covers."""
+    return OTHERS.fullmatch(name.lower().replace("_", "")) is not None
+
+
 def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
     value = torch.zeros_like(z)
     for c in reversed(coefficients):
@@ -199,3 +205,12 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
 
 ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "linear": Linear}
 SURROGATES: dict[str, type[Activation]] = {"sigmoid": SigmoidReLU, "softplus": Softplus}
+OTHERS = re.compile(
+    "celu|elu|gelu|hardsigmoid|hardswish|hardtanh|leakyrelu|mish|prelu|relu6|rrelu|selu|sigmoid|silu|"
+    "softplus|softsign|swish|tanh"
+)
+OTHERS_REFUSED = (
+    "The attacks are derived and written for ReLU, whose derivative is 0 or 1, and for polynomial "
+    "activations; read as ReLU, this would be another network. Train with ReLU to audit it; membership "
+    "inference needs no such condition."
+)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from residuum.errors import ArchitectureError, did_you_mean
-from residuum.networks.activations import ACTIVATIONS, Polynomial
+from residuum.networks.activations import ACTIVATIONS, OTHERS_REFUSED, Polynomial, is_other
 from residuum.networks.modules import BIAS_RULES, MLP, ConvNet, PolynomialNetwork
 
 KINDS = ("mlp", "convnet", "polynomial")
@@ -81,6 +81,8 @@ class Architecture:
                 f"{kind} has no option {unknown[0]!r}.", did_you_mean(unknown[0], allowed)
             )
         bias, activation = options.get("bias", "first"), options.get("activation", "relu")
+        if is_other(activation):
+            raise ArchitectureError(f"activation={activation} cannot be attacked.", OTHERS_REFUSED)
         for got, known in ((bias, BIAS_RULES), (activation, ACTIVATIONS)):
             if got not in known:
                 raise ArchitectureError(f"No choice {got!r}.", did_you_mean(got, tuple(known)))
