@@ -32,6 +32,7 @@ from residuum.networks import (
     match_architecture,
     probe_inputs,
     recognise_mlp,
+    refuse_by_name,
     with_surrogate,
 )
 
@@ -243,7 +244,7 @@ def parse_or_error(text: str) -> Architecture | ArchitectureError:
      ("mlp:5-", "reads kind:width"), ("mpl:5-1", "Did you mean 'mlp'"), ("mlp:5-0-1", "between 1"),
      ("mlp:5x5-1", "one input width"), ("convnet:5-3-1", "CxHxW"), ("convnet:1x5x5-1", "convolution"),
      ("mlp:5-1,bais=all", "Did you mean 'bias'"), ("mlp:5-1,bias=al", "Did you mean 'all'"),
-     ("mlp:5-1,activation=tanh", "No choice 'tanh'"), ("polynomial:5-3-2", "polynomial:d-width-1"),
+     ("mlp:5-1,activation=reul", "Did you mean 'relu'"), ("polynomial:5-3-2", "polynomial:d-width-1"),
      ("polynomial:5-1", "polynomial:d-width-1"), ("polynomial:5-3-1,coefficients=a/b", "finite"),
      ("polynomial:5-3-1,coefficients=0/inf", "finite"), ("polynomial:5-3-1,bias=all", "no option"),
      ("mlp:" + "9-" * 2000 + "1", "characters"), ("mlp:99999999999-1", "between 1")],
@@ -445,19 +446,30 @@ def test_biases_without_a_stem_go_by_size() -> None:
 
 @pytest.mark.parametrize(
     "shapes",
-    [{}, {"b": (3,)}, {"w": (3, 2), "v": (5, 4)}, {"w": (3, 2), "k": (3, 2, 1)},
-     {"w": (3, 2), "b": (4,)}, {"w": (3, 2), "s": ()}],
+    [{}, {"b": (3,)}, {"w": (3, 2), "v": (5, 4)}, {"w": (3, 2), "b": (4,)}, {"w": (3, 2), "s": ()}],
 )  # fmt: skip
 def test_other_states_are_not_recognised(shapes: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(CheckpointError, match="cannot be guessed") as caught:
+    with pytest.raises(CheckpointError, match="form no chain of layers") as caught:
         recognise_mlp({name: torch.ones(shape) for name, shape in shapes.items()})
-    assert "--arch" in caught.value.remedy
+    assert "layers.0.weight, layers.0.bias" in caught.value.remedy
+
+
+def test_names_in_the_order_of_the_layers_are_recognised() -> None:
+    """What the remedy of an unknown order asks for."""
+    square = {f"{name}.weight": torch.ones(4, 4) for name in ("b", "a")}
+    state = {"z.weight": torch.ones(4, 3), **square, "c.weight": torch.ones(2, 4)}
+    shuffled = {name: state[name] for name in ("c.weight", "b.weight", "z.weight", "a.weight")}
+    with pytest.raises(CheckpointError, match="named in the order of its layers"):
+        recognise_mlp(shuffled)
+    order = {"z.weight": 0, "b.weight": 1, "a.weight": 2, "c.weight": 3}
+    renamed = {f"layers.{order[name]}.weight": t for name, t in shuffled.items()}
+    assert str(recognise_mlp(renamed)[0]) == "mlp:3-4-4-4-2,bias=none"
 
 
 def test_a_bias_rule_of_its_own_is_refused() -> None:
     state = dict(Architecture.parse("mlp:5-7-6-2,bias=hidden").build().state_dict())
     del state["layers.0.bias"]
-    with pytest.raises(ArchitectureError, match="Biases must follow"):
+    with pytest.raises(ArchitectureError, match=r"Biases must follow .* layers \[1\] of 3"):
         recognise_mlp(state)
 
 
@@ -471,3 +483,166 @@ def test_convnets_and_polynomials_are_matched_by_shape() -> None:
         assert list(names.values()) == list(renamed)
         with pytest.raises(ArchitectureError, match="must fit"):
             match_architecture({"a": torch.ones(2, 2)}, arch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(bias=biases, head=st.sampled_from(["fc", "classifier"]), random=st.randoms())
+def test_convnets_are_matched_whatever_the_order_of_bias_and_weight(
+    bias: str, head: str, random: object
+) -> None:
+    arch = Architecture.parse(f"convnet:1x8x8-4-4-4-2,bias={bias}")
+    stems = {"convolutions.0": "conv1", "convolutions.1": "conv2", "convolutions.2": "conv10"}
+    theirs = {
+        name: f"{stems.get(name.rpartition('.')[0], head)}.{name.rpartition('.')[2]}"
+        for name in arch.build().state_dict()
+    }
+    state = {theirs[name]: t for name, t in arch.build().state_dict().items()}
+    for items in (sorted(state.items()), random.sample([*state.items()], len(state))):  # type: ignore[attr-defined]
+        assert match_architecture(dict(items), arch) == theirs
+
+
+def test_weights_of_distinct_shapes_need_no_order() -> None:
+    arch = Architecture.parse("convnet:1x8x8-4-6-2,bias=all")
+    state = arch.build().state_dict()
+    stems = {"convolutions.0": "second", "convolutions.1": "first", "head": "body"}
+    theirs = {n: f"{stems[n.rpartition('.')[0]]}.{n.rpartition('.')[2]}" for n in state}
+    assert match_architecture({theirs[n]: t for n, t in reversed(state.items())}, arch) == theirs
+
+
+def test_one_weight_does_not_stand_for_two_layers() -> None:
+    with pytest.raises(ArchitectureError, match="must fit"):
+        match_architecture({"w": torch.ones(4, 4)}, Architecture.parse("mlp:4-4-4,bias=none"))
+
+
+# What cannot be read
+
+
+def state_of(**parts: nn.Module) -> dict[str, Tensor]:
+    return dict(nn.ModuleDict(parts).state_dict())
+
+
+CNN = state_of(conv1=nn.Conv2d(1, 8, 3), conv2=nn.Conv2d(8, 16, 3), fc=nn.Linear(16 * 49, 10))
+RESNET = CNN | state_of(
+    bn1=nn.BatchNorm2d(8), layer1=nn.ModuleDict({"shortcut": nn.Conv2d(8, 16, 1)})
+)
+TRANSFORMER = state_of(
+    embed=nn.Embedding(50, 32), body=nn.TransformerEncoderLayer(32, 4, 64), head=nn.Linear(32, 2)
+)
+ADAPTER = {"fc1.lora_A.weight": torch.ones(4, 784), "fc1.lora_B.weight": torch.ones(128, 4)}
+UNREADABLE = {
+    "cnn": (CNN, ["convolutions ('conv1.weight' [8, 1, 3, 3] and 1 more)"], "-8-16-10,bias=all"),
+    "5x5": (
+        CNN | state_of(conv1=nn.Conv2d(1, 8, 5)),
+        ["convolutions ('conv1.weight' [8, 1, 5, 5] and 1 more)"],
+        "No --arch",
+    ),
+    "deep head": (CNN | state_of(out=nn.Linear(10, 2)), ["convolutions"], "No --arch"),
+    "layer norm": (
+        state_of(a=nn.Linear(4, 5), ln=nn.LayerNorm(5), b=nn.Linear(5, 2)),
+        ["layer norm ('ln.weight' [5])"],
+        "No --arch",
+    ),
+    "batch norm": (
+        state_of(a=nn.Linear(4, 5), bn=nn.BatchNorm1d(5), b=nn.Linear(5, 2)),
+        ["batch norm ('bn.running_mean' [5] and 2 more)"],
+        "fuse_linear_bn_eval",
+    ),
+    "resnet": (
+        RESNET,
+        ["batch norm ('bn1.running_mean'", "convolutions", "skip connections ('layer1.shortcut"],
+        "No --arch",
+    ),
+    "transformer": (
+        TRANSFORMER,
+        ["attention", "an embedding ('embed.weight' [50, 32])", "layer norm"],
+        "No --arch",
+    ),
+    "lstm": (
+        state_of(rnn=nn.LSTM(8, 16), fc=nn.Linear(16, 2)),
+        ["a recurrent layer ('rnn.weight_ih_l0' [64, 8] and 1 more)"],
+        "No --arch",
+    ),
+    "adapter": (
+        CNN | ADAPTER,
+        ["an adapter ('fc1.lora_A.weight' [4, 784] and 1 more)", "convolutions"],
+        "merge_and_unload()",
+    ),
+}
+KINDS = ("batch norm", "convolutions", "layer norm", "attention", "skip", "recurrent", "embedding")
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+@pytest.mark.parametrize("arch", [None, "mlp:784-128-10", "convnet:1x28x28-8-16-10"])
+def test_every_obstacle_is_named_and_no_architecture_made_up(case: str, arch: str | None) -> None:
+    state, parts, advice = UNREADABLE[case]
+    with pytest.raises((CheckpointError, ArchitectureError)) as caught:
+        match_architecture(state, Architecture.parse(arch)) if arch else recognise_mlp(state)
+    found = caught.value.message.rpartition(" hold ")[2]
+    assert all(part in found for part in parts)
+    assert {kind for kind in KINDS if kind in found} == {k for k in KINDS if k in " ".join(parts)}
+    assert advice in caught.value.remedy
+    assert "mlp:" not in caught.value.remedy
+    assert caught.value.exit_code == 2
+
+
+def test_advice_for_a_convnet_is_true_and_its_range_of_sides_exact() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        recognise_mlp(CNN)
+    arch = Architecture.parse(caught.value.remedy.partition("--arch ")[2].partition(", or")[0])
+    assert match_architecture(CNN, arch)["convolutions.1.bias"] == "conv2.bias"
+    assert "side from 25 to 28" in caught.value.remedy
+    for side in range(20, 35):
+        other = Architecture.parse(f"convnet:1x{side}x{side}-8-16-10,bias=all").build()
+        assert (other.head.in_features == 16 * 49) == (25 <= side <= 28)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conv2": nn.Conv2d(4, 16, 3)},
+        {"fc": nn.Linear(16 * 48, 10)},
+        {"fc": nn.Linear(16 * 49 + 1, 10)},
+        {"extra": nn.Conv2d(16, 16, 3, bias=False)},
+    ],
+    ids=["channels do not chain", "no square", "no whole number of pixels", "bias without a rule"],
+)
+def test_no_convnet_is_advised_that_would_not_fit(change: dict[str, nn.Module]) -> None:
+    with pytest.raises((CheckpointError, ArchitectureError)) as caught:
+        recognise_mlp(CNN | state_of(**change))
+    assert "convnet:" not in str(caught.value)
+
+
+def test_advice_for_an_mlp_under_a_wrong_architecture_is_true() -> None:
+    state = state_of(fc1=nn.Linear(5, 7), fc2=nn.Linear(7, 2))
+    for wrong in ("mlp:5-7-2", "mlp:5-6-2", "convnet:1x8x8-4-2", "polynomial:5-7-1"):
+        with pytest.raises(ArchitectureError, match="are those of mlp:5-7-2,bias=all") as caught:
+            match_architecture(state, Architecture.parse(wrong))
+        assert caught.value.remedy == "Use --arch mlp:5-7-2,bias=all, or leave it out."
+    assert match_architecture(state, Architecture.parse("mlp:5-7-2,bias=all"))
+
+
+@pytest.mark.parametrize("name", ["tensor", "float_a.weight", "floral.weight"])
+def test_adapters_are_known_by_whole_words(name: str) -> None:
+    refuse_by_name({name: torch.ones(2, 2)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lora_A", "base_model.model.fc.lora_B.default.weight", "fc_lora_down.weight", "a.ia3_l"],
+)
+def test_adapters_are_refused_by_name(name: str) -> None:
+    with pytest.raises(CheckpointError, match="adapter"):
+        refuse_by_name({name: torch.ones(2, 2)})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gelu", "GELU", "silu", "leaky_relu", "LeakyReLU", "tanh", "sigmoid", "elu", "softplus"],
+)
+@pytest.mark.parametrize("sizes", ["mlp:5-3-1", "convnet:1x8x8-4-1"])
+def test_other_activations_are_known_and_refused_with_the_reason(name: str, sizes: str) -> None:
+    with pytest.raises(ArchitectureError) as caught:
+        Architecture.parse(f"{sizes},activation={name}")
+    assert f"activation={name} cannot be attacked" in caught.value.message
+    assert "derived and written for ReLU" in caught.value.remedy
+    assert "Did you mean" not in str(caught.value)

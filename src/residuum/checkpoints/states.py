@@ -9,10 +9,10 @@ from torch import Tensor
 
 from residuum.checkpoints.pickles import EXPORT
 from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.networks import refuse_by_name
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
-BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MAX_DEPTH = 8
 MAX_NAME = 256
@@ -35,18 +35,22 @@ def find_state(content: Any) -> dict[str, Tensor]:
 
 
 def clean_state(
-    state: dict[str, Tensor], held: int
+    state: dict[str, Tensor], held: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
     """Checked float tensors of one dtype, the file's name for each, and what was converted.
 
-    held: bytes of the file, which bounds what its tensors may take together.
+    held: bytes of the file, which bounds what its tensors may take together; None for tensors that
+    are in memory already.
     """
     if not state:
         raise CheckpointError("A checkpoint must hold tensors; this one has none.", EXPORT)
+    for name in state:
+        _check_name(name)
+    refuse_by_name(state)
     for name, tensor in state.items():
         _check_tensor(name, tensor)
     total = sum(t.numel() * t.element_size() for t in state.values())
-    if total > MAX_SHARING * held:
+    if held is not None and total > MAX_SHARING * held:
         raise UnsafeFileError(
             f"Tensors may share memory {MAX_SHARING}-fold; these claim {total} of {held} bytes.",
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
@@ -55,7 +59,7 @@ def clean_state(
     short = _strip_prefixes(list(state))
     # Copies: tied weights and memory maps would make one tensor's change another's.
     owned = {
-        short[name]: t.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+        short[name]: t.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
         for name, t in state.items()
     }
     for name, tensor in owned.items():
@@ -67,17 +71,15 @@ def clean_state(
     return owned, {ours: name for name, ours in short.items()}, notes
 
 
-def _check_tensor(name: Any, tensor: Tensor) -> None:
+def _check_name(name: Any) -> None:
     if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
         raise CheckpointError(
             f"Tensors need printable names of at most {MAX_NAME} characters; got {str(name)[:40]!r}.",
             EXPORT,
         )
-    if name.rpartition(".")[2] in BATCH_NORM:
-        raise CheckpointError(
-            f"Networks with batch norm are not supported; the file holds {name!r}.",
-            "Fold the normalisation into the layer before it, or train without it.",
-        )
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(
             f"Weights must be dense tensors with data; {name!r} is not.",

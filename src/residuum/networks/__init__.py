@@ -14,6 +14,7 @@ from residuum.networks.activations import (
 from residuum.networks.architecture import Architecture
 from residuum.networks.homogeneity import balance, homogeneity_order, probe_inputs
 from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace
+from residuum.networks.obstacles import refuse_by_name
 from residuum.networks.recognition import match_architecture, recognise_mlp
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "match_architecture",
     "probe_inputs",
     "recognise_mlp",
+    "refuse_by_name",
     "with_surrogate",
 ]

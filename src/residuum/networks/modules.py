@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,18 @@ BIAS_RULES = {
     "all": lambda layer, depth: True,
     "none": lambda layer, depth: False,
 }
+
+
+def bias_rule(has: Sequence[bool]) -> str:
+    """The name of the rule by which layers have biases, first to last."""
+    for rule, applies in BIAS_RULES.items():
+        if list(has) == [applies(i, len(has)) for i in range(len(has))]:
+            return rule
+    raise ArchitectureError(
+        f"Biases must follow one of the rules {', '.join(BIAS_RULES)}; this network has them in "
+        f"layers {[i for i, b in enumerate(has) if b]} of {len(has)}.",
+        "Train with biases in the first layer, in all but the last, in all, or in none.",
+    )
 
 
 @dataclass(frozen=True)
