@@ -21,8 +21,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from residuum.checkpoints import (
+    ASSUMED_RELU,
+    ASSUMED_STRIDES,
+    as_checkpoint,
     build_model,
     checkpoint_from_module,
     inspect_checkpoint,
@@ -96,7 +100,7 @@ def test_content_decides_the_format(tmp_path: Path, suffix: str, legacy: bool) -
     found = load_checkpoint(write_torch(tmp_path / f"m.{suffix}", state, legacy))
     assert found.arch == ARCH
     assert same(found.theta, state)
-    assert found.assumptions == ("activation assumed ReLU",)
+    assert found.assumptions == (ASSUMED_RELU,)
 
 
 def test_safetensors_of_others(tmp_path: Path) -> None:
@@ -190,12 +194,84 @@ def test_views_and_transposes_are_read_as_owned_tensors(tmp_path: Path) -> None:
 
 def test_architecture_argument_wins_and_must_fit(tmp_path: Path) -> None:
     path = write_torch(tmp_path / "m.pt", weights())
+    assert load_checkpoint(path, ARCH).assumptions == (ASSUMED_RELU,)
+    assert load_checkpoint(path, ARCH + ",activation=relu").assumptions == ()
     linear = load_checkpoint(path, ARCH + ",activation=linear")
     assert linear.arch.endswith("activation=linear")
     assert linear.assumptions == ()
     for wrong in ("mlp:5-7-6-3", "mlp:5-7-2", "mlp:5-7-6-2,bias=all", "polynomial:5-7-1"):
         with pytest.raises(ArchitectureError):
             load_checkpoint(path, wrong)
+
+
+def test_an_assumed_activation_is_kept_with_the_checkpoint_until_it_is_named(
+    tmp_path: Path,
+) -> None:
+    bare = load_checkpoint(write_torch(tmp_path / "m.pt", weights()))
+    saved = save_checkpoint(bare, tmp_path / "m.safetensors")
+    assert load_checkpoint(saved).assumptions == (ASSUMED_RELU,)
+    assert load_checkpoint(saved, ARCH).assumptions == (ASSUMED_RELU,)
+    assert load_checkpoint(saved, ARCH + ",activation=relu").assumptions == ()
+    stated = save_checkpoint(bare.replace(assumptions=()), tmp_path / "s.safetensors")
+    assert load_checkpoint(stated, ARCH).assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("arch", "assumptions"),
+    [
+        ("mlp:5-2", ()),
+        ("mlp:5-3-2,bias=none", (ASSUMED_RELU,)),
+        ("convnet:1x4x4-2-2", (ASSUMED_RELU, ASSUMED_STRIDES)),
+        ("convnet:1x4x4-2-3-2,activation=relu", (ASSUMED_STRIDES,)),
+        ("polynomial:4-3-1", ()),
+    ],
+)
+def test_what_a_bare_file_leaves_open_is_assumed_in_words(
+    tmp_path: Path, arch: str, assumptions: tuple[str, ...]
+) -> None:
+    assert (
+        load_checkpoint(write_torch(tmp_path / "m", weights(arch)), arch).assumptions == assumptions
+    )
+
+
+class Strided(nn.Module):
+    """A convnet of residuum's form under names of its own."""
+
+    stride, pool = 2, nn.Identity()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, 3, self.stride, padding=1)
+        self.conv2 = nn.Conv2d(4, 6, 3, self.stride, padding=1)
+        self.fc = nn.Linear(6 * 7 * 7, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(torch.relu(self.conv1(x)))
+        return self.fc(self.pool(torch.relu(self.conv2(x))).flatten(1))
+
+
+class Pooled(Strided):
+    """Another function with the same shapes."""
+
+    stride, pool = 1, nn.MaxPool2d(2)
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("kind", [Strided, Pooled])
+def test_a_convnet_of_others_is_read_and_its_strides_are_an_assumption(
+    tmp_path: Path, kind: type[Strided], safe: bool
+) -> None:
+    model, path = kind(), tmp_path / "m"
+    save_file(model.state_dict(), path) if safe else write_torch(path, model.state_dict())
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    arch = "convnet:1x28x28-4-6-10,bias=all"
+    assert f"nothing pools, use --arch {arch}," in caught.value.remedy
+    found = load_checkpoint(path, arch)
+    assert found.source_names["convolutions.0.bias"] == "conv1.bias"
+    assert ASSUMED_STRIDES in found.assumptions
+    x = torch.rand(3, 1, 28, 28)
+    assert torch.equal(build_model(found)(x), model(x)) == (kind is Strided)
 
 
 def test_an_architecture_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
@@ -481,8 +557,46 @@ def test_subclasses_and_batch_norm(tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, UnsafeFileError)):
         load_checkpoint(write_torch(tmp_path / "b.pt", {"w": buffer.as_subclass(Marked)}))
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    with pytest.raises(CheckpointError, match="batch norm"):
-        load_checkpoint(write_torch(tmp_path / "m.pt", model.state_dict()))
+    with pytest.raises(CheckpointError, match=r"batch norm \('1.running_mean' .* and 2 more"):
+        load_checkpoint(write_torch(tmp_path / "m.pt", model.state_dict()), "mlp:3-4-1")
+
+
+def test_a_folded_batch_norm_is_read_as_the_refusal_says(tmp_path: Path) -> None:
+    first, norm, last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+    norm(torch.randn(9, 4))
+    model = nn.Sequential(first, norm, nn.ReLU(), last).eval()
+    folded = nn.Sequential(fuse_linear_bn_eval(first.eval(), norm), nn.ReLU(), last)
+    found = load_checkpoint(write_torch(tmp_path / "m.pt", folded.state_dict()))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(build_model(found)(x), model(x))
+
+
+@pytest.mark.parametrize("arch", [None, "mlp:784-4-128,bias=none"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_adapters_are_refused_by_name(tmp_path: Path, arch: str | None, whole: bool) -> None:
+    """Two matrices of LoRA are a chain of layers; only their names tell."""
+    state = {"lora_A.weight": torch.randn(4, 784), "lora_B.weight": torch.randn(128, 4)}
+    state = {f"base_model.model.fc1.{name}": t for name, t in state.items()}
+    if whole:
+        state |= {f"base_model.model.{name}": t for name, t in weights("mlp:784-128-10").items()}
+    save_file(state, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"an adapter \('base_model.model.fc1.lora_A"
+    ) as caught:
+        load_checkpoint(tmp_path / "adapter_model.safetensors", arch)
+    assert "merge_and_unload()" in caught.value.remedy
+    assert "residuum audit merged.pt --init base.pt" in caught.value.remedy
+    assert caught.value.exit_code == 2
+
+
+def test_transformers_are_named_before_their_integer_buffers(tmp_path: Path) -> None:
+    state = {
+        "position_ids": torch.arange(8),
+        "wte.weight": torch.randn(9, 4),
+        "h.0.attn.c_attn.weight": torch.randn(4, 12),
+    }
+    with pytest.raises(CheckpointError, match=r"hold attention .*, an embedding"):
+        load_checkpoint(write_torch(tmp_path / "m.pt", state))
 
 
 class Marked(Tensor):
@@ -503,6 +617,9 @@ def test_files_that_are_not_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text.pt").write_text("a,b,c\n1,2,3\n" * 10)
     (tmp_path / "noise.pt").write_bytes(b"\x80" + os.urandom(300))
+    (tmp_path / "net.onnx").write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x05" + bytes(40))
+    with pytest.raises(CheckpointError, match=r"is an ONNX graph.* torch\.save\(model\.state_dict"):
+        load_checkpoint(tmp_path / "net.onnx")
     os.mkfifo(tmp_path / "pipe")
     for name in ("empty", "text.pt", "noise.pt", "missing.pt", "pipe", "."):
         with pytest.raises(ResiduumError) as caught:
@@ -640,22 +757,64 @@ class Own(nn.Module):
     [
         (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)),
          "part '1' is a BatchNorm1d."),
-        (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.Dropout(), nn.Linear(3, 1))),
-         "part '2.0' is a Dropout."),
+        (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))),
+         "part '2.0' is a LayerNorm."),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)),
+         "part '0' is a Conv2d, part '2' is a MaxPool2d, part '3' is a Flatten. Leaving out a part"),
         (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 1)),
          "part '3' is a Linear where a ReLU belongs"),
         (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "part '1' is a ReLU at the end"),
         (nn.Sequential(nn.Flatten()), "holds no Linear"),
-        (Own(nn.Linear(2, 2), nn.ReLU()), "got Own. Wrap the layers in nn.Sequential."),
+        (Own(nn.Linear(2, 2), nn.ReLU()), "got Own. Wrap the layers in nn.Sequential, or give model.state"),
         (Own(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh()),
-         "its part 'layers.1' (BatchNorm1d) cannot be read. Wrap the layers in nn.Sequential, without"),
+         "these cannot be read: 'layers.1' (BatchNorm1d), 'layers.2' (Tanh). The attacks are derived"),
     ],
-    ids=["batch norm", "nested", "order", "end", "empty", "own class", "own class with more"],
+    ids=["batch norm", "nested", "cnn", "order", "end", "empty", "own class", "own class with more"],
 )  # fmt: skip
 def test_the_part_in_the_way_is_named(model: nn.Module, words: str) -> None:
     with pytest.raises(ArchitectureError) as problem:
         checkpoint_from_module(model)
     assert words in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Softplus]
+)
+def test_other_activations_of_a_live_network_are_refused_with_the_reason(
+    kind: type[nn.Module],
+) -> None:
+    plain = nn.Sequential(nn.Linear(2, 2), kind(), nn.Linear(2, 1))
+    for model in (plain, Own(*plain), MLP((2, 2, 1), activation=kind())):  # type: ignore[arg-type]
+        with pytest.raises(
+            ArchitectureError, match=f"{kind.__name__}.* derived and written for ReLU"
+        ):
+            checkpoint_from_module(model)
+
+
+def test_dropout_and_identity_are_passed_over() -> None:
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(4, 3), nn.Dropout(), nn.ReLU(), nn.Identity(), nn.Linear(3, 2)
+    ).eval()
+    checkpoint = checkpoint_from_module(model)
+    assert checkpoint.arch == "mlp:4-3-2,bias=all"
+    assert checkpoint.source_names["layers.1.bias"] == "5.bias"
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(build_model(checkpoint)(x), model(x), rtol=0, atol=0)
+
+
+def test_a_state_dict_is_read_as_its_file(tmp_path: Path) -> None:
+    state = OrderedDict(weights())
+    nested = {"epoch": 3, "model_state_dict": state}
+    from_file = load_checkpoint(write_torch(tmp_path / "m.pt", state))
+    assert same(as_checkpoint(state), from_file)
+    assert same(as_checkpoint(nested), from_file)
+    assert as_checkpoint(state, ARCH + ",activation=linear").arch == ARCH + ",activation=linear"
+    as_checkpoint(state).theta["layers.0.weight"].zero_()
+    assert state["layers.0.weight"].any()
+    with pytest.raises(CheckpointError, match="must hold tensors"):
+        as_checkpoint({"value_range": (0, 1)})
+    with pytest.raises(CheckpointError, match="got list"):
+        as_checkpoint([state])  # type: ignore[arg-type]
 
 
 def test_module_input_shape() -> None:

@@ -378,6 +378,10 @@ def nan_weights(path: Path) -> None:
     torch.save({"w": torch.full((1, 64), float("nan"))}, path)
 
 
+def adapter(path: Path) -> None:
+    torch.save({"fc.lora_A.weight": torch.ones(4, 64), "fc.lora_B.weight": torch.ones(8, 4)}, path)
+
+
 def no_mlp(path: Path) -> None:
     torch.save({"a": torch.ones(3, 64), "b": torch.ones(5, 7)}, path)
 
@@ -395,7 +399,8 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "truncated": (truncated, 2, ""),
     "truncated safetensors": (truncated_safetensors, 2, ""),
     "NaN weights": (nan_weights, 2, "earlier checkpoint"),
-    "not a network": (no_mlp, 2, "--arch"),
+    "not a network": (no_mlp, 2, "no chain of layers"),
+    "adapter": (adapter, 2, "merge_and_unload()"),
     "data": (lambda path: _data(np.savez, path), 2, "data are given with --data"),
     "packed data": (lambda path: _data(np.savez_compressed, path), 2, "given with --data"),
     "missing": (lambda path: None, 2, "Check the path"),

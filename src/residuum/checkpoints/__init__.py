@@ -8,6 +8,8 @@ from residuum.checkpoints.inspection import (
 )
 from residuum.checkpoints.modules import build_model, checkpoint_from_module
 from residuum.checkpoints.reading import (
+    ASSUMED_RELU,
+    ASSUMED_STRIDES,
     DEFAULT_MAX_BYTES,
     as_checkpoint,
     load_checkpoint,
@@ -15,6 +17,8 @@ from residuum.checkpoints.reading import (
 )
 
 __all__ = [
+    "ASSUMED_RELU",
+    "ASSUMED_STRIDES",
     "DEFAULT_MAX_BYTES",
     "Inspection",
     "ParameterSummary",

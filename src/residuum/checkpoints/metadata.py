@@ -74,7 +74,7 @@ def _field(metadata: dict[str, str], key: str, read: Callable[[str], T]) -> T:
     except ValueError as problem:
         raise CheckpointError(
             f"The checkpoint's {key!r} must be {problem}; got {metadata.get(key, '')[:40]!r}.",
-            "Save it again with save_checkpoint, or name the network with --arch.",
+            "Save it again with save_checkpoint, or its tensors without metadata.",
         ) from problem
 
 

@@ -20,8 +20,19 @@ from residuum.networks import (
     PolynomialNetwork,
     recognise_mlp,
 )
-from residuum.networks.modules import BIAS_RULES
+from residuum.networks.activations import OTHERS_REFUSED, is_other
+from residuum.networks.modules import bias_rule
 from residuum.records import Checkpoint
+
+PASSED_OVER = (  # parts that do nothing in evaluation
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.Identity,
+)
 
 
 def build_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> nn.Module:
@@ -52,12 +63,12 @@ def checkpoint_from_module(
 ) -> Checkpoint:
     """A checkpoint of a live network: MLP, ConvNet, PolynomialNetwork or a plain nn.Sequential.
 
-    A Sequential may hold Linear layers with ReLU between all of them or none, and leading Flatten
-    layers. Weights are copied to the CPU.
+    A Sequential may hold Linear layers with ReLU between all of them or none, leading Flatten
+    layers, and anywhere Dropout and Identity, which do nothing in evaluation. Weights are copied to
+    the CPU.
     """
     arch, state = _describe(model)
-    held = sum(t.numel() * t.element_size() for t in state.values())
-    theta, _, notes = clean_state({name: t.cpu() for name, t in state.items()}, held)
+    theta, _, notes = clean_state(state)
     own_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
     source = {name: own_names[id(t)] for name, t in state.items()}
     shape = fitting_shape(arch, input_shape)
@@ -87,7 +98,7 @@ def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]]:
     if type(model) is ConvNet:
         layers = [*model.convolutions, model.head]
         widths = tuple(len(layer.weight) for layer in layers)
-        bias = _bias_rule([layer.bias is not None for layer in layers])
+        bias = bias_rule([layer.bias is not None for layer in layers])
         activation = _activation_name(model.activation)
         return Architecture("convnet", widths, model.input_shape, bias, activation), state
     if type(model) is PolynomialNetwork and isinstance(model.activation, Polynomial):
@@ -99,13 +110,14 @@ def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]]:
 
 
 def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]]:
-    parts = list(itertools.dropwhile(lambda part: type(part[1]) is nn.Flatten, _leaves(model)))
+    leaves = ((name, part) for name, part in _leaves(model) if type(part) not in PASSED_OVER)
+    parts = list(itertools.dropwhile(lambda part: type(part[1]) is nn.Flatten, leaves))
     linear = len(parts) > 1 and all(type(part) is nn.Linear for _, part in parts)
     if not linear and (problem := _in_the_way(parts)):
         raise ArchitectureError(
             "A Sequential is read as Flatten layers, then Linear layers with ReLU between all of them "
             f"or none; {problem}.",
-            "Move that part or leave it out, or build the network with residuum.networks.MLP or ConvNet.",
+            _remedy(parts),
         )
     layers = [part for _, part in (parts if linear else parts[::2])]
     state = {
@@ -128,10 +140,10 @@ def _leaves(model: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Mo
 
 
 def _in_the_way(parts: list[tuple[str, nn.Module]]) -> str:
-    """What keeps ``parts`` from being Linear, ReLU, Linear, ...: the first of them; "" for nothing."""
-    for name, part in parts:  # a part of another kind shifts all places behind it: asked first
-        if not _plain(part):
-            return f"part {name!r} is a {type(part).__name__}"
+    """What keeps ``parts`` from being Linear, ReLU, Linear, ...; "" for nothing."""
+    odd = [f"part {name!r} is a {type(part).__name__}" for name, part in parts if not _plain(part)]
+    if odd:  # a part of another kind shifts all places behind it: asked first
+        return ", ".join(odd)
     for place, (name, part) in enumerate(parts):
         wanted = nn.ReLU if place % 2 else nn.Linear
         if not isinstance(part, wanted):
@@ -149,34 +161,37 @@ def _activation_name(activation: nn.Module) -> str:
     for name, kind in ACTIVATIONS.items():
         if type(activation) is kind or (name == "relu" and type(activation) is nn.ReLU):
             return name
-    raise _unsupported(f"network with activation {type(activation).__name__}")
-
-
-def _bias_rule(has: list[bool]) -> str:
-    for rule, applies in BIAS_RULES.items():
-        if has == [applies(i, len(has)) for i in range(len(has))]:
-            return rule
-    raise _unsupported(f"network with biases in layers {[i for i, b in enumerate(has) if b]}")
+    raise ArchitectureError(
+        "A checkpoint needs a network that a string can describe; one with activation "
+        f"{type(activation).__name__} is not.",
+        _remedy([("", activation)]),
+    )
 
 
 def _unreadable(model: nn.Module) -> ArchitectureError:
     """A class of somebody's own: what its forward does cannot be read off its layers."""
-    leaves = ((name, part) for name, part in model.named_modules() if not list(part.children()))
+    leaves = [(name, part) for name, part in model.named_modules() if not list(part.children())]
     odd = [
-        f"{name!r} ({type(part).__name__})"
+        (name, part)
         for name, part in leaves
-        if name and type(part) is not nn.Flatten and not _plain(part)
+        if name and type(part) not in (nn.Flatten, *PASSED_OVER) and not _plain(part)
     ]
+    named = ", ".join(f"{name!r} ({type(part).__name__})" for name, part in odd)
     return ArchitectureError(
         "A network is read from nn.Sequential of Flatten, Linear and ReLU, or from residuum's MLP, "
         f"ConvNet or PolynomialNetwork; got {type(model).__name__}"
-        + (f", and its part {odd[0]} cannot be read." if odd else "."),
-        "Wrap the layers in nn.Sequential" + (", without that part." if odd else "."),
+        + (f", and of its parts these cannot be read: {named}." if odd else "."),
+        _remedy(odd)
+        if odd
+        else "Wrap the layers in nn.Sequential, or give model.state_dict(): ReLU is then assumed.",
     )
 
 
-def _unsupported(what: str) -> ArchitectureError:
-    return ArchitectureError(
-        f"A checkpoint needs a network that a string can describe; a {what} is not one.",
-        "Use residuum.networks.MLP or ConvNet, or nn.Sequential of Flatten, Linear and ReLU.",
+def _remedy(parts: list[tuple[str, nn.Module]]) -> str:
+    """What to do about ``parts`` that cannot be read; other activations come with their reason."""
+    if any(is_other(type(part).__name__) for _, part in parts):
+        return OTHERS_REFUSED
+    return (
+        "Leaving out a part that was trained with makes another network: audit one of Flatten, Linear "
+        "and ReLU, or build it with residuum.networks.MLP or ConvNet."
     )

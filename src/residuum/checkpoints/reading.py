@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ from residuum.records import Checkpoint, write_atomic
 
 DEFAULT_MAX_BYTES = 8 << 30
 RUN_FILE = "model.safetensors"
+# Assumptions: at most metadata.MAX_TEXT characters, for they are saved with the checkpoint.
+ASSUMED_RELU = (
+    "activation assumed ReLU: the weights do not say; for a network with another (GELU, SiLU, Tanh, ...) "
+    "this result is void. If it is ReLU, say so: --arch ...,activation=relu"
+)
+ASSUMED_STRIDES = (
+    "strides of 2 assumed in place of pooling: the shapes can be the same; for a network with pooling "
+    "this result is void"
+)
 
 
 def load_checkpoint(
@@ -47,35 +57,25 @@ def load_checkpoint(
     Nothing in the file is ever executed.
     """
     content, metadata, size = _read(_locate(path), max_bytes)
-    state, source, notes = clean_state(find_state(content), size)
-    known = decode_metadata(metadata)
-    network, names, guesses = _identify(state, arch, known)
-    return Checkpoint(
-        theta={ours: state[theirs] for ours, theirs in names.items()},
-        arch=str(network),
-        input_shape=fitting_shape(
-            network, known.input_shape if input_shape is None else input_shape
-        ),
-        labels=known.labels,
-        task=known.task,
-        assumptions=(*guesses, *notes),
-        source_names={ours: source[theirs] for ours, theirs in names.items()},
-    )
+    return _checkpoint(content, decode_metadata(metadata), size, arch, input_shape)
 
 
 def as_checkpoint(
-    model: Checkpoint | nn.Module | str | Path, arch: str | None = None
+    model: Checkpoint | nn.Module | Mapping[str, Any] | str | Path, arch: str | None = None
 ) -> Checkpoint:
-    """A checkpoint as it is, of a live network, or read from a file; anything else is refused."""
+    """A checkpoint as it is, of a live network, of a state dict, or read from a file."""
     if isinstance(model, Checkpoint):
         return model
     if isinstance(model, nn.Module):
         return checkpoint_from_module(model)
     if isinstance(model, str | Path):
         return load_checkpoint(model, arch)
+    if isinstance(model, Mapping):
+        return _checkpoint(dict(model), Metadata(), arch=arch)
     raise CheckpointError(
-        f"A network is a Checkpoint, a module or the path of a file; got {type(model).__name__}.",
-        "Save weights with torch.save(model.state_dict(), path) and give the path.",
+        "A network is a Checkpoint, a module, its state_dict() or the path of a file; got "
+        f"{type(model).__name__}.",
+        "Give model.state_dict().",
     )
 
 
@@ -125,9 +125,34 @@ def _read(path: Path, max_bytes: int) -> tuple[Any, dict[str, str], int]:
             f"A checkpoint must be readable; {str(path)!r} is not ({reason}).", "Check the file."
         ) from problem
     what = "is neither" if size else "is empty"
+    if path.suffix == ".onnx":
+        what = "is an ONNX graph"
     raise CheckpointError(
         f"A checkpoint is a safetensors file or one of torch.save; {str(path)!r} {what}.",
-        "Save it with torch.save(model.state_dict(), path).",
+        "Save the PyTorch network's weights with torch.save(model.state_dict(), path).",
+    )
+
+
+def _checkpoint(
+    content: Any,
+    known: Metadata,
+    size: int | None = None,
+    arch: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+) -> Checkpoint:
+    """``content``: what a file held, of ``size`` bytes, or a dict that is in memory (None)."""
+    state, source, notes = clean_state(find_state(content), size)
+    network, names, guesses = _identify(state, arch, known)
+    return Checkpoint(
+        theta={ours: state[theirs] for ours, theirs in names.items()},
+        arch=str(network),
+        input_shape=fitting_shape(
+            network, known.input_shape if input_shape is None else input_shape
+        ),
+        labels=known.labels,
+        task=known.task,
+        assumptions=(*guesses, *notes),
+        source_names={ours: source[theirs] for ours, theirs in names.items()},
     )
 
 
@@ -145,9 +170,14 @@ def _identify(
             f"An architecture must be one that can be built; got {text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
-    guesses = [] if text or len(network.widths) == 2 else ["activation assumed ReLU"]
-    if arch is None:
-        guesses += known.assumptions
+    named = "activation=" in text
+    guesses = [note for note in known.assumptions if not (named and note == ASSUMED_RELU)]
+    if not known.architecture:
+        single = network.kind == "mlp" and len(network.widths) == 2
+        if not (named or single or network.kind == "polynomial"):
+            guesses.append(ASSUMED_RELU)
+        if network.kind == "convnet":
+            guesses.append(ASSUMED_STRIDES)
     return network, {name: names[name] for name in order}, guesses
 
 

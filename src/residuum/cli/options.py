@@ -29,7 +29,9 @@ Arch = Annotated[
     typer.Option(
         "--arch",
         metavar="ARCH",
-        help="Architecture where it cannot be read off the file, such as mlp:784-1000-1000-1.",
+        help="Architecture where it cannot be read off the file, such as "
+        "convnet:1x28x28-8-16-10,bias=all, or to confirm the activation: mlp:784-128-10,bias=all,"
+        "activation=relu.",
         show_default=False,
     ),
 ]
