@@ -95,6 +95,7 @@ def _row(
         "radius / |x|, median": float(relative.median()),
         "radius / its upper bound, median": float((found.radius / found.radius_most).median()),
         "determined energy, median": float(found.determined_energy.median()),
+        "determined at least, median": float(found.determined_at_least.median()),
         "largest duality gap": float((found.determined_energy - found.determined_at_least).max()),
         "null space undoubled": found.null_space.undoubled_most,
         "null space doubled": found.null_space.doubled_most,

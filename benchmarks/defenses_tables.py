@@ -23,13 +23,13 @@ VERDICTS = {
     "shift-retrain:0.5": "few samples left, not all by chance; no guarantee",
     "shift-retrain-vector:0.5": "few samples left, not all by chance; no guarantee",
     "noise:1": "weak; averaged releases bring the samples back",
-    "early-stop": "no protection",
+    "early-stop": "little protection",
     "default-init": "no protection",
-    "plain-gd": "no protection",
-    "label-smoothing": "no protection",
-    "sgd": "no protection",
-    "weight-decay": "no protection",
-    "dp": "held; the only one with a guarantee",
+    "plain-gd": "little protection",
+    "label-smoothing": "little protection",
+    "sgd": "little protection",
+    "weight-decay": "little protection",
+    "dp": "no count significant by itself; the only one with a guarantee",
 }
 
 
@@ -59,7 +59,7 @@ def defenses_table(rows: list[Row], seconds: bool = True) -> str:
     seeds = _seeds(rows)
     groups = _grouped(rows, "defense")
     whole = all(len(group) == len(seeds) for group in groups.values())
-    figures = {"KKT": ("kkt_plain", 2), "determined": ("determined_energy", 2),
+    figures = {"KKT": ("kkt_plain", 2), "pairs keep": ("determined_energy", 2),
                "test accuracy": ("accuracy", 3), "test loss": ("loss", 2)}  # fmt: skip
     figures = {name: key for name, key in figures.items() if rows[0][key[0]] is not None}
     head = ["defense", "unaware", "adaptive", "told the shift", "by chance", *figures]

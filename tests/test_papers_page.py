@@ -143,6 +143,27 @@ def test_quoted_figures_are_those_of_the_files(page: Path) -> None:
     assert check_page(page.read_text(encoding="utf-8")) > 40
 
 
+def test_thresholds_beside_counts_are_those_of_the_files() -> None:
+    text = PAGES[1].read_text(encoding="utf-8")
+    seen = 0
+    for head, *rows in tables(text):
+        if head[0] != "victim" or "NCC above" not in head:
+            continue
+        for row in rows:
+            cells = dict(zip(head, row, strict=True))
+            runs = "-8runs" if cells.get("restarts x m") == "8 x 100" else ""
+            file = f"reconstruction-{cells['victim']}{runs}.json"
+            seeds = json.loads((ROOT / "benchmarks" / "results" / file).read_text())["seeds"]
+            found = next(one for one in seeds if one["seed"] == int(cells.get("seed", 0)))
+            ncc = found[cells.get("baseline", "scores")]["metrics"]["ncc"]
+            count, chance = cells["recovered (chance)"].rstrip(")").split(" (")
+            assert int(count) == ncc["recovered"], row
+            assert agrees(chance, ncc["expected_by_chance"]), row
+            assert agrees(cells["NCC above"], ncc["threshold_null99"]), row
+            seen += 1
+    assert seen == 17
+
+
 def test_every_published_picture_is_shown_and_small() -> None:
     text = PAGES[0].read_text(encoding="utf-8")
     assert {*re.findall(r"\]\(figures/papers/([\w-]+\.png)\)", text)} == {p.name for p in PICTURES}
