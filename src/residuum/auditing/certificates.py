@@ -1,4 +1,4 @@
-"""The certificate stage: KKT residuals, and how unique a reconstruction is.
+"""The certificate stage: KKT residuals, and what equal pairs keep of a reconstruction.
 
 With training data the KKT certificate is of the data; without, of the best restart's candidates.
 """
@@ -51,7 +51,7 @@ def uniqueness_certificate(
     task: str,
     seconds: float,
 ) -> tuple[Uniqueness | None, str]:
-    """How far the weights determine the best restart's candidates, heaviest first, as time allows.
+    """What equal pairs keep of the best restart's candidates, heaviest first, as time allows.
 
     ``index`` of the result counts the candidates of the first reconstruction. None and the reason
     where it is not computed.

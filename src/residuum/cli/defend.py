@@ -60,7 +60,7 @@ def command(
     ] = None,
     subsets: Annotated[int, typer.Option(help="Held-out sets of the permutation test.")] = 500,
     uniqueness: Annotated[
-        bool, typer.Option(help="Certify how much of a sample the weights determine.")
+        bool, typer.Option(help="Certify what equal pairs keep of a sample.")
     ] = True,
     seed: Annotated[int, typer.Option(help="Seed of weights, attacks and secrets.")] = 0,
     device: options.Device = "cpu",

@@ -41,8 +41,8 @@ Stage = Callable[[str], None]
 class Setting:
     """What all trials share.
 
-    releases: noisy ones that an adaptive attacker collects; certify: compute how much of a sample
-    the weights determine; kinks: at most so many are freed for the Clarke residual.
+    releases: noisy ones that an adaptive attacker collects; certify: compute what equal pairs
+    keep of a sample; kinks: at most so many are freed for the Clarke residual.
     """
 
     arch: str

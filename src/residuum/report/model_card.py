@@ -7,8 +7,8 @@ import re
 from residuum.report.page import AttackRow, Page, p_text, shown
 
 COUNTS = (
-    "Counts are of each attack's candidates alone. The verdict rests on the candidates of all "
-    "attacks but the baselines, pooled."
+    "Counts are of each attack's candidates alone, beyond 99% of their own chance. The verdict "
+    "rests on the candidates of all attacks but the baselines, pooled."
 )
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 
