@@ -86,6 +86,20 @@ def test_gradients_are_those_of_the_loss(objective, outputs):
         assert gradients_check(attack_case(shape, objective, 1, (4,), 3), "none")
 
 
+@pytest.mark.parametrize(("objective", "outputs"), SPREAD)
+def test_a_pullback_written_by_hand_is_that_of_the_covectors(objective, outputs):
+    case = attack_case(MLP((4, 5, outputs)), objective, outputs, (4,), 3)
+    z, ubar = (torch.randn(2, 3, outputs, dtype=torch.float64) for _ in range(2))
+    for point in range(len(objective.gradient_points())):
+        known = (point, z, case.labels, case.lam, ubar)
+        by_hand, by_autograd = objective.pullback(*known), Objective.pullback(objective, *known)
+        assert close(by_hand[1], by_autograd[1], 1e-14)
+        assert close(
+            torch.zeros_like(z) if by_hand[0] is None else by_hand[0], by_autograd[0], 1e-14
+        )
+        assert objective.follows_outputs == bool(by_autograd[0].any())
+
+
 def test_the_sigmoid_surrogate_is_no_gradient():
     case = attack_case(MLP((4, 5, 3, 1)), BinaryKKT(), 1, (4,), 3)
     assert not gradients_check(case, "sigmoid")

@@ -12,7 +12,7 @@ NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, o
 ==================  ===============  ==================================  ==========================
 
 [H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. A new objective is one frozen
-class and one line in ``OBJECTIVES``.
+class with its ``covectors``, and one line in ``OBJECTIVES``; try it first with ``plain.attack``.
 """
 
 from __future__ import annotations
@@ -69,11 +69,18 @@ class Objective(ABC):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """u: (..., m, C) from outputs (..., m, C), labels (m,), lam (..., m, *multiplier_shape)."""
 
-    @abstractmethod
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """From the loss's derivative in u to those in the outputs (None: no dependence) and in lam."""
+        """From the loss's derivative in u to those in the outputs (None: no dependence) and in lam.
+
+        By automatic differentiation of ``covectors``; an objective may give its own to be faster.
+        """
+
+        def u(outputs: Tensor, lam: Tensor) -> Tensor:
+            return self.covectors(point, outputs, labels, lam)
+
+        return torch.func.vjp(u, outputs, lam)[1](ubar)
 
 
 @dataclass(frozen=True)
