@@ -1,4 +1,4 @@
-"""What mkdocs does beside its defaults: links to files of the repository, and pages still to come."""
+"""What mkdocs does beside its defaults: links to files of the repository, listings, pages still to come."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 PRODUCT = re.compile(r"<(?=[\w']+, )")  # <nu, x>: an inner product, and no tag in any other reader
 CODE = re.compile(r"(^```.*?^```$|^ {4}.*?$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
+LISTING = re.compile(r"^# listing: (\S+)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
@@ -22,6 +23,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn links that leave ``docs/`` into text, since the site does not hold those files.
 
     A link to nothing stays as it is, for mkdocs to refuse it. Inner products outside code are kept.
+    A line `# listing: path` becomes the file at that path of the repository.
     """
     folder = Path(config["docs_dir"]) / Path(page.file.src_path).parent
 
@@ -31,7 +33,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     parts = CODE.split(LINK.sub(text, markdown))  # prose and code in turn
     parts[::2] = [PRODUCT.sub("&lt;", prose) for prose in parts[::2]]
-    return "".join(parts)
+    root = Path(config["config_file_path"]).parent
+    return LISTING.sub(lambda line: (root / line[1]).read_text("utf-8"), "".join(parts))
 
 
 def _present(entries: list[Any], folder: Path) -> list[Any]:

@@ -63,6 +63,7 @@ def parts_of_ones_own(names: dict[str, Any]) -> None:
     assert "cosine" in names["scores"].metrics
     assert set(names["counts"]) == {"unaware", "free-multipliers"}  # the defense
     assert {*names["OBJECTIVES"]} >= {"equal-kkt"}
+    assert names["first"].loss.isfinite().all()
     assert {*names["DATASETS"]} >= {"moons"}
 
 
@@ -71,7 +72,18 @@ def leak(names: dict[str, Any]) -> None:
 
 
 GIVEN = {"audit.md": trained_digits, "uniqueness.md": exact_point}
-CHECKED = {"README.md": leak, "extending.md": parts_of_ones_own}
+
+
+def digits_come_back(names: dict[str, Any]) -> None:
+    assert names["ncc"].recovered >= 3
+    assert names["ncc"].p_value < 0.01
+
+
+CHECKED = {
+    "README.md": leak,
+    "algorithm.md": digits_come_back,
+    "extending.md": parts_of_ones_own,
+}
 
 
 @pytest.fixture
@@ -274,6 +286,7 @@ def test_the_site_builds_without_warnings_and_asks_nothing_of_the_network(tmp_pa
     build_site(ROOT, site)
     made = {path.stem for path in site.glob("*.html")}
     assert {page.stem for page in PAGES[1:]} <= made
+    assert "The whole attack in one file" in (site / "algorithm.html").read_text(encoding="utf-8")
     assert "max_i |&lt;nu, x_i&gt;|" in (site / "theory.html").read_text(encoding="utf-8")
     for path in site.glob("*.html"):
         page = path.read_text(encoding="utf-8")
