@@ -40,7 +40,7 @@ def test_demo(
     trained, control = found["trained"], found["untrained"]
     assert trained["verdict"]["outcome"] == "leak"
     assert control["verdict"]["outcome"] == "inconclusive"
-    residuals = [part["attacks"][0]["first_layer_residual"] for part in (trained, control)]
+    residuals = [part["attacks"][0]["residual"] for part in (trained, control)]
     assert residuals[0] < residuals[1]
     plain = [
         part["residual_plain"] for part in (trained["certificate"], found["certificate_holdout"])

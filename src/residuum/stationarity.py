@@ -133,6 +133,24 @@ def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
     return layers
 
 
+def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
+    """Layers in which some entry left its start by more than rounding to the coarser of both formats.
+
+    Half a unit in the last place on either side makes one; two leave room for a conversion between.
+    """
+    moved = []
+    for layer, names in by_layer(theta).items():
+        for name in names:
+            now, then = theta[name].detach(), theta0[name].detach()
+            unit = max(torch.finfo(now.dtype).eps, torch.finfo(then.dtype).eps)
+            now, then = now.double().cpu(), then.double().cpu()
+            size = torch.maximum(now.abs(), then.abs())
+            if bool(((now - then).abs() > 2 * unit * size).any()):
+                moved.append(layer)
+                break
+    return tuple(moved)
+
+
 def layer_residuals(r: Theta, theta: Theta) -> dict[str, float]:
     """||r_l|| / ||theta_l|| for each layer; a layer whose weights are all zero counts absolutely."""
     parts = {}

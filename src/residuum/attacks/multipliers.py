@@ -84,12 +84,13 @@ def stored_scale(
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
-    """The common multiplier that makes the first layer's sum over x as large as its target.
+    """The common multiplier that makes the first explained layer's sum over x as large as its target.
 
     x: (1, m, ...); shape: of one candidate's multipliers.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
     # residual(s) = target - s T: from three values of s the size of T follows.
-    at = [problem.evaluate(x, s * ones, sharpness).layers[0, 0] for s in (-1.0, 0.0, 1.0)]
+    first = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
+    at = [problem.evaluate(x, s * ones, sharpness).layers[0, first] for s in (-1.0, 0.0, 1.0)]
     squared = float((at[0] + at[2]) / 2 - at[1])  # ||T||^2 / ||target||^2
     return 1 / math.sqrt(squared) if squared > 0 else 1.0

@@ -38,6 +38,7 @@ class Objective(ABC):
     paper: ClassVar[str] = ""
     nonnegative: ClassVar[bool] = True
     points: ClassVar[tuple[str, ...]] = ("theta",)
+    explains_change: ClassVar[bool] = False  # the target is theta - theta0: 0 in a frozen layer
 
     @property
     def follows_outputs(self) -> bool:
@@ -236,6 +237,7 @@ class NTK(Objective):
     name: ClassVar[str] = "ntk"
     paper: ClassVar[str] = "Loo et al. 2024"
     nonnegative: ClassVar[bool] = False
+    explains_change: ClassVar[bool] = True
     gradients: str = "theta"
 
     def gradient_points(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from residuum.engine import ExplicitEquation, Pullback
 from residuum.errors import InputError
 from residuum.networks import MLP, SURROGATES, Activation, with_surrogate
 from residuum.records import Knowledge
-from residuum.stationarity import Theta, by_layer, parameters
+from residuum.stationarity import Theta, by_layer, moved_layers, parameters
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ class Problem:
     labels: (m,), or (R, m) where runs have candidates of their own.
 
     normalise: each layer's squared residual is divided by ||target_l||^2; layers: "all", "first"
-    for the first layer's terms alone, or "auto": first for MLPs, all for other networks; outside:
-    constant part of the first layer's squared residual and target, see ``rowspace.py``.
+    for the first layer's terms alone, or "auto": first for MLPs, all for other networks; a change of
+    the weights is explained in every layer that moved, and never in a frozen one, where a gradient
+    was there and nobody followed it; outside: constant part of the first layer's squared residual
+    and target, see ``rowspace.py``.
     """
 
     def __init__(
@@ -77,8 +79,14 @@ class Problem:
         self.groups = by_layer(self.target)
         self.scales = [_squared(self.target, names) for names in self.groups.values()]
         self.scales[0] += outside
-        first_only = layers == "first" or (layers == "auto" and isinstance(base, MLP))
-        chosen = [i == 0 or not first_only for i in range(len(self.groups))]
+        change = objective.explains_change
+        moved = moved_layers(parameters(model), knowledge.theta0 or {}) if change else self.groups
+        first_only = layers == "first" or (
+            layers == "auto" and isinstance(base, MLP) and not change
+        )
+        chosen = [
+            (i == 0 or not first_only) and name in moved for i, name in enumerate(self.groups)
+        ]
         self.layer_weights = [
             (1 / scale if normalise and scale > 0 else 1.0) if on else 0.0
             for on, scale in zip(chosen, self.scales, strict=True)

@@ -24,6 +24,7 @@ from residuum.checkpoints.spectrum import VISIBLE, rank_above, singular_values
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.stationarity import moved_layers, parameters
 
 BASELINES = ("model-inversion", "first-layer-weights")
 FEWEST = 20  # candidates when neither the sample count nor the weights suggest more
@@ -116,7 +117,7 @@ def prepare(
     """The attack that a resolved configuration describes, before its first step."""
     arch = Architecture.parse(checkpoint.arch)
     shape = _shape(checkpoint, knowledge, arch)
-    objective = _objective(config, knowledge)
+    objective = objective_of(config, knowledge)
     objective.check(arch.outputs, knowledge)
     if isinstance(objective, NTK):
         _check_initial(checkpoint, knowledge)
@@ -141,7 +142,8 @@ def _name(name: str, arch: Architecture, task: str) -> str:
     return name
 
 
-def _objective(config: AttackConfig, knowledge: Knowledge) -> Objective:
+def objective_of(config: AttackConfig, knowledge: Knowledge) -> Objective:
+    """The objective that a resolved configuration names, with its options."""
     if config.objective == "multiclass-kkt":
         return MulticlassKKT(config.rivals)
     if config.objective == "ntk":
@@ -177,6 +179,11 @@ def _check_initial(checkpoint: Checkpoint, knowledge: Knowledge) -> None:
             f"The initial weights must be weights of {checkpoint.arch}; theirs have other names "
             "or shapes.",
             "Grant the initial weights of this very network.",
+        )
+    if not moved_layers(parameters(build_model(checkpoint)), knowledge.theta0 or {}):
+        raise InputError(
+            "`NTK` explains how far the weights moved; these equal the start that was granted.",
+            "Grant the weights before training, not those after it.",
         )
 
 

@@ -102,8 +102,7 @@ def _network(result: AuditResult) -> dict[str, Any]:
 
 
 def _attack(outcome: AttackOutcome) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(outcome).items() if name != "residual"}
-    return {**fields, "first_layer_residual": outcome.residual, "converged": outcome.converged}
+    return {**vars(outcome), "judged": list(outcome.judged), "converged": outcome.converged}
 
 
 def _scores(scores: Scores | None) -> dict[str, Any] | None:

@@ -66,7 +66,10 @@ class Fact(_Model):
 
 
 class AttackRow(_Model):
-    """An attack that was run, or the reason why not; its own counts never decide."""
+    """An attack that was run, or the reason why not; its own counts never decide.
+
+    residuals: of every layer, norm over norm; judged: the layers that count; residual: their worst.
+    """
 
     name: str
     decides: bool
@@ -78,7 +81,10 @@ class AttackRow(_Model):
     candidates: Count
     diverged: Count
     converged: bool
-    first_layer_residual: float | None
+    residual: float | None
+    residuals: dict[str, float]
+    judged: list[str]
+    silent: str
     seconds: float
     recovered: Count | None
     expected_by_chance: float | None

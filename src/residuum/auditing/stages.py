@@ -12,6 +12,7 @@ import torch
 
 from residuum.attacks import PRESETS, AttackConfig, attack, select
 from residuum.attacks.applicability import Applicability, Facts, applicability
+from residuum.attacks.explained import Explained, explained
 from residuum.attacks.polynomial import recover
 from residuum.attacks.run import BASELINES, resolve
 from residuum.attacks.state import Watcher
@@ -84,13 +85,14 @@ class AttackStage:
             done += batches
             if parts:
                 found.append(merged(parts))
-                outcomes.append(outcome_of(found[-1], True, rule.reason))
+                outcomes.append(outcome_of(self.checkpoint, found[-1], True, rule.reason))
             else:
                 reason = "its recovery does not apply to these weights"
                 outcomes.append(AttackOutcome(name, True, False, False, reason))
         beside = self._baselines() if self.baselines else ()
         outcomes += [
-            outcome_of(part, False, "a baseline: reported, never deciding") for part in beside
+            outcome_of(self.checkpoint, part, False, "a baseline: reported, never deciding")
+            for part in beside
         ]
         return Attacked(tuple(outcomes), tuple(found), beside, tuple(done))
 
@@ -210,20 +212,24 @@ def merged(parts: list[Reconstruction]) -> Reconstruction:
     return found.replace(selection=select(found))
 
 
-def first_layer_residual(found: Reconstruction) -> float | None:
-    """Norm over norm, of the best restart that did not diverge; None when all did."""
-    if not found.layer_names:
-        return None
-    runs = [run for run in found.to_json()["runs"] if run["status"] != "diverged"]
-    values = [run["residuals"][found.layer_names[0]] for run in runs]
-    return min((value for value in values if value is not None), default=None)
-
-
-def outcome_of(found: Reconstruction, decides: bool, reason: str) -> AttackOutcome:
-    """One attack that was run, in the words of the verdict."""
+def outcome_of(
+    checkpoint: Checkpoint, found: Reconstruction, decides: bool, reason: str
+) -> AttackOutcome:
+    """One attack that was run, in the words of the verdict; a baseline explains no weights."""
+    far = explained(checkpoint, found) if found.layer_names else Explained()
     return AttackOutcome(
-        found.attack, decides, True, True, reason,
-        restarts=found.restarts, steps=int(found.steps[-1]) if len(found.steps) else 0,
-        candidates=len(found.x), diverged=sum(status == "diverged" for status in found.status),
-        residual=first_layer_residual(found), seconds=found.seconds,
-    )  # fmt: skip
+        found.attack,
+        decides,
+        True,
+        True,
+        reason,
+        restarts=found.restarts,
+        steps=int(found.steps[-1]) if len(found.steps) else 0,
+        candidates=len(found.x),
+        diverged=sum(status == "diverged" for status in found.status),
+        residual=far.worst,
+        residuals=far.residuals,
+        judged=far.judged,
+        silent=far.silent,
+        seconds=found.seconds,
+    )

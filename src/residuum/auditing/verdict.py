@@ -3,10 +3,13 @@
 | held-out control     | attack                                  | count           | verdict       | exit |
 |----------------------|-----------------------------------------|-----------------|---------------|------|
 | missing or too small | any                                     | any             | inconclusive  | 3    |
-| present              | none applies, diverged, or first-layer  | not significant | inconclusive  | 3    |
-|                      | residual above RESIDUAL_LIMIT           |                 |               |      |
-| present              | converged                               | not significant | no-leak-found | 0    |
+| present              | none applies, diverged, or some judged  | not significant | inconclusive  | 3    |
+|                      | layer's residual above RESIDUAL_LIMIT   |                 |               |      |
+| present              | explains every judged layer             | not significant | no-leak-found | 0    |
 | present              | any                                     | significant     | leak          | 1    |
+
+Judged layers (``attacks/explained.py``): with a start those that moved, and none of them counts where
+the first did not; without one the first. Residuals are recomputed in float64.
 
 Significant: p <= 1% in ONE permutation test, on the candidates of all attacks pooled. Several
 attacks, several metrics and the baselines give several counts; only this one decides, so the level
@@ -16,16 +19,16 @@ among the reasons and changes nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.records import Record, Scores
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
 EXIT_CODES = {NO_LEAK_FOUND: 0, LEAK: 1, INCONCLUSIVE: 3}
-# Norm of the first layer's residual over the norm of its target. Attacks on networks trained on
-# 20-400 digits ended between 0.001 and 0.1, on random initialisations of 30 or more neurons between
-# 0.25 and 0.85. Above the limit an attack that found nothing has not explained the weights either.
+# Norm of a layer's residual over the norm of its target. First layers of networks trained on 20-400
+# digits were explained to between 0.001 and 0.1, random initialisations of 30 or more neurons to
+# 0.25 to 0.85. Above the limit an attack that found nothing has not explained the weights either.
 RESIDUAL_LIMIT = 0.1
 BASELINE_MEANING = {
     "first-layer-weights": "rows of the first layer resemble training samples",
@@ -38,8 +41,10 @@ class AttackOutcome(Record):
     """One attack and what became of it.
 
     decides: its candidates are part of the pool that is tested; a baseline's are not. ran, reason:
-    whether it was run and why; residual: of the first layer, norm over norm, of the best restart
-    that did not diverge; recovered, p_value: of this attack's candidates alone, never deciding.
+    whether it was run and why; residuals: of every layer, norm over norm, of the best restart that
+    did not diverge; judged: the layers that count; residual: the worst of these; silent: why even a
+    small one would say nothing; recovered, p_value: of this attack's candidates alone, never
+    deciding.
     """
 
     name: str
@@ -52,6 +57,9 @@ class AttackOutcome(Record):
     candidates: int = 0
     diverged: int = 0
     residual: float | None = None
+    residuals: dict[str, float] = field(default_factory=dict)
+    judged: tuple[str, ...] = ()
+    silent: str = ""
     seconds: float = 0.0
     recovered: int | None = None
     expected_by_chance: float | None = None
@@ -59,8 +67,13 @@ class AttackOutcome(Record):
 
     @property
     def converged(self) -> bool:
-        """Some restart did not diverge and explains the first layer to within the limit."""
-        return self.residual is not None and self.residual <= RESIDUAL_LIMIT
+        """Some restart did not diverge and explains every judged layer to within the limit."""
+        return not self.silent and self.residual is not None and self.residual <= RESIDUAL_LIMIT
+
+    @property
+    def not_judged(self) -> tuple[str, ...]:
+        """Layers whose residual was measured and does not count."""
+        return tuple(name for name in self.residuals if name not in self.judged)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +113,8 @@ def decide(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict
     )
     deciding = [attack for attack in attacks if attack.decides and attack.ran]
     if converged := [attack for attack in deciding if attack.converged]:
-        explained = ", ".join(f"{a.name} {a.residual:.2g}" for a in converged)
-        reason = f"first-layer residual within {RESIDUAL_LIMIT:g}: {explained}"
-        return _verdict(NO_LEAK_FOUND, (missing, reason, *_beside(scores, attacks)), scores)
+        reasons = (missing, *map(_explanation, converged), *_beside(scores, attacks))
+        return _verdict(NO_LEAK_FOUND, reasons, scores)
     reasons = (missing, *_shortfalls(deciding), *_beside(scores, attacks))
     return _verdict(INCONCLUSIVE, reasons, scores)
 
@@ -136,10 +148,27 @@ def _shortfalls(deciding: list[AttackOutcome]) -> tuple[str, ...]:
     """Why none of the attacks counts as converged."""
     if not deciding:
         return ("no attack applies to this network",)
-    return tuple(
-        f"{attack.name} diverged in all {attack.restarts} restarts"
-        if attack.residual is None
-        else f"{attack.name} left a first-layer residual of {attack.residual:.2g}, above "
+    return tuple(map(_shortfall, deciding))
+
+
+def _shortfall(attack: AttackOutcome) -> str:
+    if attack.residual is None and not attack.silent:
+        return f"{attack.name} diverged in all {attack.restarts} restarts"
+    if attack.silent:
+        return f"{attack.name} cannot tell: {attack.silent}"
+    worst = max(attack.judged, key=lambda name: attack.residuals.get(name, 0.0), default="")
+    where = f" in {worst}" if worst else ""
+    return (
+        f"{attack.name} left a residual of {attack.residual:.2g}{where}, above "
         f"{RESIDUAL_LIMIT:g}: it has not explained these weights"
-        for attack in deciding
+    )
+
+
+def _explanation(attack: AttackOutcome) -> str:
+    """What was explained, and which layers nobody judged."""
+    others = ", ".join(attack.not_judged)
+    beside = f"; not judged, for want of a start: {others}" if others else ""
+    return (
+        f"{attack.name} explains {', '.join(attack.judged) or 'the weights'} to within "
+        f"{RESIDUAL_LIMIT:g} (residual {attack.residual:.2g}){beside}"
     )

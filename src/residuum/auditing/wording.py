@@ -40,9 +40,9 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
     ]
     if verdict.outcome == NO_LEAK_FOUND:
         found.append(
-            f"A first-layer residual within {RESIDUAL_LIMIT:g} says that the candidates explain the "
-            "first layer, not that they are the only ones that would; a narrow layer is explained "
-            "easily."
+            f"A residual within {RESIDUAL_LIMIT:g} says that the candidates explain the layers that "
+            "were judged, not that they are the only ones that would; a narrow layer is explained "
+            "easily. Layers that were not judged may hold what no attack looked for."
         )
     if scores is not None and scores.smallest_significant is not None:
         found.append(

@@ -125,7 +125,7 @@ def show(summary: dict[str, Any], out: Path) -> None:
     verdict = summary["verdict"]
     rows = [
         (row["name"], "yes" if row["ran"] else "no", str(row["restarts"]) if row["ran"] else "-",
-         number(row["first_layer_residual"], 2),
+         number(row["residual"], 2),
          "-" if row["recovered"] is None
          else f"{row['recovered']} ({number(row['expected_by_chance'], 2)})",
          number(row["p_value"], 2), row["reason"])

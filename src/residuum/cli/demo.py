@@ -163,7 +163,7 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
         ("digits recovered", *(f"{part.recovered} of {part.n}, {part.rule}" for part in parts)),
         ("expected by chance", *(number(part.expected_by_chance, 2) for part in parts)),
         ("p, permutation test", *(number(part.p_value, 2) for part in parts)),
-        ("first-layer residual", *(number(value) for value in residuals)),
+        ("residual of the first layer", *(number(value) for value in residuals)),
     ]
     title = f"{ARCH} trained on {SAMPLES} digits, odd against even: attack from the weights"
     print_table(title, ("what", "this network", "one never trained"), rows)

@@ -186,7 +186,7 @@ class AttackRow:
     restarts: int | None = None
     status: str = ""
     candidates: int | None = None
-    first_layer_residual: float | None = None
+    residual: float | None = None
     seconds: float | None = None
     recovered: int | None = None
     expected: float | None = None
