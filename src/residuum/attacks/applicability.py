@@ -38,13 +38,15 @@ def _binary(facts: Facts) -> Answer:
     if facts.outputs != 1:
         return False, f"needs one output; this network has {facts.outputs}"
     if facts.task == "regression":
-        return False, "needs a classifier; this network was released as a regression"
+        return False, "needs a classifier; this network is a regression"
     return True, _homogeneity(facts)
 
 
 def _multiclass(facts: Facts) -> Answer:
     if facts.outputs < 2:
         return False, f"needs two or more outputs; this network has {facts.outputs}"
+    if facts.task == "regression":
+        return False, "needs a classifier; this network is a regression"
     return True, _homogeneity(facts)
 
 

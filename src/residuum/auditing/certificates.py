@@ -23,9 +23,17 @@ TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 
 
 def kkt_certificate(
-    checkpoint: Checkpoint, train: Dataset | None, found: tuple[Reconstruction, ...], task: str
+    checkpoint: Checkpoint,
+    train: Dataset | None,
+    found: tuple[Reconstruction, ...],
+    *,
+    task: str,
+    seconds: float,
 ) -> tuple[Certificate | None, str]:
-    """The certificate and what it is of; None and the reason where there is none."""
+    """The certificate and what it is of; None and the reason where there is none.
+
+    seconds: gates at kinks are freed as long as that.
+    """
     if train is not None:
         x, y, subject = train.x, train.y, TRAINING
     else:
@@ -36,9 +44,9 @@ def kkt_certificate(
     if len(x) > MOST_SAMPLES:
         return None, f"not computed for more than {MOST_SAMPLES} samples; there are {len(x)}"
     if train is not None:
-        return certify(build_model(checkpoint), x, y, task=task), subject
+        return certify(build_model(checkpoint), x, y, task=task, seconds=seconds), subject
     try:
-        return certify(build_model(checkpoint), x, y, task=task), subject
+        return certify(build_model(checkpoint), x, y, task=task, seconds=seconds), subject
     except ResiduumError as problem:  # candidates are nobody's input: no error of the user's
         return None, f"candidates cannot be certified ({problem.message})"
 

@@ -16,6 +16,7 @@ from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalise_labels
 
 Data = Dataset | tuple[Any, Any] | str | Path
+LARGEST = 1e12  # squares and sums of such values stay far inside the finite numbers of float32
 
 
 def as_dataset(given: Data | Tensor | Any, name: str) -> Dataset:
@@ -52,6 +53,12 @@ def check_fit(
     checkpoint: Checkpoint, train: Dataset | None, control: Dataset | None, task: str = "auto"
 ) -> None:
     """Refuse before the attack whatever scoring and certificate would refuse after it."""
+    for name, data in (("data", train), ("holdout", control)):
+        if data is not None and (largest := float(data.x.abs().max())) > LARGEST:
+            raise DataError(
+                f"Values of samples must lie within +-{LARGEST:g}; {name} reaches {largest:.3g}.",
+                "Give x as the network receives it.",
+            )
     if train is None:
         return
     model = build_model(checkpoint)

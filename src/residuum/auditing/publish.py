@@ -27,6 +27,7 @@ def publish(
             "subject": result.subject,
             "verdict": _verdict(result),
             "network": _network(result),
+            "fit": None if result.fit is None else vars(result.fit) | {"line": result.fit.line},
             "knowledge": [vars(fact) for fact in granted(result)],
             "attacks": [_attack(outcome) for outcome in result.attacks],
             "scores": _scores(result.scores),

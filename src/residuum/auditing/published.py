@@ -57,6 +57,16 @@ class Network(_Model):
     balance: float | None
 
 
+class FitRow(_Model):
+    """How well the network as read does: accuracy, or R^2; base: of the commonest class, the mean."""
+
+    measure: str
+    train: float
+    holdout: float | None
+    base: float
+    line: str
+
+
 class Fact(_Model):
     """Something the attacker was told, and where it came from."""
 
@@ -135,6 +145,7 @@ class Result(_Model):
     subject: str
     verdict: PublishedVerdict
     network: Network
+    fit: FitRow | None
     knowledge: list[Fact]
     attacks: list[AttackRow]
     scores: ScoreSummary | None

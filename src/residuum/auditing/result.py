@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from residuum.auditing.budget import Batch
+from residuum.auditing.fit import Fit
 from residuum.auditing.verdict import AttackOutcome, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
@@ -43,8 +44,8 @@ class AuditResult(Record):
 
     scores: of the candidates of all deciding attacks pooled, None without data; selected: of the
     attacks' own choice alone; certificate: see ``certificate_of``, the reason where it is None;
-    batches: what was run, enough to repeat it; seconds: by stage; inputs: settings and hashes of
-    what was read.
+    batches: what was run, enough to repeat it; fit: of the network as read; seconds: by stage;
+    inputs: settings and hashes of what was read.
     """
 
     subject: str
@@ -70,6 +71,7 @@ class AuditResult(Record):
     assumptions: tuple[str, ...] = ()
     limitations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    fit: Fit | None = None
 
     @property
     def exit_code(self) -> int:
@@ -107,7 +109,8 @@ class AuditResult(Record):
 
     def summary(self) -> str:
         """Verdict, reasons and scores as plain text."""
-        lines = [f"verdict: {self.verdict.outcome}", *(f"  {r}" for r in self.verdict.reasons)]
+        lines = [] if self.fit is None else [self.fit.line]
+        lines += [f"verdict: {self.verdict.outcome}", *(f"  {r}" for r in self.verdict.reasons)]
         if self.scores is not None:
             lines.append(self.scores.table())
         return "\n".join(lines)

@@ -18,19 +18,27 @@ from torch import Tensor, nn
 
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.attacks.state import Watcher
-from residuum.auditing.budget import UNIQUENESS_SHARE, Batch, seconds_of
+from residuum.auditing.budget import (
+    CERTIFICATE_SHARE,
+    SCORE_SHARE,
+    UNIQUENESS_SHARE,
+    Batch,
+    seconds_of,
+)
 from residuum.auditing.certificates import kkt_certificate, uniqueness_certificate
 from residuum.auditing.control import evidence
+from residuum.auditing.fit import fit_of
 from residuum.auditing.inputs import Data, as_dataset, check_fit, task_of
 from residuum.auditing.result import AuditResult, Evidence
 from residuum.auditing.scale import scale_notes
 from residuum.auditing.stages import Attacked, AttackStage, Store
 from residuum.auditing.verdict import AttackOutcome, decide
-from residuum.auditing.wording import assumptions, limitations
+from residuum.auditing.wording import assumptions, limitations, opening
 from residuum.checkpoints import as_checkpoint, build_model, inspect_checkpoint
 from residuum.errors import InputError, did_you_mean
 from residuum.evaluation import score
 from residuum.evaluation.pools import CandidatePool, joined, selected_pool, whole_pool
+from residuum.evaluation.scoring import DECIDING
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores
 from residuum.records.environment import environment
 from residuum.theory.kkt import evaluate
@@ -56,6 +64,7 @@ def audit(
     watch: Callable[[str], Watcher] | None = None,
     hashes: dict[str, str] | None = None,
     stage: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> AuditResult:
     """Attack ``model`` from its weights alone and say whether its training data came back.
 
@@ -64,10 +73,12 @@ def audit(
     the verdict is inconclusive; knowledge: what the attacker is told; budget: wall clock, such as
     "10min": as many batches of restarts as fit, at least one; batches: exactly these instead, as
     recorded by an earlier audit; store, watch: see ``AttackStage``; stage: called with the name of
-    every stage as it begins.
+    every stage as it begins; say: told, one line each, what is known before the attacks: accuracy
+    of the network as read, what was assumed, how long it will take.
     """
     clock = _Clock(stage)
     checkpoint = as_checkpoint(model, arch)
+    checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     knowledge = knowledge or Knowledge()
     train = None if data is None else as_dataset(data, "data")
     control = None if holdout is None else as_dataset(holdout, "holdout")
@@ -75,18 +86,38 @@ def audit(
     contradictions = scale_notes(train, control, knowledge)
     with clock("inspect"):
         inspection = inspect_checkpoint(checkpoint)
+        fit = fit_of(checkpoint, train, control, checkpoint.task)
+    for line in opening(checkpoint, fit):
+        (say or (lambda _: None))(line)
     config = attack_config(preset, steps, seed, device)
     seconds = seconds_of(budget)
     attacks = AttackStage(
-        checkpoint, inspection, knowledge, config, seconds, store, watch, tuple(batches), baselines
+        checkpoint,
+        inspection,
+        knowledge,
+        config,
+        seconds,
+        store,
+        watch,
+        tuple(batches),
+        baselines,
+        say,
     )
     with clock("attack"):
         attacked = attacks.run()
     with clock("score"):
-        judged = _judge(checkpoint, attacked, train, control, seed, subsets)
+        judged = _judge(
+            checkpoint,
+            attacked,
+            train,
+            control,
+            seed,
+            subsets,
+            SCORE_SHARE * seconds,
+        )
     with clock("certify"):
-        certified = _certified(checkpoint, train, attacked, knowledge, task, seconds)
-    verdict = decide(judged.scores, judged.attacks)
+        certified = _certified(checkpoint, train, attacked, knowledge, seconds)
+    verdict = decide(judged.scores, judged.attacks, checkpoint.assumptions)
     return AuditResult(
         subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=knowledge,
@@ -99,7 +130,7 @@ def audit(
         environment=environment(device), hashes=dict(hashes or {}),
         assumptions=assumptions(checkpoint, inspection),
         limitations=limitations(verdict, judged.scores, knowledge),
-        notes=(*contradictions, *_notes(attacked, judged.scores)),
+        fit=fit, notes=(*(fit.notes if fit else ()), *contradictions, *_notes(attacked, judged.scores)),
     )  # fmt: skip
 
 
@@ -120,8 +151,13 @@ def _judge(
     control: Dataset | None,
     seed: int,
     subsets: int,
+    seconds: float,
 ) -> _Judged:
-    """Score what the attacks found; the pool of all deciding attacks is what the verdict rests on."""
+    """Score what the attacks found; the pool of all deciding attacks is what the verdict rests on.
+
+    It is scored whatever the clock says. Attacks by themselves and the attacks' own choice come
+    after it, then the published metrics, as far as ``seconds`` reach.
+    """
     if train is None or not attacked.found:
         return _Judged(attacked.outcomes)
     model = build_model(checkpoint)
@@ -133,28 +169,48 @@ def _judge(
             outputs=outputs, seed=seed, subsets=subsets, **options,
         )  # fmt: skip
 
+    start = time.monotonic()
     pool = joined([whole_pool(part) for part in attacked.found])
-    scores = judge(pool)
-    chosen = joined([selected_pool(part) for part in attacked.found])
-    selected = judge(chosen, metrics=["ncc"]) if len(chosen.x) else None
-    alone = {part.attack: part for part in (*attacked.found, *attacked.baselines)}
+    decided = judge(pool, metrics=[DECIDING], seconds=seconds / 2)
+    took, left_out = time.monotonic() - start, []
+
+    def alone(name: str, part: CandidatePool) -> Scores | None:
+        """The deciding metric of some candidates, unless the clock forbids."""
+        left = seconds - (time.monotonic() - start)
+        if not len(part.x):
+            return None
+        if took * len(part.x) / len(pool.x) > left:
+            left_out.append(name)
+            return None
+        return judge(part, metrics=[DECIDING], seconds=left)
+
+    parts = {part.attack: whole_pool(part) for part in (*attacked.found, *attacked.baselines)}
     attacks = tuple(
-        _with_counts(outcome, judge(whole_pool(alone[outcome.name]), metrics=["ncc"]))
-        if outcome.name in alone and (len(attacked.found) > 1 or not outcome.decides)
-        else _with_counts(outcome, scores if outcome.ran else None)
+        _with_counts(outcome, alone(outcome.name, parts[outcome.name]))
+        if outcome.name in parts and (len(attacked.found) > 1 or not outcome.decides)
+        else _with_counts(outcome, decided if outcome.ran else None)
         for outcome in attacked.outcomes
     )
+    chosen = joined([selected_pool(part) for part in attacked.found])
+    selected = alone("the attacks' own choice", chosen)
+    left = seconds - (time.monotonic() - start)
+    scores = judge(pool, before=decided, seconds=left)
+    if left_out:
+        note = f"not scored by itself, for want of time: {', '.join(left_out)}"
+        scores = scores.replace(notes=(*scores.notes, note))
     shown = evidence(pool.x, train, control, scores, outputs, seed)
     return _Judged(attacks, scores, selected, shown)
 
 
 def _certified(
     checkpoint: Checkpoint, train: Dataset | None, attacked: Attacked, knowledge: Knowledge,
-    task: str, seconds: float,
+    seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Both certificates, or why there is none: fields of ``AuditResult``."""
-    task = task_of(checkpoint, task)
-    certificate, of = kkt_certificate(checkpoint, train, attacked.found, task)
+    task = checkpoint.task or "auto"
+    certificate, of = kkt_certificate(
+        checkpoint, train, attacked.found, task=task, seconds=CERTIFICATE_SHARE * seconds
+    )
     unique, why_not = uniqueness_certificate(
         checkpoint, attacked.found, knowledge, task=task, seconds=UNIQUENESS_SHARE * seconds
     )

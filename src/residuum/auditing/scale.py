@@ -14,6 +14,7 @@ from residuum.records import Dataset, Knowledge
 
 NEAR = 0.01  # of the range's width: rounding, no contradiction
 FAR = 1.0  # of the range's width: no sample of this range
+BYTES = 255.0  # the largest value of a pixel in a file
 SPREAD, SHIFT = 2.0, 0.5  # ratio of standard deviations; difference of means over the larger one
 
 
@@ -23,7 +24,15 @@ def scale_notes(
     """What contradicts, one sentence each; refused where the range cannot be meant for these data."""
     if train is None:
         return ()
-    return (*_range(train, knowledge), *_scales(train, control))
+    return (*_bytes(train), *_range(train, knowledge), *_scales(train, control))
+
+
+def _bytes(train: Dataset) -> tuple[str, ...]:
+    """Pixels as files have them: most networks receive them divided by 255."""
+    least, most = float(train.x.min()), float(train.x.max())
+    if not (least >= 0 and BYTES / 2 < most <= BYTES):
+        return ()
+    return (f"The training samples have values up to {most:g}: is this what the network receives?",)
 
 
 def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:

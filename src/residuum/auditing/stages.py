@@ -14,9 +14,17 @@ from residuum.attacks import PRESETS, AttackConfig, attack, select
 from residuum.attacks.applicability import Applicability, Facts, applicability
 from residuum.attacks.explained import Explained, explained
 from residuum.attacks.polynomial import recover
-from residuum.attacks.run import BASELINES, resolve
+from residuum.attacks.run import BASELINES, FEWEST, resolve
 from residuum.attacks.state import Watcher
-from residuum.auditing.budget import ATTACK_SHARE, Batch, first_batch, next_batch
+from residuum.auditing.budget import (
+    ATTACK_SHARE,
+    BASELINE_SHARE,
+    Batch,
+    Plan,
+    first_batch,
+    forecast,
+    next_batch,
+)
 from residuum.auditing.verdict import AttackOutcome
 from residuum.checkpoints import Inspection, build_model
 from residuum.errors import InputError
@@ -57,7 +65,10 @@ class Attacked:
 
 @dataclass(frozen=True)
 class AttackStage:
-    """Everything the attacks need; batches: exactly these instead of what the budget allows."""
+    """Everything the attacks need.
+
+    batches: exactly these instead of what the budget allows; say: told what it will all take.
+    """
 
     checkpoint: Checkpoint
     inspection: Inspection
@@ -68,12 +79,20 @@ class AttackStage:
     watch: Callable[[str], Watcher] | None = None
     batches: tuple[Batch, ...] = ()
     baselines: bool = True
+    say: Callable[[str], None] | None = None
 
     def run(self) -> Attacked:
-        """Run what applies; attacks share the budget equally, baselines take what they need."""
+        """Run what applies; the deciding attacks share their part of the budget equally."""
         rules = self._answers()
-        wanted = [name for name, rule in rules.items() if self._why_not(name, rule) == ""]
-        share = ATTACK_SHARE * self.seconds / max(1, len(wanted))
+        timed = [
+            name
+            for name, rule in rules.items()
+            if name not in (*BASELINES, POLYNOMIAL) and self._why_not(name, rule) == ""
+        ]
+        share = ATTACK_SHARE * self.seconds / max(1, len(timed))
+        plans = {} if self.batches else {name: self._plan(name, share) for name in timed}
+        if self.say is not None and not self.batches:
+            self.say(forecast(self.seconds, [plan for plan in plans.values() if plan is not None]))
         outcomes, found, done = [], [], []
         for name, rule in rules.items():
             if name in BASELINES:
@@ -81,7 +100,7 @@ class AttackStage:
             if why_not := self._why_not(name, rule):
                 outcomes.append(AttackOutcome(name, True, rule.applies, False, why_not))
                 continue
-            parts, batches = self._deciding(name, share)
+            parts, batches = self._deciding(name, plans.get(name), share)
             done += batches
             if parts:
                 found.append(merged(parts))
@@ -117,28 +136,37 @@ class AttackStage:
         config = replace(self.config, objective="auto")
         return resolve(self.checkpoint, self.knowledge, config).objective
 
-    def _deciding(self, name: str, share: float) -> tuple[list[Reconstruction], list[Batch]]:
+    def _plan(self, name: str, share: float) -> Plan:
+        """The first batch of an attack, as planned before an interruption where there was one."""
+        config = replace(self.config, objective=name)
+        if self.store and (batch := self.store.planned(name)) is not None:
+            return Plan(batch, share, config.steps)
+        plan = first_batch(self.checkpoint, self.knowledge, config, share)
+        if self.store:
+            self.store.plan(plan.batch)
+        return plan
+
+    def _deciding(
+        self, name: str, plan: Plan | None, share: float
+    ) -> tuple[list[Reconstruction], list[Batch]]:
         if name == POLYNOMIAL:
             part = self._polynomial()
             return ([part] if part else []), []
         parts: list[Reconstruction] = []
         batches: list[Batch] = []
-        for batch in self._schedule(name, share, parts):
+        for batch in self._schedule(name, plan, share, parts):
             parts.append(self._batch(batch))
             batches.append(batch)
         return parts, batches
 
-    def _schedule(self, name: str, share: float, parts: list[Reconstruction]) -> Iterator[Batch]:
+    def _schedule(
+        self, name: str, plan: Plan | None, share: float, parts: list[Reconstruction]
+    ) -> Iterator[Batch]:
         """Batches one after another; ``parts`` grows as they are finished."""
-        if self.batches:
+        if plan is None:
             yield from (batch for batch in self.batches if batch.attack == name)
             return
-        config = replace(self.config, objective=name)
-        batch = self.store.planned(name) if self.store else None
-        if batch is None:
-            batch = first_batch(self.checkpoint, self.knowledge, config, share)
-            if self.store:
-                self.store.plan(batch)
+        batch: Batch | None = plan.batch
         done: list[tuple[Batch, float]] = []
         while batch is not None:
             yield batch
@@ -180,11 +208,18 @@ class AttackStage:
         return part.replace(selection=select(part))
 
     def _baselines(self) -> tuple[Reconstruction, ...]:
-        """Both baselines, as far as the network has what they look at."""
+        """Both baselines, as far as the network has what they look at; fewer candidates for want of time."""
         found = []
+        allowed = BASELINE_SHARE * self.seconds
         for name in BASELINES:
             config = replace(PRESETS[name], device=self.config.device, seed=self.config.seed)
+            config = resolve(self.checkpoint, self.knowledge, config)
             try:
+                one_step = attack(self.checkpoint, self.knowledge, replace(config, steps=1))
+                needed = one_step.seconds * config.steps
+                if needed > allowed:
+                    fit = max(FEWEST, int(config.candidates * allowed / needed))
+                    config = replace(config, candidates=min(config.candidates, fit))
                 found.append(attack(self.checkpoint, self.knowledge, config))
             except InputError:  # the rows of a convolution are no images
                 continue

@@ -95,8 +95,18 @@ class Verdict(Record):
         return EXIT_CODES[self.outcome]
 
 
-def decide(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict:
-    """The table's row; scores: of the pooled candidates, None without training data."""
+def decide(
+    scores: Scores | None, attacks: tuple[AttackOutcome, ...], assumed: tuple[str, ...] = ()
+) -> Verdict:
+    """The table's row, and what was assumed about the network beside its reasons.
+
+    scores: of the pooled candidates, None without training data.
+    """
+    found = _row(scores, attacks)
+    return found.replace(reasons=(*found.reasons, *(f"assumed: {text}" for text in assumed)))
+
+
+def _row(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict:
     if scores is None:
         return Verdict(INCONCLUSIVE, ("no training data was given to compare candidates with",))
     if not scores.calibrated:

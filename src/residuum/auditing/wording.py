@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from residuum.auditing.fit import Fit
 from residuum.auditing.verdict import NO_LEAK_FOUND, RESIDUAL_LIMIT, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Checkpoint, Knowledge, Scores
+
+
+def opening(checkpoint: Checkpoint, fit: Fit | None) -> tuple[str, ...]:
+    """What an audit says before it attacks, the accuracy of the network as read first."""
+    first = (
+        "no training samples: the network as read cannot be checked" if fit is None else fit.line
+    )
+    return (first, *(f"assumed: {text}" for text in checkpoint.assumptions))
 
 
 def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ...]:

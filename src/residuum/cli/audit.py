@@ -112,7 +112,8 @@ def command(
         raise InputError("An audit needs a folder to write.", "Say --out runs/a.")
     options.check_device(settings.device or "cpu")
     with _progress(not (json or quiet)) as (watch, stage):
-        summary, verdict = audit_into(out, settings, watch=watch, stage=stage, blur=blur)
+        say = None if json or quiet else print_line
+        summary, verdict = audit_into(out, settings, watch=watch, stage=stage, say=say, blur=blur)
     if json:
         print_json(summary)
     elif not quiet:

@@ -26,6 +26,7 @@ def audit_into(
     watch: Callable[[str], Any] | None,
     blur: bool,
     stage: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], Verdict]:
     """Run, resume or show again the audit of ``settings`` in the folder ``out``."""
     from residuum.auditing import AuditResult, audit
@@ -42,10 +43,14 @@ def audit_into(
         folder.claim(request)
         if folder.complete:
             folder.finish()
-            return read_result(out), AuditResult.load(out).verdict
+            summary = read_result(out)
+            if say is not None and summary["fit"] is not None:
+                say(summary["fit"]["line"])
+            return summary, AuditResult.load(out).verdict
         result = audit(
             inputs.released, data=inputs.train, holdout=inputs.control, knowledge=inputs.knowledge,
-            hashes=inputs.hashes, store=folder, watch=watch, stage=stage, **options,
+            hashes=inputs.hashes, store=folder, watch=watch, stage=stage, say=say,
+            **options,
         ).replace(subject=inputs.path.name)  # fmt: skip
         summary = write_artifacts(
             folder, result, request=request, sources=inputs.sources,

@@ -196,12 +196,12 @@ def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict
 def accuracy(checkpoint: Any, data: Dataset) -> float | None:
     """Share of samples on the right side; None for a regression."""
     from residuum.checkpoints import build_model
+    from residuum.theory import rows
 
     if checkpoint.task == "regression":
         return None
     outputs = build_model(checkpoint)(data.x.to(next(iter(checkpoint.theta.values())).dtype))
-    right = outputs.argmax(1) == data.y if outputs.shape[1] > 1 else outputs[:, 0] * data.y > 0
-    return float(right.double().mean())
+    return rows.accuracy(outputs, data.y, rows.choose_task("auto", outputs.shape[1]))
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:

@@ -27,7 +27,7 @@ from residuum.errors import InconclusiveError
 from residuum.evaluation import score
 from residuum.evaluation.pools import whole_pool
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
-from residuum.theory.rows import normalise_labels
+from residuum.theory.rows import accuracy, normalise_labels
 from residuum.training import TrainingState, released
 from residuum.training.losses import LOSSES, choose_loss
 
@@ -223,10 +223,7 @@ def _held_out(model: nn.Module, data: Dataset, task: str) -> tuple[float | None,
         outputs = model(data.x.double())
     y = normalise_labels(data.y, task, outputs.shape[1])
     loss = float(LOSSES[choose_loss("", task)](outputs, y))
-    if task == "regression":
-        return None, loss
-    right = outputs.argmax(1) == y if outputs.shape[1] > 1 else outputs[:, 0] * y > 0
-    return float(right.double().mean()), loss
+    return None if task == "regression" else accuracy(outputs, y, task), loss
 
 
 def _shift(defense: Defense | None, secret: Secret) -> dict[str, Any]:

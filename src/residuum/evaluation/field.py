@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -54,6 +54,10 @@ class Field:
         index = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
         values = as_array(metric.pairs(a, b, index))
         return values if metric.higher_is_better else -values
+
+    def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
+        """What scores matches; None where the gain they were matched by is the score."""
+        return None if metric.search_is_score else partial(self.value, metric)
 
     def scored(
         self, metric: Metric, gain: Array, columns: Array, matching: Callable[..., Matching]

@@ -100,7 +100,7 @@ def calibrate(
     held_out = n + draw_sets(labels[n:], labels[:n], subsets, rng)
     sets = np.concatenate([np.arange(n)[None], mixed, held_out])
     candidate = greedy_in_sets(gain, sets)
-    values = _values(gain, value, candidate, sets)
+    values = matched_values(gain, value, candidate, sets)
 
     control = _Outcomes(values[1 + subsets :], held_out, gain.shape[1])
     threshold = control.percentile_without(np.array([], dtype=int))
@@ -185,7 +185,7 @@ class _Outcomes:
         return percentile(self.ascending[others[self.sample]], int(others.sum()))
 
 
-def _values(
+def matched_values(
     gain: Array, value: Callable[[Array, Array], Array] | None, candidate: Array, sets: Array
 ) -> Array:
     """Scores of all matches; each distinct pair is scored once."""

@@ -8,23 +8,38 @@ displayed images, mean added, to stand beside the published numbers; they never 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from residuum.errors import InputError, did_you_mean
 from residuum.evaluation.field import Field, lay_out
-from residuum.evaluation.matching import MATCHINGS, Array, Matching, as_array, greedy
+from residuum.evaluation.matching import (
+    MATCHINGS,
+    Array,
+    Matching,
+    as_array,
+    greedy,
+    greedy_in_sets,
+)
 from residuum.evaluation.metrics import METRICS, Metric
-from residuum.evaluation.null import calibrate, count_interval, smallest_significant
+from residuum.evaluation.null import (
+    MIN_SUBSETS,
+    calibrate,
+    count_interval,
+    matched_values,
+    smallest_significant,
+)
 from residuum.evaluation.slices import by_class, by_margin, discrete, margins
 from residuum.records.data import Dataset
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores
 
 DECIDING = "ncc"
+PILOT = 16  # sets that a control is timed on before it is drawn
 
 
 @dataclass(frozen=True)
@@ -48,14 +63,19 @@ def score(
     same_label: bool = False,
     seed: int = 0,
     subsets: int = 500,
+    seconds: float = math.inf,
+    before: Scores | None = None,
 ) -> Scores:
     """Score ``candidates`` (m, *shape), given as the network receives them: no mean added.
 
     metrics: keys of ``METRICS``, all that apply by default, always with the deciding one; outputs:
     (n,) or (n, k) what the network says of the training samples, for their margins; multipliers:
     (m,) or (m, k) of the candidates; match_labels: held-out subsets have the training set's label
-    counts, where the pool allows; same_label: a candidate matches samples of its own label only.
+    counts, where the pool allows; same_label: a candidate matches samples of its own label only;
+    seconds: the deciding metric draws fewer subsets where all would take longer, and other metrics
+    are left out; before: scores of the same candidates by the deciding metric alone, kept as they are.
     """
+    start = time.monotonic()
     notes: list[str] = []
     chosen = _choose(metrics, train.shape, notes)
     field = lay_out(
@@ -68,7 +88,25 @@ def score(
         seed=seed,
         notes=notes,
     )
-    judged = {metric.name: _judge(metric, field, seed, subsets) for metric in chosen}
+    judged: dict[str, _Verdict] = {}
+    if before is not None:
+        matches = tuple(row.matches[DECIDING] for row in before.per_sample)
+        judged[DECIDING], subsets = _Verdict(before.metrics[DECIDING], matches), before.subsets
+        notes[:] = before.notes
+    for metric in chosen[len(judged) :]:
+        gain = field.gain(metric)
+        cost = _cost(metric, field, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
+        left = seconds - (time.monotonic() - start)
+        if metric.name == DECIDING:
+            wanted, subsets = subsets, cost.affordable(subsets, left)
+            if subsets < wanted:
+                notes.append(f"{subsets} of {wanted} subsets drawn, for want of time")
+        elif cost.of(subsets) > left:
+            notes.append(
+                f"{metric.name} left out, for want of time: about {cost.of(subsets):.0f} s"
+            )
+            continue
+        judged[metric.name] = _judge(metric, field, gain, seed, subsets)
     per_sample = _per_sample(train, judged, outputs, multipliers)
     return Scores(
         n=len(train),
@@ -88,9 +126,40 @@ def score(
     )
 
 
-def _judge(metric: Metric, field: Field, seed: int, subsets: int) -> _Verdict:
+@dataclass(frozen=True)
+class _Cost:
+    """Seconds of a control: once, and for every set that is matched (two sets to a subset)."""
+
+    once: float
+    each: float
+
+    def of(self, subsets: int) -> float:
+        return self.once + 2 * subsets * self.each
+
+    def affordable(self, subsets: int, seconds: float) -> int:
+        """As many subsets as fit, never fewer than a control needs."""
+        if self.of(subsets) <= seconds:
+            return subsets
+        fit = int((seconds - self.once) / (2 * self.each)) if self.each > 0 else subsets
+        return min(subsets, max(MIN_SUBSETS, fit))
+
+
+def _cost(metric: Metric, field: Field, gain: Array, seed: int) -> _Cost:
+    """Timed on one held-out set and on a few."""
+    if not field.pool:
+        return _Cost(0.0, 0.0)
+    rng, took = np.random.default_rng((seed, 3)), []
+    for count in (1, 1 + PILOT):
+        start = time.monotonic()
+        keys = rng.random((count, field.pool))
+        sets = field.n + np.argsort(keys, axis=1)[:, : field.n]
+        matched_values(gain, field.value_of(metric), greedy_in_sets(gain, sets), sets)
+        took.append(time.monotonic() - start)
+    return _Cost(took[0], max(0.0, took[1] - took[0]) / PILOT)
+
+
+def _judge(metric: Metric, field: Field, gain: Array, seed: int, subsets: int) -> _Verdict:
     """Match by one metric, the published way and the calibrated way."""
-    gain = field.gain(metric)
     everyone = np.arange(field.n)
     published = MATCHINGS[metric.published_matching]
     nearest = field.scored(metric, gain, everyone, published)
@@ -101,7 +170,7 @@ def _judge(metric: Metric, field: Field, seed: int, subsets: int) -> _Verdict:
     control = calibrate(
         gain,
         field.n,
-        value=None if metric.search_is_score else partial(field.value, metric),
+        value=field.value_of(metric),
         strata=field.strata,
         subsets=subsets,
         rng=np.random.default_rng(seed),  # the same subsets for every metric

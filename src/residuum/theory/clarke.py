@@ -14,6 +14,8 @@ their sign: an upper bound. Too many kinks: the most useful ones are freed, agai
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,16 +59,26 @@ class ClarkeResult:
 
 @torch.no_grad()
 def clarke_residual(
-    model: MLP, x: Tensor, rows: Rows, lam: Tensor, plain: Theta, tolerance: float, limit: int
+    model: MLP,
+    x: Tensor,
+    rows: Rows,
+    lam: Tensor,
+    plain: Theta,
+    tolerance: float,
+    limit: int,
+    end: float = math.inf,
 ) -> ClarkeResult:
-    """Smallest residual norm over free gates, one hidden layer at a time; at most the plain one."""
+    """Smallest residual norm over free gates, one hidden layer at a time; at most the plain one.
+
+    end: on the monotonic clock; what is found by then counts.
+    """
     best, kinks, freed, solved = norm(plain), 0, 0, True
     trace = model.trace(x)
     for layer in range(len(model.linears) - 1):
         pairs = find_kinks(model, trace, rows, layer, tolerance)
         kinks += len(pairs)
         if len(pairs):
-            value, used, fine = _free_layer(model, trace, rows, x, pairs, lam, plain, limit)
+            value, used, fine = _free_layer(model, trace, rows, x, pairs, lam, plain, limit, end)
             solved = solved and fine
             freed += used
             best = min(best, value)
@@ -98,6 +110,7 @@ def _free_layer(
     lam: Tensor,
     plain: Theta,
     limit: int,
+    end: float,
 ) -> tuple[float, int, bool]:
     """Column generation: free the pairs of the largest first-order gain, solve, price again."""
     gates = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
@@ -111,9 +124,12 @@ def _free_layer(
         wanted = wanted[gain[wanted] > 1e-12 * norm(plain) ** 2] if len(pairs) > limit else wanted
         if room <= 0 or not len(wanted) or chosen.all():
             break
+        if time.monotonic() >= end:
+            fine = False
+            break
         # Half of what is left per round, so that later rounds can price with a better residual.
         chosen[wanted if len(pairs) <= limit else wanted[: max(1, room // 2)]] = True
-        found, fine = _solve(model, trace, rows, pairs.take(chosen))
+        found, fine = _solve(model, trace, rows, pairs.take(chosen), end)
         if norm(found) < value:
             residual, value = found, norm(found)
     return value, int(chosen.sum()), fine
@@ -170,11 +186,12 @@ def _columns(model: MLP, trace: Trace, rows: Rows, pairs: Kinks) -> tuple[Tensor
     return index, signals[::-1] + padded
 
 
-def _solve(model: MLP, trace: Trace, rows: Rows, pairs: Kinks) -> tuple[Theta, bool]:
+def _solve(model: MLP, trace: Trace, rows: Rows, pairs: Kinks, end: float) -> tuple[Theta, bool]:
     """The quadratic programme; returns the residual recomputed explicitly from its solution."""
     index, signals = _columns(model, trace, rows, pairs)
     theta = parameters(model)
-    z, fine = _quadratic_programme(_factor(model, trace, index, signals), len(rows), pairs.row)
+    factor = _factor(model, trace, index, signals)
+    z, fine = _quadratic_programme(factor, len(rows), pairs.row, end - time.monotonic())
     residual: Theta = {}
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
         weighted = z[:, None] * signal
@@ -204,7 +221,9 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> F
     return factor_dense(torch.cat(parts, 1), torch.cat(flat))
 
 
-def _quadratic_programme(factor: Factor, rows: int, owner: Tensor) -> tuple[Tensor, bool]:
+def _quadratic_programme(
+    factor: Factor, rows: int, owner: Tensor, seconds: float = math.inf
+) -> tuple[Tensor, bool]:
     """min ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner]; z = (lam, mu)."""
     import clarabel
 
@@ -228,6 +247,7 @@ def _quadratic_programme(factor: Factor, rows: int, owner: Tensor) -> tuple[Tens
     )
     settings = clarabel.DefaultSettings()
     settings.verbose = False
+    settings.time_limit = max(seconds, 0.1)
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
     solver = clarabel.DefaultSolver(
         sparse.block_diag([sparse.csc_matrix((columns, columns)), 2 * sparse.identity(k)], "csc"),

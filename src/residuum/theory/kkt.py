@@ -11,6 +11,8 @@ All of it in float64.
 from __future__ import annotations
 
 import copy
+import math
+import time
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +50,13 @@ def certify(
     rivals: str = "tied",
     kink_tolerance: float = KINK_TOLERANCE,
     kink_limit: int = KINK_LIMIT,
+    seconds: float = math.inf,
 ) -> Certificate:
-    """Certificate of ``model`` on samples ``x`` (as the network receives them) with labels ``y``."""
+    """Certificate of ``model`` on samples ``x`` (as the network receives them) with labels ``y``.
+
+    seconds: no further gates are freed after that time; the Clarke residual is then an upper bound.
+    """
+    end = time.monotonic() + seconds
     model = copy.deepcopy(model).double().requires_grad_(False)
     x = x.double()
     outputs = evaluate(model, x)
@@ -64,7 +71,7 @@ def certify(
     if isinstance(model, MLP):
         sign = torch.where(lam < 0, -1.0, 1.0).double()  # free multipliers: gates at the plain sign
         signed = Rows(rows.index, rows.covectors * sign[:, None])
-        result = clarke_residual(model, x, signed, lam.abs(), r, kink_tolerance, kink_limit)
+        result = clarke_residual(model, x, signed, lam.abs(), r, kink_tolerance, kink_limit, end)
         clarke, kinks, freed = result.residual, result.kinks, result.freed
         if freed < kinks:
             notes.append(f"{freed} of {kinks} kinks freed: residual_clarke is an upper bound")

@@ -69,6 +69,16 @@ def normalise_labels(y: Tensor, task: str, outputs: int) -> Tensor:
     return y.long()
 
 
+def accuracy(outputs: Tensor, y: Tensor, task: str) -> float:
+    """Share of samples on the right side; R^2 for a regression. y as :func:`normalise_labels` has it."""
+    if task == "regression":
+        spread = float((y - y.mean(0)).square().sum())
+        misfit = float((y - outputs).square().sum())
+        return 1 - misfit / spread if spread > 0 else float(misfit == 0)
+    right = outputs.argmax(1) == y if task == "multiclass" else outputs[:, 0] * y > 0
+    return float(right.double().mean())
+
+
 def constraint_rows(
     outputs: Tensor, y: Tensor, task: str, rivals: str = "tied", tolerance: float = 0.05
 ) -> Rows:
