@@ -18,7 +18,7 @@ import pytest
 from residuum.attacks import AttackConfig
 from residuum.auditing import run as auditing
 from residuum.auditing import stages
-from residuum.auditing.budget import Batch, seconds_of
+from residuum.auditing.budget import Batch, Plan, seconds_of
 from residuum.cli.main import main
 from residuum.records import Checkpoint, Knowledge
 
@@ -77,8 +77,10 @@ def command_lines(block: Block) -> list[list[str]]:
 def ignore_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits of one batch of STEPS steps at most, the same however busy the machine is."""
 
-    def one_batch(_: Checkpoint, __: Knowledge, config: AttackConfig, share: float) -> Batch:
-        return Batch(config.objective, config.restarts, min(config.steps, STEPS), config.seed)
+    def one_batch(_: Checkpoint, __: Knowledge, config: AttackConfig, share: float) -> Plan:
+        steps = min(config.steps, STEPS)
+        batch = Batch(config.objective, config.restarts, steps, config.seed)
+        return Plan(batch, share, steps)
 
     monkeypatch.setattr(auditing, "seconds_of", lambda text: min(seconds_of(text), BUDGET))
     monkeypatch.setattr(stages, "first_batch", one_batch)

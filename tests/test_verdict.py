@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from residuum.attacks import PRESETS, attack
-from residuum.auditing.budget import Batch, next_batch, seconds_of
+from residuum.auditing.budget import Batch, Plan, forecast, next_batch, seconds_of
 from residuum.auditing.gate import QUANTITIES, exit_code, read_condition
 from residuum.auditing.stages import outcome_of
 from residuum.auditing.verdict import (
@@ -57,7 +57,15 @@ TABLE = [
     (scored(0, 1.0), [ran(None)], INCONCLUSIVE, "diverged in all 2 restarts"),
     (scored(0, 1.0), [ran(CONVERGED, ran=False)], INCONCLUSIVE, "no attack applies"),
     (scored(0, 1.0), [ran(CONVERGED, decides=False)], INCONCLUSIVE, "no attack applies"),
-    (scored(0, 1.0), [ran(STUCK), ran(CONVERGED)], NO_LEAK_FOUND, "residual within"),
+    (scored(0, 1.0), [ran(STUCK), ran(CONVERGED)], NO_LEAK_FOUND, "to within 0.1 (residual 0.05)"),
+    (scored(0, 1.0), [ran(CONVERGED, silent="it slept")], INCONCLUSIVE, "cannot tell: it slept"),
+    (scored(0, 1.0), [ran(None, silent="it slept")], INCONCLUSIVE, "cannot tell: it slept"),
+    (
+        scored(0, 1.0),
+        [ran(CONVERGED, judged=("a",), residuals={"a": CONVERGED, "b": 0.9})],
+        NO_LEAK_FOUND,
+        "not judged, for want of a start: b",
+    ),
     (scored(3, 0.01), [ran(CONVERGED)], LEAK, "3 of 20"),
     (scored(3, 0.002), [ran(STUCK)], LEAK, "3 of 20"),
     (scored(3, 0.002), [ran(None)], LEAK, "3 of 20"),
@@ -198,6 +206,27 @@ def test_batches_fill_the_budget_and_stop() -> None:
     assert next_batch([(first, 0.0)], candidates=5000, share=4.0) is None  # memory of the scoring
 
 
+def test_the_last_batch_has_the_restarts_that_still_fit() -> None:
+    first = Batch("binary-kkt", 4, 100, 7)
+    last = next_batch([(first, 2.0)], candidates=40, share=3.2)  # 0.5 s a restart
+    assert last is not None
+    assert (last.seed, last.restarts, last.steps) == (8, 2, 100)
+    assert next_batch([(first, 2.0)], candidates=40, share=2.4) is None
+
+
+def test_the_forecast_says_when_the_budget_is_too_short() -> None:
+    fits = Plan(Batch("binary-kkt", 4, 3000, 0), 30.0, 3000)
+    assert "longer" not in forecast(60.0, [fits])
+    assert "about 60 s in all" in forecast(60.0, [fits])
+    cut = Plan(Batch("binary-kkt", 1, 30, 0), 60.0, 3000)
+    said = forecast(20.0, [cut])
+    assert "longer than the budget" in said
+    assert "30 of its 3000 steps" in said
+    assert (
+        f"--budget {60 * 100 / 0.7 / 60:.0f}min" in said
+    )  # hand-computed: all steps over the share
+
+
 # False alarms and power; benchmarks/verdict.py asks the same of 400 claims
 
 
@@ -210,7 +239,7 @@ def reconstruction() -> Reconstruction:
 
 def judged(found: Reconstruction, claim: Dataset, control: Dataset) -> Verdict:
     scores = score(whole_pool(found).x, claim, control, metrics=["ncc"])
-    return decide(scores, (outcome_of(found, True, ""),))
+    return decide(scores, (outcome_of(leaky()[0], found, True, ""),))
 
 
 def test_the_right_claim_is_a_leak(reconstruction: Reconstruction) -> None:

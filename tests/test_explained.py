@@ -1,0 +1,151 @@
+"""What an attack explains: in float64, on the layers that moved. A frozen layer acquits nobody."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import residuum as rs
+from residuum.attacks import AttackConfig, attack
+from residuum.attacks.explained import FROZEN_FIRST, explained
+from residuum.attacks.objectives import NTK, BinaryKKT
+from residuum.attacks.problem import Problem
+from residuum.auditing.budget import Batch
+from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
+from residuum.checkpoints import as_checkpoint, build_model
+from residuum.errors import InputError
+from residuum.records import Checkpoint, Knowledge
+from residuum.stationarity import by_layer, moved_layers, parameters
+from tests.reference import mlp_forward, naive_objective
+
+LAYERS = {"head": (4,), "two heads": (2, 4), "first": (0,), "all": (0, 2, 4)}
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
+
+
+def fine_tuned(seed: int, trained: str) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
+    """A base trained on some digits, then some of its layers on 50 others."""
+    torch.manual_seed(seed)
+    digits = load_digits()
+    order = np.random.default_rng(seed).permutation(len(digits.data))
+    x = torch.tensor(digits.data[order] / 16, dtype=torch.float32)
+    y = torch.tensor(digits.target[order])
+
+    def fit(net: nn.Module, rows: slice, steps: int, part: list[nn.Parameter], lr: float) -> None:
+        optimiser = torch.optim.Adam(part, lr=lr)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimiser.step()
+
+    base = network()
+    fit(base, slice(800, 1797), 100, list(base.parameters()), 3e-3)
+    tuned = copy.deepcopy(base)
+    part = [p for i in LAYERS[trained] for p in tuned[i].parameters()]
+    fit(tuned, slice(0, 50), 400, part, 1e-2)
+    return base, tuned, x[:750], y[:750]
+
+
+@pytest.mark.parametrize(
+    ("seed", "trained"), [(0, "head"), (1, "head"), (0, "two heads"), (0, "first")]
+)
+def test_a_fine_tune_of_some_layers_is_never_passed(seed: int, trained: str) -> None:
+    base, tuned, x, y = fine_tuned(seed, trained)
+    known = Knowledge(
+        value_range=(0.0, 1.0), sample_count=50, theta0=as_checkpoint(base).theta,
+        provenance={"theta0": "user"},
+    )  # fmt: skip
+    batches = [Batch(name, 1, 100, 0) for name in ("multiclass-kkt", "ntk")]
+    found = rs.audit(
+        tuned, data=(x[:50], y[:50]), holdout=(x[50:], y[50:]), knowledge=known,
+        batches=batches, baselines=False, subsets=200, budget="2s",
+    )  # fmt: skip
+    assert found.exit_code != 0
+    assert found.verdict.outcome != NO_LEAK_FOUND
+    moved = tuple(f"layers.{i // 2}" for i in LAYERS[trained])
+    for row in found.attacks:
+        if row.ran:
+            assert row.judged == moved
+            assert (row.silent == FROZEN_FIRST) == (trained != "first")
+    if found.verdict.outcome == INCONCLUSIVE and trained != "first":
+        assert any(FROZEN_FIRST in reason for reason in found.verdict.reasons)
+
+
+def small(seed: int = 0) -> Checkpoint:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"layers.0.weight": (7, 5), "layers.0.bias": (7,), "layers.1.weight": (1, 7)}
+    theta = {n: torch.randn(s, generator=generator).float() for n, s in shapes.items()}
+    return Checkpoint(theta, "mlp:5-7-1")
+
+
+@pytest.mark.parametrize("objective", ["binary-kkt", "ntk"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype: str) -> None:
+    checkpoint = small()
+    start = {n: t - 0.1 * torch.randn_like(t) for n, t in checkpoint.theta.items()}
+    known = Knowledge(theta0=start) if objective == "ntk" else Knowledge()
+    config = AttackConfig(objective=objective, candidates=6, restarts=3, steps=40, dtype=dtype)
+    found = attack(checkpoint, known, config)
+    far = explained(checkpoint, found)
+
+    theta = {n: t.double() for n, t in checkpoint.theta.items()}
+    target = (
+        theta if objective == "binary-kkt" else {n: theta[n] - start[n].double() for n in theta}
+    )
+    layers = {layer: (1.0, names) for layer, names in by_layer(theta).items()}
+    kept = [int(found.loss[run].argmin()) for run in range(3)]
+    judged = slice(0, 1) if objective == "binary-kkt" else slice(None)
+    worst = [float(found.layers[run, kept[run], judged].max()) for run in range(3)]
+    best = int(np.argmin(worst))
+    mine = found.run == best
+    of = BinaryKKT() if objective == "binary-kkt" else NTK()
+    sharpness = config.sharpness_at(int(found.steps[kept[best]]))
+    squared = naive_objective(
+        mlp_forward, [theta], target, layers, of, found.labels[mine].double(),
+        found.x[mine].double(), found.lam[mine].double(), "sigmoid", sharpness,
+    )[1]  # fmt: skip
+    for value, (layer, (_, names)) in zip(squared, layers.items(), strict=True):
+        size = sum(float((target[name] ** 2).sum()) for name in names)
+        assert far.residuals[layer] == pytest.approx(math.sqrt(float(value) / size), rel=1e-10)
+    assert far.judged == (("layers.0",) if objective == "binary-kkt" else tuple(layers))
+    assert far.worst == max(far.residuals[name] for name in far.judged)
+
+
+def test_a_layer_moves_by_more_than_rounding_or_not_at_all() -> None:
+    theta = parameters(build_model(small()))
+    assert moved_layers(theta, {n: t.clone() for n, t in theta.items()}) == ()
+    assert moved_layers(theta, {n: t.half() for n, t in theta.items()}) == ()
+    assert moved_layers(theta, {n: t.bfloat16() for n, t in theta.items()}) == ()
+    # Half precision kept in wider numbers looks like a move: the careful side.
+    assert moved_layers(theta, {n: t.half().double() for n, t in theta.items()}) != ()
+    other = {n: t.clone() for n, t in theta.items()}
+    other["layers.1.weight"][0, 3] *= 1.0001
+    assert moved_layers(theta, other) == ("layers.1",)
+
+
+def test_frozen_layers_have_no_say_in_what_a_change_must_equal() -> None:
+    checkpoint = small()
+    start = {n: t.clone() for n, t in checkpoint.theta.items()}
+    start["layers.1.weight"] += 1.0
+    known, labels = Knowledge(theta0=start), torch.zeros(4)
+    problem = Problem(build_model(checkpoint), NTK(), known, labels)
+    assert problem.layer_weights[0] == 0
+    assert problem.layer_weights[1] > 0
+    whole = Problem(build_model(checkpoint), BinaryKKT(), known, torch.ones(4))
+    assert [weight > 0 for weight in whole.layer_weights] == [True, False]  # first layer of an MLP
+
+
+def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
+    checkpoint = small()
+    with pytest.raises(InputError, match="equal the start"):
+        attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), AttackConfig(objective="ntk"))
