@@ -18,7 +18,8 @@ from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge, Record
 
 ATTACK_SHARE = 0.7
-BASELINE_SHARE, SCORE_SHARE, CERTIFICATE_SHARE, UNIQUENESS_SHARE = 0.05, 0.1, 0.04, 0.04
+BASELINE_SHARE, SCORE_SHARE, CERTIFICATE_SHARE, UNIQUENESS_SHARE = 0.05, 0.1, 0.05, 0.05
+LEAST_BASELINE, LEAST_SCORE = 1.0, 3.0  # seconds: what is cheap is not left out of a short audit
 LEAST_UNIQUENESS = 3.0  # seconds: its null space is counted whatever the clock says
 MEASURED = 0.3  # seconds of steps that are timed before the first batch
 MIN_STEPS = 25  # one look at the loss: with fewer there is nothing to report

@@ -6,6 +6,7 @@ checked for fit before it, and compared with only after it has ended.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from residuum.attacks import PRESETS, AttackConfig
 from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
     CERTIFICATE_SHARE,
+    LEAST_SCORE,
     SCORE_SHARE,
     UNIQUENESS_SHARE,
     Batch,
@@ -105,26 +107,23 @@ def audit(
     )
     with clock("attack"):
         attacked = attacks.run()
+    # Repeated batches have no clock: what was drawn then is drawn again.
+    scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)
     with clock("score"):
         judged = _judge(
-            checkpoint,
-            attacked,
-            train,
-            control,
-            seed,
-            subsets,
-            SCORE_SHARE * seconds,
+            checkpoint, attacked, train, control, seed, subsets, scoring
         )
     with clock("certify"):
         certified = _certified(checkpoint, train, attacked, knowledge, seconds)
     verdict = decide(judged.scores, judged.attacks, checkpoint.assumptions)
+    drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
         subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=knowledge,
         reconstructions=attacked.found, batches=attacked.batches, seconds=clock.seconds,
         **vars(judged), **certified,
         settings={
-            "preset": preset, "seed": seed, "subsets": subsets, "device": device, "task": task,
+            "preset": preset, "seed": seed, "subsets": drawn, "device": device, "task": task,
             "budget": seconds, "steps": steps, "baselines": baselines, "arch": checkpoint.arch,
         },
         environment=environment(device), hashes=dict(hashes or {}),

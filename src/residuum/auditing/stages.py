@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
     ATTACK_SHARE,
     BASELINE_SHARE,
+    LEAST_BASELINE,
     Batch,
     Plan,
     first_batch,
@@ -210,7 +212,8 @@ class AttackStage:
     def _baselines(self) -> tuple[Reconstruction, ...]:
         """Both baselines, as far as the network has what they look at; fewer candidates for want of time."""
         found = []
-        allowed = BASELINE_SHARE * self.seconds
+        allowed = max(LEAST_BASELINE, BASELINE_SHARE * self.seconds)
+        allowed = math.inf if self.batches else allowed  # repeated batches have no clock
         for name in BASELINES:
             config = replace(PRESETS[name], device=self.config.device, seed=self.config.seed)
             config = resolve(self.checkpoint, self.knowledge, config)
