@@ -21,6 +21,7 @@ from benchmarks.margin import margin
 from benchmarks.polynomial import polynomial
 from benchmarks.scaling import scaling
 from benchmarks.step import rowspace, step
+from benchmarks.strangers import strangers
 from benchmarks.sweep import sweeps
 from benchmarks.verdict import verdict
 
@@ -95,6 +96,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "rowspace": rowspace,
     "scaling": scaling,
     "step": step,
+    "strangers": strangers,
     "sweep": sweeps,
     "verdict": verdict,
 }

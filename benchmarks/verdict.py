@@ -16,7 +16,7 @@ import torch
 from benchmarks.harness import Report, only_on, threads
 from residuum.attacks import PRESETS, attack
 from residuum.auditing.stages import outcome_of
-from residuum.auditing.verdict import LEAK, Verdict, decide
+from residuum.auditing.verdict import LEAK, AttackOutcome, Verdict, decide
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.evaluation.pools import whole_pool
@@ -38,8 +38,10 @@ def verdict(device: str) -> Report:
             row: dict[str, Any] = {"seed": seed}
             for name, granted in (("mean granted", True), ("no mean", False)):
                 found = attacked(checkpoint, split, granted)
-                right = judged(found, split.train, split.holdout)
-                wrong = [judged(found, *claim) for claim in wrong_claims(split, seed, CLAIMS)]
+                outcome = outcome_of(checkpoint, found, True, "")
+                right = judged(found, outcome, split.train, split.holdout)
+                claims = wrong_claims(split, seed, CLAIMS)
+                wrong = [judged(found, outcome, *claim) for claim in claims]
                 row |= {
                     f"{name}: right claim": right.outcome,
                     f"{name}: recovered": right.recovered,
@@ -84,10 +86,12 @@ def wrong_claims(split: Split, seed: int, count: int) -> list[tuple[Dataset, Dat
     return claims
 
 
-def judged(found: Reconstruction, claim: Dataset, control: Dataset) -> Verdict:
+def judged(
+    found: Reconstruction, outcome: AttackOutcome, claim: Dataset, control: Dataset
+) -> Verdict:
     """The verdict of an audit that claims ``claim`` to be the training set."""
     scores = score(whole_pool(found).x, claim, control, metrics=["ncc"])
-    return decide(scores, (outcome_of(found, True, ""),))
+    return decide(scores, (outcome,))
 
 
 def _report(figures: list[dict[str, Any]]) -> Report:
