@@ -387,6 +387,22 @@ def test_the_threshold_stands_beside_every_count():
     assert score(*planted()[:2], None).rule == ""
 
 
+def test_without_time_only_the_deciding_metric_is_drawn_with_the_fewest_subsets():
+    short = score(*planted(), subsets=900, seconds=0.0)
+    whole = score(*planted(), subsets=200, metrics=["ncc"])
+    assert list(short.metrics) == ["ncc"]
+    assert short.subsets == 200
+    assert same(short.replace(notes=whole.notes), whole)  # nothing else differs
+    left_out = [note for note in short.notes if "left out, for want of time" in note]
+    assert len(left_out) == len(METRICS) - 1
+    assert "200 of 900 subsets drawn, for want of time" in short.notes
+
+
+def test_other_metrics_can_follow_the_deciding_one():
+    first = score(*planted(), subsets=200, metrics=["ncc"])
+    assert same(score(*planted(), before=first), score(*planted(), subsets=200))
+
+
 def test_scores_hold_what_they_promise(tmp_path):
     candidates, train, holdout = planted()
     outputs = torch.linspace(-1, 3, 20) * train.y

@@ -14,7 +14,7 @@ from torch import nn
 import residuum as rs
 from residuum.auditing.budget import Batch
 from residuum.auditing.fit import fit_of
-from residuum.checkpoints import as_checkpoint, build_model
+from residuum.checkpoints import ASSUMED_RELU, as_checkpoint, build_model
 from residuum.cli.main import main
 from residuum.records import Dataset
 from tests.victims import knowledge, leaky, write
@@ -112,9 +112,9 @@ def test_an_assumed_activation_stands_on_the_terminal_and_in_the_verdict(
     files = write(tmp_path, "leaky")
     main(["audit", str(tmp_path / "bare.pt"), *files[2:], *QUICK, "--out", str(tmp_path / "o")])
     out = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("assumed: ") and "ReLU" in line for line in out[:4])
+    assert ASSUMED_RELU in out[:4]
     reasons = json.loads((tmp_path / "o" / "result.json").read_text())["verdict"]["reasons"]
-    assert any(reason.startswith("assumed: ") and "ReLU" in reason for reason in reasons)
+    assert ASSUMED_RELU in reasons
 
 
 @pytest.mark.parametrize("which", ["--data", "--holdout"])

@@ -155,6 +155,17 @@ def test_clarke_never_exceeds_plain(seed, depth):
     assert found.kinks > 0
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e-9])
+def test_without_time_no_gate_is_freed_and_the_bound_is_called_one(seconds):
+    model, x, y = random_network("mlp:5-8-1", 8, 3)
+    short = certify(model, x, y, kink_tolerance=0.2, seconds=seconds)
+    whole = certify(model, x, y, kink_tolerance=0.2)
+    assert short.kinks == whole.kinks > short.kinks_freed == 0
+    assert short.residual_clarke == short.residual_plain == whole.residual_plain
+    assert short.residual_plain > whole.residual_clarke
+    assert any("upper bound" in note for note in short.notes)
+
+
 def test_clarke_finds_an_exact_point_that_the_plain_residual_misses():
     """One neuron, sample 1 exactly on its kink with half a gate.
 

@@ -110,9 +110,7 @@ def audit(
     # Repeated batches have no clock: what was drawn then is drawn again.
     scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)
     with clock("score"):
-        judged = _judge(
-            checkpoint, attacked, train, control, seed, subsets, scoring
-        )
+        judged = _judge(checkpoint, attacked, train, control, seed, subsets, scoring)
     with clock("certify"):
         certified = _certified(checkpoint, train, attacked, knowledge, seconds)
     verdict = decide(judged.scores, judged.attacks, checkpoint.assumptions)

@@ -103,7 +103,7 @@ def decide(
     scores: of the pooled candidates, None without training data.
     """
     found = _row(scores, attacks)
-    return found.replace(reasons=(*found.reasons, *(f"assumed: {text}" for text in assumed)))
+    return found.replace(reasons=(*found.reasons, *assumed))
 
 
 def _row(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict:
@@ -114,12 +114,15 @@ def _row(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict:
     assert scores.p_value is not None
     assert scores.recovered is not None
     if scores.recovered > 0 and scores.p_value <= SIGNIFICANCE:
-        count = f"{scores.recovered} of {scores.n} training samples beat the held-out control"
+        count = (
+            f"{scores.recovered} of {scores.n} training samples beat the held-out control "
+            f"({scores.rule})"
+        )
         reason = f"{count}, p = {scores.p_value:.2g} in the permutation test at {SIGNIFICANCE:g}"
         return _verdict(LEAK, (reason,), scores)
     missing = (
-        f"{scores.recovered} of {scores.n} samples beat the held-out control, which is within "
-        f"chance (p = {scores.p_value:.2g})"
+        f"{scores.recovered} of {scores.n} samples beat the held-out control ({scores.rule}), which "
+        f"is within chance (p = {scores.p_value:.2g})"
     )
     deciding = [attack for attack in attacks if attack.decides and attack.ran]
     if converged := [attack for attack in deciding if attack.converged]:

@@ -13,7 +13,7 @@ def opening(checkpoint: Checkpoint, fit: Fit | None) -> tuple[str, ...]:
     first = (
         "no training samples: the network as read cannot be checked" if fit is None else fit.line
     )
-    return (first, *(f"assumed: {text}" for text in checkpoint.assumptions))
+    return (first, *checkpoint.assumptions)
 
 
 def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ...]:
