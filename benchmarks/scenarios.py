@@ -1,0 +1,289 @@
+"""Small attacks of which two versions of residuum must bring back the same: run by ``goldens.py``.
+
+This one file runs under the code of either version, so it uses only what every version has: names in
+``rs`` and the command line. Networks come from seeds; what was found goes into one file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import residuum as rs
+
+Numbers = dict[str, Tensor]
+Words = dict[str, Any]
+Scenario = Callable[[Path, int], tuple[Numbers, Words]]  # a folder to work in, the most steps
+
+# Architecture, and the shape of a sample.
+NETWORKS = {
+    "mlp": ("mlp:12-16-10-{}", (12,)),
+    "convnet": ("convnet:1x6x6-4-5-{}", (1, 6, 6)),
+    "polynomial": ("polynomial:12-16-{},coefficients=0/0.5/0/1", (12,)),
+}
+# Outputs, settings, and what is granted.
+OBJECTIVES: dict[str, tuple[int, Words, Words]] = {
+    "binary": (1, {"objective": "binary-kkt"}, {}),
+    "tied rivals": (3, {"objective": "multiclass-kkt"}, {}),
+    "best rival": (3, {"objective": "multiclass-kkt", "rivals": "best"}, {}),
+    "free decay": (1, {"objective": "weight-decay"}, {}),
+    "free decay, three outputs": (3, {"objective": "weight-decay"}, {}),
+    **{
+        f"{loss} decay": (
+            1,
+            {"objective": "weight-decay"},
+            {"loss": loss, "weight_decay": 0.01, "sample_count": 9},
+        )
+        for loss in ("logistic", "squared")
+    },
+    **{
+        f"ntk at {at}": (1, {"objective": "ntk", "gradients": at}, {})
+        for at in ("theta", "theta0", "both")
+    },
+}
+COMMON: Words = {"candidates": 6, "restarts": 2, "steps": 60, "dtype": "float64", "sigma": 0.3}
+GROWING: Words = {
+    "objective": "binary-kkt",
+    "steps": 120,
+    "layers": "all",
+    "surrogate": "softplus",
+    "sharpness": 6.0,
+    "anneal": "none",
+    "split_trigger": "period",
+    "split_every": 30,
+    "split_threshold": 0.0,
+    "split_cap": 0.3,
+}
+# One setting after another that takes a way of its own through the code.
+SETTINGS: dict[str, Words] = {
+    "all layers": {"layers": "all"},
+    "not normalised": {"layers": "all", "normalise": False},
+    "softplus": {"surrogate": "softplus"},
+    "true gates": {"surrogate": "none"},
+    "momentum": {"optimiser": "sgd", "lr_x": 0.03, "lr_lam": 0.03, "layers": "all"},
+    "multipliers in closed form": {"lam_every": 20},
+    "row space": {"rank_tolerance": 0.5},
+    "single precision": {"dtype": "float32"},
+    "penalties": {
+        "constraint": "penalty",
+        "lam_min": 0.3,
+        "priors": (("value-box", 2.0), ("multiplier-floor", 5.0)),
+    },
+    "mean multipliers": {"lam_scale": "mean", "lam_distribution": "normal"},
+    "another seed": {"seed": 7},
+}
+
+
+def weights(arch: str, seed: int = 0) -> Numbers:
+    """Random weights by name and shape, whatever order a version builds its layers in."""
+    theta = rs.Architecture.parse(arch).build().state_dict()
+    rng = torch.Generator().manual_seed(seed)
+    return {
+        name: 0.4 * torch.randn(theta[name].shape, generator=rng, dtype=torch.float64)
+        for name in sorted(theta)
+    }
+
+
+def case(network: str, outputs: int = 1, **granted: Any) -> tuple[rs.Checkpoint, rs.Knowledge]:
+    """A network and what is known of it: shape, range, mean, first weights, and ``granted``."""
+    arch, shape = NETWORKS[network]
+    arch = arch.format(outputs)
+    knowledge = rs.Knowledge(
+        shape=shape,
+        value_range=(-0.6, 0.7),
+        mean=torch.full(shape, 0.1, dtype=torch.float64),
+        theta0=weights(arch, 1),
+        **granted,
+    )
+    return rs.Checkpoint(weights(arch), arch), knowledge
+
+
+def brought_back(found: rs.Reconstruction) -> tuple[Numbers, Words]:
+    """All of a reconstruction but its clock."""
+    names = ("x", "labels", "lam", "run", "steps", "loss", "layers")
+    numbers = {name: getattr(found, name) for name in names}
+    if found.selection is not None:
+        parts = ("x", "lam", "support", "members", "confidence", "index")
+        numbers |= {f"selection.{name}": getattr(found.selection, name) for name in parts}
+    keys = ("kind", "step", "run", "restart", "parent", "children", "ident")
+    events = [{key: event[key] for key in keys if key in event} for event in found.events]
+    words = {"attack": found.attack, "status": found.status, "layers": found.layer_names}
+    return numbers, {**words, "events": events}
+
+
+def attacked(
+    _: Path,
+    most: int,
+    *,
+    network: str = "mlp",
+    outputs: int = 1,
+    granted: Words | None = None,
+    settings: Words,
+) -> tuple[Numbers, Words]:
+    """One attack with these settings."""
+    checkpoint, knowledge = case(network, outputs, **(granted or {}))
+    config = rs.AttackConfig(**{**COMMON, **settings})
+    config = replace(config, steps=min(config.steps, most))
+    return brought_back(rs.attack(checkpoint, knowledge, config))
+
+
+def preset(_: Path, most: int, *, name: str) -> tuple[Numbers, Words]:
+    """Published settings, a few steps of them."""
+    config = rs.PRESETS[name]
+    checkpoint, knowledge = case("mlp", 3 if config.objective == "multiclass-kkt" else 1)
+    config = replace(config, steps=min(50, most), candidates=6, restarts=2, device="cpu")
+    return brought_back(rs.attack(checkpoint, knowledge, config))
+
+
+def settings_of_each_restart(_: Path, most: int) -> tuple[Numbers, Words]:
+    """Restarts side by side that differ in rates, start and sharpness."""
+    checkpoint, knowledge = case("mlp")
+    config = rs.AttackConfig(**{**COMMON, "objective": "binary-kkt", "steps": min(60, most)})
+    runs = [replace(config, lr_x=0.003, sharpness=40.0), replace(config, sigma=0.6, lr_lam=0.03)]
+    return brought_back(rs.attack(checkpoint, knowledge, config, per_run=runs))
+
+
+def a_live_module(_: Path, most: int) -> tuple[Numbers, Words]:
+    """A module as its owner has it."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.Linear(9, 1)).double()
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.4 * torch.randn(p.shape, generator=rng, dtype=p.dtype))
+    config = rs.AttackConfig(**{**COMMON, "steps": min(60, most), "layers": "first"})
+    return brought_back(rs.attack(model, rs.Knowledge(shape=(1, 6, 6)), config))
+
+
+def resumed(folder: Path, most: int, *, network: str, settings: Words) -> tuple[Numbers, Words]:
+    """Stopped by the clock at every look and taken up again from its file, until it is done."""
+    checkpoint, knowledge = case(network)
+    config = rs.AttackConfig(**{**COMMON, **settings})
+    config = replace(config, steps=min(config.steps, most), seconds=1e-9)
+    stops = 0
+    while True:
+        found = rs.attack(checkpoint, knowledge, config, state_path=folder / "state")
+        if "time" not in found.status:
+            numbers, words = brought_back(found)
+            return numbers, {**words, "stops": stops}
+        stops += 1
+
+
+def identified(folder: Path, _: int, *, theta: Numbers, degree: int) -> tuple[Numbers, Words]:
+    """`residuum identify` on sum_j a_j (W_j . x)^degree."""
+    width, inputs = theta["weight"].shape
+    power = "/".join(["0"] * degree + ["1"])
+    arch = f"polynomial:{inputs}-{width}-1,coefficients={power}"
+    rs.save_checkpoint(rs.Checkpoint(theta, arch), folder / "model.safetensors")
+    run("identify", str(folder / "model.safetensors"), "--out", str(folder / "out"), "--quiet")
+    words = json.loads((folder / "out" / "identify.json").read_text())
+    kept = ("method", "r", "rank_k", "n_r", "scale", "certified")
+    numbers = load_file(folder / "out" / "identification.safetensors")
+    return numbers, {key: words[key] for key in kept if key in words}
+
+
+def exact_cubic(samples: int = 4, inputs: int = 8) -> Numbers:
+    """An exact point of sum_j a_j (W_j . x)^3 on orthonormal samples x_i with multipliers 1 / k_i.
+
+    The neurons are s w, w = sum_{i in I} y_i k_i x_i over one or two samples I, with
+    s = (3 |w|^2)^(-1/4) and a = 1 / (3 s): then W_j = 3 a_j f(W_j) and a_j = sum_i b_i (W_j . x_i)^3.
+    """
+    rng = torch.Generator().manual_seed(0)
+    x = torch.linalg.qr(torch.randn(inputs, inputs, generator=rng, dtype=torch.float64))[0]
+    y, k = (-1.0) ** torch.arange(samples), 1 + 0.2 * torch.arange(samples, dtype=torch.float64)
+    sets = [c for size in (1, 2) for c in itertools.combinations(range(samples), size)]
+    w = torch.stack([sum(y[i] * k[i] * x[i] for i in members) for members in sets])
+    s = (3 * w.square().sum(1)) ** -0.25
+    return {"weight": s[:, None] * w, "coefficient": 1 / (3 * s)}
+
+
+def run(*arguments: str) -> None:
+    """The command line, in this process."""
+    before, sys.argv = sys.argv, ["residuum", *arguments]
+    try:
+        runpy.run_module("residuum", run_name="__main__")
+    except SystemExit as leave:
+        if leave.code:
+            raise RuntimeError(f"residuum {arguments[0]}: exit code {leave.code}") from None
+    finally:
+        sys.argv = before
+
+
+def scenarios() -> Iterator[tuple[str, Scenario]]:
+    """Every scenario by name."""
+    for network, (name, (outputs, settings, granted)) in itertools.product(
+        NETWORKS, OBJECTIVES.items()
+    ):
+        if network == "polynomial" and outputs > 1:
+            continue
+        kept = {"outputs": outputs, "granted": granted, "settings": settings}
+        yield f"{network}: {name}", partial(attacked, network=network, **kept)
+    for network, split in itertools.product(NETWORKS, ("curvature", "random", "frank-wolfe")):
+        settings = {**GROWING, "split": split, "steps": 60 if network == "convnet" else 120}
+        yield f"{network}: grown by {split}", partial(attacked, network=network, settings=settings)
+    for name, change in {
+        "without merging": {"split_merge": False},
+        "and merged, from candidates that are nearly one": {"sigma": 1e-5},
+        "where the loss stagnates": {"split_trigger": "stagnation", "split_tolerance": 0.5},
+        "at small gradients": {"split_trigger": "gradient", "split_tolerance": 0.5},
+    }.items():
+        settings = {**GROWING, "split": "curvature", **change}
+        yield f"mlp: grown {name}", partial(attacked, settings=settings)
+    for name, change in SETTINGS.items():
+        settings = {"objective": "binary-kkt", **change}
+        yield f"mlp: {name}", partial(attacked, settings=settings)
+    for name in rs.PRESETS:
+        yield f"preset {name}", partial(preset, name=name)
+    yield "mlp: settings of each restart", settings_of_each_restart
+    yield "a live module", a_live_module
+    for network in NETWORKS:
+        settings = {"objective": "binary-kkt", "optimiser": "adam"}
+        yield f"{network}: resumed", partial(resumed, network=network, settings=settings)
+    settings = {**GROWING, "split": "curvature"}
+    yield "mlp: grown and resumed", partial(resumed, network="mlp", settings=settings)
+    rng = torch.Generator().manual_seed(0)
+    random = {
+        "weight": torch.randn(5, 4, generator=rng, dtype=torch.float64),
+        "coefficient": torch.randn(5, generator=rng, dtype=torch.float64),
+    }
+    yield "identify: exact cubic", partial(identified, theta=exact_cubic(), degree=3)
+    yield "identify: random quartic", partial(identified, theta=random, degree=4)
+    yield "identify: moment of a quadratic", partial(identified, theta=random, degree=2)
+
+
+def main() -> None:
+    """Run the scenarios asked for and save what each found, or how it failed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=10**9, help="at most so many for each attack")
+    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # sums in one order
+    results: dict[str, dict[str, Any]] = {}
+    for name, scenario in scenarios():
+        if options.only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                numbers, words = scenario(Path(folder), options.steps)
+            except Exception as problem:  # noqa: BLE001  one that fails is a difference, not the end
+                numbers, words = {}, {"failed": f"{type(problem).__name__}: {problem}"}
+        numbers = {key: value.clone() for key, value in numbers.items()}
+        results[name] = {"numbers": numbers, "words": json.dumps(words, sort_keys=True)}
+    torch.save({"code": rs.__file__, "results": results}, options.out)
+
+
+if __name__ == "__main__":
+    main()
