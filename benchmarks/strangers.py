@@ -9,6 +9,7 @@ of 2%.
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
@@ -27,14 +28,14 @@ from residuum.training import TrainingConfig, initialise
 
 ARCH, TRAINING, RESTARTS, STEPS, POOL, SUBSETS = "mlp:64-100-100-1", 1000, 2, 300, 500, 500
 NETWORKS, SIZES, SEEDS = ("random", "other digits"), (20, 50), tuple(range(100, 130))
-ALLOWED, WORKERS = 6, 2
+ALLOWED = 6
 
 
 def strangers(device: str) -> Report:
     """False alarms of 240 audits whose network never saw the claimed digits."""
     only_on(device, "cpu")
     cases = list(product(NETWORKS, (True, False), SIZES, SEEDS))
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         outcomes = list(pool.map(outcome, cases))
     figures: list[dict[str, Any]] = []
     for network, mean, n in product(NETWORKS, (True, False), SIZES):

@@ -155,7 +155,9 @@ def test_counts_of_every_attack_are_shown(run: Path) -> None:
         cells = next(line for line in card.splitlines() if line.startswith(f"| {row['name']} |"))
         if row["ran"]:
             chance, p = f"{row['expected_by_chance']:.3g}", f"{row['p_value']:.3g}"
-            assert f"| {row['recovered']} | {chance} | {p} |" in cells
+            rule = row["rule"].replace(">", "&gt;")
+            assert rule.startswith("ncc ")
+            assert f"| {row['recovered']} | {rule} | {chance} | {p} |" in cells
             line = f"alone {row['recovered']} recovered · {chance} by chance · p {p}"
             assert line in entry(page, row["name"])
         else:

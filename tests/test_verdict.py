@@ -10,8 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residuum.attacks import PRESETS, attack
-from residuum.auditing.budget import Batch, Plan, forecast, next_batch, seconds_of
+from residuum.attacks import PRESETS, AttackConfig, attack
+from residuum.auditing.budget import (
+    Batch,
+    Plan,
+    first_batch,
+    forecast,
+    next_batch,
+    seconds_of,
+)
 from residuum.auditing.gate import QUANTITIES, exit_code, read_condition
 from residuum.auditing.stages import outcome_of
 from residuum.auditing.verdict import (
@@ -27,7 +34,7 @@ from residuum.auditing.verdict import (
 from residuum.errors import InputError
 from residuum.evaluation import score
 from residuum.evaluation.pools import whole_pool
-from residuum.records import Dataset, Reconstruction, Scores
+from residuum.records import Dataset, Knowledge, Reconstruction, Scores
 from residuum.records.scores import MetricScore
 from tests.victims import knowledge, leaky
 
@@ -216,10 +223,11 @@ def test_the_last_batch_has_the_restarts_that_still_fit() -> None:
 
 def test_the_forecast_says_when_the_budget_is_too_short() -> None:
     fits = Plan(Batch("binary-kkt", 4, 3000, 0), 30.0, 3000)
-    assert "longer" not in forecast(60.0, [fits])
-    assert "about 63 s in all" in forecast(60.0, [fits])  # 42 + 15 + 6
+    assert "longer" not in forecast(60.0, [fits], 30)
+    assert "about 65 s in all" in forecast(60.0, [fits], 30)  # 42 + 15 + 8
+    assert "about 67 s in all" in forecast(60.0, [fits], 500)  # 42 + 3 + 14 + 8
     cut = Plan(Batch("binary-kkt", 1, 30, 0), 60.0, 3000)
-    said = forecast(20.0, [cut])
+    said = forecast(20.0, [cut], 30)
     assert "longer than the budget" in said
     assert "30 of its 3000 steps" in said
     assert (
@@ -261,3 +269,35 @@ def test_wrong_claims_are_rarely_leaks(reconstruction: Reconstruction) -> None:
         claim, control = (pool.replace(x=pool.x[i], y=pool.y[i]) for i in (mine, rest))
         alarms += judged(reconstruction, claim, control).outcome == LEAK
     assert alarms <= 2
+
+
+@pytest.mark.parametrize(
+    ("each", "share", "exact", "wanted"),
+    [
+        (10.0, 25.0, False, (2, 3750)),  # two restarts share the time evenly
+        (10.0, 25.0, True, (2, 3000)),  # steps that were asked for stay
+        (10.0, 100.0, False, (4, 3000)),  # ten fit: more batches of four follow
+        (10.0, 5.0, False, (1, 1500)),  # none fits: fewer steps
+        (10.0, 5.0, True, (1, 1500)),
+        (1000.0, 1.0, False, (1, 25)),  # one look at the loss at least
+        (10.0, 19.0, False, (1, 5700)),
+    ],
+)
+def test_the_first_batch_fills_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+    each: float,
+    share: float,
+    exact: bool,
+    wanted: tuple[int, int],
+) -> None:
+    class Estimated:
+        seconds = each
+
+    def timed(_: object, __: object, config: AttackConfig, measured: float) -> Estimated:
+        assert config.restarts == 1
+        return Estimated()
+
+    monkeypatch.setattr("residuum.auditing.budget.estimate", timed)
+    plan = first_batch(leaky()[0], Knowledge(), AttackConfig(steps=3000), share, exact=exact)
+    assert (plan.batch.restarts, plan.batch.steps) == wanted
+    assert plan.seconds == pytest.approx(wanted[0] * each * wanted[1] / 3000)

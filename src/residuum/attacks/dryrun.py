@@ -21,6 +21,7 @@ from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge
 
 MEASURED = 2.0  # seconds of steps that an estimate takes
+LEAST_STEPS = 2  # after the first, which also pays for memory and code that later ones find ready
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,10 @@ def _measure(solver: Solver, budget: float) -> float:
         start = time.perf_counter()
         advance()
         first = time.perf_counter() - start
-        if first > budget:
+        if first > 10 * budget:
             return first
         taken, start = 0, time.perf_counter()
-        while not taken or time.perf_counter() - start < budget - first:
+        while taken < LEAST_STEPS or time.perf_counter() - start < budget - first:
             taken += advance()
         return (time.perf_counter() - start) / taken
 

@@ -23,7 +23,9 @@ LEAST_BASELINE, LEAST_SCORE = 1.0, 3.0  # seconds: what is cheap is not left out
 LEAST_UNIQUENESS = 3.0  # seconds: its null space is counted whatever the clock says
 MEASURED = 0.3  # seconds of steps that are timed before the first batch
 MIN_STEPS = 25  # one look at the loss: with fewer there is nothing to report
-AROUND = 6.0  # seconds that reading, planning and the report take on a small network
+MOST_STRETCH = 2.0  # a restart is never more than twice as long as its preset says
+# Seconds on two cores: of start, planning and report; of scoring and certificates of 500 samples.
+AROUND, FLOOR = 8.0, 14.0
 MAX_RESTARTS = 64
 MAX_CANDIDATES = 20_000  # of all restarts of one attack: bounds the memory of the scoring
 UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -61,55 +63,71 @@ class Plan:
 
 
 def first_batch(
-    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, share: float
+    checkpoint: Checkpoint,
+    knowledge: Knowledge,
+    config: AttackConfig,
+    share: float,
+    *,
+    exact: bool = False,
 ) -> Plan:
-    """The largest batch that fits into ``share`` seconds: fewer restarts first, then fewer steps."""
-    restarts, steps = config.restarts, config.steps
-    needed = estimate(checkpoint, knowledge, config, measured=MEASURED).seconds
-    if needed > share and restarts > 1:
-        restarts = max(1, int(restarts * share / needed))
-        fewer = replace(config, restarts=restarts)
-        needed = estimate(checkpoint, knowledge, fewer, measured=MEASURED).seconds
-    if needed > share:
-        steps = min(steps, max(MIN_STEPS, int(steps * share / needed)))
-        needed *= steps / config.steps
-    return Plan(Batch(config.objective, restarts, steps, config.seed), needed, config.steps)
+    """The batch that the others of ``share`` seconds will be like.
+
+    As many whole restarts as fit share the time evenly, each at least as long as the preset says,
+    unless its steps are ``exact``; where none fits, one takes fewer steps. Restarts side by side cost
+    a CPU what they cost one after another, so there a single one is timed.
+    """
+    gpu = config.device.startswith("cuda")
+    timed = config if gpu else replace(config, restarts=1)
+    needed = estimate(checkpoint, knowledge, timed, measured=MEASURED).seconds
+    each = needed / timed.restarts
+    fit = min(int(share / each), MAX_RESTARTS) if each > 0 else MAX_RESTARTS
+    restarts = max(1, min(config.restarts, fit))
+    stretch = min(MOST_STRETCH, share / (max(1, fit) * each)) if each > 0 else 1.0
+    steps = config.steps if exact and fit else max(MIN_STEPS, int(config.steps * stretch))
+    seconds = restarts * each * steps / config.steps
+    return Plan(Batch(config.objective, restarts, steps, config.seed), seconds, config.steps)
 
 
 def next_batch(done: list[tuple[Batch, float]], candidates: int, share: float) -> Batch | None:
     """Another batch under the next seed, as many restarts as fit; None when none does.
 
-    done: batches of one attack with their seconds; candidates: of each restart.
+    done: batches of one attack with their seconds; candidates: of each restart. Estimates err: a
+    restart fits that would overrun by a tenth.
     """
     last, took = done[-1]
     ran = sum(batch.restarts for batch, _ in done)
     left = share - sum(seconds for _, seconds in done)
     restarts = min(
         last.restarts,
-        int(left * last.restarts / took) if took > 0 else last.restarts,
+        int(1.1 * left * last.restarts / took) if took > 0 else last.restarts,
         MAX_RESTARTS - ran,
         MAX_CANDIDATES // max(1, candidates) - ran,
     )
     return last.replace(seed=last.seed + 1, restarts=restarts) if restarts > 0 else None
 
 
-def forecast(seconds: float, plans: Sequence[Plan]) -> str:
-    """What an audit will take, in a sentence; where the budget is too short, that and why."""
+def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
+    """What an audit will take, in a sentence; where the budget is too short, that and why.
+
+    samples: of the training set. Scoring and certificates cannot be had for less than ``floor``.
+    """
     share = ATTACK_SHARE * seconds / max(1, len(plans))
     attacks = sum(max(share, plan.seconds) for plan in plans)
-    rest = (BASELINE_SHARE + SCORE_SHARE + CERTIFICATE_SHARE + UNIQUENESS_SHARE) * seconds
+    floor = FLOOR * (samples / 500) ** 1.5
+    after = SCORE_SHARE + CERTIFICATE_SHARE + UNIQUENESS_SHARE
+    rest = max(BASELINE_SHARE * seconds, LEAST_BASELINE) + max(after * seconds, floor)
     total = max(attacks + rest + AROUND, seconds)
     said = (
         f"budget {seconds:.0f} s: attacks {attacks:.0f} s, scoring and certificates "
         f"{rest:.0f} s; about {total:.0f} s in all"
     )
     if total > 1.3 * seconds:
-        said += f", longer than the budget, which is too short for less (--budget {total:.0f}s)"
-    cut = [plan for plan in plans if plan.batch.steps < plan.steps]
-    for plan in cut:
-        whole = plan.seconds * plan.steps / plan.batch.steps / ATTACK_SHARE * len(plans)
-        said += (
-            f"; {plan.batch.attack} gets {plan.batch.steps} of its {plan.steps} steps and may explain "
-            f"nothing: --budget {whole / 60:.0f}min would allow all"
-        )
+        said += ", longer than the budget, which is too short for less"
+    for plan in plans:
+        if plan.batch.steps < plan.steps:
+            whole = plan.seconds * plan.steps / plan.batch.steps / ATTACK_SHARE * len(plans)
+            said += (
+                f"; {plan.batch.attack} gets {plan.batch.steps} of its {plan.steps} steps and may "
+                f"explain nothing: --budget {whole / 60:.0f}min would allow all"
+            )
     return said

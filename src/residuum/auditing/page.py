@@ -220,7 +220,7 @@ def _attack(row: Any) -> shown.AttackRow:
     status = "baseline" if not row.decides else "converged" if row.converged else "not converged"
     return shown.AttackRow(
         row.name, True, row.reason, row.restarts, status, row.candidates, row.residual, row.seconds,
-        row.recovered, row.expected_by_chance, row.p_value,
+        row.recovered, row.expected_by_chance, row.p_value, row.rule,
     )  # fmt: skip
 
 

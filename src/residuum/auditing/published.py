@@ -99,6 +99,7 @@ class AttackRow(_Model):
     recovered: Count | None
     expected_by_chance: float | None
     p_value: Share | None
+    rule: str
 
 
 class Candidate(_Model):

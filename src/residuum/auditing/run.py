@@ -104,6 +104,8 @@ def audit(
         tuple(batches),
         baselines,
         say,
+        exact=steps is not None,
+        samples=0 if train is None else len(train),
     )
     with clock("attack"):
         attacked = attacks.run()
@@ -224,6 +226,7 @@ def _with_counts(outcome: AttackOutcome, scores: Scores | None) -> AttackOutcome
         recovered=scores.recovered,
         expected_by_chance=scores.expected_by_chance,
         p_value=scores.p_value,
+        rule=scores.rule,
     )
 
 

@@ -69,7 +69,8 @@ class Attacked:
 class AttackStage:
     """Everything the attacks need.
 
-    batches: exactly these instead of what the budget allows; say: told what it will all take.
+    batches: exactly these instead of what the budget allows; say: told what it will all take; exact:
+    whether the steps of ``config`` were asked for; samples: of the training set, for the forecast.
     """
 
     checkpoint: Checkpoint
@@ -82,6 +83,8 @@ class AttackStage:
     batches: tuple[Batch, ...] = ()
     baselines: bool = True
     say: Callable[[str], None] | None = None
+    exact: bool = False
+    samples: int = 0
 
     def run(self) -> Attacked:
         """Run what applies; the deciding attacks share their part of the budget equally."""
@@ -94,7 +97,7 @@ class AttackStage:
         share = ATTACK_SHARE * self.seconds / max(1, len(timed))
         plans = {} if self.batches else {name: self._plan(name, share) for name in timed}
         if self.say is not None and not self.batches:
-            self.say(forecast(self.seconds, [plan for plan in plans.values() if plan is not None]))
+            self.say(forecast(self.seconds, list(plans.values()), self.samples))
         outcomes, found, done = [], [], []
         for name, rule in rules.items():
             if name in BASELINES:
@@ -143,7 +146,7 @@ class AttackStage:
         config = replace(self.config, objective=name)
         if self.store and (batch := self.store.planned(name)) is not None:
             return Plan(batch, share, config.steps)
-        plan = first_batch(self.checkpoint, self.knowledge, config, share)
+        plan = first_batch(self.checkpoint, self.knowledge, config, share, exact=self.exact)
         if self.store:
             self.store.plan(plan.batch)
         return plan

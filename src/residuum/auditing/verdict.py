@@ -44,7 +44,7 @@ class AttackOutcome(Record):
     whether it was run and why; residuals: of every layer, norm over norm, of the best restart that
     did not diverge; judged: the layers that count; residual: the worst of these; silent: why even a
     small one would say nothing; recovered, p_value: of this attack's candidates alone, never
-    deciding.
+    deciding; rule: what counts as recovered there, such as "ncc > 0.83".
     """
 
     name: str
@@ -64,6 +64,7 @@ class AttackOutcome(Record):
     recovered: int | None = None
     expected_by_chance: float | None = None
     p_value: float | None = None
+    rule: str = ""
 
     @property
     def converged(self) -> bool:

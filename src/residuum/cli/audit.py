@@ -128,11 +128,11 @@ def show(summary: dict[str, Any], out: Path) -> None:
         (row["name"], "yes" if row["ran"] else "no", str(row["restarts"]) if row["ran"] else "-",
          number(row["residual"], 2),
          "-" if row["recovered"] is None
-         else f"{row['recovered']} ({number(row['expected_by_chance'], 2)})",
+         else f"{row['recovered']}, {row['rule']} ({number(row['expected_by_chance'], 2)})",
          number(row["p_value"], 2), row["reason"])
         for row in summary["attacks"]
     ]  # fmt: skip
-    columns = ("attack", "run", "restarts", "residual", "recovered\n(chance)", "p", "why")
+    columns = ("attack", "run", "restarts", "residual", "recovered, rule\n(chance)", "p", "why")
     print_table(f"{summary['network']['arch']}: attacks", columns, rows)
     certificate = summary["certificate"]
     if certificate is not None:

@@ -50,13 +50,14 @@ def _section(title: str, rows: tuple[str, ...]) -> list[str]:
 def _attacks(page: Page) -> list[str]:
     rows = [
         "### Attacks", "",
-        "| attack | run | restarts | residual of the judged layers | recovered | by chance | p | note |",
-        "|---|---|---:|---:|---:|---:|---:|---|",
+        "| attack | run | restarts | residual, judged layers | recovered | rule | by chance | p | note |",
+        "|---|---|---:|---:|---:|---|---:|---:|---|",
     ]  # fmt: skip
     for row in page.attacks:
         rows.append(
             f"| {text(row.name)} | {'yes' if row.ran else 'no'} | {shown(row.restarts)} | "
-            f"{shown(row.residual)} | {shown(row.recovered)} | {shown(row.expected)} | "
+            f"{shown(row.residual)} | {shown(row.recovered)} | "
+            f"{text(row.rule) or '-'} | {shown(row.expected)} | "
             f"{text(p_text(row.p_value))} | {text(_note(row))} |"
         )
     return [*rows, "", COUNTS, ""] if page.attacks else []

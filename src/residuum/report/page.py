@@ -177,7 +177,8 @@ class Granted:
 class AttackRow:
     """An attack and what became of it; ran: False when it was not run, for ``reason``.
 
-    recovered, expected, p_value: of its candidates alone; None without a held-out control.
+    recovered, expected, p_value: of its candidates alone; None without a held-out control; rule: what
+    counts as recovered there.
     """
 
     name: str
@@ -191,6 +192,7 @@ class AttackRow:
     recovered: int | None = None
     expected: float | None = None
     p_value: float | None = None
+    rule: str = ""
 
 
 @dataclass(frozen=True)
