@@ -158,7 +158,7 @@ def test_counts_of_every_attack_are_shown(run: Path) -> None:
             rule = row["rule"].replace(">", "&gt;")
             assert rule.startswith("ncc ")
             assert f"| {row['recovered']} | {rule} | {chance} | {p} |" in cells
-            line = f"alone {row['recovered']} recovered · {chance} by chance · p {p}"
+            line = f"alone {row['recovered']} recovered, {rule} · {chance} by chance · p {p}"
             assert line in entry(page, row["name"])
         else:
             assert row["reason"] in cells.replace("\\", "")
