@@ -1,4 +1,4 @@
-"""Metrics and matchings against naive twins, and a control that must not cry wolf."""
+"""Metrics and matchings against naive twins, and what a score says of whom."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,16 +15,9 @@ from hypothesis import strategies as st
 
 from residuum import similarity
 from residuum.errors import DataError, InconclusiveError, InputError
-from residuum.evaluation import MATCHINGS, METRICS, VOTES, Calibration, calibrate, score, vote
+from residuum.evaluation import MATCHINGS, METRICS, VOTES, score, vote
 from residuum.evaluation.matching import greedy, greedy_in_sets, nearest, optimal
 from residuum.evaluation.metrics import display, published_search
-from residuum.evaluation.null import (
-    count_interval,
-    draw_sets,
-    percentile,
-    smallest_significant,
-    why_not_calibrated,
-)
 from residuum.evaluation.slices import margins
 from residuum.records import Dataset, same
 from residuum.records.scores import Scores
@@ -196,158 +188,6 @@ def test_votes_admit_what_their_sources_say():
         assert vote(-ncc[:1].abs(), candidates[:1], rule).tolist() == [[1, 0, 0, 0]]
     with pytest.raises(InputError, match="released"):
         vote(ncc, candidates, "relased")
-
-
-# the control
-
-
-def control(candidates: torch.Tensor, train: Dataset, holdout: Dataset, seed: int) -> Calibration:
-    gain = similarity.ncc(candidates, torch.cat([train.x, holdout.x])).numpy()
-    return calibrate(gain, len(train), subsets=200, rng=np.random.default_rng(seed))
-
-
-def naive_percentile(pairs: list[tuple[int, float]]) -> float:
-    """The value of rank ceil(0.99 (N + 1)) / N among the matched ones of N distinct samples."""
-    pool = len({sample for sample, _ in pairs})
-    values = sorted(value for _, value in pairs if value > -math.inf)
-    position = math.ceil(len(values) * Fraction(math.ceil(Fraction(99, 100) * (pool + 1)), pool))
-    return values[position - 1] if position <= len(values) else math.inf
-
-
-def naive_control(gain, mixed, held_out):
-    """Recovered, expected count and p as ``null`` defines them, one set and one value at a time."""
-
-    def outcome(columns):
-        chosen = naive_greedy(gain[:, columns])
-        return [
-            (s, gain[c, s] if c >= 0 else -math.inf) for s, c in zip(columns, chosen, strict=True)
-        ]
-
-    def strength(own):
-        """T: how many values of a set lie beyond the percentile of all outsiders, and how far."""
-        inside = {sample for sample, _ in own}
-        bar = naive_percentile([pair for one in union for pair in one if pair[0] not in inside])
-        over = [value - bar for _, value in own if value > bar]
-        return len(over), sum(over)
-
-    def beats_the_others(sample, value):
-        return value > naive_percentile([pair for pair in control if pair[0] != sample])
-
-    union = [outcome(columns) for columns in mixed]
-    control = [pair for columns in held_out for pair in outcome(columns)]
-    recovered = [value > naive_percentile(control) for _, value in union[0]]
-    chance = sum(beats_the_others(*pair) for pair in control)
-    strengths = [strength(own) for own in union]
-    as_strong = sum(one >= strengths[0] for one in strengths)  # the observed set among them
-    p = Fraction(as_strong, len(union)) if any(recovered) else Fraction(1)
-    return recovered, Fraction(chance, len(held_out)), p
-
-
-@pytest.mark.parametrize("strata", [False, True], ids=["one stratum", "unequal strata"])
-@pytest.mark.parametrize(("planted", "m"), [(0, 8), (1, 8), (1, 3), (2, 8), (4, 8)])
-def test_the_control_equals_its_definition(planted, m, strata):
-    n, rng = 5, np.random.default_rng(planted)
-    gain = rng.standard_normal((m, n + 110))
-    gain[np.arange(planted), np.arange(planted)] += 5
-    labels = (np.arange(n + 110) % 7 < 2).astype(int)  # two of the five, 31 of the 110
-    seen = labels if strata else np.zeros_like(labels)
-    found = calibrate(
-        gain, n, strata=labels if strata else None, subsets=200, rng=np.random.default_rng(9)
-    )
-    rng = np.random.default_rng(9)
-    mixed = [list(range(n)), *draw_sets(seen, seen[:n], 200, rng).tolist()]
-    held_out = (n + draw_sets(seen[n:], seen[:n], 200, rng)).tolist()
-    recovered, by_chance, p = naive_control(gain, mixed, held_out)
-    assert found.recovered.tolist() == recovered
-    assert found.expected_by_chance == float(by_chance)
-    assert found.p_value == float(p)
-    assert (found.p_value <= 0.01) == (planted > 1)
-
-
-def false_alarms(found: list[Calibration], level: float = 0.01) -> int:
-    return sum(one.p_value <= level for one in found)
-
-
-@pytest.mark.parametrize(("n", "pool", "m"), [(50, 100, 100), (20, 400, 40), (20, 200, 1)])
-def test_noise_is_called_a_leak_no_more_often_than_stated(n, pool, m):
-    """At 1%, more than 4 of 100 would happen by chance once in 290 tests; more than 31 at 20% once in 320."""
-    found = [control(noise(500 + s, m), *victim(s, n, pool), s) for s in range(100)]
-    assert false_alarms(found) <= 4
-    assert false_alarms(found, 0.2) <= 31
-    recovered = np.mean([one.recovered.sum() for one in found])
-    expected = np.mean([one.expected_by_chance for one in found])
-    assert recovered <= 0.01 * n + 0.2
-    assert recovered == pytest.approx(expected, abs=0.2)
-    assert expected == pytest.approx(0.01 * n, abs=0.12)
-
-
-def test_images_like_the_held_out_ones_are_no_leak():
-    found = []
-    for seed in range(100):
-        train, holdout = victim(seed, 20, 240)
-        near, rest = holdout.x[:40], holdout.replace(x=holdout.x[40:], y=holdout.y[40:])
-        found.append(control(near + 0.1 * noise(500 + seed, 40), train, rest, seed))
-    assert false_alarms(found) <= 4
-
-
-def test_planted_copies_are_always_found():
-    for seed in range(20):
-        train, holdout = victim(seed)
-        copies = train.x[:8] + 0.5 * noise(900 + seed, 8)
-        candidates = torch.cat([copies, noise(500 + seed, 32)])
-        found = score(candidates, train, holdout, metrics=(), subsets=200)
-        assert found.p_value < 0.01
-        assert found.recovered >= 8
-        assert [row.matches["ncc"].candidate for row in found.per_sample[:8]] == list(range(8))
-
-
-def test_adding_the_training_mean_would_turn_noise_into_a_leak():
-    """Each training sample is 1/n of the mean, so the mean resembles it and no held-out one."""
-    with_mean, without = [], []
-    for seed in range(20):
-        train, holdout = victim(seed)
-        junk = 0.1 * noise(700 + seed, 40)
-        raw = [data.replace(x=data.images, mean=None) for data in (train, holdout)]
-        with_mean.append(control(junk + train.mean, *raw, seed))
-        without.append(control(junk, train, holdout, seed))
-    assert false_alarms(with_mean) >= 15
-    assert false_alarms(without) <= 2
-
-
-def test_percentile_is_conformal():
-    assert percentile(np.arange(100.0), 100) == 99
-    assert percentile(np.arange(1000.0), 1000) == 990
-    assert percentile(np.arange(98.0), 98) == np.inf
-    assert percentile(np.array([]), 100) == np.inf
-
-
-def test_subsets_have_the_label_counts_asked_for():
-    labels = np.repeat([0, 1, 2], [50, 30, 20])
-    sets = draw_sets(labels, np.array([0, 0, 2]), 300, np.random.default_rng(0))
-    assert (np.sort(labels[sets], axis=1) == [0, 0, 2]).all()
-    assert len(np.unique(sets)) == 70
-    with pytest.raises(InputError, match="label 2"):
-        draw_sets(labels, np.full(21, 2), 5, np.random.default_rng(0))
-
-
-def test_interval_and_smallest_significant_count():
-    assert count_interval(0, 20) == pytest.approx((0, 3.3687), abs=1e-3)  # published tables
-    assert count_interval(10, 20) == pytest.approx((5.4393, 14.5607), abs=1e-3)
-    assert count_interval(20, 20)[1] == 20
-    assert smallest_significant(1, 100) == 1
-    assert smallest_significant(50, 100) == 5
-    assert smallest_significant(2, 3) is None
-
-
-def test_too_small_a_pool_is_not_calibrated():
-    assert "no held-out set" in why_not_calibrated(20, None)
-    assert "at least 100 samples" in why_not_calibrated(20, 99)
-    assert "as were trained on (150)" in why_not_calibrated(150, 120)
-    assert why_not_calibrated(20, 100) == ""
-    with pytest.raises(InputError, match="not calibrated"):
-        calibrate(np.zeros((3, 30)), 20, rng=np.random.default_rng(0))
-    with pytest.raises(InputError, match="at least 200 subsets"):
-        calibrate(np.zeros((3, 300)), 20, subsets=50, rng=np.random.default_rng(0))
 
 
 # scoring
