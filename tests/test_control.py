@@ -36,13 +36,13 @@ def naive_percentile(pairs: list[tuple[int, float]]) -> float:
     return values[position - 1] if position <= len(values) else math.inf
 
 
-def naive_control(gain, mixed, held_out):
+def naive_control(gain, value, mixed, held_out):
     """Recovered, expected count and p as ``null`` defines them, one set and one value at a time."""
 
     def outcome(columns):
         chosen = naive_greedy(gain[:, columns])
         return [
-            (s, gain[c, s] if c >= 0 else -math.inf) for s, c in zip(columns, chosen, strict=True)
+            (s, value[c, s] if c >= 0 else -math.inf) for s, c in zip(columns, chosen, strict=True)
         ]
 
     def strength(own):
@@ -65,21 +65,28 @@ def naive_control(gain, mixed, held_out):
     return recovered, Fraction(chance, len(held_out)), p
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["scored as matched", "scored otherwise"])
 @pytest.mark.parametrize("strata", [False, True], ids=["one stratum", "unequal strata"])
 @pytest.mark.parametrize(("planted", "m"), [(0, 8), (1, 8), (1, 3), (2, 8), (4, 8)])
-def test_the_control_equals_its_definition(planted, m, strata):
+def test_the_control_equals_its_definition(planted, m, strata, other):
     n, rng = 5, np.random.default_rng(planted)
     gain = rng.standard_normal((m, n + 110))
     gain[np.arange(planted), np.arange(planted)] += 5
+    value = gain + 0.3 * rng.standard_normal(gain.shape) if other else gain
     labels = (np.arange(n + 110) % 7 < 2).astype(int)  # two of the five, 31 of the 110
     seen = labels if strata else np.zeros_like(labels)
     found = calibrate(
-        gain, n, strata=labels if strata else None, subsets=200, rng=np.random.default_rng(9)
+        gain,
+        n,
+        value=(lambda candidate, column: value[candidate, column]) if other else None,
+        strata=labels if strata else None,
+        subsets=200,
+        rng=np.random.default_rng(9),
     )
     rng = np.random.default_rng(9)
     mixed = [list(range(n)), *draw_sets(seen, seen[:n], 200, rng).tolist()]
     held_out = (n + draw_sets(seen[n:], seen[:n], 200, rng)).tolist()
-    recovered, by_chance, p = naive_control(gain, mixed, held_out)
+    recovered, by_chance, p = naive_control(gain, value, mixed, held_out)
     assert found.recovered.tolist() == recovered
     assert found.expected_by_chance == float(by_chance)
     assert found.p_value == float(p)
@@ -152,6 +159,23 @@ def test_subsets_have_the_label_counts_asked_for():
         draw_sets(labels, np.full(21, 2), 5, np.random.default_rng(0))
 
 
+def test_every_subset_is_as_likely_as_every_other():
+    drawn = draw_sets(np.zeros(6), np.zeros(2), 15_000, np.random.default_rng(0))
+    pairs, counts = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)
+    assert len(pairs) == 15
+    assert abs(counts - 1000).max() < 150  # five standard deviations
+
+
+def test_five_hundred_subsets_are_drawn_unless_said_otherwise():
+    gain = noise(0, 4, (120,)).numpy()
+    default, given = (
+        calibrate(gain, 10, rng=np.random.default_rng(0), **subsets)
+        for subsets in ({}, {"subsets": 500})
+    )
+    assert default.expected_by_chance == given.expected_by_chance > 0
+    np.testing.assert_array_equal(default.reference, given.reference)
+
+
 def test_interval_and_smallest_significant_count():
     assert count_interval(0, 20) == pytest.approx((0, 3.3687), abs=1e-3)  # published tables
     assert count_interval(10, 20) == pytest.approx((5.4393, 14.5607), abs=1e-3)
@@ -164,6 +188,7 @@ def test_interval_and_smallest_significant_count():
 def test_too_small_a_pool_is_not_calibrated():
     assert "no held-out set" in why_not_calibrated(20, None)
     assert "at least 100 samples" in why_not_calibrated(20, 99)
+    assert "at least 100 samples" in why_not_calibrated(100, 99)
     assert "as were trained on (150)" in why_not_calibrated(150, 120)
     assert why_not_calibrated(20, 100) == ""
     with pytest.raises(InputError, match="not calibrated"):

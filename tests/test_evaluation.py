@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -18,8 +19,11 @@ from residuum.errors import DataError, InconclusiveError, InputError
 from residuum.evaluation import MATCHINGS, METRICS, VOTES, score, vote
 from residuum.evaluation.matching import greedy, greedy_in_sets, nearest, optimal
 from residuum.evaluation.metrics import display, published_search
+from residuum.evaluation.pools import CandidatePool, joined, selected_pool, whole_pool
+from residuum.evaluation.scoring import _Cost
 from residuum.evaluation.slices import margins
-from residuum.records import Dataset, same
+from residuum.records import Dataset, Knowledge, Reconstruction, same
+from residuum.records.reconstruction import Selection
 from residuum.records.scores import Scores
 
 SHAPE = (1, 8, 8)
@@ -154,8 +158,27 @@ def test_greedy_equals_the_loop_and_never_beats_optimal(seed, m, n):
     np.testing.assert_array_equal(flipped.value, -found.value)
 
 
-def test_hubs_and_many_sets_at_once():
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10_000), m=st.integers(1, 5), n=st.integers(1, 5))
+def test_optimal_equals_the_best_of_all_assignments(seed, m, n):
+    """As many allowed pairs as can be, then the largest sum; a third of the pairs is forbidden."""
+    rng = np.random.default_rng(seed)
+    values = np.where(rng.random((m, n)) < 1 / 3, -np.inf, 10 * rng.standard_normal((m, n)))
+    best = (0, 0.0)
+    for chosen in itertools.permutations([*range(m), *[-1] * n], n):
+        pairs = [values[c, s] for s, c in enumerate(chosen) if c >= 0 and values[c, s] > -np.inf]
+        best = max(best, (len(pairs), sum(pairs)))
+    found = optimal(values)
+    matched = found.candidate >= 0
+    assert len(set(found.candidate[matched])) == matched.sum() == best[0]
+    assert found.value[matched].sum() == pytest.approx(best[1])
+    np.testing.assert_array_equal(found.value[matched], values[found.candidate, range(n)][matched])
+
+
+@pytest.mark.parametrize("state", [1, 100, 1 << 24])  # one set at a time, three, all
+def test_hubs_and_many_sets_at_once(state, monkeypatch):
     """One candidate that everybody wants is the worst case of deferred acceptance."""
+    monkeypatch.setattr("residuum.evaluation.matching.STATE", state)
     rng = np.random.default_rng(0)
     values = rng.standard_normal((30, 1)) + 0.01 * rng.standard_normal((30, 40))
     sets = np.stack([rng.permutation(40)[:12] for _ in range(25)])
@@ -247,11 +270,17 @@ def test_scores_hold_what_they_promise(tmp_path):
     candidates, train, holdout = planted()
     outputs = torch.linspace(-1, 3, 20) * train.y
     lam = torch.arange(30.0)
-    given = {"outputs": outputs, "multipliers": lam, "subsets": 200}
+    given = {"outputs": outputs, "multipliers": lam, "subsets": 200, "seed": 7}
     found = score(candidates, train, holdout, **given)
     text = found.to_json()
     json.dumps(text, allow_nan=False)
-    assert {"n": 20, "m": 30, "calibrated": True, "deciding": "ncc"}.items() <= text.items()
+    assert {
+        "n": 20,
+        "m": 30,
+        "calibrated": True,
+        "deciding": "ncc",
+        "seed": 7,
+    }.items() <= text.items()
     assert list(found.metrics) == list(METRICS)
     assert found.recovered >= 6
     assert text["metrics"]["ssim3"]["above_published_threshold"] >= 6
@@ -264,6 +293,73 @@ def test_scores_hold_what_they_promise(tmp_path):
     assert [(part.name, part.samples) for part in found.classes] == [("-1", 10), ("1", 10)]
     assert same(Scores.load(found.save(tmp_path / "scores.safetensors")), found)
     assert same(score(candidates, train, holdout, **given), found)
+
+
+@pytest.mark.parametrize(
+    ("y", "names"),
+    [
+        ([-1, 1] * 10, ["even", "odd"]),
+        ([1] * 20, ["odd"]),
+        ([0, 1] * 10, ["even", "odd"]),
+        ([0, 1, 2, 1] * 5, ["even", "odd", "2"]),
+    ],
+)
+def test_classes_are_called_by_their_names(y, names):
+    candidates, train, _ = planted()
+    y = torch.tensor(y)
+    found = score(candidates, train.replace(y=y, classes=("even", "odd")), None, metrics=())
+    assert [part.name for part in found.classes] == names
+    assert [part.samples for part in found.classes] == [int((y == v).sum()) for v in y.unique()]
+    assert {(part.recovered, part.rate) for part in found.classes} == {(None, None)}
+    for part, label in zip(found.classes, y.unique(), strict=True):
+        values = [row.matches["ncc"].score for row in found.per_sample if row.label == label]
+        assert part.median == pytest.approx(float(np.median(values)))
+
+
+def test_slices_by_margin_are_equally_large_and_in_order():
+    """Margins 9 down to -10; the six planted samples are those from 9 to 4."""
+    candidates, train, holdout = planted()
+    outputs = torch.arange(9, -11, -1) * train.y
+    found = score(candidates, train, holdout, metrics=(), subsets=200, outputs=outputs).margins
+    names = ["-10 .. -7", "-6 .. -3", "-2 .. 1", "2 .. 5", "6 .. 9"]
+    assert [part.name for part in found] == names
+    assert [part.samples for part in found] == [4] * 5
+    assert [part.recovered for part in found] == [0, 0, 0, 2, 4]
+    assert [part.rate for part in found] == [0, 0, 0, 0.5, 1]
+    three = train.replace(x=train.x[:3], y=train.y[:3])
+    few = score(candidates, three, None, metrics=(), outputs=outputs[:3]).margins
+    assert [part.name for part in few] == ["7 .. 7", "8 .. 8", "9 .. 9"]
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_published_figures_equal_their_definition(metric):
+    """Each sample's best candidate, by the metric itself or by NCC; SSIM on images as displayed."""
+    candidates, train, holdout = planted()
+    found = score(candidates, train, holdout, metrics=(metric.name,), subsets=200)
+    figures, rows = found.metrics[metric.name], [r.matches[metric.name] for r in found.per_sample]
+    if metric.needs_images:
+        chosen = similarity.ncc(candidates, train.x).argmax(0)
+        shown = display(candidates, train.mean)[chosen]
+        values = metric.score(shown, train.images).tolist()
+    elif metric.published_matching == "greedy":
+        chosen = torch.tensor(naive_greedy(-similarity.l2(candidates, train.x).numpy()))
+        values = metric.score(candidates[chosen], train.x).tolist()
+    else:
+        chosen = metric.search(candidates, train.x).argmax(0)
+        values = metric.score(candidates[chosen], train.x).tolist()
+    assert [row.nearest_candidate for row in rows] == chosen.tolist()
+    assert [row.nearest for row in rows] == pytest.approx(values, rel=1e-5)
+    best_first = sorted(values, reverse=metric.higher_is_better)
+    assert figures.best == pytest.approx(best_first[0], rel=1e-5)
+    assert figures.median == pytest.approx(sum(best_first[9:11]) / 2, rel=1e-5)
+    assert figures.top10_mean == pytest.approx(sum(best_first[:10]) / 10, rel=1e-5)
+    assert figures.higher_is_better == metric.higher_is_better
+    bar = figures.published_threshold
+    assert bar == {"ssim3": 0.4, "l2": 2.5}.get(metric.name)
+    if bar is not None:
+        good = [value > bar if metric.higher_is_better else value < bar for value in values]
+        assert figures.above_published_threshold == sum(good)
+        assert 0 < sum(good) < 20
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -281,7 +377,8 @@ def test_the_order_of_candidates_does_not_matter(metric):
 
 def test_broken_and_constant_candidates_do_not_stop_a_score():
     candidates, train, holdout = planted()
-    broken = torch.cat([torch.full((1, *SHAPE), torch.nan), torch.zeros(1, *SHAPE), candidates])
+    broken = torch.cat([candidates[:1], torch.zeros(1, *SHAPE), candidates])
+    broken[0, 0, 3, 5] = torch.nan  # one pixel is enough
     found = score(broken, train, holdout, subsets=200)
     assert found.m == 32
     assert found.per_sample[0].matches["ncc"].candidate == 2
@@ -312,16 +409,32 @@ def test_candidates_of_another_label_can_be_kept_apart():
 
 
 def test_candidates_that_resemble_one_label_are_no_leak_of_a_set_with_more_of_it():
-    """12 of 20 training samples and 15 of 800 held-out ones show a pattern; so do all candidates."""
+    """12 of 30 training samples and 15 of 800 held-out ones show a pattern; so do all candidates."""
     pattern = 2 * noise(3, 1)
-    y = torch.cat([torch.arange(20) < 12, torch.arange(800) < 15]).long()
-    x = noise(4, 820) + y[:, None, None, None] * pattern
-    train, holdout = Dataset(x[:20], y[:20]), Dataset(x[20:], y[20:])
+    y = torch.cat([torch.arange(30) < 12, torch.arange(800) < 15]).long()
+    x = noise(4, 830) + y[:, None, None, None] * pattern
+    train, holdout = Dataset(x[:30], y[:30]), Dataset(x[30:], y[30:])
     matched, ignored = (
         score(noise(5, 40) + pattern, train, holdout, metrics=(), match_labels=match, subsets=200)
         for match in (True, False)
     )
     assert matched.p_value > 0.01 >= ignored.p_value
+    assert matched.notes == ()
+
+
+def test_regression_targets_have_no_strata_and_no_slices():
+    candidates, train, holdout = planted()
+    train, holdout = (
+        data.replace(y=data.y + 0.01 * data.x[:, 0, 0, 0]) for data in (train, holdout)
+    )
+    given = {"outputs": torch.zeros(20), "subsets": 200, "metrics": ()}
+    found = score(candidates, train, holdout, **given)
+    assert same(score(candidates, train, holdout, match_labels=False, **given), found)
+    assert found.notes == ()
+    assert found.classes == found.margins == ()
+    assert {(row.label, row.margin) for row in found.per_sample} == {(None, None)}
+    with pytest.raises(InputError, match="class labels"):
+        score(candidates, train, holdout, candidate_labels=torch.ones(30), same_label=True)
 
 
 def test_a_control_that_is_no_control_is_noticed():
@@ -337,6 +450,29 @@ def test_a_control_that_is_no_control_is_noticed():
         score(candidates, train, Dataset(torch.zeros(100, 3), torch.zeros(100)))
     with pytest.raises(DataError, match="shape"):
         score(torch.zeros(2, 7), train, holdout)
+
+
+@pytest.mark.parametrize(("limit", "drawn"), [(200, 200), (199, 199), (120, 120), (50, 80)])
+def test_a_large_held_out_set_is_sampled(limit, drawn, monkeypatch):
+    """As many as the limit, or four for each training sample where that is more; here 4 x 20."""
+    monkeypatch.setattr("residuum.evaluation.field.MAX_POOL", limit)
+    monkeypatch.setattr("residuum.evaluation.null.MIN_POOL", 80)
+    candidates, train, holdout = planted()
+    found, again = (score(candidates, train, holdout, metrics=(), subsets=200) for _ in range(2))
+    assert found.pool == drawn
+    note = f"{drawn} of 200 held-out samples were drawn for the control"
+    assert found.notes == ((note,) if drawn < 200 else ())
+    assert same(found, again)
+
+
+def test_a_control_is_cut_to_the_time_there_is_and_no_further_than_it_may():
+    cost = _Cost(once=1.0, each=0.01)
+    assert cost.of(500) == pytest.approx(11)
+    assert cost.affordable(500, 11.1) == 500
+    assert cost.affordable(500, 9.05) == 402  # 1 + 2 x 402 x 0.01 = 9.04
+    assert cost.affordable(500, 0.5) == 200
+    assert cost.affordable(150, 0.5) == 150
+    assert _Cost(5.0, 0.0).affordable(300, 1.0) == 300  # all sets cost the same nothing
 
 
 def test_metrics_are_chosen_by_name_and_by_shape():
@@ -361,6 +497,61 @@ def test_margins_of_each_kind_of_task():
         margins(torch.zeros(3), torch.ones(2))
     with pytest.raises(DataError, match="index the 3 outputs"):
         margins(outputs, torch.tensor([0, 3]))
+
+
+# pools
+
+
+def reconstruction(support: list[int] | None) -> Reconstruction:
+    """Four candidates; of three groups the second is a mean of two, held by ``support`` restarts."""
+    x, lam = torch.arange(8.0).reshape(4, 2), torch.tensor([[1.0, -2], [3, 4], [0, 5], [6, 0]])
+    groups = None
+    if support is not None:
+        groups = Selection(
+            x=torch.tensor([[0.0, 1], [3, 4], [6, 7]]), labels=torch.tensor([1, 1, -1]),
+            lam=torch.tensor([3.0, 12, 6]), support=torch.tensor(support),
+            members=torch.tensor([1, 2, 1]), confidence=torch.ones(3), features=torch.ones(3, 5),
+            index=torch.tensor([0, 1, 3]),
+        )  # fmt: skip
+    return Reconstruction(
+        "binary-kkt", x, torch.tensor([1, 1, 1, -1]), lam, torch.tensor([0, 0, 1, 1]),
+        torch.tensor([10]), torch.ones(2, 1), torch.ones(2, 1, 1), ("layers.0",),
+        ("finished", "finished"), Knowledge(), selection=groups,
+    )  # fmt: skip
+
+
+def as_lists(pool: CandidatePool) -> list[list[object]]:
+    return [part.tolist() for part in pool]
+
+
+def test_all_candidates_and_the_means_of_groups_are_one_pool():
+    every = [[0, 1], [2, 3], [4, 5], [6, 7]], [1, 1, 1, -1], [3, 7, 5, 6]
+    assert as_lists(whole_pool(reconstruction(None))) == list(every)
+    mean = [3, 4], 1, 12  # groups of one are among the candidates already
+    wanted = [[*part, one] for part, one in zip(every, mean, strict=True)]
+    assert as_lists(whole_pool(reconstruction([1, 2, 1]))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("support", "kept"), [([1, 2, 1], [1]), ([3, 1, 2], [0, 2]), ([1, 1, 1], [0, 1, 2])]
+)
+def test_what_several_restarts_hold_is_chosen_and_all_where_none_agree(support, kept):
+    found = reconstruction(support)
+    groups = found.selection
+    wanted = [part[kept].tolist() for part in (groups.x, groups.labels, groups.lam)]
+    assert as_lists(selected_pool(found)) == wanted
+
+
+def test_an_attack_that_chose_nothing_has_an_empty_choice():
+    pool = selected_pool(reconstruction(None))
+    assert [tuple(part.shape) for part in pool] == [(0, 2), (0,), (0,)]
+
+
+def test_pools_are_joined_in_order_and_in_double_precision():
+    one, two = whole_pool(reconstruction(None)), selected_pool(reconstruction([1, 2, 1]))
+    found = joined([one, two])
+    assert as_lists(found) == [[*a, *b] for a, b in zip(*map(as_lists, (one, two)), strict=True)]
+    assert {part.dtype for part in found} == {torch.float64}
 
 
 def test_scoring_imports_without_kornia():

@@ -124,6 +124,13 @@ def test_a_significant_baseline_is_said_and_decides_nothing(
         assert said == []
 
 
+def test_an_attack_that_was_not_run_has_done_nothing() -> None:
+    idle = AttackOutcome("ntk", True, False, False, "needs the initial weights")
+    assert idle.restarts == idle.steps == idle.candidates == idle.diverged == idle.seconds == 0
+    assert idle.residual is idle.recovered is idle.p_value is None
+    assert not idle.converged
+
+
 def test_every_outcome_is_in_the_table() -> None:
     assert {row[2] for row in TABLE} == set(EXIT_CODES)
 
