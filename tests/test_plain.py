@@ -158,12 +158,25 @@ def test_sharpness_is_the_same():
     assert not close(plain.attack(model, BinaryKKT(), knowledge, **common).x, wanted.x, 1e-3)
 
 
-def test_a_layer_that_never_moved_counts_absolutely():
-    stays = build("mlp:6-20-1,bias=all").state_dict()
-    stays = {name: stays[name] for name in ("layers.1.weight", "layers.1.bias")}
-    (found,), (wanted,) = both("mlp-all-layers", CASES["ntk-theta"], theta0=stays)
-    assert_same(found, wanted)
-    assert found.loss.isfinite().all()
+def test_layers_that_never_moved_are_measured_and_not_explained():
+    theta = build("mlp:6-20-1,bias=all").state_dict()
+    for layer in ("layers.0", "layers.1"):
+        frozen = {name: t for name, t in theta.items() if name.startswith(layer)}
+        (found,), (wanted,) = both("mlp-all-layers", CASES["ntk-theta"], theta0=frozen)
+        assert_same(found, wanted)
+        still = found.layer_names.index(layer)
+        assert close(found.loss, found.layers[:, :, 1 - still])
+        assert (found.layers[:, :, still] > 0).all()
+
+
+def test_a_frozen_first_layer_alone_cannot_be_explained():
+    model, start = build("mlp:6-20-1"), dict(build("mlp:6-20-1").state_dict())
+    start["layers.1.weight"] = start["layers.1.weight"] + 1
+    knowledge = rs.Knowledge(shape=(6,), theta0=start)
+    with pytest.raises(InputError, match="first layer did not move"):
+        plain.attack(model, NTK(), knowledge, candidates=M, layers="first")
+    with pytest.raises(InputError, match="first layer did not move"):
+        rs.attack(model, knowledge, rs.AttackConfig(objective="ntk", candidates=M, layers="first"))
 
 
 # An objective without a derivative of its own

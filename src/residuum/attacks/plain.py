@@ -37,7 +37,7 @@ from residuum.attacks.randomness import stream
 from residuum.errors import InputError
 from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.records import Knowledge, Reconstruction
-from residuum.stationarity import Theta, by_layer, parameters
+from residuum.stationarity import Theta, by_layer, moved_layers, parameters
 
 LOOK = 25  # steps between looks at the loss; what was best at a look is brought back
 
@@ -98,7 +98,7 @@ def attack(
     """
     if (shape := knowledge.shape) is None:
         raise InputError("An attack needs the shape of a sample.", "Grant it: shape=(1, 8, 8).")
-    m, real = candidates, torch.float64
+    m, real, released = candidates, torch.float64, parameters(Phi)
     Phi = copy.deepcopy(Phi).to("cpu", real).eval()
     C = Phi(torch.zeros(1, *shape, dtype=real)).shape[-1]
     objective.check(C, knowledge)
@@ -109,6 +109,12 @@ def attack(
     target = objective.target(theta, knowledge)
     sizes = squares(target)
     sizes[sizes == 0] = 1.0  # a layer whose target is zero counts absolutely
+    # A change of the weights is explained where they moved: a frozen layer's gradient led nowhere.
+    names = tuple(by_layer(target))
+    moved = moved_layers(released, knowledge.theta0 or {}) if objective.explains_change else names
+    counted = [l for l, name in enumerate(names) if name in moved and (layers == "all" or l == 0)]
+    if not counted:
+        raise InputError("The first layer did not move.", 'Explain the others: layers="all".')
     known = {"theta": theta, "theta0": knowledge.theta0 or {}}
     thetas = [
         {name: known[point][name].to(theta[name], copy=True).requires_grad_() for name in theta}
@@ -120,13 +126,13 @@ def attack(
         gated = with_surrogate(Phi, SigmoidReLU(alpha)) if has_gates else Phi
         return residual(gated, thetas, target, objective, x, y, lam)
 
-    # The scale of lam: at mu = 1 the first layer's sum over random samples is as large as its target.
+    # The scale of lam: at mu = 1 the sum over random samples is as large as its target.
     low, high = knowledge.value_range or (0.0, 1.0)
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=real)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=real)
     rest = r(x, mu, sharpness[1])
-    total = squares({name: target[name] - rest[name].detach() for name in rest})[0]
-    scale = float(sizes[0] / total) ** 0.5 if total > 0 else 1.0
+    sums = squares({name: target[name] - rest[name].detach() for name in rest})[counted]
+    scale = float(sizes[counted][0] / sums[0]) ** 0.5 if sums[0] > 0 else 1.0
 
     # The start.
     generator = stream("candidates", seed, restart)
@@ -148,8 +154,7 @@ def attack(
         share = min(t / max(1, steps - 1), 1.0)
         alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** share
         parts = squares(r(x, scale * mu, alpha)) / sizes
-        loss = parts[0] if layers == "first" else parts.sum()
-        loss = loss + penalty(penalties, x[None], mu[None])[0]
+        loss = parts[counted].sum() + penalty(penalties, x[None], mu[None])[0]
         # The best so far.
         if t % LOOK == 0 or t == steps:
             looks.append((t, loss.detach(), parts.detach()))
@@ -177,7 +182,7 @@ def attack(
         steps=torch.tensor(seen),
         loss=torch.stack(losses)[None],
         layers=torch.stack(relative)[None],
-        layer_names=tuple(by_layer(target)),
+        layer_names=names,
         status=("finished" if losses[-1].isfinite() else "diverged",),
         knowledge=knowledge,
     )

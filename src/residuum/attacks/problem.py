@@ -87,6 +87,8 @@ class Problem:
         chosen = [
             (i == 0 or not first_only) and name in moved for i, name in enumerate(self.groups)
         ]
+        if not any(chosen):
+            raise InputError("The first layer did not move.", 'Explain the others: layers="all".')
         self.layer_weights = [
             (1 / scale if normalise and scale > 0 else 1.0) if on else 0.0
             for on, scale in zip(chosen, self.scales, strict=True)
