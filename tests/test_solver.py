@@ -15,7 +15,7 @@ from residuum.attacks.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.problem import Problem
 from residuum.attacks.randomness import stream
-from residuum.attacks.run import FEWEST
+from residuum.attacks.run import FEWEST, MOST
 from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.checkpoints import build_model
 from residuum.errors import ArchitectureError, InputError
@@ -626,11 +626,13 @@ def test_the_number_of_candidates_follows_from_what_is_known():
         return len(attack(checkpoint, Knowledge(**facts), config).x)
 
     wide = released("mlp:40-60-1")
-    assert candidates(wide) == 80  # of rank 40
+    assert candidates(wide) == 30
     assert candidates(wide, sample_count=25) == 50
     assert candidates(wide, sample_count=3) == FEWEST
     assert candidates(released()) == FEWEST
-    assert attack(wide, None, config).settings["candidates"] == 80
+    assert candidates(released("mlp:1-2400-1")) == MOST
+    assert candidates(released("mlp:1-2400-1"), sample_count=600) == 1200
+    assert attack(wide, None, config).settings["candidates"] == 30
 
 
 def test_weight_decay_is_tied_where_it_is_known():

@@ -27,12 +27,12 @@ class AttackConfig:
     """How candidates are initialised, what is minimised, and how.
 
     objective: a key of ``OBJECTIVES``, a baseline, or "auto" (by the number of outputs); rivals,
-    gradients: options of the multiclass and NTK objectives; candidates: m, 0 for twice the known or
-    estimated sample count; sigma: standard deviation of the initial candidates; lr_decay: factor on
-    both rates at the end; lam_init, lam_distribution: stored multipliers, uniform in this range or
-    normal with this mean and deviation; lam_scale: multipliers are stored as lam / scale, with scale
-    "one" (plain sum), "mean" (1/m, the released code of Haim et al.) or "auto" (candidates and
-    target of equal size at the start);
+    gradients: options of the multiclass and NTK objectives; candidates: m, 0 for twice the known
+    sample count or else half the first layer's neurons; sigma: standard deviation of the initial
+    candidates; lr_decay: factor on both rates at the end; lam_init, lam_distribution: stored
+    multipliers, uniform in this range or normal with this mean and deviation; lam_scale:
+    multipliers are stored as lam / scale, with scale "one" (plain sum), "mean" (1/m, the released
+    code of Haim et al.) or "auto" (candidates and target of equal size at the start);
     surrogate, sharpness: what stands for the ReLU and its alpha or beta, annealed from
     ``sharpness_from``; normalise, layers: see ``Problem``
     ("auto": the first layer of an MLP, where the other layers hardly leave their initialisation, and

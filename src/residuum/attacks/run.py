@@ -20,14 +20,13 @@ from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState, Watcher
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
-from residuum.checkpoints.spectrum import VISIBLE, rank_above, singular_values
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.stationarity import moved_layers, parameters
 
 BASELINES = ("model-inversion", "first-layer-weights")
-FEWEST = 20  # candidates when neither the sample count nor the weights suggest more
+FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 
 
 def attack(
@@ -188,10 +187,14 @@ def _check_initial(checkpoint: Checkpoint, knowledge: Knowledge) -> None:
 
 
 def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
-    """Twice the known sample count, or twice the rank of the first layer; the fewest for filters."""
-    weight = first_layer(checkpoint.theta)
-    rank = rank_above(singular_values(weight), VISIBLE) if weight.ndim == 2 else 0
-    return max(FEWEST, 2 * (knowledge.sample_count or rank))
+    """Twice the known sample count, or half the neurons of the first layer.
+
+    h neurons and a first layer of rank r give about h r equations for m (r + 1) unknowns: m = h is
+    the most that they could determine. Half of it found as many digits (``benchmarks/candidates.py``).
+    """
+    if knowledge.sample_count is not None:
+        return max(FEWEST, 2 * knowledge.sample_count)
+    return max(FEWEST, min(MOST, len(first_layer(checkpoint.theta)) // 2))
 
 
 def _baseline(

@@ -67,7 +67,8 @@ def command(
     candidates: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Candidates per restart (default: twice the known or estimated samples)."
+            min=1,
+            help="Candidates per restart (default: twice the known samples, or half the neurons).",
         ),
     ] = None,
     restarts: Annotated[int | None, typer.Option(help="Independent runs, side by side.")] = None,
