@@ -34,6 +34,7 @@ from residuum.checkpoints import (
     save_checkpoint,
 )
 from residuum.checkpoints.inspection import TOLERANCES, Inspection
+from residuum.checkpoints.pickles import Machine
 from residuum.errors import (
     ArchitectureError,
     CheckpointError,
@@ -139,6 +140,30 @@ def test_nested_dicts_are_unwrapped(tmp_path: Path, key: str) -> None:
     assert same(load_checkpoint(write_torch(tmp_path / "m.pt", content)).theta, dict(state))
     twice = write_torch(tmp_path / "n.pt", {"state_dict": content})
     assert same(load_checkpoint(twice).theta, dict(state))
+
+
+def test_a_checkpoint_of_a_whole_training_is_read_within_its_budget(tmp_path: Path) -> None:
+    """Schedulers keep a Counter, optimizers two tensors for each weight; one step per byte is ample."""
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(40)))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5, 5])
+    content = {
+        "epoch": 3,
+        "model_state_dict": model.state_dict(),
+        "optimizer_state_dict": optimizer.state_dict(),
+        "scheduler_state_dict": scheduler.state_dict(),
+        "losses": [0.5 / (i + 1) for i in range(1000)],
+    }
+    assert isinstance(content["scheduler_state_dict"]["milestones"], Counter)
+    found = load_checkpoint(write_torch(tmp_path / "m.pt", content))
+    assert same(found.theta["layers.39.weight"], model[39].weight.detach())
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        pickled = archive.read("m/data.pkl")
+    machine = Machine(len(pickled))
+    machine.run(io.BytesIO(pickled))
+    assert len(pickled) / 4 < machine.work < len(pickled)
 
 
 def test_parallel_prefix_and_parameters(tmp_path: Path) -> None:
@@ -394,6 +419,80 @@ def test_many_names_of_one_tensor_are_refused(tmp_path: Path) -> None:
     two = load_checkpoint(write_torch(tmp_path / "two.pt", {"a": shared, "b": shared}))
     assert two.arch == "mlp:50-50-50,bias=none"
     path = write_torch(tmp_path / "m.pt", {str(i): shared for i in range(1000)})
+    with pytest.raises(UnsafeFileError, match="share memory"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", [b"items", b"get", b"keys", b"__class__"])
+def test_attributes_of_the_dict_change_nothing(tmp_path: Path, name: bytes) -> None:
+    """BUILD can give a state dict an attribute that shadows a method."""
+    attribute = b"}X" + struct.pack("<I", len(name)) + name + b"K\x05sb"
+    body = tensor_code("1,1", "1,1", 1)[1:-1]  # the name and the tensor
+    content = b"\x80\x02ccollections\nOrderedDict\n)R" + body + b"s" + attribute + b"."
+    path = write_archive(tmp_path / "m.pt", content, {"0": struct.pack("<f", 2.5)})
+    assert load_checkpoint(path).theta["layers.0.weight"].tolist() == [[2.5]]
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    """torch reads an archive without looking at its checksums."""
+    path = write_torch(tmp_path / "m.pt", {"w": torch.ones(40, 40)})
+    whole = path.read_bytes()
+    at = whole.index(torch.ones(40, 40).numpy().tobytes()) + 800
+    path.write_bytes(whole[:at] + bytes(400) + whole[at + 400 :])
+    assert (torch.load(path, weights_only=True)["w"] == 0).sum() == 100
+    with pytest.raises(CheckpointError, match="checksums; 'm/data/0' does not"):
+        load_checkpoint(path)
+
+
+def test_archives_without_checksums_are_refused_with_the_reason(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = write_torch(tmp_path / "m.pt", weights())
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with pytest.raises(CheckpointError, match="set_crc32_options"):
+        load_checkpoint(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_told_apart_and_its_weights_can_be_taken(tmp_path: Path) -> None:
+    model = MLP((5, 7, 2))
+    path = tmp_path / "program.pt"
+    torch.jit.trace(model, torch.ones(1, 5)).save(path)
+    with pytest.raises(CheckpointError, match="TorchScript") as caught:
+        load_checkpoint(path)
+    advice = "torch.save(torch.jit.load(path).state_dict(), 'weights.pt')"
+    assert advice in caught.value.remedy
+    torch.save(torch.jit.load(path).state_dict(), tmp_path / "weights.pt")
+    found = load_checkpoint(tmp_path / "weights.pt")
+    assert same(found.theta["layers.0.weight"], model.layers[0].weight.detach())
+
+
+def test_an_archive_has_one_directory(tmp_path: Path) -> None:
+    """A wide directory beside the narrow one would show two readers different members."""
+    path = write_torch(tmp_path / "m.pt", weights())
+    whole = bytearray(path.read_bytes())
+    at = whole.rindex(b"PK\x06\x06")
+    for change in (slice(at, at + 4), slice(at + 40, at + 48), slice(at + 48, at + 56)):
+        other = bytearray(whole)
+        other[change] = bytes(byte ^ 1 for byte in other[change])
+        path.write_bytes(other)
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(path)
+
+
+def test_a_network_has_few_tensors(tmp_path: Path) -> None:
+    path = write_torch(tmp_path / "m.pt", {str(i): torch.ones(1, 1) for i in range(1001)})
+    with pytest.raises(CheckpointError, match="1001"):
+        load_checkpoint(path)
+
+
+def test_half_precision_counts_as_what_it_becomes(tmp_path: Path) -> None:
+    """Two names of one float16 block, and one double that makes all of them doubles."""
+    shared = torch.ones(100, 100, dtype=torch.float16)
+    state = {"a": shared, "b": shared}
+    load_checkpoint(write_torch(tmp_path / "m.pt", state))
+    path = write_torch(tmp_path / "n.pt", state | {"d": torch.ones(1, 100, dtype=torch.float64)})
     with pytest.raises(UnsafeFileError, match="share memory"):
         load_checkpoint(path)
 

@@ -116,7 +116,7 @@ def _read(path: Path, max_bytes: int) -> tuple[Any, dict[str, str], int]:
             if is_safetensors(head):
                 return *read_safetensors(path, stream, size, max_bytes), size
             if head.startswith(ZIP_MAGIC):
-                return read_zip(stream, size, max_bytes), {}, size
+                return read_zip(stream, size), {}, size
             if head.startswith(PICKLE_MAGIC):
                 return read_legacy(stream, size, max_bytes), {}, size
     except OSError as problem:

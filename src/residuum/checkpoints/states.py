@@ -16,6 +16,7 @@ PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MAX_DEPTH = 8
 MAX_NAME = 256
+MAX_TENSORS = 1000  # 500 layers; what recognises them looks at pairs
 MAX_SHARING = 4  # tied weights appear under several names, a memory bomb under thousands
 
 
@@ -24,9 +25,10 @@ def find_state(content: Any) -> dict[str, Tensor]:
     for _ in range(MAX_DEPTH):
         if not isinstance(content, dict):
             break
-        wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
+        # By the class: a file can give the object an attribute named ``items``.
+        wrapper = next((k for k in WRAPPERS if isinstance(dict.get(content, k), dict)), None)
         if wrapper is None:
-            return {name: t for name, t in content.items() if isinstance(t, Tensor)}
+            return {name: t for name, t in dict.items(content) if isinstance(t, Tensor)}
         content = content[wrapper]
     raise CheckpointError(
         f"A checkpoint must hold a dict of tensors; this one holds a {type(content).__name__}.",
@@ -49,13 +51,18 @@ def clean_state(
     refuse_by_name(state)
     for name, tensor in state.items():
         _check_tensor(name, tensor)
-    total = sum(t.numel() * t.element_size() for t in state.values())
+    if len(state) > MAX_TENSORS:
+        raise CheckpointError(
+            f"A network may have {MAX_TENSORS} tensors; this one has {len(state)}.",
+            "Save the weights of one network alone.",
+        )
+    dtype, notes = _common_dtype(state)
+    total = sum(t.numel() * dtype.itemsize for t in state.values())
     if held is not None and total > MAX_SHARING * held:
         raise UnsafeFileError(
             f"Tensors may share memory {MAX_SHARING}-fold; these claim {total} of {held} bytes.",
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
         )
-    dtype, notes = _common_dtype(state)
     short = _strip_prefixes(list(state))
     # Copies: tied weights and memory maps would make one tensor's change another's.
     owned = {
