@@ -19,12 +19,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.lib import format as npy
+from sklearn.datasets import load_digits
 
 from residuum.auditing import AuditResult
 from residuum.auditing.settings import read_settings, write_toml
 from residuum.checkpoints import inspect_checkpoint, load_checkpoint, save_checkpoint
 from residuum.cli.main import main
-from residuum.errors import InputError, ResiduumError, UnsafeFileError
+from residuum.errors import DataError, InputError, ResiduumError, UnsafeFileError
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, read_npz
 from tests.program import listing
@@ -189,6 +191,77 @@ def test_archives_with_odd_members_write_nothing(
         Dataset.from_npz(tmp_path / "d.npz")
     assert listing(tmp_path) == ["d.npz"]
     assert not (tmp_path.parent / "evil.npy").exists()
+
+
+def test_compressed_digits_are_read_and_compressed_nothing_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a small file may grow to without a question is made small here; the ratio decides."""
+    monkeypatch.setattr("residuum.records.data.SMALL_BYTES", 1000)
+    images = load_digits().images
+    for x in (images, images.astype(np.uint8), images > 8, np.kron(images, np.ones((3, 3)))):
+        np.savez_compressed(tmp_path / "d.npz", x=x, y=np.zeros(len(x)))
+        assert (read_npz(tmp_path / "d.npz")["x"] == x).all()
+    black = np.zeros((1797, 8, 8))
+    np.savez_compressed(tmp_path / "d.npz", x=black, y=np.zeros(len(black)))
+    with pytest.raises(UnsafeFileError, match="or 200 times its own") as caught:
+        read_npz(tmp_path / "d.npz")
+    assert "numpy.savez(path" in caught.value.remedy
+    np.savez(tmp_path / "d.npz", x=black, y=np.zeros(len(black)))
+    assert (read_npz(tmp_path / "d.npz")["x"] == 0).all()
+    saved = Dataset(torch.from_numpy(black), torch.zeros(len(black))).to_npz(tmp_path / "d.npz")
+    assert Dataset.from_npz(saved).x.shape == black.shape
+
+
+def test_numbers_count_as_float64_and_texts_as_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("residuum.records.data.MAX_GROWTH", 0)
+    for x, held in ((np.zeros(100, np.uint8), 800), (np.zeros(10, "U2"), 720)):
+        np.savez(tmp_path / "d.npz", x=x)
+        monkeypatch.setattr("residuum.records.data.SMALL_BYTES", held)
+        read_npz(tmp_path / "d.npz")
+        monkeypatch.setattr("residuum.records.data.SMALL_BYTES", held - 1)
+        with pytest.raises(UnsafeFileError, match=f"claims {held}"):
+            read_npz(tmp_path / "d.npz")
+
+
+def test_damaged_data_are_refused(tmp_path: Path) -> None:
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "d.npz", x=np.arange(4000.0).reshape(40, 100), y=np.zeros(40))
+        whole = bytearray((tmp_path / "d.npz").read_bytes())
+        whole[1000:1400] = bytes(400)
+        (tmp_path / "d.npz").write_bytes(whole)
+        with pytest.raises(DataError, match="reading it failed"):
+            Dataset.from_npz(tmp_path / "d.npz")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("kind", ["more", "less", "negative", "twice", "bzip2", "objects"])
+def test_members_are_what_numpy_writes(tmp_path: Path, kind: str) -> None:
+    shape = {"more": (3,), "less": (1,), "negative": (-2,)}.get(kind, (2,))
+    buffer = io.BytesIO()
+    npy.write_array_header_1_0(
+        buffer,
+        {"descr": "|O" if kind == "objects" else "<f8", "fortran_order": False, "shape": shape},
+    )
+    content = buffer.getvalue() + bytes(16)
+    method = zipfile.ZIP_BZIP2 if kind == "bzip2" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(tmp_path / "d.npz", "w", method) as archive:
+        archive.writestr("x.npy", content)
+        if kind == "twice":
+            archive.writestr("x.npy", content)
+    with pytest.raises(DataError):
+        read_npz(tmp_path / "d.npz")
+
+
+def test_a_mean_is_no_archive(tmp_path: Path) -> None:
+    """numpy decides by the content whether a file is an array or an archive of them."""
+    (tmp_path / "c.safetensors").write_bytes(safetensors(tmp_path))
+    np.savez(tmp_path / "m", mean=np.zeros(4))
+    (tmp_path / "m.npz").rename(tmp_path / "m.npy")
+    command = ["attack", str(tmp_path / "c.safetensors"), "--mean", str(tmp_path / "m.npy")]
+    assert main([*command, "--out", str(tmp_path / "run"), "--quiet"]) == 2
 
 
 # Through the command line

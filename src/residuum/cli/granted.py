@@ -155,7 +155,7 @@ def _read_npy(path: str) -> np.ndarray[Any, Any]:
 
     try:
         # Mapped, so that a header that claims more than the file holds allocates nothing.
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as problem:
         raise DataError(f"No file at {path!r}.", "Check the path.") from problem
     except (OSError, ValueError, EOFError, SyntaxError) as problem:
