@@ -21,7 +21,7 @@ ATTACK_SHARE = 0.7
 BASELINE_SHARE, SCORE_SHARE, CERTIFICATE_SHARE, UNIQUENESS_SHARE = 0.05, 0.1, 0.05, 0.05
 LEAST_BASELINE, LEAST_SCORE = 1.0, 3.0  # seconds: what is cheap is not left out of a short audit
 LEAST_UNIQUENESS = 3.0  # seconds: its null space is counted whatever the clock says
-MEASURED = 0.3  # seconds of steps that are timed before the first batch
+MEASURED = 0.3, 2.0  # seconds of steps that are timed before the first batch, least and most
 MIN_STEPS = 25  # one look at the loss: with fewer there is nothing to report
 MOST_STRETCH = 2.0  # a restart is never more than twice as long as its preset says
 # Seconds on two cores: of start, planning and report; of scoring and certificates of 500 samples.
@@ -78,7 +78,8 @@ def first_batch(
     """
     gpu = config.device.startswith("cuda")
     timed = config if gpu else replace(config, restarts=1)
-    needed = estimate(checkpoint, knowledge, timed, measured=MEASURED).seconds
+    measured = min(max(MEASURED[0], 0.03 * share), MEASURED[1])
+    needed = estimate(checkpoint, knowledge, timed, measured=measured).seconds
     each = needed / timed.restarts
     fit = min(int(share / each), MAX_RESTARTS) if each > 0 else MAX_RESTARTS
     restarts = max(1, min(config.restarts, fit))
