@@ -16,7 +16,13 @@ between candidates of one pattern leave the residual as it is, too, and may keep
 
 Directions outside row(W1) meet no switch: without a box they are free for ever. Networks that are not
 piecewise linear have no cell: there the pair is stopped by the residual's curvature, and x moves along
-the directions in which the second derivative of f is smallest.
+the directions in which the second derivative of f is smallest (``curvature_directions``).
+
+How far a pair really goes (``travel``): between two events (a switch of either half changes sign) the
+change of the residual is affine in t, so its square is a parabola, known from three points; the pair
+stops where it first exceeds the tolerance, in mid-segment or at the event itself, where the change
+jumps. A switch whose jump is within the tolerance is passed. Networks that are not piecewise linear:
+doubling and bisection of the change.
 """
 
 from __future__ import annotations
@@ -29,25 +35,45 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, jacfwd
 
 from residuum.errors import InputError
 from residuum.networks import MLP
 from residuum.records.uniqueness import NullSpace, Uniqueness
+from residuum.stationarity import Theta, parameters
 from residuum.theory.kkt import evaluate
-from residuum.theory.patterns import HypothesisError, check_piecewise_linear, switches
+from residuum.theory.patterns import (
+    HypothesisError,
+    Switches,
+    check_piecewise_linear,
+    slopes,
+    switches,
+)
 from residuum.theory.rows import choose_task
 from residuum.theory.uniqueness.cell import build_cell, seen
 from residuum.theory.uniqueness.nullspace import null_space, row_space
-from residuum.theory.uniqueness.smooth import curvature_directions
 from residuum.theory.uniqueness.system import System, build_system
-from residuum.theory.uniqueness.travel import BOX, NOTHING, Stop, travel
 
 TOLERANCE = 1e-6
 IDLE = 1e-9  # of the largest multiplier: below, a candidate takes no part
 OUTSIDE = 1e-9
 LINEAR = "no switches: only the sums of lam y and of lam y x over all candidates are determined"
+BEYOND = 1e-9  # of t: where the pattern after an event is read
+EVENTS = 400
+START, GUESSES, BISECTIONS = 1e-3, 6, 30
+FAR = 1e12  # times (1 + |x|): what gets there is taken to go on for ever
+BOX, NOTHING = "box", "nothing"
+ENTRIES = 5 * 10**7  # of all second derivatives of one candidate
 Watch = Callable[[int, int], None]
 Ends = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """t reached, and what is in the way: a switch by name, box, tolerance, nothing."""
+
+    t: float
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -159,6 +185,113 @@ def _certify_smooth(system: System, i: int, ends: Ends | None, tolerance: float)
     pixels = torch.tensor([go(e).t for e in torch.eye(len(flat)).to(flat)]).to(flat)
     share = float((flat + least).square().sum()) / size**2
     return _Sample(stops[best], stops[best].t, math.inf, 0, tried[best], share, 0.0, least, pixels)
+
+
+def travel(
+    system: System, i: int, v: Tensor, limit: float, tolerance: float, piecewise: bool
+) -> Stop:
+    """Largest t <= limit such that the pair x_i +- s v is as good for all s <= t; v: (*shape) unit."""
+
+    def change(t: float) -> float:
+        return system.change(i, t * v)
+
+    far = FAR * (1 + float(system.x[i].norm()))
+    if not piecewise:
+        return _bisect(change, tolerance, min(limit, far), limit)
+    t = 0.0
+    for event in range(EVENTS):
+        step, k, found = _next_event(system, i, v, t)
+        end = min(t + step, limit, far)
+        # Up to the first event nothing changes; afterwards the parabola decides.
+        inside = _first_excess(change, t, end, tolerance) if event else None
+        if inside is not None:
+            return Stop(inside, "tolerance")
+        if end >= limit:
+            return Stop(limit, BOX)
+        if end >= far:
+            return Stop(math.inf, NOTHING)
+        t = end * (1 + BEYOND)
+        if change(t) > tolerance:
+            return Stop(end, found.name(k))
+    return Stop(t, "too many switches")
+
+
+def _next_event(system: System, i: int, v: Tensor, t: float) -> tuple[float, int, Switches]:
+    """Distance to the next sign change of a switch of either half, and which switch it is."""
+    points = torch.stack([system.x[i] + t * v, system.x[i] - t * v])
+    found = switches([system.model], points)
+    if not found.values.shape[1]:
+        return math.inf, 0, found
+    slope = slopes([system.model], points, torch.stack([v, -v]))
+    step = -found.values / slope
+    step = torch.where((step > 0) & step.isfinite(), step, math.inf)
+    least, where = step.amin(0).min(0)
+    return float(least), int(where), found
+
+
+def _first_excess(
+    change: Callable[[float], float], start: float, end: float, tolerance: float
+) -> float | None:
+    """First t of a segment at which the change exceeds the tolerance; its square is convex in t."""
+    length = end - start
+    shares = (0.25, 0.5, 0.75)
+    p, q, r = (change(start + share * length) ** 2 for share in shares)
+    curve = 8 * (p - 2 * q + r)
+    slope = 2 * (r - p) - curve
+    level = q - 0.5 * slope - 0.25 * curve  # value at share 0
+    if level + slope + curve <= tolerance**2:
+        return None
+    excess = level - tolerance**2
+    root = math.sqrt(max(slope**2 - 4 * curve * excess, 0.0))
+    share = -2 * excess / (slope + root) if slope + root > 0 else 0.0
+    return start + min(max(share, 0.0), 1.0) * length
+
+
+def _bisect(change: Callable[[float], float], tolerance: float, most: float, limit: float) -> Stop:
+    """A bracket from where the change, which grows like t^2 near 0, should meet the tolerance."""
+    guess = START
+    for _ in range(GUESSES):
+        size = change(guess)
+        guess = min(
+            guess * min(math.sqrt(tolerance / size), 1e3) if size > 0 else 1e3 * guess, most
+        )
+    low, high = 0.0, guess
+    while high < most and change(high) <= tolerance:
+        low, high = high, min(2 * high, most)
+    if high == most and change(most) <= tolerance:
+        return Stop(limit, BOX) if most == limit else Stop(math.inf, NOTHING)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if change(middle) <= tolerance else (low, middle)
+    return Stop(low, "tolerance")
+
+
+def curvature_directions(system: System, i: int) -> list[Tensor]:
+    """d orthonormal directions (d,) in which a smooth network bends, least first.
+
+    The halves x +- t v change the residual by t^2/2 f''[v, v] + O(t^4), so a pair goes furthest where
+    that is small. sum_p H_p^2 over the Hessians H_p of all components f_p has the directions of no
+    curvature as its null space; these are its eigenvectors.
+    """
+    theta, shape, u = parameters(system.model), system.x.shape[1:], system.u[i]
+    d, size = system.x[i].numel(), sum(t.numel() for t in theta.values())
+    if d * d * size > ENTRIES:
+        raise InputError(
+            f"Networks that are not piecewise linear are certified up to d^2 P = {ENTRIES:.0e}; "
+            f"this one has d = {d}, P = {size}.",
+            "Use a ReLU network, or a smaller one.",
+        )
+
+    def f(z: Tensor) -> Tensor:
+        def value(t: Theta) -> Tensor:
+            return (u * functional_call(system.model, t, (z.reshape(1, *shape),))[0]).sum()
+
+        parts = grad(value)(theta)
+        return torch.cat([system.scales[name] * parts[name].flatten() for name in theta])
+
+    hessians = jacfwd(jacfwd(f))(system.x[i].flatten())  # (P, d, d)
+    total = torch.einsum("pij,pjk->ik", hessians, hessians)
+    return list(torch.linalg.eigh(total).eigenvectors.T)
 
 
 def _active(
