@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import pickle
 import struct
 import zipfile
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.lib import format as npy
+from PIL import Image
+from safetensors.torch import save
 
 from residuum.checkpoints import save_checkpoint
 from residuum.checkpoints.archives import LEGACY_MAGIC, LEGACY_PROTOCOL
@@ -230,6 +234,10 @@ DATA: dict[str, Callable[[], bytes]] = {
     "many members": lambda: directory(400_000),
     "many arrays": lambda: npz(**{f"x{i}": old_header() for i in range(1000)}),
 }
+RECORDS: dict[str, Callable[[], str]] = {
+    "lists": lambda: "[" + "[]," * 8_000_000 + "[]]",
+    "equal hashes": lambda: json.dumps({"$dict": [[i * (2**61 - 1), 0] for i in range(150_000)]}),
+}
 BATCHES: dict[str, Callable[[], bytes]] = {
     "bytes copied": lambda: (
         b"\x80\x02" + text(b"x" * 1_000_000) + text(b"latin1")
@@ -272,6 +280,14 @@ def commands(tmp_path: Path) -> dict[str, list[str]]:
     for name, make in BATCHES.items():
         write(f"{name}/cifar-10-batches-py/test_batch", make())
         found[f"batch: {name}"] = train("cifar10", tmp_path / name)
+    for name, text in RECORDS.items():
+        write(f"{name}.safetensors", save({"a": torch.zeros(1)}, {"residuum": text()}))
+        config = write(f"{name}.toml", f'knowledge = "{name}.safetensors"\n'.encode())
+        found[f"record: {name}"] = ["audit", str(model), "--config", config, *quick]
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGBA", (8000, 8000)).save(tmp_path / "photos" / name / "black.png")
+    found["images: black"] = train(str(tmp_path / "photos"), tmp_path)
     write("zeros/MNIST/raw/t10k-images-idx3-ubyte.gz", packed_images())
     found["images: zeros"] = train("mnist", tmp_path / "zeros")
     return found
@@ -282,7 +298,7 @@ def test_bombs_are_refused_before_they_go_off(commands: dict[str, list[str]]) ->
     warm_up = [commands.pop("inspect"), commands.pop("audit")]
     taken = dict(zip(commands, confined(warm_up, [*commands.values()]), strict=True))
     assert 80_000_000 < taken.pop("sound").bytes < BYTES, "memory is not measured"
-    assert len(taken) == len(CHECKPOINTS) + len(DATA) + len(BATCHES) + 1
+    assert len(taken) == len(CHECKPOINTS) + len(DATA) + len(BATCHES) + len(RECORDS) + 2
     for name, (code, seconds, size) in taken.items():
         assert code in (2, 4), name
         assert seconds < SECONDS, name

@@ -18,6 +18,7 @@ FORMATS = {
     ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP",
     ".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM", ".ppm": "PPM",
 }  # fmt: skip
+MAX_PIXELS = 20_000_000  # 200 MB with the copies that a conversion makes
 GRAY_MODES = ("1", "L", "LA")
 COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
@@ -97,6 +98,8 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=sorted(set(FORMATS.values()))) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise Image.DecompressionBombError
                 if image.mode not in GRAY_MODES + COLOUR_MODES:
                     raise DataError(
                         f"Images must have 8 bits per channel; {str(file)!r} has mode "
@@ -109,8 +112,8 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
             plain = plain.resize((size[1], size[0]), Image.Resampling.BICUBIC)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as problem:
         raise UnsafeFileError(
-            f"An image may have {Image.MAX_IMAGE_PIXELS} pixels; {str(file)!r} claims more.",
-            "Leave it out.",
+            f"An image may have {MAX_PIXELS} pixels; {str(file)!r} claims more.",
+            "Leave it out, or make it smaller.",
         ) from problem
     except (
         OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError, struct.error

@@ -21,6 +21,9 @@ from residuum.errors import InputError, ResiduumError
 from residuum.records.files import write_atomic
 
 METADATA_KEY = "residuum"
+SMALL_TEXT = (
+    4 << 20
+)  # JSON takes forty times its length in memory; longer ones stand beside tensors
 R = TypeVar("R", bound="Record")
 _UNREADABLE = (
     OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError,
@@ -49,8 +52,11 @@ class Record:
         try:
             with safe_open(str(path), framework="pt") as archive:
                 metadata = archive.metadata() or {}
+                text = metadata[METADATA_KEY]
+                if len(text) > max(SMALL_TEXT, Path(path).stat().st_size // 2):
+                    raise ValueError("more text than tensors")
                 tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
-            record = _decode(json.loads(metadata[METADATA_KEY]), tensors)
+            record = _decode(json.loads(text), tensors)
         except _UNREADABLE as problem:
             raise InputError(
                 f"{str(path)!r} must be a saved {cls.__name__}; reading it failed "
@@ -124,8 +130,15 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if "$tensor" in tree:
         return tensors[tree["$tensor"]]
     if "$dict" in tree:
-        return {key: _decode(value, tensors) for key, value in tree["$dict"]}
+        return {_key(key): _decode(value, tensors) for key, value in tree["$dict"]}
     if "$tuple" in tree:
         return tuple(_decode(item, tensors) for item in tree["$tuple"])
     fields = {key: _decode(value, tensors) for key, value in tree["fields"].items()}
     return Record.known[tree["$record"]](**fields)
+
+
+def _key(key: Any) -> Any:
+    """Multiples of 2^61 - 1 have one hash: a dict of them takes quadratic time."""
+    if isinstance(key, int) and abs(key) >= 2**60:
+        raise ValueError("a key that is no small number")
+    return key
