@@ -1,4 +1,4 @@
-"""Report pages for tests: real digits as pictures, made-up attacks around them."""
+"""Audits for tests of the report: real digits as pictures, made-up attacks around them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,32 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.datasets import load_digits
 
-from residuum.report.page import (
-    CERTIFIED,
+from residuum.auditing.result import AuditResult, Evidence
+from residuum.auditing.verdict import (
+    EXIT_CODES,
     INCONCLUSIVE,
     LEAK,
     NO_LEAK_FOUND,
-    AttackRow,
-    Control,
-    Figure,
-    Granted,
-    Item,
-    MetricRow,
-    Page,
-    Residuals,
+    AttackOutcome,
     Verdict,
 )
+from residuum.checkpoints import Inspection
+from residuum.records import (
+    Certificate,
+    Checkpoint,
+    Knowledge,
+    NullSpace,
+    Reconstruction,
+    Scores,
+    Selection,
+    Uniqueness,
+)
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 
+OUTCOMES = tuple(EXIT_CODES)
 HOSTILE = (
     "<script>document.title='pwned'</script>",
     "\"'><img src=x onerror=document.title='pwned'>",
@@ -61,17 +69,17 @@ def samples(count: int, shape: tuple[int, ...], seed: int = 0) -> tuple[np.ndarr
     return image * tint, labels
 
 
-def page(
+def audited(
     count: int = 60,
     shape: tuple[int, ...] = (1, 8, 8),
     outcome: str = LEAK,
     names: tuple[str, ...] = (),
     seed: int = 0,
     **changes: Any,
-) -> Page:
-    """A report of an attack that got a third of the samples, or none without a leak.
+) -> AuditResult:
+    """An audit that got a third of the samples back, or none without a leak.
 
-    names: hostile ones, wherever text goes; changes: other fields of the page.
+    names: hostile ones, wherever text goes; changes: other fields of the result.
     """
     rng = np.random.default_rng(seed)
     x, labels = samples(count, shape, seed)
@@ -81,38 +89,94 @@ def page(
     scores = np.array([ncc(a, b) for a, b in zip(found, x, strict=True)])
     null = rng.normal(0.42, 0.1, size=SUBSETS * max(count, 1)).clip(-1, 0.98)
     threshold = float(np.quantile(null, 0.99))
-    order = np.argsort(-scores)
-    called = [names[i % len(names)] if names else f"digit {labels[i]}" for i in range(count)]
-    items = tuple(
-        _item(i, found[i], x[i], called[i], scores[i], bool(scores[i] > threshold), rng)
-        for i in order
-    )
     recovered = int((scores > threshold).sum())
-    control = Control("ncc", scores, null, threshold, SUBSETS, outputs=rng.normal(0, 1.2, count),
-                      labels=tuple(f"label {'+' if v % 2 else '-'}1" for v in labels))  # fmt: skip
-    given: dict[str, Any] = {
-        "subject": names[0] if names else "digits-mlp.safetensors",
-        "verdict": Verdict(outcome, count, recovered, 0.6, (max(recovered - 6.2, 0), recovered + 7.4),
-                           0.002 if outcome == LEAK else 0.41, "ncc", _reasons(outcome)),
-        "created": "2026-03-04 09:30 UTC", "description": "mlp:64-1000-1000-1, binary classifier",
-        "shape": shape, "items": items, "control": control if count else None,
-        **_around(names),
-    }  # fmt: skip
-    return Page(**given | changes)
-
-
-def without_data(count: int = 24) -> Page:
-    """Candidates alone: no match, no control."""
-    full = page(count)
-    items = tuple(
-        Item(number=k, found=item.found, confidence=item.confidence, support=item.support,
-             restarts=item.restarts, multiplier=item.multiplier, attack=item.attack,
-             certificate=item.certificate, determined_energy=item.determined_energy,
-             determined_at_least=item.determined_at_least)
-        for k, item in enumerate(full.items)
+    called = tuple(names[i % len(names)] if names else f"digit {labels[i]}" for i in range(count))
+    verdict = Verdict(
+        outcome, _reasons(outcome), count, recovered, 0.6, (max(recovered - 6.2, 0), recovered + 7.4),
+        0.002 if outcome == LEAK else 0.41, "ncc",
     )  # fmt: skip
-    verdict = Verdict(INCONCLUSIVE, reasons=("No held-out control was given.",))
-    return page(0, items=items, verdict=verdict, metrics=(), shape=(1, 8, 8))
+    part = reconstruction(found, scores, rng, names)
+    given: dict[str, Any] = {
+        "verdict": verdict, "reconstructions": (part,),
+        "knowledge": _told(shape, names), "inspection": _inspection(), **_around(names),
+    }  # fmt: skip
+    if count:
+        rows = tuple(
+            _scored(i, found[i], x[i], float(scores[i]), threshold, rng) for i in range(count)
+        )
+        given |= {
+            "scores": Scores(count, count, True, "", "ncc", _metrics(threshold, recovered), rows),
+            "evidence": Evidence(
+                index=torch.from_numpy(np.argsort(-scores)), x=torch.from_numpy(x[np.argsort(-scores)]),
+                values=torch.from_numpy(scores), null=torch.from_numpy(null), null_sets=SUBSETS,
+                outputs=torch.from_numpy(rng.normal(0, 1.2, count)), output_name="network output",
+                labels=called,
+            ),
+            "uniqueness": _unique(found, rng),
+        }  # fmt: skip
+    return bare(**given | changes)
+
+
+def bare(**given: Any) -> AuditResult:
+    """An audit of nothing, but for what is given."""
+    empty: dict[str, Any] = {
+        "subject": "bare", "created": "2026-03-04T09:30:00+00:00", "verdict": Verdict(INCONCLUSIVE),
+        "checkpoint": Checkpoint({}, "mlp:64-1000-1000-1"), "inspection": _inspection(),
+        "knowledge": Knowledge(), "attacks": (), "reconstructions": (), "scores": None,
+        "selected": None, "certificate": None, "certificate_of": "no samples", "uniqueness": None,
+        "uniqueness_reason": "", "evidence": None, "batches": (), "seconds": {}, "settings": {},
+        "environment": {},
+    }  # fmt: skip
+    return AuditResult(**empty | given)
+
+
+def without_data(count: int = 24) -> AuditResult:
+    """Candidates alone: no match, no control."""
+    verdict = Verdict(INCONCLUSIVE, ("No held-out control was given.",))
+    return audited(count, scores=None, evidence=None, verdict=verdict)
+
+
+def compared(
+    values: list[float], null: list[float], threshold: float, sets: int, metric: str, higher: bool
+) -> AuditResult:
+    """An audit of these deciding scores, without candidates."""
+    row = MetricScore(metric, "", higher, None, None, None, None, None, threshold_null99=threshold)
+    scores = Scores(len(values), 0, True, "", metric, {metric: row}, ())
+    return bare(
+        scores=scores,
+        evidence=Evidence(
+            index=torch.zeros(0, dtype=torch.long), x=torch.zeros(0, 4),
+            values=torch.tensor(values, dtype=torch.float64),
+            null=torch.tensor(null, dtype=torch.float64), null_sets=sets,
+        ),
+        reconstructions=(reconstruction(np.zeros((0, 4)), np.zeros(0), np.random.default_rng(0)),),
+    )  # fmt: skip
+
+
+def reconstruction(
+    found: np.ndarray, scores: np.ndarray, rng: np.random.Generator, names: tuple[str, ...] = ()
+) -> Reconstruction:
+    """Candidates of 8 restarts; the first layer's residual falls, the others' stay."""
+    count, x = len(found), torch.from_numpy(found)
+    labels, lam = torch.ones(count), torch.from_numpy(rng.gamma(1, size=count))
+    confidence = np.clip(scores + rng.normal(0, 0.08, count), 0, 1)
+    steps = np.arange(0, 20001, 100)
+    decay = np.exp(-steps / 4000)
+    noise = np.random.default_rng(5).lognormal(0, 0.2, size=(8, len(steps)))
+    curves = [
+        (0.004 + decay * 0.9 if k == 0 else 1 - 0.1 * k + 0 * decay) * noise for k in range(3)
+    ]
+    layers = names or ("layers.0.weight", "layers.1.weight", "layers.2.weight")
+    return Reconstruction(
+        attack="binary-kkt", x=x, labels=labels, lam=lam, run=torch.zeros(count, dtype=torch.long),
+        steps=torch.from_numpy(steps), loss=torch.from_numpy(noise),
+        layers=torch.from_numpy(np.stack(curves, -1) ** 2), layer_names=layers[:3],
+        status=("finished",) * 8, knowledge=Knowledge(),
+        selection=Selection(
+            x, labels, lam, torch.from_numpy(rng.integers(1, 9, count)), torch.ones(count),
+            torch.from_numpy(confidence), torch.zeros(count, 5), torch.arange(count),
+        ),
+    )  # fmt: skip
 
 
 def _reasons(outcome: str) -> tuple[str, ...]:
@@ -124,58 +188,80 @@ def _reasons(outcome: str) -> tuple[str, ...]:
     }[outcome]  # fmt: skip
 
 
-def _item(i: int, found: np.ndarray, sample: np.ndarray, label: str, score: float, recovered: bool,
-          rng: np.random.Generator) -> Item:  # fmt: skip
-    energy = float(rng.uniform(0.2, 1))
-    status = CERTIFIED[0 if energy > 0.8 else 1 if energy > 0.4 else 2]
-    known = i % 2 == 0
-    return Item(
-        number=int(i), found=found, nearest=sample, label=label, attack="binary-kkt",
-        scores={"ncc": score, "l2": float(np.linalg.norm(found - sample)), "ssim3": score**2},
-        recovered=recovered, margin=float(rng.gamma(2)), output=float(rng.normal()),
-        confidence=float(np.clip(score + rng.normal(0, 0.08), 0, 1)), support=int(rng.integers(1, 9)),
-        restarts=8, multiplier=float(rng.gamma(1)), determined_energy=energy if known else None,
-        determined_at_least=energy - 0.02 if known else None,
-        radius=float(rng.gamma(1)) if known else None, certificate=status if known else "",
-        ambiguity=rng.uniform(0, 1 - energy, sample.shape) if known else None,
+def _scored(
+    i: int, found: np.ndarray, sample: np.ndarray, score: float, threshold: float,
+    rng: np.random.Generator,
+) -> SampleScore:  # fmt: skip
+    values = {"ncc": score, "l2": float(np.linalg.norm(found - sample)), "ssim3": score**2}
+    matches = {name: SampleMatch(value, i, None, value, i) for name, value in values.items()}
+    margin, multiplier = float(rng.gamma(2)), float(rng.gamma(1))
+    return SampleScore(i, 1.0, margin, multiplier, score > threshold, matches)
+
+
+def _unique(found: np.ndarray, rng: np.random.Generator) -> Uniqueness:
+    """Certificates of every second candidate."""
+    index = torch.arange(0, len(found), 2)
+    k, energy = len(index), rng.uniform(0.2, 1.2, -(-len(found) // 2)).clip(max=1)
+    share = torch.from_numpy(energy)
+    zeros, x = torch.zeros(k, dtype=torch.float64), torch.from_numpy(found)[index]
+    free = rng.uniform(size=x.shape) * (1 - energy).reshape(-1, *[1] * (x.ndim - 1))
+    return Uniqueness(
+        task="binary", samples=len(found), tolerance=0.01, box=True, index=index, labels=zeros,
+        lam=zeros, radius=torch.from_numpy(rng.gamma(1, size=k)), radius_inside=zeros,
+        radius_most=zeros, blocked_by=("",) * k, kinks=zeros, direction=x, outside=zeros,
+        determined_energy=share, determined_at_least=share - 0.02, least=x,
+        pixels=torch.from_numpy(free), size=zeros,
+        null_space=NullSpace(0, 0, 0, 0, 0, 0, 0, 0, 0, "dense", None), seconds=1.0,
+    )  # fmt: skip
+
+
+def _metrics(threshold: float, recovered: int) -> dict[str, MetricScore]:
+    rows = (
+        MetricScore("ncc", "normalised cross-correlation, one-to-one", True, None, None, 0.9, 0.991, 0.5,
+                    recovered, 0.6, (1.0, 9.0), 0.002, threshold),
+        MetricScore("ssim3", "structural similarity, mean added", True, 0.4, 19, 0.9, 0.98, 0.5, 17, 0.5,
+                    None, 0.002, 0.41, 2),
+        MetricScore("l2", "Euclidean distance", False, None, None, 0.5, 0.3, 1.0, 16, 0.6, None, 0.0005,
+                    1.2),
+    )  # fmt: skip
+    return {row.name: row for row in rows}
+
+
+def _told(shape: tuple[int, ...], names: tuple[str, ...]) -> Knowledge:
+    mean = torch.zeros(int(np.prod(shape)))
+    said = names[2 % len(names)] if names else "logistic"
+    return Knowledge(
+        shape=shape, value_range=(0.0, 1.0), mean=mean, loss=said, provenance={"mean": "train"}
+    )
+
+
+def _inspection() -> Inspection:
+    return Inspection(
+        "mlp:64-1000-1000-1", (64,), 1, (), 1_066_001, 4_264_004, "torch.float32", 3.0, 12,
+        "above the noise edge", (), 0.01,
+    )  # fmt: skip
+
+
+def _certificate() -> Certificate:
+    return Certificate(
+        "binary", 60, 0.0312, 0.0311, 0.4, 0.1, 1.0, 0.02, 3.0, 4, 4, (), torch.ones(2),
+        torch.arange(2), 0.01, 0.02, 10.0, 12.0, "near_kkt",
     )  # fmt: skip
 
 
 def _around(names: tuple[str, ...]) -> dict[str, Any]:
     """Everything but the samples."""
-    layer = names or ("layers.0.weight", "layers.1.weight", "layers.2.weight")
-    steps = np.arange(0, 20001, 100)
-    decay = np.exp(-steps / 4000)
-    noise = np.random.default_rng(5).lognormal(0, 0.2, size=(4, len(steps)))
-    curves = {name: (0.004 + decay * 0.9 if k == 0 else 1 - 0.1 * k + 0 * decay) * noise
-              for k, name in enumerate(layer[:3])}  # fmt: skip
     return {
-        "metrics": (
-            MetricRow("ncc", "normalised cross-correlation, one-to-one", True, 20, 0.6, 0.002,
-                      0.655, None, None, None, 0.991),
-            MetricRow("ssim3", "structural similarity, mean added", False, 17, 0.5, 0.002, 0.41,
-                      0.4, 19, 2, 0.98),
-            MetricRow("l2", "Euclidean distance", False, 16, 0.6, 0.0005, 1.2, best=0.3,
-                      higher_is_better=False),
-        ),
-        "residuals": (Residuals("binary-kkt", steps, curves, 0.1),),
-        "knowledge": (
-            Granted("shape", "(1, 8, 8)", "user"), Granted("value range", "0 to 1", "user"),
-            Granted("mean", names[2 % len(names)] if names else "64 values", "train"),
-        ),
+        "subject": names[0] if names else "digits-mlp.safetensors",
         "attacks": (
-            AttackRow("binary-kkt", True, "homogeneous of order 3: training to zero loss leads to a "
-                      "KKT point", 8, "finished", 480, 0.0041, 41.2),
-            AttackRow("first-layer-weights", True, "baseline", 1, "finished", 1000, None, 0.1),
-            AttackRow("multiclass-kkt", False, "needs two or more outputs; this network has 1"),
-            AttackRow("ntk", False, "needs the initial weights; grant them with --init"),
+            AttackOutcome("binary-kkt", True, True, True, "homogeneous of order 3: training to zero loss "
+                          "leads to a KKT point", 8, 20000, 480, residual=0.0041, seconds=41.2),
+            AttackOutcome("first-layer-weights", False, True, True, "baseline", 1, candidates=1000),
+            AttackOutcome("multiclass-kkt", True, False, False,
+                          "needs two or more outputs; this network has 1"),
+            AttackOutcome("ntk", True, True, False, "needs the initial weights; grant them with --init"),
         ),
-        "certificate": (
-            Figure("residual", 0.0312, "distance to a KKT point, share of the weights' norm"),
-            Figure("margin", 1.0, "least output of a training sample with the right sign"),
-            Figure("directions of the first layer", 12, "above the noise edge"),
-            Figure("status", "approximate KKT point"),
-        ),
+        "certificate": _certificate(), "certificate_of": "training samples",
         "assumptions": ("The network was trained to zero training error without early stopping.",
                         "Held-out samples come from the distribution of the training set."),
         "limitations": ("Only the attacks listed here were run, inside a budget of 10 minutes.",

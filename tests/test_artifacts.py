@@ -12,12 +12,14 @@ import jsonschema
 import pytest
 
 from residuum.auditing import AuditResult
-from residuum.auditing.page import STATUS, first_layer_directions
 from residuum.auditing.published import SCHEMA_VERSION, result_schema
+from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
 from residuum.cli.main import COMMANDS, main
+from residuum.records import Knowledge
 from residuum.report.model_card import model_card
-from residuum.report.page import OUTCOMES, AttackRow, Granted, Page, Verdict
+from residuum.report.page import STATUS
 from residuum.report.sarif import RULE, sarif
+from tests import pages
 from tests.victims import write
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "sarif-2.1.0-rtm.5.json").read_text())
@@ -60,11 +62,11 @@ def test_directions_of_the_first_layer_are_a_line_of_result_and_report(run: Path
     assert network["first_layer_directions_of"] in page
     found = AuditResult.load(run)
     many = found.replace(verdict=found.verdict.replace(n=65))
-    assert first_layer_directions(many) == (None, "more samples (65) than inputs (64)")
+    assert many.directions == (None, "more samples (65) than inputs (64)")
     told = found.replace(
         verdict=found.verdict.replace(n=None), knowledge=found.knowledge.replace(sample_count=70)
     )
-    assert first_layer_directions(told) == (None, "more samples (70) than inputs (64)")
+    assert told.directions == (None, "more samples (70) than inputs (64)")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +91,9 @@ def test_the_written_sarif(run: Path) -> None:
     assert artifact["location"]["uri"].startswith("file:///")
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("outcome", EXIT_CODES)
 def test_sarif_of_every_outcome(outcome: str) -> None:
-    verdict = Verdict(outcome, 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", ("because <b>",), "ncc > 0.8")
+    verdict = Verdict(outcome, ("because <b>",), 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", "ncc > 0.8")
     log = sarif(verdict, file="a b/m#1.pt", tool_version="1", sha256="0f", exit_code=1)
     check_sarif(log)
     result = log["runs"][0]["results"][0]
@@ -110,7 +112,7 @@ def test_sarif_of_every_outcome(outcome: str) -> None:
     ],
 )  # fmt: skip
 def test_other_logs_do_not_fit(place: tuple[str | int, ...], change: dict[str, Any]) -> None:
-    verdict = Verdict("leak", 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", ())
+    verdict = Verdict("leak", (), 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc")
     log = sarif(verdict, file="m.pt", tool_version="1", sha256="0f", exit_code=1)
     check_sarif(log)
     part = log
@@ -122,12 +124,11 @@ def test_other_logs_do_not_fit(place: tuple[str | int, ...], change: dict[str, A
 
 
 def test_names_stay_text_in_the_model_card() -> None:
-    page = Page(
-        "<img src=x>|[a](javascript:b)", Verdict("inconclusive"),
-        knowledge=(Granted("mean", "`x`\n# head", "user"),),
-        attacks=(AttackRow("a|b", False, "*no*"),), limitations=("no guarantee",),
+    result = pages.bare(
+        subject="<img src=x>|[a](javascript:b)", knowledge=Knowledge(loss="`x`\n# head"),
+        attacks=(AttackOutcome("a|b", True, False, False, "*no*"),), limitations=("no guarantee",),
     )  # fmt: skip
-    text = model_card(page)
+    text = model_card(result)
     assert "<img" not in text
     assert "&lt;img" in text
     assert "](javascript" not in text

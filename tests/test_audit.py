@@ -19,8 +19,7 @@ import torch
 import residuum as rs
 from residuum.auditing.budget import Batch
 from residuum.auditing.folder import open_folder
-from residuum.auditing.page import page
-from residuum.auditing.publish import publish
+from residuum.auditing.published import publish
 from residuum.auditing.scale import scale_notes
 from residuum.auditing.stages import merged
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
@@ -30,6 +29,7 @@ from residuum.cli.main import main
 from residuum.errors import DataError, OutputError
 from residuum.records import Dataset, same
 from residuum.records.environment import sha256
+from residuum.report.gallery import items
 from tests.program import listing, start
 from tests.victims import knowledge, leaky, tight, untrained, write
 
@@ -193,9 +193,9 @@ def test_uniqueness_is_certified_where_the_budget_allows() -> None:
     # Each sample's data: its multiplier stands under the candidate that the index names.
     lam = found.reconstructions[0].weight[rows]
     assert torch.allclose(lam.double(), found.uniqueness.lam.double())
-    items = [item for item in page(found).items if item.certificate]
-    assert items
-    for item in items:
+    cards = [item for item in items(found) if item.certificate]
+    assert cards
+    for item in cards:
         assert 0 <= item.determined_at_least <= item.determined_energy + 1e-9
         assert (item.certificate == "pairs keep it") == (item.determined_at_least >= 0.9)
     assert "not covered and may keep less" in found.html()

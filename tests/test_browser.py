@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from residuum.auditing import AuditResult
+from residuum.report.gallery import DETERMINED, items
 from residuum.report.html import render
-from residuum.report.page import DETERMINED, Page
 from residuum.report.safetext import visible
 from tests import pages
 
@@ -48,7 +49,9 @@ class Reports:
         self.contexts: list[Any] = []
         self.problems: list[str] = []
 
-    def __call__(self, page: Page, width: int = 1280, scripts: bool = True, **options: bool) -> Any:
+    def __call__(
+        self, page: AuditResult, width: int = 1280, scripts: bool = True, **options: bool
+    ) -> Any:
         path = self.folder / f"report-{len(self.contexts)}.html"
         path.write_text(render(page, **options), encoding="utf-8")
         context = self.browser.new_context(
@@ -91,7 +94,7 @@ def numbers(tab: Any, name: str) -> list[float]:
 
 
 def test_policy_blocks_scripts_that_are_not_ours(opened: Reports) -> None:
-    tab = opened(pages.page(3))
+    tab = opened(pages.audited(3))
     assert "default-src 'none'" in tab.get_attribute("meta[http-equiv]", "content")
     added = tab.evaluate(
         """() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1';
@@ -106,7 +109,7 @@ def test_policy_blocks_scripts_that_are_not_ours(opened: Reports) -> None:
 
 
 def test_requests_and_errors_would_be_noticed(opened: Reports) -> None:
-    tab = opened(pages.page(1))
+    tab = opened(pages.audited(1))
     tab.evaluate("console.error('one'); setTimeout(() => { throw new Error('two'); })")
     tab.evaluate("location.href = 'file:///nowhere.html'")
     tab.wait_for_timeout(200)
@@ -116,9 +119,10 @@ def test_requests_and_errors_would_be_noticed(opened: Reports) -> None:
 
 
 def test_slider_changes_both_counts_and_reset_brings_them_back(opened: Reports) -> None:
-    page = pages.page(60)
+    page = pages.audited(60)
     tab = opened(page)
     assert page.control is not None
+    assert page.evidence is not None
     start = counts(tab)
     assert start[0] == page.verdict.recovered
     rule = "document.querySelector('#histogram .rule').getBoundingClientRect().x"
@@ -127,11 +131,11 @@ def test_slider_changes_both_counts_and_reset_brings_them_back(opened: Reports) 
                  "e.dispatchEvent(new Event('input', {bubbles: true})); }", 60)  # fmt: skip
     moved = counts(tab)
     value = float(tab.inner_text("#threshold-value"))
-    assert value < page.control.threshold
+    assert value < page.control.threshold_null99
     assert moved[0] > start[0]
     assert moved[1] > start[1]
-    assert moved[0] == (page.control.train > value).sum()
-    assert moved[1] == pytest.approx((page.control.null > value).sum() / pages.SUBSETS, rel=0.01)
+    assert moved[0] == (page.evidence.values > value).sum()
+    assert moved[1] == pytest.approx((page.evidence.null > value).sum() / pages.SUBSETS, rel=0.01)
     assert tab.evaluate(rule) < before - 5
     assert tab.is_visible("#moved")
     tab.click("#reset-threshold")
@@ -141,7 +145,7 @@ def test_slider_changes_both_counts_and_reset_brings_them_back(opened: Reports) 
 
 
 def test_badges_follow_the_slider(opened: Reports) -> None:
-    tab = opened(pages.page(20))
+    tab = opened(pages.audited(20))
     badges = "[...document.querySelectorAll('.badge')].filter(b => !b.hidden).length"
     assert tab.evaluate(badges) == int(counts(tab)[0])
     tab.focus("#threshold")
@@ -166,7 +170,7 @@ def test_badges_follow_the_slider(opened: Reports) -> None:
     ],
 )
 def test_sorting(opened: Reports, key: str, name: str, descending: bool) -> None:
-    tab = opened(pages.page(20))
+    tab = opened(pages.audited(20))
     tab.select_option("#sort", key)
     found = numbers(tab, name)
     assert len(found) >= 10
@@ -179,32 +183,32 @@ def test_sorting(opened: Reports, key: str, name: str, descending: bool) -> None
 
 
 def test_filters(opened: Reports) -> None:
-    page = pages.page(24)
+    page = pages.audited(24)
     tab = opened(page)
     shown = f"{VISIBLE}.length"
     assert tab.evaluate(shown) == 24
     tab.check("#recovered")
     assert tab.evaluate(shown) == page.verdict.recovered
     tab.uncheck("#recovered")
-    label = sorted({item.label for item in page.items})[0]
+    label = sorted({item.label for item in items(page)})[0]
     tab.select_option("#label", label=label)
-    assert tab.evaluate(shown) == sum(item.label == label for item in page.items)
+    assert tab.evaluate(shown) == sum(item.label == label for item in items(page))
     tab.select_option("#label", "")
     tab.select_option("#certificate-filter", label=DETERMINED)
-    expected = sum(item.certificate == DETERMINED for item in page.items)
+    expected = sum(item.certificate == DETERMINED for item in items(page))
     assert 0 < tab.evaluate(shown) == expected < 24
     tab.select_option("#certificate-filter", "none")
-    assert tab.evaluate(shown) == sum(not item.certificate for item in page.items)
+    assert tab.evaluate(shown) == sum(not item.certificate for item in items(page))
     tab.select_option("#certificate-filter", "")
     tab.fill("#confidence", "0.9")
-    assert tab.evaluate(shown) == sum((item.confidence or 0) >= 0.9 for item in page.items) > 0
+    assert tab.evaluate(shown) == sum((item.confidence or 0) >= 0.9 for item in items(page)) > 0
     assert tab.inner_text("#count-shown") == f"{tab.evaluate(shown)} of 24 cards"
     tab.click("#reset-gallery")
     assert tab.evaluate(shown) == 24
 
 
 def test_filters_that_nothing_passes_say_so(opened: Reports) -> None:
-    tab = opened(pages.page(9))
+    tab = opened(pages.audited(9))
     tab.focus("#threshold")
     tab.keyboard.press("End")
     tab.check("#recovered")
@@ -213,7 +217,7 @@ def test_filters_that_nothing_passes_say_so(opened: Reports) -> None:
 
 
 def test_more_cards_come_when_asked_for(opened: Reports) -> None:
-    tab = opened(pages.page(60))
+    tab = opened(pages.audited(60))
     seen = []
     for _ in range(2):
         seen.append(tab.evaluate(f"{VISIBLE}.length"))
@@ -224,7 +228,7 @@ def test_more_cards_come_when_asked_for(opened: Reports) -> None:
 
 
 def test_keyboard_alone(opened: Reports) -> None:
-    page = pages.page(30)
+    page = pages.audited(30)
     tab = opened(page)
     order = []
     for _ in range(40):
@@ -258,7 +262,7 @@ def test_keyboard_alone(opened: Reports) -> None:
 
 
 def test_every_control_has_a_name_and_counts_are_announced(opened: Reports) -> None:
-    tab = opened(pages.page(4), blur=True)
+    tab = opened(pages.audited(4), blur=True)
     unnamed = tab.evaluate(
         """[...document.querySelectorAll('input, select, button')].filter(e =>
         !(e.labels && e.labels.length) && !e.textContent.trim()).length"""
@@ -271,7 +275,7 @@ def test_every_control_has_a_name_and_counts_are_announced(opened: Reports) -> N
 
 
 def test_injected_names_stay_text(opened: Reports) -> None:
-    page = pages.page(14, names=pages.HOSTILE)
+    page = pages.audited(14, names=pages.HOSTILE)
     tab = opened(page)
     assert "pwned" not in tab.evaluate("document.title.replace(/<.*>/, '')")
     assert tab.evaluate("document.scripts.length") == 2
@@ -288,7 +292,7 @@ def test_injected_names_stay_text(opened: Reports) -> None:
 
 
 def test_blurred_until_asked_for(opened: Reports) -> None:
-    tab = opened(pages.page(6), blur=True)
+    tab = opened(pages.audited(6), blur=True)
     sharp = """[...document.querySelectorAll('.card')].map(
         c => getComputedStyle(c.querySelector('img')).filter === 'none')"""
     assert not any(tab.evaluate(sharp))
@@ -300,7 +304,7 @@ def test_blurred_until_asked_for(opened: Reports) -> None:
 
 
 def test_redacted_report_shows_no_image(opened: Reports) -> None:
-    tab = opened(pages.page(6), redact=True)
+    tab = opened(pages.audited(6), redact=True)
     assert tab.evaluate("document.images.length") == 0
     assert tab.evaluate(f"{VISIBLE}.length") == 6
     tab.focus("#threshold")
@@ -314,19 +318,19 @@ def test_redacted_report_shows_no_image(opened: Reports) -> None:
 )
 def test_nothing_sticks_out(opened: Reports, kind: str, width: int) -> None:
     page, options = {
-        "hostile": (pages.page(14, names=(*pages.HOSTILE, "w" * 300)), {}),
+        "hostile": (pages.audited(14, names=(*pages.HOSTILE, "w" * 300)), {}),
         "without data": (pages.without_data(5), {}),
-        "points": (pages.page(5, (2,)), {}),
-        "colour": (pages.page(3, (3, 32, 32)), {}),
-        "empty": (pages.page(0), {}),
-        "blurred": (pages.page(3), {"blur": True}),
+        "points": (pages.audited(5, (2,)), {}),
+        "colour": (pages.audited(3, (3, 32, 32)), {}),
+        "empty": (pages.audited(0), {}),
+        "blurred": (pages.audited(3), {"blur": True}),
     }[kind]
     tab = opened(page, width, **options)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_readable_without_scripts(opened: Reports) -> None:
-    page = pages.page(30)
+    page = pages.audited(30)
     tab = opened(page, scripts=False)
     assert tab.locator(".card:visible").count() == 30
     assert tab.locator("#controls").is_hidden()
@@ -335,7 +339,7 @@ def test_readable_without_scripts(opened: Reports) -> None:
 
 
 def test_dark_and_print(opened: Reports) -> None:
-    tab = opened(pages.page(6))
+    tab = opened(pages.audited(6))
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     assert min(tab.evaluate(ground)) > 200
     tab.emulate_media(color_scheme="dark")
@@ -351,7 +355,7 @@ def test_dark_and_print(opened: Reports) -> None:
 @pytest.mark.parametrize("outcome", ["leak", "no-leak-found", "inconclusive"])
 def test_text_has_enough_contrast(opened: Reports, outcome: str, scheme: str) -> None:
     """At least 4.5 to 1 (WCAG 2, AA) for every piece of text against what lies behind it."""
-    tab = opened(pages.page(3, outcome=outcome), blur=True)
+    tab = opened(pages.audited(3, outcome=outcome), blur=True)
     tab.emulate_media(color_scheme=scheme)
     worst = tab.evaluate(CONTRAST)
     assert worst[0] >= 4.5, worst

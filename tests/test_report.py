@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import io
 import json
@@ -12,21 +11,13 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Verdict
 from residuum.report import gallery
+from residuum.report.gallery import MAX_SIDE, Item, data_uri, fitted, frames
 from residuum.report.html import inline, render
-from residuum.report.page import (
-    INCONCLUSIVE,
-    LEAK,
-    NO_LEAK_FOUND,
-    OUTCOMES,
-    Control,
-    Item,
-    Page,
-    Verdict,
-)
-from residuum.report.pictures import MAX_SIDE, data_uri, fitted, frames
 from residuum.report.safetext import isolated, visible
 from tests import pages
 
@@ -69,13 +60,18 @@ def data_of(text: str) -> dict[str, object]:
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("outcome", pages.OUTCOMES)
 def test_the_verdict_comes_first_with_its_numbers(outcome: str) -> None:
-    page = pages.page(30, outcome=outcome)
+    page = pages.audited(30, outcome=outcome)
     text = Elements(render(page)).text
     verdict = page.verdict
-    assert verdict.expected is not None
-    for part in (verdict.headline, f"{verdict.recovered} of 30", f"{verdict.expected:g}", "95%"):
+    assert verdict.expected_by_chance is not None
+    for part in (
+        verdict.headline,
+        f"{verdict.recovered} of 30",
+        f"{verdict.expected_by_chance:g}",
+        "95%",
+    ):
         assert part in text
     assert text.index(verdict.sentence) < text.index("Reconstructions")
     assert "not a guarantee of privacy" in text
@@ -83,7 +79,7 @@ def test_the_verdict_comes_first_with_its_numbers(outcome: str) -> None:
 
 
 def test_wording_of_every_outcome() -> None:
-    numbers = {"n": 500, "recovered": 25, "expected": 2.4, "interval": (16.2, 36.4)}
+    numbers = {"n": 500, "recovered": 25, "expected_by_chance": 2.4, "interval": (16.2, 36.4)}
     leak = Verdict(LEAK, p_value=0.0002, rule="ncc > 0.83", **numbers).sentence
     assert leak == (
         "The attacks brought back 25 of 500 training samples (ncc > 0.83; naive 95% interval 16.2 to "
@@ -97,7 +93,7 @@ def test_wording_of_every_outcome() -> None:
 
 
 def test_policy_admits_exactly_this_style_and_script() -> None:
-    elements = Elements(render(pages.page(3)))
+    elements = Elements(render(pages.audited(3)))
     policy = next(m for m in elements.named("meta") if m.get("http-equiv"))["content"]
     assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -110,7 +106,7 @@ def test_policy_admits_exactly_this_style_and_script() -> None:
 
 
 def test_nothing_points_outside_the_file() -> None:
-    elements = Elements(render(pages.page(12)))
+    elements = Elements(render(pages.audited(12)))
     links = [value for _, attributes in elements.found for key, value in attributes.items()
              if key in ("src", "href", "srcset", "action", "data", "poster") and value]  # fmt: skip
     assert len(links) > 30
@@ -121,23 +117,24 @@ def test_nothing_points_outside_the_file() -> None:
 
 
 def test_counts_at_every_stop_are_those_of_a_plain_loop() -> None:
-    page = pages.page(50)
+    page = pages.audited(50)
     assert page.control is not None
+    assert page.evidence is not None
     table = data_of(render(page))["threshold"]
+    scores, chance = page.evidence.values.tolist(), page.evidence.null.tolist()
     for value, train, null in zip(table["values"], table["train"], table["null"], strict=True):
-        assert train == sum(1 for score in page.control.train if score > value)
-        held_out = sum(1 for score in page.control.null if score > value) / page.control.null_sets
+        assert train == sum(1 for score in scores if score > value)
+        held_out = sum(1 for score in chance if score > value) / page.evidence.null_sets
         assert null == pytest.approx(held_out, abs=1e-4)
-    assert table["values"][table["start"]] == page.control.threshold
+    assert table["values"][table["start"]] == page.control.threshold_null99
     assert table["train"][table["start"]] == page.verdict.recovered
     assert (table["train"][0], table["train"][-1]) == (50, 0)
     assert table["null"][-1] == 0
 
 
 def test_distances_count_below_the_threshold() -> None:
-    control = Control("l2", np.array([1.0, 2, np.nan, 9]), np.array([3.0, 4, 5, 6]), 2.5, 2,
-                      higher_is_better=False)  # fmt: skip
-    table = data_of(render(Page("x", Verdict(INCONCLUSIVE), control=control)))["threshold"]
+    page = pages.compared([1.0, 2, np.nan, 9], [3.0, 4, 5, 6], 2.5, 2, "l2", higher=False)
+    table = data_of(render(page))["threshold"]
     assert (table["train"][table["start"]], table["null"][table["start"]]) == (2, 0)
     assert table["n"] == 4
     assert (table["train"][0], table["train"][-1]) == (0, 3)
@@ -145,8 +142,7 @@ def test_distances_count_below_the_threshold() -> None:
 
 
 def test_a_threshold_that_nothing_can_beat() -> None:
-    control = Control("ncc", np.array([0.1, 0.9]), np.array([0.5]), np.inf)
-    text = render(Page("x", Verdict(INCONCLUSIVE), control=control))
+    text = render(pages.compared([0.1, 0.9], [0.5], np.inf, 1, "ncc", higher=True))
     table = data_of(text)["threshold"]
     assert table["train"][table["start"]] == 0
     assert "no value would count" in text
@@ -194,31 +190,29 @@ def test_large_and_broken_images_stay_small() -> None:
 
 
 def test_vectors_are_numbers() -> None:
-    text = render(pages.page(12, (2,)))
+    text = render(pages.audited(12, (2,)))
     elements = Elements(text)
     assert not elements.named("img")
-    item = pages.page(12, (2,)).items[0]
+    item = gallery.items(pages.audited(12, (2,)))[0]
     assert item.found is not None
     assert f"{item.found[0]:.3f}" in elements.text
-    assert "… 64 values" in render(pages.page(3, (64,)))
+    assert "… 64 values" in render(pages.audited(3, (64,)))
 
 
 def test_the_gallery_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = render(pages.page(130, (3, 32, 32)))
+    text = render(pages.audited(130, (3, 32, 32)))
     assert len(text) < 4_000_000
     assert "120 of 130 shown, best first; 10 left out" in Elements(text).text
     assert text.count('data-card="') == 120
     monkeypatch.setattr(gallery, "MAX_BYTES", 60_000)
-    few = render(pages.page(40, (3, 32, 32), items_total=500))
+    few = render(pages.audited(40, (3, 32, 32)))
     shown = few.count('data-card="')
     assert 1 <= shown < 20
-    assert f"{shown} of 500 shown" in Elements(few).text
+    assert f"{shown} of 40 shown" in Elements(few).text
 
 
 def test_without_data_candidates_are_ranked_by_confidence() -> None:
-    page = pages.without_data()
-    page = dataclasses.replace(page, items=page.items[::-1])
-    text = render(page)
+    text = render(pages.without_data())
     confidence = [card["confidence"] for card in data_of(text)["cards"]]
     assert confidence == sorted(confidence, reverse=True)
     assert "Inconclusive" in text
@@ -226,7 +220,9 @@ def test_without_data_candidates_are_ranked_by_confidence() -> None:
 
 
 def test_matches_without_a_control_are_shown_as_such() -> None:
-    text = Elements(render(pages.page(5, outcome=INCONCLUSIVE, control=None))).text
+    page = pages.audited(5, outcome=INCONCLUSIVE)
+    assert page.scores is not None
+    text = Elements(render(page.replace(scores=page.scores.replace(calibrated=False)))).text
     assert "Without a held-out control" in text
     assert "Reconstructions and what they match" in text
     assert "Without the data" not in text
@@ -234,7 +230,7 @@ def test_matches_without_a_control_are_shown_as_such() -> None:
 
 
 def test_redaction_leaves_no_image() -> None:
-    page = pages.page(20)
+    page = pages.audited(20)
     text = render(page, redact=True, blur=True)
     assert "base64," not in text
     assert "<img" not in text
@@ -243,8 +239,14 @@ def test_redaction_leaves_no_image() -> None:
 
 
 def test_redaction_leaves_no_vector_either() -> None:
-    secret = Item(0, np.array([1234.5, 0.0]), np.array([2345.25, 0.0]), scores={"ncc": 0.5})
-    page = pages.page(3, (2,), items=(secret,))
+    page = pages.audited(3, (2,))
+    assert page.evidence is not None
+    best, part = int(page.evidence.index[0]), page.reconstructions[0]
+    found, sample = part.x.clone(), page.evidence.x.clone()
+    found[best], sample[0] = torch.tensor([1234.5, 0.0]), torch.tensor([2345.25, 0.0])
+    page = page.replace(
+        reconstructions=(part.replace(x=found),), evidence=page.evidence.replace(x=sample)
+    )
     plain, redacted = render(page), render(page, redact=True)
     for number in ("1234.5", "2345.25", "-1110.75"):
         assert number in plain
@@ -252,7 +254,7 @@ def test_redaction_leaves_no_vector_either() -> None:
 
 
 def test_blurring_is_off_unless_asked_for() -> None:
-    page = pages.page(4)
+    page = pages.audited(4)
     plain, blurred = render(page), render(page, blur=True)
     assert '<body class="blur">' in blurred
     assert blurred.count('class="reveal button"') == 4
@@ -261,7 +263,7 @@ def test_blurring_is_off_unless_asked_for() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    text = render(pages.page(14, names=pages.HOSTILE))
+    text = render(pages.audited(14, names=pages.HOSTILE))
     text.encode()  # no half of a surrogate pair
     assert not DIRECTION_MARKS.search(text)
     elements = Elements(text)
@@ -285,51 +287,53 @@ def test_visible_and_isolated() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_items(count: int) -> None:
-    text = render(pages.page(count))
+    text = render(pages.audited(count))
     assert text.count('data-card="') == count
     assert ("no candidate" in text) == (count == 0)
-    bare = render(Page("bare", Verdict(INCONCLUSIVE)))
+    bare = render(pages.bare())
     assert "Nothing but the weights" in bare
     assert "None" not in Elements(bare).text
 
 
 def test_numbers_that_are_none_of_them() -> None:
-    page = pages.page(6)
-    odd = dataclasses.replace(page.items[0], radius=np.inf, margin=np.nan, confidence=None)
-    assert page.control is not None
-    control = dataclasses.replace(
-        page.control, train=np.full(6, np.nan), outputs=np.full(6, np.nan)
+    page = pages.audited(6)
+    assert page.evidence is not None
+    assert page.scores is not None
+    best, missing = int(page.evidence.index[0]), torch.full((6,), torch.nan)
+    rows = list(page.scores.per_sample)
+    rows[best] = rows[best].replace(margin=np.nan, multiplier=np.inf)
+    text = render(
+        page.replace(
+            scores=page.scores.replace(per_sample=tuple(rows)),
+            evidence=page.evidence.replace(values=missing, outputs=missing),
+            reconstructions=(page.reconstructions[0].replace(selection=None),),
+        )
     )
-    text = render(dataclasses.replace(page, items=(odd, *page.items[1:]), control=control))
     card = data_of(text)["cards"][0]
     assert (card["margin"], card["confidence"]) == (None, None)
-    assert card["radius"] > 1e100
     assert "∞" in text
     assert not re.search(r"\b(nan|NaN|Infinity)\b", text.replace(Elements(text).raw["script"], ""))
+    assert gallery.keys(Item(0, None, radius=np.inf))["radius"] > 1e100
 
 
 def test_residuals_that_are_zero_or_diverged() -> None:
-    page = pages.page(2)
-    history = page.residuals[0]
-    layers = {name: values.copy() for name, values in history.layers.items()}
-    first, second, third = layers.values()
-    first[:, 3:], second[0, :], third[:, :] = 0.0, np.inf, np.nan
-    text = render(dataclasses.replace(
-        page, residuals=(dataclasses.replace(history, layers=layers),)
-    ))  # fmt: skip
+    page = pages.audited(2)
+    part = page.reconstructions[0]
+    layers = part.layers.clone()
+    layers[:, 3:, 0], layers[0, :, 1], layers[:, :, 2] = 0.0, torch.inf, torch.nan
+    text = render(page.replace(reconstructions=(part.replace(layers=layers),)))
     assert text.count('class="line k') >= 2
     assert "nan" not in "".join(re.findall(r' d="([^"]*)"', text))
-    gone = {name: np.full_like(values, np.nan) for name, values in layers.items()}
-    lost = dataclasses.replace(page, residuals=(dataclasses.replace(history, layers=gone),))
-    assert "Relative residual" not in render(lost)
+    gone = part.replace(layers=torch.full_like(layers, torch.nan))
+    assert "Relative residual" not in render(page.replace(reconstructions=(gone,)))
 
 
 def test_rendering_twice_gives_the_same_file() -> None:
-    assert render(pages.page(8)) == render(pages.page(8))
+    assert render(pages.audited(8)) == render(pages.audited(8))
 
 
 def test_notebook_summary_holds_no_image_and_no_script() -> None:
-    page = pages.page(10, names=pages.HOSTILE)
+    page = pages.audited(10, names=pages.HOSTILE)
     short = inline(page)
     assert page.verdict.headline in short
     assert page.verdict.sentence in Elements(short).text

@@ -15,7 +15,7 @@ from torch import Tensor
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.records import Dataset, Knowledge, Reconstruction
-from residuum.report.page import Item
+from residuum.report.gallery import Item
 from residuum.report.sweep import Coordinate, Row, SweepPage, parallel, render
 from residuum.sweep import sweep
 from residuum.sweep.pooling import Pool, pooled

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from residuum.auditing.folder import RESULT, Folder
-from residuum.auditing.page import page
-from residuum.auditing.publish import publish, uniqueness_json
+from residuum.auditing.published import Result, publish
 from residuum.auditing.result import AuditResult
 from residuum.auditing.settings import write_toml
 from residuum.checkpoints import save_checkpoint
@@ -52,11 +51,10 @@ def write_artifacts(
         save_checkpoint(result.checkpoint, out / MODEL)
         sources, written = {**(sources or {}), "checkpoint": MODEL}, [*written, MODEL]
         result.hashes.setdefault("checkpoint", sha256(out / MODEL))
-    shown = page(result)
     texts = {
         CONFIG: _config(result, sources),
-        REPORT: render(shown, blur=blur),
-        CARD: model_card(shown),
+        REPORT: render(result, blur=blur),
+        CARD: model_card(result),
         ENVIRONMENT: _json({**result.environment, "seed": result.settings["seed"],
                             "sha256": result.hashes, "created": result.created}),
         SCORES: _json(_scores(result)),
@@ -75,8 +73,6 @@ def write_artifacts(
 
 def read_result(path: Path) -> dict[str, Any]:
     """What ``result.json`` of a finished audit says."""
-    from residuum.auditing.published import Result
-
     try:
         values = json.loads((path / RESULT).read_text())
         return Result.model_validate(values).model_dump(mode="json")
@@ -132,7 +128,7 @@ def _certificate(result: AuditResult) -> dict[str, Any]:
     return {
         "of": result.certificate_of,
         "kkt": None if result.certificate is None else result.certificate.to_json(),
-        "uniqueness": uniqueness_json(result),
+        "uniqueness": None if result.uniqueness is None else result.uniqueness.to_json(),
         "uniqueness_reason": result.uniqueness_reason,
     }
 
@@ -141,7 +137,7 @@ def _sarif(result: AuditResult, file: str) -> dict[str, Any]:
     from importlib.metadata import version
 
     return sarif(
-        page(result).verdict, file=file, tool_version=version("residuum"),
+        result.verdict, file=file, tool_version=version("residuum"),
         sha256=result.hashes.get("checkpoint", ""), exit_code=result.exit_code,
     )  # fmt: skip
 

@@ -6,14 +6,22 @@ change. ``residuum schema`` prints the schema of this version.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from residuum.evaluation.null import SIGNIFICANCE
+
+if TYPE_CHECKING:
+    from residuum.auditing.result import AuditResult
+    from residuum.records import Scores
 
 SCHEMA_VERSION = "2.0"
 SCHEMA_ID = f"urn:residuum:result:{SCHEMA_VERSION}"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+MOST_CANDIDATES = 200
 
 
 class _Model(BaseModel):
@@ -165,6 +173,71 @@ class Result(_Model):
     notes: list[str]
     inputs: dict[str, str] = Field(description="sha256 of what was read")
     artifacts: dict[str, str] = Field(description="sha256 of every other file of the run")
+
+
+def publish(
+    result: AuditResult, request: dict[str, Any] | None, artifacts: dict[str, str]
+) -> Result:
+    """The result's records as plain values.
+
+    Validated: what does not fit the schema is a fault of this program, found before writing.
+    """
+    verdict, network = result.verdict, result.inspection
+    directions, directions_of = result.directions
+    same = ("created", "subject", "certificate_of", "uniqueness_reason", "seconds", "settings",
+            "assumptions", "limitations", "notes")  # fmt: skip
+    measured = ("arch", "parameters", "input_shape", "outputs", "homogeneity_order", "balance")
+    return Result.model_validate({
+        **{name: getattr(result, name) for name in same},
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "residuum", "version": version("residuum")},
+        "verdict": {
+            **{name: value for name, value in vars(verdict).items() if name != "rule"},
+            "exit_code": verdict.exit_code, "sentence": verdict.sentence,
+            "significance": SIGNIFICANCE, "residual_limit": verdict.residual_limit,
+        },
+        "network": {
+            **{name: getattr(network, name) for name in measured},
+            "first_layer_directions": directions, "first_layer_directions_of": directions_of,
+        },
+        "fit": None if result.fit is None else vars(result.fit) | {"line": result.fit.line},
+        "knowledge": [fact._asdict() for fact in result.knowledge.facts],
+        "attacks": [vars(row) | {"converged": row.converged} for row in result.attacks],
+        "scores": _scores(result.scores),
+        "selected": _scores(result.selected),
+        "candidates": _candidates(result),
+        "certificate": None if result.certificate is None else result.certificate.to_json(),
+        "uniqueness": None if result.uniqueness is None else result.uniqueness.to_json(),
+        "batches": [vars(batch) for batch in result.batches],
+        "request": request,
+        "inputs": result.hashes,
+        "artifacts": artifacts,
+    })  # fmt: skip
+
+
+def _candidates(result: AuditResult) -> list[dict[str, Any]]:
+    """What the attacks chose without the data, best first."""
+    rows = []
+    for rank, (part, i) in enumerate(result.ranked[:MOST_CANDIDATES]):
+        chosen = part.selection
+        assert chosen is not None
+        rows.append({
+            "rank": rank, "attack": part.attack, "label": float(chosen.labels[i]),
+            "confidence": float(chosen.confidence[i]), "support": int(chosen.support[i]),
+            "restarts": part.restarts, "members": int(chosen.members[i]),
+            "multiplier": float(chosen.lam[i]),
+        })  # fmt: skip
+    return rows
+
+
+def _scores(scores: Scores | None) -> dict[str, Any] | None:
+    if scores is None:
+        return None
+    names = ("n", "calibrated", "recovered", "expected_by_chance", "p_value", "pool")
+    return {name: getattr(scores, name) for name in names} | {
+        "candidates": scores.m,
+        "threshold": scores.metrics[scores.deciding].threshold_null99,
+    }
 
 
 def result_schema() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from residuum.auditing.fit import Fit
 from residuum.auditing.verdict import AttackOutcome, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
+from residuum.records.scores import MetricScore
 from residuum.records.uniqueness import Uniqueness
 
 
@@ -78,12 +79,46 @@ class AuditResult(Record):
         """0 no leak found by these attacks, 1 leak, 3 inconclusive."""
         return self.verdict.exit_code
 
+    @property
+    def control(self) -> MetricScore | None:
+        """Counts by the deciding metric, None where no held-out control set its threshold."""
+        if self.evidence is None or self.scores is None or not self.scores.calibrated:
+            return None
+        row = self.scores.metrics[self.scores.deciding]
+        return None if row.threshold_null99 is None else row
+
+    @property
+    def ranked(self) -> list[tuple[Reconstruction, int]]:
+        """What the attacks chose without the data: consensus first, then by confidence.
+
+        Each as an attack's reconstruction and the place in its selection.
+        """
+        found = [(part.selection, part, i) for part in self.reconstructions if part.selection
+                 for i in range(len(part.selection))]  # fmt: skip
+        found.sort(
+            key=lambda row: (int(row[0].support[row[2]]) < 2, -float(row[0].confidence[row[2]]))
+        )
+        return [(part, i) for _, part, i in found]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one picture: granted, then the data's own, then the checkpoint's."""
+        if self.knowledge.shape is not None:
+            return self.knowledge.shape
+        if self.evidence is not None:
+            return tuple(self.evidence.x.shape[1:])
+        return self.checkpoint.input_shape
+
+    @property
+    def directions(self) -> tuple[int | None, str]:
+        """Of the first layer, and above what, or None and why, given the samples the audit knows of."""
+        return self.inspection.directions_given(self.verdict.n or self.knowledge.sample_count)
+
     def html(self, *, blur: bool = False, redact: bool = False) -> str:
         """The report as one self-contained page."""
-        from residuum.auditing.page import page
         from residuum.report.html import render
 
-        return render(page(self), blur=blur, redact=redact)
+        return render(self, blur=blur, redact=redact)
 
     def save(self, path: str | Path) -> Path:
         """Write every artifact into the folder ``path``: report.html, result.json and the rest."""
@@ -101,7 +136,10 @@ class AuditResult(Record):
         from residuum.auditing.artifacts import load_parts
 
         record, reconstructions = load_parts(Path(path))
-        return super().load(record).replace(reconstructions=reconstructions)
+        found = super().load(record).replace(reconstructions=reconstructions)
+        if found.scores is None or found.verdict.rule:
+            return found
+        return found.replace(verdict=found.verdict.replace(rule=found.scores.rule))  # of older ones
 
     def save_record(self, path: Path) -> None:
         """All but the reconstructions as one file."""
@@ -120,7 +158,6 @@ class AuditResult(Record):
         sys.stdout.write(self.summary() + "\n")
 
     def _repr_html_(self) -> str:
-        from residuum.auditing.page import page
         from residuum.report.html import inline
 
-        return inline(page(self))
+        return inline(self)

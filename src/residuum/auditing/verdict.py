@@ -20,12 +20,18 @@ among the reasons and changes nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.records import Record, Scores
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
 EXIT_CODES = {NO_LEAK_FOUND: 0, LEAK: 1, INCONCLUSIVE: 3}
+HEADLINES = {
+    LEAK: "Leak found",
+    NO_LEAK_FOUND: "No leak found by these attacks",
+    INCONCLUSIVE: "Inconclusive",
+}
 # Norm of a layer's residual over the norm of its target. First layers of networks trained on 20-400
 # digits were explained to between 0.001 and 0.1, random initialisations of 30 or more neurons to
 # 0.25 to 0.85. Above the limit an attack that found nothing has not explained the weights either.
@@ -72,6 +78,15 @@ class AttackOutcome(Record):
         return not self.silent and self.residual is not None and self.residual <= RESIDUAL_LIMIT
 
     @property
+    def status(self) -> str:
+        """What became of it, in a word or two."""
+        if not self.ran:
+            return "not run" if self.applies else "not applicable"
+        if not self.decides:
+            return "baseline"
+        return "converged" if self.converged else "not converged"
+
+    @property
     def not_judged(self) -> tuple[str, ...]:
         """Layers whose residual was measured and does not count."""
         return tuple(name for name in self.residuals if name not in self.judged)
@@ -79,21 +94,63 @@ class AttackOutcome(Record):
 
 @dataclass(frozen=True, eq=False)
 class Verdict(Record):
-    """The outcome with the numbers it rests on; reasons: one sentence each."""
+    """The outcome with the numbers it rests on; reasons: one sentence each.
+
+    recovered of n training samples beat the held-out control; interval: naive 95% of that count, of
+    independent trials, chance not subtracted; p_value: of the permutation test; rule: what a sample
+    had to beat, such as "ncc > 0.83".
+    """
 
     outcome: str
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
     n: int | None = None
     recovered: int | None = None
     expected_by_chance: float | None = None
     interval: tuple[float, float] | None = None
     p_value: float | None = None
     metric: str = ""
+    rule: str = ""
+    residual_limit: ClassVar[float] = RESIDUAL_LIMIT
+
+    def __post_init__(self) -> None:
+        if self.outcome not in EXIT_CODES:
+            raise ValueError(f"A verdict is one of {tuple(EXIT_CODES)}; got {self.outcome!r}.")
 
     @property
     def exit_code(self) -> int:
         """What ``residuum audit`` ends with."""
         return EXIT_CODES[self.outcome]
+
+    @property
+    def headline(self) -> str:
+        """Three to six words."""
+        return HEADLINES[self.outcome]
+
+    @property
+    def sentence(self) -> str:
+        """One sentence with the numbers: evidence about attacks that were run, never a guarantee."""
+        if self.recovered is None or self.n is None:
+            return (
+                "Nothing was compared with a held-out control, so these reconstructions are "
+                "evidence for neither a leak nor its absence."
+            )
+        low_high = ""
+        if self.interval is not None:
+            low_high = f"naive 95% interval {self.interval[0]:.1f} to {self.interval[1]:.1f}"
+        beside = "; ".join(filter(None, (self.rule, low_high)))
+        count = f"{self.recovered} of {self.n} training samples{beside and f' ({beside})'}"
+        expected, p = self.expected_by_chance, self.p_value
+        chance = f"where chance alone explains {'–' if expected is None else f'{expected:.3g}'}"
+        if p is not None:
+            chance += "; p < 0.001" if p < 0.001 else f"; p = {p:.3f}"
+        if self.outcome == LEAK:
+            return f"The attacks brought back {count}, {chance}."
+        if self.outcome == NO_LEAK_FOUND:
+            return f"The attacks that were run matched {count}, {chance}; others may still succeed."
+        return (
+            f"The attacks matched {count}, {chance}; under these conditions that supports neither "
+            "a leak nor its absence."
+        )
 
 
 def decide(
@@ -138,7 +195,7 @@ def _verdict(outcome: str, reasons: tuple[str, ...], scores: Scores) -> Verdict:
     return Verdict(
         outcome, reasons, n=scores.n, recovered=scores.recovered,
         expected_by_chance=scores.expected_by_chance, interval=row.interval,
-        p_value=scores.p_value, metric=scores.deciding,
+        p_value=scores.p_value, metric=scores.deciding, rule=scores.rule,
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class Dataset(Record):
     @property
     def images(self) -> Tensor:
         """Samples as a person would look at them: the mean added back."""
-        return self.x if self.mean is None else self.x + self.mean
+        return with_mean(self.x, self.mean)
 
     def to_npz(self, path: str | Path) -> Path:
         """Write ``x``, ``y`` and, where known, ``mean`` and ``classes`` to an .npz archive."""
@@ -196,3 +196,13 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         array = npy.read_array(stream, allow_pickle=False)
     kind = array.dtype.newbyteorder("=")
     return array.astype(np.float64 if kind == np.longdouble else kind, copy=False)
+
+
+def with_mean(x: Tensor, mean: Tensor | None) -> Tensor:
+    """One sample or several as a person would look at them: a mean of one or many values added."""
+    if mean is None:
+        return x
+    mean = mean.to(x)
+    if mean.numel() == 1:
+        return x + mean.reshape(())
+    return x + mean.reshape(x.shape if mean.numel() == x.numel() else x.shape[1:])

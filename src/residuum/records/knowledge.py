@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -10,6 +11,14 @@ from residuum.errors import InputError
 from residuum.records.base import Record
 
 PROVENANCES = ("user", "train", "holdout")
+
+
+class Fact(NamedTuple):
+    """A granted fact in words."""
+
+    fact: str
+    value: str
+    provenance: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,3 +61,19 @@ class Knowledge(Record):
         """Names of the facts the attacker has."""
         names = (f.name for f in fields(self) if f.name != "provenance")
         return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Every granted fact in words; of tensors the number of values."""
+        return tuple(
+            Fact(name, _in_words(getattr(self, name)), self.provenance[name])
+            for name in self.granted
+        )
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{float(value):g}" if value.numel() == 1 else f"{value.numel()} values"
+    if isinstance(value, dict):
+        return f"{sum(part.numel() for part in value.values())} values"
+    return ", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)

@@ -9,11 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from residuum.report.page import Array, Control, Residuals
+from residuum.records.scores import MetricScore
 
+if TYPE_CHECKING:
+    from residuum.auditing.result import Evidence
+    from residuum.records import Reconstruction
+
+Array = np.ndarray[Any, Any]
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44
 BINS = 36
@@ -72,12 +78,12 @@ class Chart:
     size: tuple[int, int] = (WIDTH, HEIGHT)
 
 
-def histogram(control: Control) -> Chart | None:
+def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     """Shares of training samples and of held-out ones over the score."""
-    train, null = finite(control.train), finite(control.null)
+    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
     if not len(train) and not len(null):
         return None
-    low, high = _span(np.concatenate([train, null, finite([control.threshold])]))
+    low, high = _span(np.concatenate([train, null, finite([threshold])]))
     edges = np.linspace(low, high, BINS + 1)
     shares = [np.histogram(v, edges)[0] / max(len(v), 1) for v in (null, train)]
     x = _linear(low, high, LEFT, WIDTH - RIGHT)
@@ -87,65 +93,95 @@ def histogram(control: Control) -> Chart | None:
         Mark(0, "training samples", path=_steps(shares[1], edges, x, y)),
     )
     return Chart(
-        title=f"{control.metric} of training samples against held-out ones",
-        x=x, y=y, x_name=control.metric, y_name="share", marks=marks,
-        rule=x.at(control.threshold) if math.isfinite(control.threshold) else None,
+        title=f"{metric.name} of training samples against held-out ones",
+        x=x, y=y, x_name=metric.name, y_name="share", marks=marks,
+        rule=x.at(threshold) if math.isfinite(threshold) else None,
         summary=f"Median {_median(train)} on training samples, {_median(null)} by chance.",
     )  # fmt: skip
 
 
-def scatter(control: Control) -> Chart | None:
+def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     """Score of every training sample against the network's output for it."""
-    if control.outputs is None or len(control.outputs) != len(control.train):
+    if evidence.outputs is None or len(evidence.outputs) != len(evidence.values):
         return None
-    outputs, scores = np.asarray(control.outputs, float), np.asarray(control.train, float)
-    good = np.flatnonzero(np.isfinite(outputs) & np.isfinite(scores))
+    outputs, scores = np.asarray(evidence.outputs, float), np.asarray(evidence.values, float)
+    good, threshold = np.flatnonzero(np.isfinite(outputs) & np.isfinite(scores)), _threshold(metric)
     if not len(good):
         return None
     kept = good[np.linspace(0, len(good) - 1, min(len(good), MAX_POINTS)).astype(int)]
     x = _linear(*_span(outputs[good]), LEFT, WIDTH - RIGHT)
-    y = _linear(*_span(np.append(scores[good], finite([control.threshold]))), HEIGHT - BOTTOM, TOP)
-    known = len(control.labels) == len(scores)
-    names = sorted({control.labels[i] for i in kept}) if known else [""]
+    y = _linear(*_span(np.append(scores[good], finite([threshold]))), HEIGHT - BOTTOM, TOP)
+    known = len(evidence.labels) == len(scores)
+    names = sorted({evidence.labels[i] for i in kept}) if known else [""]
     many = len(names) > KINDS
     marks = [
         Mark(0 if many else k, "" if many else name, points=tuple(
             (x.at(outputs[i]), y.at(scores[i]))
-            for i in kept if not known or control.labels[i] == name
+            for i in kept if not known or evidence.labels[i] == name
         ))
         for k, name in enumerate(names)
     ]  # fmt: skip
     note = f"{len(kept)} of {len(good)} points drawn." if len(kept) < len(good) else ""
     return Chart(
-        title=f"{control.metric} against the {control.output_name}",
-        x=x, y=y, x_name=control.output_name, y_name=control.metric, marks=tuple(marks), across=True,
-        rule=y.at(control.threshold) if math.isfinite(control.threshold) else None,
+        title=f"{metric.name} against the {evidence.output_name}",
+        x=x, y=y, x_name=evidence.output_name, y_name=metric.name, marks=tuple(marks), across=True,
+        rule=y.at(threshold) if math.isfinite(threshold) else None,
         summary=f"{len(good)} training samples.", note=note,
     )  # fmt: skip
 
 
-def residual_chart(history: Residuals) -> Chart | None:
-    """Median and range of every layer's relative residual over the steps, on a log scale."""
-    layers = {name: _positive(values) for name, values in history.layers.items()}
-    known = [finite(values) for values in layers.values()]
-    if not len(history.steps) or not any(map(len, known)):
+def residual_chart(found: Reconstruction, limit: float) -> Chart | None:
+    """Median and range of every layer's relative residual over the steps, on a log scale.
+
+    Residuals are norms, not squares; limit: of the first layer's convergence, drawn as a line.
+    """
+    values = _positive(
+        found.layers.double().clamp(min=0).sqrt().numpy()
+    )  # (restarts, steps, layers)
+    known, steps = finite(values), np.asarray(found.steps, float)
+    if not len(steps) or not len(known):
         return None
-    every = np.log10(np.concatenate([*known, finite([history.limit or math.nan])]))
-    steps = np.asarray(history.steps, float)
     x = _linear(
         float(steps.min()), max(float(steps.max()), float(steps.min()) + 1), LEFT, WIDTH - RIGHT
     )
-    y = _logarithmic(every, HEIGHT - BOTTOM, TOP)
+    y = _logarithmic(np.log10(np.append(known, limit)), HEIGHT - BOTTOM, TOP)
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
     marks = tuple(
-        _curve(k, name, steps[kept], values[:, kept], x, y)
-        for k, (name, values) in enumerate(layers.items())
+        _curve(k, name, steps[kept], values[:, kept, k], x, y)
+        for k, name in enumerate(found.layer_names)
     )
     return Chart(
-        title=f"Relative residual per layer, {history.attack}", x=x, y=y, x_name="step",
-        y_name="residual", marks=marks, summary="",
-        limit=y.at(math.log10(history.limit)) if history.limit else None,
+        title=f"Relative residual per layer, {found.attack}", x=x, y=y, x_name="step",
+        y_name="residual", marks=marks, summary="", limit=y.at(math.log10(limit)),
     )  # fmt: skip
+
+
+def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
+    """Counts at every position of the slider; the calibrated threshold is one of the positions.
+
+    A sample counts when it strictly beats the threshold, as in the verdict; held-out counts are
+    means over the sets, so that they stand beside a training set of the same size.
+    """
+    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
+    if not len(train):
+        return None
+    sign = 1 if metric.higher_is_better else -1
+    values = positions([*train, *null], threshold)
+    start = values.index(threshold) if math.isfinite(threshold) else None
+    if start is None:  # nothing could beat it: the end of the scale where nothing counts
+        start = len(values) - 1 if sign > 0 else 0
+    sets = max(evidence.null_sets, 1)
+    return {
+        "metric": metric.name, "values": values, "start": start, "sign": sign,
+        "texts": [f"{value:.4g}" for value in values], "n": len(evidence.values),
+        "train": [int((sign * train > sign * v).sum()) for v in values],
+        "null": [round(float((sign * null > sign * v).sum() / sets), 4) for v in values],
+        "sets": sets, "reachable": math.isfinite(threshold),
+    }  # fmt: skip
+
+
+def _threshold(metric: MetricScore) -> float:
+    return math.nan if metric.threshold_null99 is None else metric.threshold_null99
 
 
 def positions(values: Sequence[float], threshold: float) -> list[float]:
@@ -213,16 +249,15 @@ def _span(values: Array) -> tuple[float, float]:
     return low - room, high + room
 
 
-def finite(values: Array | Sequence[float]) -> Array:
+def finite(values: Any) -> Array:
     """The finite ones of some values."""
     array = np.asarray(values, dtype=float).ravel()
     return array[np.isfinite(array)]
 
 
 def _positive(values: Array) -> Array:
-    """(R, T), NaN where a logarithm has no value."""
-    array = np.atleast_2d(np.asarray(values, dtype=float))
-    return np.where(np.isfinite(array) & (array > 0), array, np.nan)
+    """NaN where a logarithm has no value."""
+    return np.where(np.isfinite(values) & (values > 0), values, np.nan)
 
 
 def _median(values: Array) -> str:

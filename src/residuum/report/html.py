@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from residuum.report import charts, gallery
-from residuum.report.page import Control, Page, Verdict, fixed, p_text, shown
+from residuum.report.page import certificate_rows, fixed, p_text, shown, verdict_figures
 from residuum.report.safetext import finalize, isolated
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from residuum.auditing.result import AuditResult
 
 HERE = Path(__file__).parent
 PROVENANCE = {
@@ -31,85 +32,60 @@ PROVENANCE = {
 }
 
 
-def render(page: Page, *, blur: bool = False, redact: bool = False) -> str:
+def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
     """The whole report. blur: images are shown when asked for; redact: the file holds no image."""
-    page = gallery.redacted(page) if redact else page
-    cards = gallery.cards(page)
+    items = gallery.items(result)
+    cards = gallery.cards(gallery.redacted(items) if redact else items, result.shape)
+    shown, total, control = [card.item for card in cards], gallery.total(result), result.control
     style, script = (_inlined(name) for name in ("report.css", "report.js"))
-    table = _threshold_table(page.control)
+    evidence = () if control is None or result.evidence is None else (result.evidence, control)
+    table = charts.threshold_table(*evidence) if evidence else None
     labels, certificates = (
-        _distinct(getattr(card.item, name) for card in cards) for name in ("label", "certificate")
+        _distinct(getattr(item, name) for item in shown) for name in ("label", "certificate")
+    )
+    curves = (
+        charts.residual_chart(part, result.verdict.residual_limit)
+        for part in result.reconstructions
+        if part.loss.shape[1]
     )
     return _environment().get_template("template.html").render(
-        page=page, verdict=page.verdict, cards=cards, blur=blur and not redact, redact=redact,
+        page=result, verdict=result.verdict, cards=cards, blur=blur and not redact, redact=redact,
+        created=f"{result.created[:16].replace('T', ' ')} UTC",
         style=style, script=script, policy=_policy(style, script), threshold=table,
-        histogram=page.control and charts.histogram(page.control),
-        scatter=page.control and charts.scatter(page.control),
-        residuals=[chart for one in page.residuals if (chart := charts.residual_chart(one))],
-        labels=labels, certificates=certificates,
-        sorts=gallery.sort_keys(page, cards), left_out=gallery.left_out(page, cards),
-        matched=any(gallery.matched(card.item) for card in cards),
-        frames=max((len(card.pictures) for card in cards), default=0),
-        total=gallery.total(page), tables=_tables(page),
-        data={"threshold": table, "cards": [gallery.keys(card.item) for card in cards],
-              "labels": labels, "certificates": certificates, "ascending": gallery.ascending(page)},
+        histogram=charts.histogram(*evidence) if evidence else None,
+        scatter=charts.scatter(*evidence) if evidence else None,
+        residuals=[chart for chart in curves if chart], labels=labels, certificates=certificates,
+        certificate=certificate_rows(result),
+        sorts=gallery.sort_keys(shown), left_out=total - len(cards), total=total,
+        matched=any(item.matched for item in shown),
+        frames=max((len(card.pictures) for card in cards), default=0), tables=_tables(result),
+        data={"threshold": table, "cards": [gallery.keys(item) for item in shown],
+              "labels": labels, "certificates": certificates,
+              "ascending": gallery.ascending(result)},
     )  # fmt: skip
 
 
-def inline(page: Page) -> str:
+def inline(result: AuditResult) -> str:
     """A short summary for notebooks: the verdict and its numbers, no script and no image.
 
     Notebooks are shared and committed, so what they keep must not hold training data.
     """
     return _environment().get_template("inline.html").render(
-        page=page, verdict=page.verdict, figures=verdict_figures(page.verdict)
+        page=result, verdict=result.verdict, figures=verdict_figures(result.verdict),
+        count=len(gallery.items(result)),
     )  # fmt: skip
 
 
-def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
-    """The numbers of a verdict, named; empty when nothing was calibrated."""
-    if verdict.recovered is None or verdict.n is None:
-        return ()
-    interval = verdict.interval
-    return (
-        ("recovered", f"{verdict.recovered} of {verdict.n}"),
-        ("threshold", verdict.rule or "–"),
-        ("expected by chance", shown(verdict.expected)),
-        ("naive 95% interval", f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"),
-        ("p value", p_text(verdict.p_value)),
-    )
-
-
-def _threshold_table(control: Control | None) -> dict[str, Any] | None:
-    """Counts at every position of the slider; the calibrated threshold is one of the positions.
-
-    A sample counts when it strictly beats the threshold, as in the verdict; held-out counts are
-    means over the sets, so that they stand beside a training set of the same size.
-    """
-    if control is None or not len(charts.finite(control.train)):
-        return None
-    train, null = charts.finite(control.train), charts.finite(control.null)
-    sign = 1 if control.higher_is_better else -1
-    values = charts.positions([*train, *null], control.threshold)
-    start = values.index(control.threshold) if math.isfinite(control.threshold) else None
-    if start is None:  # nothing could beat it: the end of the scale where nothing counts
-        start = len(values) - 1 if sign > 0 else 0
-    sets = max(control.null_sets, 1)
-    return {
-        "metric": control.metric, "values": values, "start": start, "sign": sign,
-        "texts": [f"{value:.4g}" for value in values], "n": len(control.train),
-        "train": [int((sign * train > sign * v).sum()) for v in values],
-        "null": [round(float((sign * null > sign * v).sum() / sets), 4) for v in values],
-        "sets": sets, "reachable": math.isfinite(control.threshold),
-    }  # fmt: skip
-
-
-def _tables(page: Page) -> tuple[tuple[str, str, dict[str, str]], ...]:
+def _tables(result: AuditResult) -> tuple[tuple[str, str, dict[str, str]], ...]:
     """Settings, environment and hashes: (identifier, title, flat rows)."""
+    batches = ", ".join(
+        f"{b.attack}: {b.restarts} restarts of {b.steps} steps, seed {b.seed}"
+        for b in result.batches
+    )
     parts = (
-        ("settings", "Settings", page.settings),
-        ("environment", "Environment", page.environment),
-        ("hashes", "SHA-256", page.hashes),
+        ("settings", "Settings", {**result.settings, "batches": batches}),
+        ("environment", "Environment", result.environment),
+        ("hashes", "SHA-256", result.hashes),
     )
     return tuple((key, title, _flat(rows)) for key, title, rows in parts if rows)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from residuum.report.page import AttackRow, Page, p_text, shown
+from residuum.report.page import p_text, shown
+
+if TYPE_CHECKING:
+    from residuum.auditing.result import AuditResult
 
 COUNTS = (
     "Counts are of each attack's candidates alone, beyond 99% of their own chance. The verdict "
@@ -13,26 +17,30 @@ COUNTS = (
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 
 
-def model_card(page: Page) -> str:
+def model_card(result: AuditResult) -> str:
     """Markdown; names from files stay text."""
-    verdict = page.verdict
+    verdict = result.verdict
+    network = f"{result.checkpoint.arch}, {result.inspection.parameters} parameters"
+    created = f"{result.created[:16].replace('T', ' ')} UTC"
     lines = [
         "## Training-data reconstruction audit",
         "",
         f"**{verdict.headline}.** {verdict.sentence}",
         "",
-        f"Audited: {text(page.subject)} ({text(page.description)}), {text(page.created)}, by residuum.",
+        f"Audited: {text(result.subject)} ({text(network)}), {text(created)}, by residuum.",
         "",
         *_section("Why", verdict.reasons),
-        *_attacks(page),
+        *_attacks(result),
         *_section(
             "Granted to the attacker",
-            tuple(f"{fact.fact}: {fact.value} ({fact.provenance})" for fact in page.knowledge)
+            tuple(
+                f"{fact.fact}: {fact.value} ({fact.provenance})" for fact in result.knowledge.facts
+            )
             or ("nothing but the weights",),
         ),
-        *_section("Assumptions", page.assumptions),
-        *_section("Limitations", page.limitations),
-        *_section("Notes", page.notes),
+        *_section("Assumptions", result.assumptions),
+        *_section("Limitations", result.limitations),
+        *_section("Notes", result.notes),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -47,21 +55,17 @@ def _section(title: str, rows: tuple[str, ...]) -> list[str]:
     return [f"### {title}", "", *(f"- {text(row)}" for row in rows), ""] if rows else []
 
 
-def _attacks(page: Page) -> list[str]:
+def _attacks(result: AuditResult) -> list[str]:
     rows = [
         "### Attacks", "",
         "| attack | run | restarts | residual, judged layers | recovered | rule | by chance | p | note |",
         "|---|---|---:|---:|---:|---|---:|---:|---|",
     ]  # fmt: skip
-    for row in page.attacks:
+    for row in result.attacks:
         rows.append(
-            f"| {text(row.name)} | {'yes' if row.ran else 'no'} | {shown(row.restarts)} | "
-            f"{shown(row.residual)} | {shown(row.recovered)} | "
-            f"{text(row.rule) or '-'} | {shown(row.expected)} | "
-            f"{text(p_text(row.p_value))} | {text(_note(row))} |"
+            f"| {text(row.name)} | {'yes' if row.ran else 'no'} | "
+            f"{shown(row.restarts if row.ran else None)} | {shown(row.residual)} | "
+            f"{shown(row.recovered)} | {text(row.rule) or '-'} | {shown(row.expected_by_chance)} | "
+            f"{text(p_text(row.p_value))} | {text(row.status if row.ran else row.reason)} |"
         )
-    return [*rows, "", COUNTS, ""] if page.attacks else []
-
-
-def _note(row: AttackRow) -> str:
-    return (row.status if row.ran else row.reason) or row.reason
+    return [*rows, "", COUNTS, ""] if result.attacks else []

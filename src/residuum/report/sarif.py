@@ -7,17 +7,18 @@ stand in the message and, as numbers, in the result's property bag. Images are n
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from residuum.report.page import INCONCLUSIVE, LEAK, Verdict
+if TYPE_CHECKING:
+    from residuum.auditing.verdict import Verdict
 
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
 RULE = "training-data-reconstruction"
 # kind and level of a result; SARIF ties any level but "none" to the kind "fail".
-KINDS = {LEAK: ("fail", "error"), INCONCLUSIVE: ("open", "none")}
+KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
 PASSED = ("pass", "none")
 HELP = (
     "An attack that sees nothing but the weights brought back training samples more often than "
@@ -88,7 +89,7 @@ def _numbers(verdict: Verdict) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "recovered": verdict.recovered,
         "n": verdict.n,
-        "expectedByChance": verdict.expected,
+        "expectedByChance": verdict.expected_by_chance,
         "pValue": verdict.p_value,
         "metric": verdict.metric or None,
         "rule": verdict.rule or None,

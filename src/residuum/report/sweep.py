@@ -13,9 +13,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from residuum.report import html
-from residuum.report.gallery import fitting
-from residuum.report.page import Figure, Granted, Item
+from residuum.records.knowledge import Fact
+from residuum.report import gallery, html
+from residuum.report.gallery import Item
+from residuum.report.page import Row as Figure
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 330, 60, 46, 300
 MAX_LINES = 400  # drawn; more would only cover each other
@@ -65,7 +66,7 @@ class SweepPage:
     items: tuple[Item, ...] = ()
     items_total: int = 0
     shape: tuple[int, ...] = ()
-    knowledge: tuple[Granted, ...] = ()
+    knowledge: tuple[Fact, ...] = ()
     failures: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -85,10 +86,10 @@ def render(page: SweepPage) -> str:
     """The whole report as one file."""
     style = Markup("\n").join(html._inlined(name) for name in ("report.css", "sweep.css"))
     axes, lines = parallel(page.coordinates)
-    cards = fitting(page.items, page.shape, lambda item: "consensus")
+    cards = gallery.cards(page.items, page.shape, lambda item: "consensus")
     return html._environment().get_template("sweep.html").render(
-        page=page, style=style, policy=html._policy(style, ""), blur=False, redact=False,
-        axes=axes, lines=lines,
+        page=page, created=page.created, style=style, policy=html._policy(style, ""),
+        blur=False, redact=False, axes=axes, lines=lines,
         size=(WIDTH, HEIGHT), span=(TOP, BOTTOM), cards=cards,
         total=max(page.items_total, len(page.items)),
         tables=[

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from residuum.records import Knowledge, write_atomic, write_json
+from residuum.records import write_atomic, write_json
+from residuum.records.data import with_mean
 from residuum.records.environment import environment, sha256
-from residuum.report.page import Figure, Granted, Item
+from residuum.report.gallery import Item
+from residuum.report.page import Row as Figure
 from residuum.report.sweep import Coordinate, Row, SweepPage, render
 from residuum.sweep.folder import POOLED, REPORT, SUMMARY
 from residuum.sweep.run import Sweep
@@ -94,28 +94,12 @@ def page(
         scores=_scores(scored) if scored else (),
         items=items, items_total=said["pooled"]["consensus"],
         shape=() if found is None else tuple(found.x.shape[1:]),
-        knowledge=granted(done.task.knowledge),
+        knowledge=done.task.knowledge.facts,
         failures=tuple(said["failures"].items()),
         notes=() if found is None else found.notes,
         settings={k: v for k, v in said["plan"].items() if k != "space"},
         environment=said["environment"],
     )  # fmt: skip
-
-
-def granted(knowledge: Knowledge) -> tuple[Granted, ...]:
-    """What the attacker was told, as text."""
-    return tuple(
-        Granted(name, _fact(getattr(knowledge, name)), knowledge.provenance[name])
-        for name in knowledge.granted
-    )
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{float(value):g}" if value.numel() == 1 else f"{value.numel()} values"
-    if isinstance(value, dict):
-        return f"{sum(part.numel() for part in value.values())} values"
-    return ", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
 
 
 def _tiles(done: Sweep) -> tuple[tuple[str, str], ...]:
@@ -175,7 +159,7 @@ def _scores(scored: Rankings) -> tuple[Figure, ...]:
             continue
         part = scores.metrics["ncc"]
         figures.append(
-            Figure(
+            (
                 f"recovered of {scored.n}, {name}",
                 f"{part.recovered} ({part.rule}; chance {part.expected_by_chance:.2g}, p {part.p_value:.2g})",
                 "one-to-one matches beyond 99% of held-out ones",
@@ -186,7 +170,7 @@ def _scores(scored: Rankings) -> tuple[Figure, ...]:
 
 def score_lines(scored: Rankings) -> tuple[str, ...]:
     """The pooled result against chance, in lines."""
-    return tuple(f"{figure.name}: {figure.value}" for figure in _scores(scored))
+    return tuple(f"{name}: {value}" for name, value, _ in _scores(scored))
 
 
 def _items(done: Sweep) -> list[Item]:
@@ -196,11 +180,10 @@ def _items(done: Sweep) -> list[Item]:
     agreed = (chosen.support > 1).nonzero().flatten()[:CARDS].tolist()
     items = []
     for place, i in enumerate(agreed):
-        x = chosen.x[i]
-        x = x if mean is None else x + mean.reshape(x.shape if mean.numel() > 1 else ()).to(x)
         items.append(
             Item(
-                number=place + 1, found=x.numpy(), label=f"label {chosen.labels[i].item():g}",
+                number=place + 1, found=with_mean(chosen.x[i], mean).numpy(),
+                label=f"label {chosen.labels[i].item():g}",
                 confidence=float(chosen.confidence[i]), support=int(chosen.support[i]),
                 restarts=done.pool.runs,
             )
