@@ -17,7 +17,7 @@ from residuum.attacks.config import FAST, AttackConfig
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.solver import Solver
 from residuum.engine import matmul_precision
-from residuum.engine.products import cpu_has_bf16
+from residuum.engine.explicit import cpu_has_bf16
 from residuum.networks import MLP
 from residuum.records import Knowledge
 

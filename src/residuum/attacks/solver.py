@@ -2,13 +2,19 @@
 
 Every random number comes from the seed; nothing here knows a dataset. A run whose loss leaves the
 finite numbers is put back to its best point, stopped, and reported as "diverged"; the others go on.
+
+    SGD    v <- mu v + g;                      p <- p - rate v
+    Adam   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2;
+           p <- p - rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+A step never looks at the values of a tensor, so that a CUDA graph can hold it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.config import FAST, AttackConfig, Step
-from residuum.attacks.graphs import StaticSteps
 from residuum.attacks.grower import Grower
 from residuum.attacks.multipliers import balancing_scale, best_multipliers, stored_scale
 from residuum.attacks.objectives import Objective
 from residuum.attacks.population import Population
-from residuum.attacks.priors import PRIORS, Prior, penalty
+from residuum.attacks.priors import PRIORS, Prior, box, penalty
 from residuum.attacks.problem import Problem
 from residuum.attacks.randomness import stream
 from residuum.attacks.rowspace import RowSpace
@@ -33,14 +38,17 @@ from residuum.attacks.state import (
     look,
     progress,
 )
-from residuum.attacks.updates import Updates
 from residuum.attacks.variation import PerRun
-from residuum.engine import keep_freed_memory, matmul_precision
+from residuum.engine import Repeater, keep_freed_memory, matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
 
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
 SAVE_EVERY = 20.0
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
+
+Moments = dict[str, Tensor]
+OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 
 
 class Solver:
@@ -294,3 +302,95 @@ class Solver:
         x = self._draw(spread, stream("scale"))[None]
         x = x.to(self.config.device, self.dtype)
         return balancing_scale(self.problem, x, self.lam_shape, sharpness)
+
+
+class Updates:
+    """knowledge: gives the box, None where candidates are not put into one; nonnegative: lam >= lam_min."""
+
+    def __init__(self, settings: PerRun, knowledge: Knowledge | None, nonnegative: bool) -> None:
+        self.settings, self.config = settings, settings.config
+        self.knowledge, self.nonnegative = knowledge, nonnegative
+
+    def apply(
+        self, x: Tensor, lam: Tensor, gx: Tensor, gl: Tensor,
+        moments: dict[str, Tensor], step: Step, alive: Tensor,
+    ) -> None:  # fmt: skip
+        """Change x, lam and moments; gx and gl are used up.
+
+        alive: (R,) runs or (R, m) candidates; the others stay put.
+        """
+        factor = self.config.rate_at(step)
+        for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
+            rate = self.settings.value(f"lr_{name}", variable.ndim)
+            mask = alive.view(*alive.shape, *[1] * (variable.ndim - alive.ndim))
+            gradient = gradient.masked_fill_(~mask, 0.0)
+            direction = self._direction(name, gradient, moments, step)
+            variable.sub_(torch.where(mask, direction, 0.0).mul_(rate * factor))
+        if self.config.constraint == "project":
+            self._project(x, lam, alive)
+
+    def _direction(self, name: str, g: Tensor, moments: dict[str, Tensor], step: Step) -> Tensor:
+        if self.config.optimiser == "sgd":
+            return _moment(moments, name, g).mul_(self.config.momentum).add_(g)
+        t = step + 1
+        first, second = _moment(moments, f"{name}/1", g), _moment(moments, f"{name}/2", g)
+        first.mul_(BETA1).add_(g, alpha=1 - BETA1)
+        second.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+        below = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
+        return (first / (1 - BETA1**t)).div_(below)
+
+    def _project(self, x: Tensor, lam: Tensor, alive: Tensor) -> None:
+        if self.knowledge is not None and self.knowledge.value_range is not None:
+            low, high = box(self.knowledge, x)
+            torch.maximum(torch.minimum(x, high), low, out=x)
+        if self.nonnegative:
+            least = self.settings.value("lam_min", lam.ndim)
+            if alive.ndim == 1:
+                lam.clamp_(min=least)
+            else:  # an empty slot has no multiplier, whatever the least one is
+                mask = alive.view(*alive.shape, *[1] * (lam.ndim - 2))
+                lam.copy_(torch.where(mask, lam.clamp(min=least), lam))
+
+
+def _moment(moments: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    if name not in moments:
+        moments[name] = torch.zeros_like(like)
+    return moments[name]
+
+
+class StaticSteps:
+    """step: changes x, lam and moments in place; chunk: steps that one captured graph holds.
+
+    A captured graph keeps the shapes it was captured with: after growth a new object is needed.
+    """
+
+    def __init__(self, step: OneStep, config: AttackConfig, dtype: torch.dtype, chunk: int) -> None:
+        self.step, self.config, self.dtype, self.chunk = step, config, dtype, chunk
+        self.live: dict[str, Tensor] = {}
+        self.moments: Moments = {}
+        self.repeaters: dict[bool, Repeater] = {}
+
+    def run(self, state: SolverState, count: int, fast: bool) -> tuple[Tensor, Tensor, Moments]:
+        """``count`` steps from this state: candidates, multipliers and moments after them."""
+        live, moments = self.live, self.moments
+        now = {"x": state.x, "lam": state.lam, "moving": state.moving}
+        if not live:
+            for name, tensor in now.items():
+                live[name] = torch.empty_like(tensor)
+            live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
+        if fast not in self.repeaters:  # a captured graph keeps the precision it was captured in
+            body = torch.compile(self.step) if self.config.compile else self.step
+
+            def one() -> None:
+                body(live["x"], live["lam"], moments, live["step"], live["moving"])
+                live["step"].add_(1)
+
+            self.repeaters[fast] = Repeater(one, self.config.device, self.chunk)
+        for name, tensor in now.items():
+            live[name].copy_(tensor)
+        live["step"].fill_(state.step)
+        for name, moment in state.moments.items():
+            moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
+        self.repeaters[fast].run(count)
+        kept = {name: moment.clone() for name, moment in moments.items()}
+        return live["x"].clone(), live["lam"].clone(), kept

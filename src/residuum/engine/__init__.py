@@ -2,8 +2,7 @@
 
 from residuum.engine.cost import Cost, evaluation_cost
 from residuum.engine.explicit import ExplicitEquation, Plan, Pullback, Residual
-from residuum.engine.memory import keep_freed_memory
-from residuum.engine.repeat import Repeater, matmul_precision
+from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
 
 __all__ = [
     "Cost",
