@@ -475,6 +475,22 @@ def test_a_control_is_cut_to_the_time_there_is_and_no_further_than_it_may():
     assert _Cost(5.0, 0.0).affordable(300, 1.0) == 300  # all sets cost the same nothing
 
 
+def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
+    """A clock that only the pilot moves: half a second a call, a quarter for each set."""
+    clock = [0.0]
+
+    def matched(gain, sets):
+        clock[0] += 0.5 + 0.25 * len(sets)
+        return greedy_in_sets(gain, sets)
+
+    monkeypatch.setattr("residuum.evaluation.scoring.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("residuum.evaluation.scoring.greedy_in_sets", matched)
+    found = score(*planted(), metrics=(), seconds=150.0)
+    # The pilot takes 0.75 s for one set, 4.75 s for 17; left are 144.5 s: 0.75 + 2 x 287 x 0.25.
+    assert found.subsets == 287
+    assert "287 of 500 subsets drawn, for want of time" in found.notes
+
+
 def test_metrics_are_chosen_by_name_and_by_shape():
     candidates, train, holdout = planted()
     flat = [data.replace(x=data.x.flatten(1), mean=None) for data in (train, holdout)]

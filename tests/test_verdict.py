@@ -124,6 +124,12 @@ def test_a_significant_baseline_is_said_and_decides_nothing(
         assert said == []
 
 
+def test_the_worst_of_the_judged_layers_is_named() -> None:
+    residuals = {"a": 0.2, "b": 0.3, "c": 0.9}
+    stuck = ran(0.3, judged=("a", "b", "never measured"), residuals=residuals)
+    assert any("0.3 in b" in text for text in decide(scored(0, 1.0), (stuck,)).reasons)
+
+
 def test_an_attack_that_was_not_run_has_done_nothing() -> None:
     idle = AttackOutcome("ntk", True, False, False, "needs the initial weights")
     assert idle.restarts == idle.steps == idle.candidates == idle.diverged == idle.seconds == 0
