@@ -136,7 +136,7 @@ class Trial:
             original = (PACKAGE / mutant.file).read_bytes()
             (self.root / "residuum" / mutant.file).write_bytes(original)
         shown = (self.root / "shown").read_text(encoding="utf-8", errors="replace")
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", shown, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", shown, re.MULTILINE)
         killer = "time-out" if running else failed[1] if failed else "the tests do not start"
         killed = running or self.process.exitcode != 0
         return {"killed_by": killer if killed else None, "seconds": round(seconds, 1)}
