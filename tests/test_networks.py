@@ -31,7 +31,7 @@ from residuum.networks import (
     homogeneity_order,
     match_architecture,
     probe_inputs,
-    recognise_mlp,
+    recognise,
     refuse_by_name,
     with_surrogate,
 )
@@ -199,19 +199,31 @@ widths = st.lists(st.integers(1, 3000), min_size=2, max_size=6).map(tuple)
 biases = st.sampled_from(["first", "hidden", "all", "none"])
 activations = st.sampled_from(sorted(ACTIVATIONS))
 numbers = st.floats(-1e6, 1e6, allow_nan=False) | st.integers(-9, 9).map(float)
+LAYERED = st.fixed_dictionaries({"bias": biases, "activation": activations})
+
+
+def written(numbers: list[float]) -> dict[str, str]:
+    """Coefficients in the shortest form that reads back as the same numbers."""
+    parts = (str(int(c)) if c.is_integer() else repr(c) for c in numbers)
+    return {"coefficients": "/".join(parts)}
+
+
 ARCHITECTURES = st.one_of(
-    st.builds(Architecture, st.just("mlp"), widths, bias=biases, activation=activations),
+    st.builds(Architecture, st.just("mlp"), widths, options=LAYERED),
     st.builds(
-        Architecture, st.just("convnet"), widths,
-        image_shape=st.tuples(*[st.integers(1, 64)] * 3), bias=biases, activation=activations,
+        Architecture,
+        st.just("convnet"),
+        widths,
+        image_shape=st.tuples(*[st.integers(1, 64)] * 3),
+        options=LAYERED,
     ),
     st.builds(
-        Architecture, st.just("polynomial"),
+        Architecture,
+        st.just("polynomial"),
         st.tuples(st.integers(1, 99), st.integers(1, 99), st.just(1)),
-        bias=st.just("none"), activation=st.just("polynomial"),
-        coefficients=st.lists(numbers, min_size=2, max_size=6).map(tuple),
+        options=st.lists(numbers, min_size=2, max_size=6).map(written),
     ),
-)  # fmt: skip
+)
 
 
 @given(arch=ARCHITECTURES)
@@ -405,7 +417,7 @@ def test_balance_ignores_permutations_and_sees_rescaling() -> None:
 def test_any_order_of_a_chain_of_distinct_widths_is_recognised(
     sizes: list[int], bias: str, random: object
 ) -> None:
-    arch = Architecture("mlp", tuple(sizes), bias=bias)
+    arch = Architecture("mlp", tuple(sizes), None, {"bias": bias})
     state = dict(arch.build().state_dict())
     stems = [
         f"{word}{i}" for i, word in enumerate(["zeta", "alpha", "body", "head", "fc", "out", "in"])
@@ -416,7 +428,7 @@ def test_any_order_of_a_chain_of_distinct_widths_is_recognised(
     }
     items = list(renamed.items())
     random.shuffle(items)  # type: ignore[attr-defined]
-    found, names = recognise_mlp(dict(items))
+    found, names = recognise(dict(items))
     assert found.widths == arch.widths
     assert {ours: renamed[theirs].data_ptr() for ours, theirs in names.items()} == {
         ours: t.data_ptr() for ours, t in state.items()
@@ -427,7 +439,7 @@ def test_any_order_of_a_chain_of_distinct_widths_is_recognised(
 
 def test_equal_widths_follow_the_names() -> None:
     state = {f"fc{i}.weight": torch.full((4, 4), float(i)) for i in (10, 2, 1)}
-    arch, names = recognise_mlp(state)
+    arch, names = recognise(state)
     assert str(arch) == "mlp:4-4-4-4,bias=none"
     assert list(names.values()) == ["fc1.weight", "fc2.weight", "fc10.weight"]
 
@@ -439,7 +451,7 @@ def test_biases_without_a_stem_go_by_size() -> None:
         "w2": torch.ones(2, 7),
         "b2": torch.ones(2),
     }
-    arch, names = recognise_mlp(state)
+    arch, names = recognise(state)
     assert str(arch) == "mlp:5-7-2,bias=all"
     assert names["layers.1.bias"] == "b2"
 
@@ -450,7 +462,7 @@ def test_biases_without_a_stem_go_by_size() -> None:
 )  # fmt: skip
 def test_other_states_are_not_recognised(shapes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(CheckpointError, match="form no chain of layers") as caught:
-        recognise_mlp({name: torch.ones(shape) for name, shape in shapes.items()})
+        recognise({name: torch.ones(shape) for name, shape in shapes.items()})
     assert "layers.0.weight, layers.0.bias" in caught.value.remedy
 
 
@@ -460,17 +472,17 @@ def test_names_in_the_order_of_the_layers_are_recognised() -> None:
     state = {"z.weight": torch.ones(4, 3), **square, "c.weight": torch.ones(2, 4)}
     shuffled = {name: state[name] for name in ("c.weight", "b.weight", "z.weight", "a.weight")}
     with pytest.raises(CheckpointError, match="named in the order of its layers"):
-        recognise_mlp(shuffled)
+        recognise(shuffled)
     order = {"z.weight": 0, "b.weight": 1, "a.weight": 2, "c.weight": 3}
     renamed = {f"layers.{order[name]}.weight": t for name, t in shuffled.items()}
-    assert str(recognise_mlp(renamed)[0]) == "mlp:3-4-4-4-2,bias=none"
+    assert str(recognise(renamed)[0]) == "mlp:3-4-4-4-2,bias=none"
 
 
 def test_a_bias_rule_of_its_own_is_refused() -> None:
     state = dict(Architecture.parse("mlp:5-7-6-2,bias=hidden").build().state_dict())
     del state["layers.0.bias"]
     with pytest.raises(ArchitectureError, match=r"Biases must follow .* layers \[1\] of 3"):
-        recognise_mlp(state)
+        recognise(state)
 
 
 def test_convnets_and_polynomials_are_matched_by_shape() -> None:
@@ -576,7 +588,7 @@ KINDS = ("batch norm", "convolutions", "layer norm", "attention", "skip", "recur
 def test_every_obstacle_is_named_and_no_architecture_made_up(case: str, arch: str | None) -> None:
     state, parts, advice = UNREADABLE[case]
     with pytest.raises((CheckpointError, ArchitectureError)) as caught:
-        match_architecture(state, Architecture.parse(arch)) if arch else recognise_mlp(state)
+        match_architecture(state, Architecture.parse(arch)) if arch else recognise(state)
     found = caught.value.message.rpartition(" hold ")[2]
     assert all(part in found for part in parts)
     assert {kind for kind in KINDS if kind in found} == {k for k in KINDS if k in " ".join(parts)}
@@ -587,7 +599,7 @@ def test_every_obstacle_is_named_and_no_architecture_made_up(case: str, arch: st
 
 def test_advice_for_a_convnet_is_true_and_its_range_of_sides_exact() -> None:
     with pytest.raises(CheckpointError) as caught:
-        recognise_mlp(CNN)
+        recognise(CNN)
     arch = Architecture.parse(caught.value.remedy.partition("--arch ")[2].partition(", or")[0])
     assert match_architecture(CNN, arch)["convolutions.1.bias"] == "conv2.bias"
     assert "side from 25 to 28" in caught.value.remedy
@@ -608,7 +620,7 @@ def test_advice_for_a_convnet_is_true_and_its_range_of_sides_exact() -> None:
 )
 def test_no_convnet_is_advised_that_would_not_fit(change: dict[str, nn.Module]) -> None:
     with pytest.raises((CheckpointError, ArchitectureError)) as caught:
-        recognise_mlp(CNN | state_of(**change))
+        recognise(CNN | state_of(**change))
     assert "convnet:" not in str(caught.value)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
-from residuum.networks import MLP, Trace
+from residuum.networks import MLP, Trace, dense_chain
 
 Theta = dict[str, Tensor]
 
@@ -93,9 +93,9 @@ def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor
 @torch.no_grad()
 def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
     """(R, R) inner products of the rows' gradients: closed form for MLPs, dense otherwise."""
-    if isinstance(model, MLP):
-        trace = model.trace(x)
-        return mlp_gram(model, trace, rows.index, model.signals(trace, rows.covectors, rows.index))
+    if (chain := dense_chain(model)) is not None:
+        trace = chain.trace(x)
+        return mlp_gram(chain, trace, rows.index, chain.signals(trace, rows.covectors, rows.index))
     dense = jacobian(model, x, rows)
     return dense @ dense.T
 

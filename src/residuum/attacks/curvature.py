@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 
 from residuum.attacks.problem import Problem
 from residuum.engine import Pullback
-from residuum.networks import Polynomial, PolynomialNetwork
+from residuum.networks import Polynomial
 
 
 class Curvature:
@@ -179,8 +179,8 @@ def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tenso
 def exact_degree(model: nn.Module) -> bool:
     """Whether f is a polynomial of degree at most 3 in x: then L is exactly quadratic in eta^2."""
     activation = getattr(model, "activation", None)
-    hidden = 1 if isinstance(model, PolynomialNetwork) else len(getattr(model, "layers", ())) - 1
-    return isinstance(activation, Polynomial) and activation.degree <= 3 and hidden == 1
+    one_layer = getattr(model, "hidden", 0) == 1
+    return isinstance(activation, Polynomial) and activation.degree <= 3 and one_layer
 
 
 def _product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ Read as sum_j a_j sigma(W_j.x): a polynomial network; and, once told the activat
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -63,8 +65,11 @@ def polynomial_network(
             else "Give a polynomial network, or a network d-m-1 with --activation.",
         )
     weight, coefficient, biased = tensors
-    polynomial = Polynomial(arch.coefficients if given is None else given)
-    model = PolynomialNetwork(weight.shape[1], len(weight), polynomial).to(weight.dtype)
+    model = (
+        PolynomialNetwork(weight.shape[1], len(weight), Polynomial(given))
+        if given is not None
+        else cast(PolynomialNetwork, arch.build())
+    ).to(weight.dtype)
     model.load_state_dict({"weight": weight, "coefficient": coefficient})
     return model.eval(), biased
 

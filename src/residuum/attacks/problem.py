@@ -16,7 +16,7 @@ from torch.func import functional_call
 from residuum.attacks.objectives import Objective
 from residuum.engine import ExplicitEquation, Pullback
 from residuum.errors import InputError
-from residuum.networks import MLP, SURROGATES, Activation, with_surrogate
+from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers, parameters
 
@@ -82,7 +82,7 @@ class Problem:
         change = objective.explains_change
         moved = moved_layers(parameters(model), knowledge.theta0 or {}) if change else self.groups
         first_only = layers == "first" or (
-            layers == "auto" and isinstance(base, MLP) and not change
+            layers == "auto" and dense_chain(base) is not None and not change
         )
         chosen = [
             (i == 0 or not first_only) and name in moved for i, name in enumerate(self.groups)
@@ -99,11 +99,10 @@ class Problem:
         self._outside = torch.zeros_like(self._scales)
         self._outside[0] = outside
         self.explicit: ExplicitEquation | None = None
-        if isinstance(base, MLP):
-            self.explicit = ExplicitEquation(
-                [p for p in points if isinstance(p, MLP)], self.target, self.layer_weights
-            )
-            self.true_activation = base.activation
+        chains = [chain for point in points if (chain := dense_chain(point)) is not None]
+        if chains:
+            self.explicit = ExplicitEquation(chains, self.target, self.layer_weights)
+            self.true_activation = chains[0].activation
         else:
             self.points = points
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.objectives import Objective
 from residuum.errors import InputError
-from residuum.networks import MLP
+from residuum.networks import dense_chain
 from residuum.records import Knowledge
 from residuum.stationarity import parameters
 
@@ -43,7 +43,7 @@ class RowSpace:
         shape: tuple[int, ...], tolerance: float,
     ) -> RowSpace:  # fmt: skip
         """Singular vectors of the target's first layer above ``tolerance`` times the largest."""
-        if not isinstance(model, MLP):
+        if dense_chain(model) is None:
             raise InputError(
                 "Row-space mode needs a first layer that sees the whole input: an MLP; this "
                 f"network is a {type(model).__name__}.",
@@ -80,9 +80,10 @@ class RowSpace:
         """(..., r) -> (..., *shape)."""
         return (c @ self.basis.to(c).T).unflatten(-1, self.shape)
 
-    def reduce_model(self, model: MLP) -> MLP:
+    def reduce_model(self, model: nn.Module) -> nn.Module:
         """The same network on coefficients, in float64."""
-        small = copy.deepcopy(model).cpu().double()
+        small = dense_chain(copy.deepcopy(model).cpu().double())
+        assert small is not None
         first = small.linears[0]
         first.weight = nn.Parameter(first.weight.detach() @ self.basis)
         first.in_features = self.rank

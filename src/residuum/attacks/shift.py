@@ -28,7 +28,7 @@ from torch import Tensor
 
 from residuum.checkpoints import build_model
 from residuum.errors import InputError
-from residuum.networks import MLP
+from residuum.networks import MLP, dense_chain
 from residuum.records import Checkpoint
 
 EXACT = 1e-6  # relative imbalance that only a common root explains
@@ -274,8 +274,8 @@ def _mlp_first(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
 
 
 def _mlp(checkpoint: Checkpoint) -> MLP:
-    model = build_model(checkpoint, torch.float64)
-    if not isinstance(model, MLP) or len(model.linears) < 2:
+    model = dense_chain(build_model(checkpoint, torch.float64))
+    if model is None or len(model.linears) < 2:
         raise InputError(
             f"Balance is a property of hidden neurons of an MLP; this network is {checkpoint.arch}.",
             "Leave shift inference out.",

@@ -40,7 +40,6 @@ from residuum.attacks.state import (
 )
 from residuum.attacks.variation import PerRun
 from residuum.engine import Repeater, keep_freed_memory, matmul_precision
-from residuum.networks import MLP
 from residuum.records import Knowledge
 
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
@@ -286,7 +285,6 @@ class Solver:
         config, knowledge, space = self.config, self.knowledge, self.space
         labels = objective.labels(candidates, outputs, knowledge)
         if space is not None:
-            assert isinstance(model, MLP)
             model, knowledge = space.reduce_model(model), space.reduce_knowledge(knowledge)
         return Problem(
             model, objective, knowledge, labels,

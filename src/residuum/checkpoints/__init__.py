@@ -8,13 +8,12 @@ from residuum.checkpoints.inspection import (
 )
 from residuum.checkpoints.modules import build_model, checkpoint_from_module
 from residuum.checkpoints.reading import (
-    ASSUMED_RELU,
-    ASSUMED_STRIDES,
     DEFAULT_MAX_BYTES,
     as_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
+from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
 
 __all__ = [
     "ASSUMED_RELU",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from residuum.checkpoints.modules import build_model
 from residuum.checkpoints.spectrum import directions, rank_above, singular_values
-from residuum.networks import MLP, Architecture, balance, homogeneity_order, probe_inputs
+from residuum.networks import Architecture, balance, homogeneity_order, probe_inputs
 from residuum.records import Checkpoint
 from residuum.records.base import Record
 
@@ -119,7 +119,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         directions=count,
         directions_of=of,
         ranks=tuple((tolerance, rank_above(values, tolerance)) for tolerance in TOLERANCES),
-        balance=balance(model) if isinstance(model, MLP) else None,
+        balance=balance(model),
         assumptions=checkpoint.assumptions,
     )
 

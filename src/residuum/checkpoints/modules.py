@@ -5,23 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from residuum.checkpoints.states import clean_state
 from residuum.errors import ArchitectureError
-from residuum.networks import (
-    ACTIVATIONS,
-    MLP,
-    Architecture,
-    ConvNet,
-    Polynomial,
-    PolynomialNetwork,
-    recognise_mlp,
-)
+from residuum.networks import Architecture, kind_of, recognise
 from residuum.networks.activations import OTHERS_REFUSED, is_other
-from residuum.networks.modules import bias_rule
 from residuum.records import Checkpoint
 
 PASSED_OVER = (  # parts that do nothing in evaluation
@@ -90,23 +82,11 @@ def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]]:
     """The architecture, and the live parameters under its names in its order."""
     if type(model) is nn.Sequential:
         return _describe_sequential(model)
-    state = model.state_dict(keep_vars=True)
-    if type(model) is MLP:
-        found, _ = recognise_mlp(state)
-        activation = _activation_name(model.activation)
-        return Architecture("mlp", found.widths, None, found.bias, activation), state
-    if type(model) is ConvNet:
-        layers = [*model.convolutions, model.head]
-        widths = tuple(len(layer.weight) for layer in layers)
-        bias = bias_rule([layer.bias is not None for layer in layers])
-        activation = _activation_name(model.activation)
-        return Architecture("convnet", widths, model.input_shape, bias, activation), state
-    if type(model) is PolynomialNetwork and isinstance(model.activation, Polynomial):
-        width, inputs = model.weight.shape
-        powers = model.activation.coefficients
-        widths = (inputs, width, 1)
-        return Architecture("polynomial", widths, None, "none", "polynomial", powers), state
-    raise _unreadable(model)
+    kind = kind_of(model)
+    arch = None if kind is None else kind.describe(model)
+    if arch is None:
+        raise _unreadable(model)
+    return arch, model.state_dict(keep_vars=True)
 
 
 def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]]:
@@ -125,9 +105,9 @@ def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, 
         for i, layer in enumerate(layers)
         for name, parameter in layer.state_dict(keep_vars=True).items()
     }
-    found, _ = recognise_mlp(state)
+    found, _ = recognise(state)
     activation = "linear" if linear else "relu"
-    return Architecture("mlp", found.widths, None, found.bias, activation), state
+    return replace(found, options={**found.options, "activation": activation}), state
 
 
 def _leaves(model: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -155,17 +135,6 @@ def _in_the_way(parts: list[tuple[str, nn.Module]]) -> str:
 
 def _plain(part: nn.Module) -> bool:
     return type(part) is nn.Linear or isinstance(part, nn.ReLU)
-
-
-def _activation_name(activation: nn.Module) -> str:
-    for name, kind in ACTIVATIONS.items():
-        if type(activation) is kind or (name == "relu" and type(activation) is nn.ReLU):
-            return name
-    raise ArchitectureError(
-        "A checkpoint needs a network that a string can describe; one with activation "
-        f"{type(activation).__name__} is not.",
-        _remedy([("", activation)]),
-    )
 
 
 def _unreadable(model: nn.Module) -> ArchitectureError:

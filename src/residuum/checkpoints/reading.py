@@ -27,20 +27,12 @@ from residuum.checkpoints.metadata import Metadata, decode_metadata, encode_meta
 from residuum.checkpoints.modules import checkpoint_from_module, fitting_shape
 from residuum.checkpoints.states import clean_state, find_state
 from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
-from residuum.networks import Architecture, match_architecture, recognise_mlp
+from residuum.networks import KINDS, Architecture, match_architecture, recognise
+from residuum.networks.kinds import ASSUMED_RELU
 from residuum.records import Checkpoint, write_atomic
 
 DEFAULT_MAX_BYTES = 8 << 30
 RUN_FILE = "model.safetensors"
-# Assumptions: at most metadata.MAX_TEXT characters, for they are saved with the checkpoint.
-ASSUMED_RELU = (
-    "activation assumed ReLU: the weights do not say; for a network with another (GELU, SiLU, Tanh, ...) "
-    "this result is void. If it is ReLU, say so: --arch ...,activation=relu"
-)
-ASSUMED_STRIDES = (
-    "strides of 2 assumed in place of pooling: the shapes can be the same; for a network with pooling "
-    "this result is void"
-)
 
 
 def load_checkpoint(
@@ -163,21 +155,18 @@ def _identify(
     text = arch if arch is not None else known.architecture
     try:
         with torch.device("meta"):  # a claimed architecture must not allocate its size
-            network, names = _named(text, state) if text else recognise_mlp(state)
+            network, names = _named(text, state) if text else recognise(state)
             order = list(network.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(
             f"An architecture must be one that can be built; got {text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
-    named = "activation=" in text
-    guesses = [note for note in known.assumptions if not (named and note == ASSUMED_RELU)]
+    guesses = [*known.assumptions]
     if not known.architecture:
-        single = network.kind == "mlp" and len(network.widths) == 2
-        if not (named or single or network.kind == "polynomial"):
-            guesses.append(ASSUMED_RELU)
-        if network.kind == "convnet":
-            guesses.append(ASSUMED_STRIDES)
+        guesses += KINDS[network.kind].assumed(network)
+    if "activation=" in text:
+        guesses = [note for note in guesses if note != ASSUMED_RELU]
     return network, {name: names[name] for name in order}, guesses
 
 

@@ -11,19 +11,21 @@ from residuum.networks.activations import (
     Softplus,
     with_surrogate,
 )
-from residuum.networks.architecture import Architecture
 from residuum.networks.homogeneity import balance, homogeneity_order, probe_inputs
-from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace
+from residuum.networks.kinds import KINDS, Architecture, Kind, kind_of
+from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace, dense_chain
 from residuum.networks.obstacles import refuse_by_name
-from residuum.networks.recognition import match_architecture, recognise_mlp
+from residuum.networks.recognition import match_architecture, recognise
 
 __all__ = [
     "ACTIVATIONS",
+    "KINDS",
     "MLP",
     "SURROGATES",
     "Activation",
     "Architecture",
     "ConvNet",
+    "Kind",
     "Linear",
     "Polynomial",
     "PolynomialNetwork",
@@ -32,10 +34,12 @@ __all__ = [
     "Softplus",
     "Trace",
     "balance",
+    "dense_chain",
     "homogeneity_order",
+    "kind_of",
     "match_architecture",
     "probe_inputs",
-    "recognise_mlp",
+    "recognise",
     "refuse_by_name",
     "with_surrogate",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.networks.modules import MLP
+from residuum.networks.modules import dense_chain
 
 SCALES = (0.7, 0.9, 1.1, 1.4)
 TOLERANCE = 1e-6
@@ -46,15 +46,15 @@ def probe_inputs(inputs: int, count: int = 8) -> Tensor:
     return torch.randn(count, inputs, generator=generator, dtype=torch.float64)
 
 
-def balance(model: MLP) -> float | None:
-    """sum_j |in_j - out_j| / sum_j max(in_j, out_j) over all hidden neurons; None without any.
+def balance(model: nn.Module) -> float | None:
+    """sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons of an MLP, else None.
 
     in_j = ||w_j||^2 + b_j^2 and out_j = ||v_j||^2 are a neuron's incoming and outgoing squared norm.
     They are equal at every KKT point of a ReLU network, so this is a data-free sign of distance from
     one, and of weights that were rewritten after training.
     """
-    gap = total = 0.0
-    for lower, upper in pairwise(model.linears):
+    chain, gap, total = dense_chain(model), 0.0, 0.0
+    for lower, upper in pairwise(chain.linears if chain else ()):
         incoming = lower.weight.detach().double().square().sum(1)
         if lower.bias is not None:
             incoming = incoming + lower.bias.detach().double().square()

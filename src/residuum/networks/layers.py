@@ -1,4 +1,4 @@
-"""The tensors of a file as layers: each weight with its bias.
+"""The tensors of a file as layers: each weight with its bias, and the order they are applied in.
 
 Names say which bias belongs to which weight; sorting them does not, for ``conv1.bias`` comes before
 ``conv1.weight`` and a file may hold either first.
@@ -6,8 +6,9 @@ Names say which bias belongs to which weight; sorting them does not, for ``conv1
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -49,3 +50,43 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     """Sort key in which layer10 comes after layer2."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts]
+
+
+def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
+    """The layers of an MLP, each by the names of its weight and its bias; None for other tensors.
+
+    Layer names differ between projects and safetensors files lose the order, so the chain
+    d -> h_1 -> ... -> C is found from shapes: in the order of the names, in the order of the file, and
+    last by search, which must have one answer.
+    """
+    weights, vectors = weights_and_vectors(state)
+    if weights and all(w.ndim == 2 for _, w in weights):
+        for order in (*orders(weights), *_chains(weights)):
+            layers = attach_vectors(order, vectors) if _is_chain(order) else None
+            if layers is not None:
+                return layers
+    return None
+
+
+def _is_chain(order: Iterable[Named]) -> bool:
+    shapes = [w.shape for _, w in order]
+    return all(a[0] == b[1] for a, b in itertools.pairwise(shapes))
+
+
+def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
+    """Every order of the weights that forms a chain; empty when there are several."""
+    found: list[list[Named]] = []
+
+    def extend(chain: list[Named], rest: list[Named]) -> None:
+        if len(found) >= limit:
+            return
+        if not rest:
+            found.append(chain)
+        for i, candidate in enumerate(rest):
+            if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
+                extend([*chain, candidate], rest[:i] + rest[i + 1 :])
+
+    # Two weights of one shape can be swapped, so no order is the only one: nothing to search.
+    if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
+        extend([], weights)
+    return found if len(found) == 1 else []

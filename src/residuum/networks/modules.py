@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,11 @@ class MLP(nn.Module):
         """The layers, first to last."""
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
+    @property
+    def hidden(self) -> int:
+        """Number of hidden layers."""
+        return len(self.layers) - 1
+
     def forward(self, x: Tensor) -> Tensor:
         """(n, ...) -> (n, C)."""
         return self.trace(x).output
@@ -96,12 +102,21 @@ class MLP(nn.Module):
         return signals[::-1]
 
 
+def dense_chain(model: nn.Module) -> MLP | None:
+    """The network where it offers what an MLP does: ``linears``, ``activation``, ``trace``, ``signals``.
+
+    Closed forms, the explicit engine and the certificates that need them ask this, never the class.
+    """
+    offers = all(hasattr(type(model), name) for name in ("linears", "trace", "signals"))
+    return cast(MLP, model) if offers else None
+
+
 class ConvNet(nn.Module):
     """3x3 convolutions of stride 2, then one linear layer; bias rules as in the MLP."""
 
     def __init__(
         self,
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         channels: tuple[int, ...],
         outputs: int,
         bias: str = "first",
@@ -133,6 +148,8 @@ class ConvNet(nn.Module):
 
 class PolynomialNetwork(nn.Module):
     """Phi(x) = sum_j a_j sigma(w_j . x), no bias (Shen et al. 2026, section 4)."""
+
+    hidden = 1  # layers
 
     def __init__(self, inputs: int, width: int, activation: Activation) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from residuum.errors import CheckpointError
-from residuum.networks.architecture import Architecture
+from residuum.networks.kinds import Architecture
 from residuum.networks.layers import attach_vectors, orders, weights_and_vectors
 from residuum.networks.modules import bias_rule
 
@@ -134,5 +134,5 @@ def convnet_of(state: Mapping[str, Tensor]) -> Architecture | None:
             side = math.isqrt(area) * 2 ** len(kernels)
             widths = (*(kernel[0] for kernel in kernels), head[0])
             bias = bias_rule([len(layer) == 2 for layer in layers])
-            return Architecture("convnet", widths, (kernels[0][1], side, side), bias)
+            return Architecture("convnet", widths, (kernels[0][1], side, side), {"bias": bias})
     return None

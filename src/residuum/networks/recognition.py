@@ -1,40 +1,25 @@
-"""From a bare state dict to a network: MLPs are recognised by the shapes of their tensors.
-
-Layer names differ between projects and safetensors files lose the order, so the chain
-d -> h_1 -> ... -> C is found from shapes: in the order of the names, in the order of the file, and
-last by search, which must have one answer.
-"""
+"""From a bare state dict to a network: which kind's tensors these are, and which is which."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Size, Tensor
 
 from residuum.errors import ArchitectureError, CheckpointError
-from residuum.networks.architecture import Architecture
+from residuum.networks.kinds import KINDS, Architecture
 from residuum.networks.layers import Named, attach_vectors, orders, weights_and_vectors
-from residuum.networks.modules import bias_rule
 from residuum.networks.obstacles import holdings, remedy, unreadable
 
 
-def recognise_mlp(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
-    """The MLP whose tensors these are, and for each of our parameter names the file's name."""
-    weights, vectors = weights_and_vectors(state)
-    if weights and all(w.ndim == 2 for _, w in weights):
-        for order in (*orders(weights), *_chains(weights)):
-            layers = attach_vectors(order, vectors) if _is_chain(order) else None
-            if layers is not None:
-                widths = (order[0][1].shape[1], *(w.shape[0] for _, w in order))
-                bias = bias_rule([len(layer) == 2 for layer in layers])
-                names = {
-                    f"layers.{i}.{ours}": theirs
-                    for i, layer in enumerate(layers)
-                    for ours, theirs in zip(("weight", "bias"), layer, strict=False)
-                }
-                return Architecture("mlp", widths, bias=bias), names
-    raise unreadable(state)
+def recognise(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
+    """The network whose tensors these are, and for each of our parameter names the file's name."""
+    found = (kind.recognise(state) for kind in KINDS.values())
+    known = next((one for one in found if one is not None), None)
+    if known is None:
+        raise unreadable(state)
+    return known
 
 
 def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[str, str]:
@@ -54,17 +39,12 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
 
 def _misfit(state: Mapping[str, Tensor], arch: Architecture) -> ArchitectureError:
     try:
-        found, _ = recognise_mlp(state)
+        found, _ = recognise(state)
     except CheckpointError:
         got, advice = f"hold {holdings(state)}", remedy(state)
     else:
         got, advice = f"are those of {found}", f"Use --arch {found}, or leave it out."
     return ArchitectureError(f"The weights must fit the architecture {arch}; they {got}.", advice)
-
-
-def _is_chain(order: Iterable[Named]) -> bool:
-    shapes = [w.shape for _, w in order]
-    return all(a[0] == b[1] for a, b in itertools.pairwise(shapes))
 
 
 def _by_shape(weights: list[Named], shapes: list[Size]) -> list[list[Named]]:
@@ -73,22 +53,3 @@ def _by_shape(weights: list[Named], shapes: list[Size]) -> list[list[Named]]:
     if not len(of_shape) == len(weights) == len(shapes) or of_shape.keys() != {*shapes}:
         return []
     return [[of_shape[shape] for shape in shapes]]
-
-
-def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
-    """Every order of the weights that forms a chain; empty when there are several."""
-    found: list[list[Named]] = []
-
-    def extend(chain: list[Named], rest: list[Named]) -> None:
-        if len(found) >= limit:
-            return
-        if not rest:
-            found.append(chain)
-        for i, candidate in enumerate(rest):
-            if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
-                extend([*chain, candidate], rest[:i] + rest[i + 1 :])
-
-    # Two weights of one shape can be swapped, so no order is the only one: nothing to search.
-    if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
-        extend([], weights)
-    return found if len(found) == 1 else []

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from residuum.networks import MLP
+from residuum.networks import MLP, dense_chain
 from residuum.theory.patterns import ROUNDING, HypothesisError, Switches, sizes, slopes, switches
 
 
@@ -142,13 +142,14 @@ def unit(direction: Tensor) -> Tensor:
 
 def two_layer_weights(model: nn.Module) -> Tensor:
     """(h,) output weights v of a two-layer MLP with one output; the printed theorems need one."""
-    if not isinstance(model, MLP) or len(model.linears) != 2 or model.linears[1].out_features != 1:
+    chain = dense_chain(model)
+    if chain is None or len(chain.linears) != 2 or chain.linears[1].out_features != 1:
         raise HypothesisError(
             "depth",
             "Theorems 5, 8 and 9 are stated for two-layer networks with one output; this is another.",
             "Use exact_budgets, which hold for any depth.",
         )
-    return model.linears[1].weight.detach()[0]
+    return chain.linears[1].weight.detach()[0]
 
 
 def _least(steps: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from residuum.networks import MLP
+from residuum.networks import dense_chain
 from residuum.theory.budgets import exact_budgets, unit
 from residuum.theory.patterns import ROUNDING, HypothesisError, sizes, slope_matrix, switches
 
@@ -152,13 +152,13 @@ def _budget(models: Sequence[nn.Module], x: Tensor, nu: Tensor) -> float:
 
 
 def _first_layer(model: nn.Module) -> Tensor:
-    if not isinstance(model, MLP):
+    if (chain := dense_chain(model)) is None:
         raise HypothesisError(
             "subspace",
             f"A first layer that sees the whole input is needed; {type(model).__name__} has none.",
             "Use the direction 'softest'.",
         )
-    return model.linears[0].weight.detach().double()
+    return chain.linears[0].weight.detach().double()
 
 
 Finder = Callable[[Sequence[nn.Module], Tensor, Tensor, Tensor], Tensor]

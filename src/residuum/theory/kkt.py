@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.errors import DataError
-from residuum.networks import MLP, balance, homogeneity_order
+from residuum.networks import balance, dense_chain, homogeneity_order
 from residuum.records import Certificate, LayerResidual
 from residuum.stationarity import (
     Rows,
@@ -68,10 +68,10 @@ def certify(
     r = residual(model, theta, x, rows.combine(lam, len(x)))
     eps, size = norm(r), norm(theta)
     clarke, kinks, freed = eps, 0, 0
-    if isinstance(model, MLP):
+    if (chain := dense_chain(model)) is not None:
         sign = torch.where(lam < 0, -1.0, 1.0).double()  # free multipliers: gates at the plain sign
         signed = Rows(rows.index, rows.covectors * sign[:, None])
-        result = clarke_residual(model, x, signed, lam.abs(), r, kink_tolerance, kink_limit, end)
+        result = clarke_residual(chain, x, signed, lam.abs(), r, kink_tolerance, kink_limit, end)
         clarke, kinks, freed = result.residual, result.kinks, result.freed
         if freed < kinks:
             notes.append(f"{freed} of {kinks} kinks freed: residual_clarke is an upper bound")
@@ -99,7 +99,7 @@ def certify(
         layers=tuple(LayerResidual(k, v) for k, v in layer_residuals(r, theta).items()),
         multipliers=lam,
         rows=rows.index,
-        balance=balance(model) if isinstance(model, MLP) else None,
+        balance=balance(model),
         identity=identity_gap(lam, rows.values(outputs), order, size),
         condition=condition if condition != float("inf") else 1e300,
         theta_norm=size,

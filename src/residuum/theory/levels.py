@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from residuum.errors import InputError, did_you_mean
-from residuum.networks import MLP
+from residuum.networks import dense_chain
 from residuum.stationarity import norm
 from residuum.theory.budgets import two_layer_weights, unit
 from residuum.theory.kkt_sets import KKTSet
@@ -66,8 +66,7 @@ def split_levels(kkt: KKTSet, i: int, direction: Tensor, alpha: float, beta: flo
         )
     p, p_after, delta, delta_after = (float(v) for v in margins if v is not None)
     printed = bound = None
-    model = kkt.models[0]
-    if isinstance(model, MLP) and len(model.linears) == 2:
+    if (chain := dense_chain(kkt.models[0])) is not None and len(chain.linears) == 2:
         c, lam = _sensitivity(kkt, i, direction), float(kkt.lam[i])
         change = lam * (alpha + beta) * c
         printed = delta + change if change < p else None
@@ -116,8 +115,8 @@ def kkt_loss(kkt: KKTSet, form: str = "refael2025", g1: float = 1.0, g2: float =
 
 def _sensitivity(kkt: KKTSet, i: int, direction: Tensor) -> float:
     """C: bound on |<grad_x Phi, nu>| at sample i from stationarity alone."""
-    model = kkt.models[0]
-    assert isinstance(model, MLP)
+    model = dense_chain(kkt.models[0])
+    assert model is not None
     v, nu = two_layer_weights(model).abs(), unit(direction)
     eps = kkt.residual * norm(kkt.target)
     gamma = float((kkt.x.flatten(1) @ nu).abs().max())

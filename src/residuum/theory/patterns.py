@@ -19,7 +19,7 @@ from torch.func import jvp
 from torch.nn import functional as F
 
 from residuum.errors import InputError
-from residuum.networks import MLP, Linear, ReLU
+from residuum.networks import MLP, Linear, dense_chain
 
 ROUNDING = 1e-13  # of a switch's size: what is smaller is not told from zero
 NAMED = 4  # switches an error message names one by one
@@ -94,8 +94,9 @@ def slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
 
 def slope_matrix(models: Sequence[nn.Module], x: Tensor, chunk: int = 256) -> Tensor:
     """(K, d) gradients in x of all switches at one sample x: (*shape)."""
-    if all(isinstance(model, MLP) for model in models):
-        return torch.cat([_mlp_slopes(m, x) for m in models if isinstance(m, MLP)])
+    chains = [chain for model in models if (chain := dense_chain(model)) is not None]
+    if len(chains) == len(models):
+        return torch.cat([_chain_slopes(chain, x) for chain in chains])
     d = x.numel()
     basis = torch.eye(d, dtype=x.dtype).reshape(d, *x.shape)
     parts = [
@@ -106,15 +107,15 @@ def slope_matrix(models: Sequence[nn.Module], x: Tensor, chunk: int = 256) -> Te
 
 
 @torch.no_grad()
-def _mlp_slopes(model: MLP, x: Tensor) -> Tensor:
+def _chain_slopes(chain: MLP, x: Tensor) -> Tensor:
     """W_1, W_2 diag(gates_1) W_1, ... in one matrix."""
-    if isinstance(model.activation, Linear):
-        return x.new_zeros(0, x.numel())
-    parts = [model.linears[0].weight]
-    pre = model.trace(x[None]).pre
-    for layer, z in zip(model.linears[1:-1], pre, strict=False):
-        parts.append(layer.weight @ (parts[-1] * (z[0] > 0)[:, None]))
-    return torch.cat(parts) if len(model.linears) > 1 else x.new_zeros(0, x.numel())
+    parts, below = [x.new_zeros(0, x.numel())], chain.linears[0].weight
+    if not isinstance(chain.activation, Linear):
+        for layer, pre in zip(chain.linears[1:], chain.trace(x[None]).pre, strict=False):
+            parts.append(below)
+            on = pre[0] > 0
+            below = layer.weight[:, on] @ below[on]
+    return torch.cat(parts)
 
 
 def sizes(models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, int]]) -> Tensor:
@@ -132,18 +133,13 @@ def sizes(models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, in
 
 def check_piecewise_linear(model: nn.Module) -> None:
     """Refuse networks that are not affine inside a pattern, as far as their modules show it."""
-    if isinstance(model, MLP):
-        if isinstance(model.activation, ReLU | Linear):
-            return
-        bad = type(model.activation).__name__
-    else:
-        known = (*_PIECEWISE, *_AFFINE, nn.MaxPool2d)
-        leaves = [m for m in model.modules() if not list(m.children()) and m is not model]
-        odd = [m for m in leaves if not isinstance(m, known)]
-        odd += [m for m in leaves if isinstance(m, nn.MaxPool2d) and (m.padding or m.dilation != 1)]
-        if not odd and (leaves or isinstance(model, known)):
-            return
-        bad = str(odd[0]) if odd else type(model).__name__
+    known = (*_PIECEWISE, *_AFFINE, nn.MaxPool2d)
+    leaves = [m for m in model.modules() if not list(m.children()) and m is not model]
+    odd = [m for m in leaves if not isinstance(m, known)]
+    odd += [m for m in leaves if isinstance(m, nn.MaxPool2d) and (m.padding or m.dilation != 1)]
+    if not odd and (leaves or isinstance(model, known)):
+        return
+    bad = str(odd[0]) if odd else type(model).__name__
     raise HypothesisError(
         "pattern",
         f"Merging and splitting need a network that is affine in x inside an activation pattern; "
@@ -154,10 +150,10 @@ def check_piecewise_linear(model: nn.Module) -> None:
 
 def _record(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
     """Name and (n, units) values of every layer's switches, first layer first."""
-    if isinstance(model, MLP):
-        if isinstance(model.activation, Linear):
+    if (chain := dense_chain(model)) is not None:
+        if isinstance(chain.activation, Linear):
             return []
-        return [(f"layers.{i}", z) for i, z in enumerate(model.trace(x).pre[:-1])]
+        return [(f"layers.{i}", z) for i, z in enumerate(chain.trace(x).pre[:-1])]
     found: list[tuple[str, Tensor]] = []
 
     def hook(name: str, module: nn.Module, z: Tensor) -> None:

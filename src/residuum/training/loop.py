@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from residuum.errors import InputError
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Checkpoint, Dataset, make_directory
-from residuum.stationarity import norm, parameters, residual
+from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
 from residuum.training.config import TrainingConfig, TrainingState
@@ -72,10 +72,10 @@ def initialise(arch: Architecture, config: TrainingConfig) -> nn.Module:
         torch.manual_seed(config.seed)
         model = arch.build()
         if config.init == "small":
-            first = [p for name, p in model.named_parameters()][: 1 + (arch.bias != "none")]
+            theta = dict(model.named_parameters())
             with torch.no_grad():
-                for p in first:
-                    p.normal_().mul_(config.init_scale)
+                for name in next(iter(by_layer(theta).values())):  # of the first layer
+                    theta[name].normal_().mul_(config.init_scale)
         elif config.init == "lecun":
             with torch.no_grad():
                 for p in model.parameters():

@@ -26,7 +26,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from residuum.networks import MLP, ReLU
 from residuum.theory.patterns import slope_matrix, switches
 
 KINK = 1e-10  # of |b_k| (1 + |x|): a switch that is nearer to zero sits on it
@@ -175,18 +174,8 @@ def build_cell(
 
 
 def gates(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(K,) values of all switches at x and (K, d) their gradients; in closed form for MLPs."""
-    value = switches([model], x[None]).values[0]
-    if not isinstance(model, MLP):
-        return value, slope_matrix([model], x)
-    if not isinstance(model.activation, ReLU):
-        return value, x.new_zeros(0, x.numel())
-    parts, below = [], model.linears[0].weight.detach()
-    for layer, pre in zip(model.linears[1:], model.trace(x[None]).pre, strict=False):
-        parts.append(below)
-        on = pre[0] > 0
-        below = layer.weight.detach()[:, on] @ below[on]
-    return value, torch.cat(parts)
+    """(K,) values of all switches at x and (K, d) their gradients."""
+    return switches([model], x[None]).values[0], slope_matrix([model], x)
 
 
 def _balance(image: Tensor, s: Tensor, drift: Tensor, pull: Tensor) -> float:

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd
 
 from residuum.errors import InputError
-from residuum.networks import MLP
+from residuum.networks import dense_chain
 from residuum.records.uniqueness import NullSpace, Uniqueness
 from residuum.stationarity import Theta, parameters
 from residuum.theory.kkt import evaluate
@@ -145,7 +145,7 @@ def _certify(
     if not piecewise:
         return _certify_smooth(system, i, ends, tolerance)
     flat = system.x[i].flatten()
-    if not isinstance(system.model, MLP):
+    if dense_chain(system.model) is None:
         walls = seen(system.model, system.x[i])
     cell = build_cell(system.model, system.x[i], walls, ends)
     a = cell.longest(-flat, i) if cell.basis.shape[1] else torch.zeros_like(flat)

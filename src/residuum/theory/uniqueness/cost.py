@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from residuum.networks import MLP
+from residuum.networks import dense_chain
 from residuum.theory.patterns import switches
 from residuum.theory.uniqueness.cell import CLIMB_STEPS, CLIMBS, STEPS
 from residuum.theory.uniqueness.nullspace import choose_method
@@ -48,7 +48,8 @@ def estimate(
 ) -> Cost:  # fmt: skip
     """Cost of certifying ``samples`` of x, from the sizes and from the speed of this machine."""
     count = len(x) if samples is None else min(samples, len(x))
-    d, layers = x[0].numel(), model.linears if isinstance(model, MLP) else []
+    chain = dense_chain(model)
+    d, layers = x[0].numel(), chain.linears if chain else []
     k = d if box is not None or not layers else min(d, layers[0].out_features)
     if box is not None:
         low, high = (torch.as_tensor(end).to(x).expand_as(x) for end in box)

@@ -29,7 +29,7 @@ from scipy.sparse.linalg import LinearOperator, lobpcg
 from torch import Tensor, nn
 from torch.func import vmap
 
-from residuum.networks import MLP
+from residuum.networks import dense_chain
 from residuum.records.uniqueness import NullSpace
 from residuum.stationarity import parameters
 from residuum.theory.uniqueness.system import System
@@ -132,8 +132,8 @@ def _verified(forward: Product, null: Tensor, top: float) -> float:
 
 def layer_bounds(system: System, row_rank: int) -> tuple[int, int]:
     """Bounds from the first layer of an MLP."""
-    model = system.model
-    assert isinstance(model, MLP)
+    model = dense_chain(system.model)
+    assert model is not None
     trace = model.trace(system.x)
     d, m = system.x[0].numel(), len(system.x)
     free = m - _rank(model.signals(trace, system.u)[0])
@@ -146,11 +146,11 @@ def layer_bounds(system: System, row_rank: int) -> tuple[int, int]:
 
 def row_space(system: System) -> Tensor:
     """(rank, d) orthonormal basis of row(W1); of the input space where there is no first layer."""
-    model = system.model
-    if not isinstance(model, MLP):
+    chain = dense_chain(system.model)
+    if chain is None:
         d = system.x[0].numel()
         return torch.eye(d, dtype=system.x.dtype, device=system.x.device)
-    weight = model.linears[0].weight.detach()
+    weight = chain.linears[0].weight.detach()
     _, values, rows = torch.linalg.svd(weight, full_matrices=False)
     return rows[values > NULL * values[0]] if float(values[0]) > 0 else rows[:0]
 
@@ -160,7 +160,7 @@ def choose_method(model: nn.Module, unknowns: int) -> str:
     size = sum(t.numel() for t in parameters(model).values())
     if unknowns <= DENSE_UNKNOWNS and unknowns * size <= DENSE_ENTRIES:
         return "dense"
-    return "layers" if isinstance(model, MLP) else "block"
+    return "block" if dense_chain(model) is None else "layers"
 
 
 def _largest(forward: Product, backward: Product, system: System, seed: int) -> float:

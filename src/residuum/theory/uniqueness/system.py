@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp
 
-from residuum.networks import MLP
+from residuum.networks import MLP, dense_chain
 from residuum.stationarity import Rows, Theta, by_layer, norm, parameters, weighted_gradient
 from residuum.theory.rows import constraint_rows
 
@@ -53,8 +53,8 @@ class System:
     def change(self, i: int, a: Tensor) -> float:
         """Change of the residual when the halves of candidate i go to x + a and x - a."""
         x, u = self.x[i], self.u[i]
-        if isinstance(self.model, MLP):
-            return _mlp_change(self.model, self.scales, x, a, u)
+        if (chain := dense_chain(self.model)) is not None:
+            return _mlp_change(chain, self.scales, x, a, u)
         points, weights = torch.stack([x + a, x - a, x]), torch.stack([u / 2, u / 2, -u])
         return self._norm(weighted_gradient(self.model, points, weights))
 

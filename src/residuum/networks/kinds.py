@@ -1,0 +1,296 @@
+"""Networks as small strings, and one record per kind of network: all that is known of it.
+
+mlp:784-1000-1000-1            widths; bias in the first layer only
+mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | linear
+convnet:1x8x8-16-32-1          input shape, channels, outputs
+polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
+
+A new kind is a :class:`Kind` under its name in ``KINDS``; nothing else has to know it. What is fast or
+provable for some networks alone asks the module itself what it offers, see
+:func:`residuum.networks.modules.dense_chain`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from residuum.errors import ArchitectureError, did_you_mean
+from residuum.networks.activations import ACTIVATIONS, OTHERS_REFUSED, Polynomial, is_other
+from residuum.networks.layers import find_chain
+from residuum.networks.modules import BIAS_RULES, MLP, ConvNet, PolynomialNetwork, bias_rule
+
+EXAMPLE = (
+    "Example: --arch mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 or "
+    "polynomial:12-36-1,coefficients=0/0/0/1."
+)
+MAX_PARAMETERS = 10**9
+MAX_LENGTH = 2000
+# What a bare file leaves open: at most metadata.MAX_TEXT characters, for it is saved with the weights.
+ASSUMED_RELU = (
+    "activation assumed ReLU: the weights do not say; for a network with another (GELU, SiLU, Tanh, ...) "
+    "this result is void. If it is ReLU, say so: --arch ...,activation=relu"
+)
+ASSUMED_STRIDES = (
+    "strides of 2 assumed in place of pooling: the shapes can be the same; for a network with pooling "
+    "this result is void"
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A parsed architecture string; ``str()`` gives the string back in its canonical form.
+
+    image_shape: of one input where the kind reads shapes; otherwise the first width is the input's.
+    """
+
+    kind: str
+    widths: tuple[int, ...]
+    image_shape: tuple[int, ...] | None = None
+    options: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {**KINDS[self.kind].options, **self.options})
+
+    @classmethod
+    def parse(cls, text: str) -> Architecture:
+        """Read an architecture string, or say which rule it breaks."""
+        text = text.strip()
+        if len(text) > MAX_LENGTH:
+            raise ArchitectureError(
+                f"An architecture has at most {MAX_LENGTH} characters; got {len(text)}.", EXAMPLE
+            )
+        match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
+        if match is None:
+            raise ArchitectureError(
+                f"An architecture reads kind:width-width-...[,option=value]; got {text!r}.", EXAMPLE
+            )
+        name, sizes, rest = match.groups()
+        if name not in KINDS:
+            raise ArchitectureError(
+                f"No network kind {name!r}.", f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}"
+            )
+        kind, options = KINDS[name], dict(part.split("=", 1) for part in rest.split(",") if part)
+        first, *others = sizes.split("-")
+        shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, others))
+        if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
+            raise ArchitectureError(
+                f"Widths lie between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
+            )
+        if len(shape) != (3 if kind.images else 1):
+            raise ArchitectureError(
+                f"{name} needs {'CxHxW' if kind.images else 'one input width'} first; got {first!r}.",
+                f"Example: --arch {kind.example}.",
+            )
+        if unknown := [option for option in options if option not in kind.options]:
+            raise ArchitectureError(
+                f"{name} has no option {unknown[0]!r}.",
+                did_you_mean(unknown[0], tuple(kind.options)),
+            )
+        if kind.images:
+            return kind.check(cls(name, widths, shape, options))
+        return kind.check(cls(name, (*shape, *widths), None, options))
+
+    def __str__(self) -> str:
+        sizes = "-".join(map(str, self.widths))
+        if self.image_shape is not None:
+            sizes = "x".join(map(str, self.image_shape)) + "-" + sizes
+        usual = KINDS[self.kind].options
+        said = [f",{name}={value}" for name, value in self.options.items() if value != usual[name]]
+        return f"{self.kind}:{sizes}" + "".join(said)
+
+    @property
+    def inputs(self) -> int:
+        """Number of input values."""
+        return self.widths[0] if self.image_shape is None else math.prod(self.image_shape)
+
+    @property
+    def outputs(self) -> int:
+        """Number of output values."""
+        return self.widths[-1]
+
+    def build(self) -> nn.Module:
+        """A freshly initialised network (torch's default initialisation)."""
+        return KINDS[self.kind].build(self)
+
+
+class Kind:
+    """What is to be known of one kind of network; subclass it and put it into ``KINDS``.
+
+    module: the class of its networks; example: an architecture string; images: whether strings begin
+    with CxHxW in place of a width; options: of the string, each with the value that goes unsaid.
+    """
+
+    module: type[nn.Module]
+    example: str
+    images = False
+    options: Mapping[str, str] = {}
+
+    def check(self, arch: Architecture) -> Architecture:
+        """The architecture in its canonical form, or the rule it breaks."""
+        return arch
+
+    def build(self, arch: Architecture) -> nn.Module:
+        """A freshly initialised network."""
+        raise NotImplementedError
+
+    def describe(self, model: Any) -> Architecture | None:
+        """The string of a live network of class ``module``; None where no string can say it."""
+        raise NotImplementedError
+
+    def recognise(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
+        """The network whose tensors these must be, and for each of its parameters the name in ``state``.
+
+        None for a kind whose shapes leave room for doubt: its files need ``--arch``.
+        """
+        return None
+
+    def assumed(self, arch: Architecture) -> tuple[str, ...]:
+        """What the weights alone do not say about a network of this kind."""
+        return ()
+
+
+class _Layered(Kind):
+    """Layers whose biases follow a rule, with one activation between them."""
+
+    options: Mapping[str, str] = {"bias": "first", "activation": "relu"}
+
+    def check(self, arch: Architecture) -> Architecture:
+        """Both options name one of the known choices."""
+        bias, activation = arch.options["bias"], arch.options["activation"]
+        if is_other(activation):
+            raise ArchitectureError(f"activation={activation} cannot be attacked.", OTHERS_REFUSED)
+        for got, known in ((bias, BIAS_RULES), (activation, ACTIVATIONS)):
+            if got not in known:
+                raise ArchitectureError(f"No choice {got!r}.", did_you_mean(got, tuple(known)))
+        return arch
+
+    def assumed(self, arch: Architecture) -> tuple[str, ...]:
+        """The activation, where there is a hidden layer."""
+        return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
+
+    def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str] | None:
+        """Those of a live network; None for an activation that has no name."""
+        if type(activation) is nn.ReLU:
+            activation = ACTIVATIONS["relu"]()
+        names = [name for name, kind in ACTIVATIONS.items() if type(activation) is kind]
+        bias = bias_rule([layer.bias is not None for layer in layers])
+        return {"bias": bias, "activation": names[0]} if names else None
+
+
+class _MLP(_Layered):
+    module, example = MLP, "mlp:784-1000-1000-1"
+
+    def build(self, arch: Architecture) -> nn.Module:
+        size = sum(a * b for a, b in itertools.pairwise(arch.widths))
+        if size > MAX_PARAMETERS:
+            raise ArchitectureError(
+                f"A network may have {MAX_PARAMETERS} parameters; {arch} has {size}.",
+                "Check the widths.",
+            )
+        return MLP(arch.widths, arch.options["bias"], ACTIVATIONS[arch.options["activation"]]())
+
+    def describe(self, model: MLP) -> Architecture | None:
+        options = self._options(model.linears, model.activation)
+        widths = (model.linears[0].in_features, *(len(layer.weight) for layer in model.linears))
+        return None if options is None else Architecture("mlp", widths, None, options)
+
+    def recognise(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
+        layers = find_chain(state)
+        if layers is None:
+            return None
+        weights = [state[layer[0]] for layer in layers]
+        bias = bias_rule([len(layer) == 2 for layer in layers])
+        names = {
+            f"layers.{i}.{ours}": theirs
+            for i, layer in enumerate(layers)
+            for ours, theirs in zip(("weight", "bias"), layer, strict=False)
+        }
+        widths = (weights[0].shape[1], *map(len, weights))
+        return Architecture("mlp", widths, None, {"bias": bias}), names
+
+
+class _ConvNet(_Layered):
+    module, example, images = ConvNet, "convnet:1x8x8-16-32-1", True
+
+    def check(self, arch: Architecture) -> Architecture:
+        if len(arch.widths) < 2:
+            raise ArchitectureError(
+                "A convnet needs at least one convolution before its outputs.",
+                f"Example: --arch {self.example}.",
+            )
+        return super().check(arch)
+
+    def build(self, arch: Architecture) -> nn.Module:
+        assert arch.image_shape is not None
+        activation = ACTIVATIONS[arch.options["activation"]]()
+        *channels, outputs = arch.widths
+        return ConvNet(arch.image_shape, tuple(channels), outputs, arch.options["bias"], activation)
+
+    def describe(self, model: ConvNet) -> Architecture | None:
+        layers = [*model.convolutions, model.head]
+        options = self._options(layers, model.activation)
+        widths = tuple(len(layer.weight) for layer in layers)
+        return (
+            None if options is None else Architecture("convnet", widths, model.input_shape, options)
+        )
+
+    def assumed(self, arch: Architecture) -> tuple[str, ...]:
+        return (*super().assumed(arch), ASSUMED_STRIDES)
+
+
+class _Polynomial(Kind):
+    module, example = PolynomialNetwork, "polynomial:12-36-1,coefficients=0/0/0/1"
+    options: Mapping[str, str] = {"coefficients": ""}  # always said
+
+    def check(self, arch: Architecture) -> Architecture:
+        if len(arch.widths) != 3 or arch.widths[2] != 1:
+            raise ArchitectureError(
+                f"A polynomial network reads polynomial:d-width-1; got widths {arch.widths[1:]}.",
+                f"Example: --arch {self.example}.",
+            )
+        return replace(arch, options={"coefficients": _text(self.coefficients(arch))})
+
+    def coefficients(self, arch: Architecture) -> tuple[float, ...]:
+        """c_0 first."""
+        text = arch.options["coefficients"] or "0/0/0/1"
+        try:
+            numbers = tuple(float(part) for part in text.split("/"))
+        except ValueError:
+            numbers = (math.nan,)
+        if not all(map(math.isfinite, numbers)):
+            raise ArchitectureError(
+                f"Coefficients read c0/c1/..., all finite; got {text!r}.",
+                "For t^3 say coefficients=0/0/0/1.",
+            )
+        return numbers
+
+    def build(self, arch: Architecture) -> nn.Module:
+        inputs, width, _ = arch.widths
+        return PolynomialNetwork(inputs, width, Polynomial(self.coefficients(arch)))
+
+    def describe(self, model: PolynomialNetwork) -> Architecture | None:
+        if not isinstance(model.activation, Polynomial):
+            return None
+        width, inputs = model.weight.shape
+        options = {"coefficients": _text(model.activation.coefficients)}
+        return Architecture("polynomial", (inputs, width, 1), None, options)
+
+
+def _text(coefficients: tuple[float, ...]) -> str:
+    """Each number as the shortest text that reads back as the same one."""
+    return "/".join(str(int(c)) if c == int(c) and abs(c) < 1e15 else repr(c) for c in coefficients)
+
+
+KINDS: dict[str, Kind] = {"mlp": _MLP(), "convnet": _ConvNet(), "polynomial": _Polynomial()}
+
+
+def kind_of(model: nn.Module) -> Kind | None:
+    """The kind whose class this very network has."""
+    return next((kind for kind in KINDS.values() if type(model) is kind.module), None)
