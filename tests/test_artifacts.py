@@ -248,3 +248,9 @@ def test_completion_is_offered(
     except SystemExit as leave:
         assert leave.code in (0, None)  # noqa: PT017
     assert capsys.readouterr().out.split() == ["audit"]
+
+
+def test_the_report_says_how_the_network_as_read_does(run: Path) -> None:
+    line = json.loads((run / "result.json").read_text())["fit"]["line"]
+    assert f'<p class="caveat">{line}.</p>' in (run / "report.html").read_text()
+    assert f"- {line}" in (run / "model_card.md").read_text().replace("\\", "")

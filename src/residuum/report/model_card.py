@@ -29,7 +29,7 @@ def model_card(result: AuditResult) -> str:
         "",
         f"Audited: {text(result.subject)} ({text(network)}), {text(created)}, by residuum.",
         "",
-        *_section("Why", verdict.reasons),
+        *_section("Why", (*verdict.reasons, *([result.fit.line] if result.fit else []))),
         *_attacks(result),
         *_section(
             "Granted to the attacker",
