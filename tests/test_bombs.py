@@ -73,7 +73,7 @@ PICKLES: dict[str, Callable[[], bytes]] = {
     "empty sets": lambda: b"\x8f" * 4_000_000,
     "tensors of one number": lambda: tensors(800_000),
     "BUILD copies": lambda: (
-        table(100_000) + b"q\x00ccollections\nOrderedDict\nq\x01" + b"h\x01)Rh\x00b" * 100_000
+        table(100_000) + b"q\x00ccollections\nOrderedDict\nq\x01" + b"h\x01)Rh\x00b" * 20_000
     ),
     "device copies": lambda: (
         b"(" + text(b"x" * 1_000_000) + b"tq\x00ctorch\ndevice\nq\x01" + b"h\x01h\x00R" * 10_000
@@ -157,7 +157,7 @@ def header(shape: tuple[int, ...], kind: str = "<f8") -> bytes:
 
 def old_header() -> bytes:
     """As Python 2 wrote it: numpy takes it apart word by word."""
-    shape = ", ".join(["1L"] * 2000)
+    shape = ", ".join(["1L"] * 200)
     text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(8)
 
@@ -232,7 +232,7 @@ DATA: dict[str, Callable[[], bytes]] = {
     ),
     "array before an archive": lambda: LABELS + npz(x=header((2, 1)) + bytes(16), y=LABELS),
     "many members": lambda: directory(400_000),
-    "many arrays": lambda: npz(**{f"x{i}": old_header() for i in range(1000)}),
+    "many arrays": lambda: npz(**{f"x{i}": old_header() for i in range(5000)}),
 }
 RECORDS: dict[str, Callable[[], str]] = {
     "lists": lambda: "[" + "[]," * 8_000_000 + "[]]",

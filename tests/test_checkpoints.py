@@ -406,6 +406,22 @@ def test_laughing_tuples_take_no_time(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
+def test_copies_are_paid_by_the_bytes_of_the_file() -> None:
+    """A dict of 100 numbers and 6 bytes for each copy of it: five are had for a file of 730 bytes."""
+    numbers = b"}(" + b"".join(b"J" + struct.pack("<i", i) + b"N" for i in range(100)) + b"u"
+
+    def content(count: int) -> bytes:
+        calls = b"\x85q\x00ccollections\nCounter\nq\x01" + b"h\x01h\x00R" * count
+        return b"\x80\x02" + numbers + calls + b"."
+
+    assert Machine(len(content(5))).run(io.BytesIO(content(5))) == dict.fromkeys(range(100))
+    for count in (20, 1000):
+        machine = Machine(len(content(count)))
+        with pytest.raises(UnsafeFileError, match="2 steps of work per byte"):
+            machine.run(io.BytesIO(content(count)))
+        assert machine.work <= 2 * len(content(count)) + 200
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_expanded_tensors_are_refused(tmp_path: Path, legacy: bool) -> None:
     path = write_torch(tmp_path / "m.pt", {"w": torch.zeros(1).expand(10**5, 10**4)}, legacy)
