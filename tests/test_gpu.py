@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.objectives import BinaryKKT
+from residuum.attacks.objectives import BinaryKKT, Objective
 from residuum.attacks.solver import Solver
 from residuum.networks import MLP
 from residuum.records import Knowledge
@@ -20,10 +20,17 @@ pytestmark = [
 CONFIG = AttackConfig(candidates=30, restarts=2, steps=300, dtype="float64", lr_x=1e-3, lr_lam=1e-3)
 
 
-def solved(config: AttackConfig) -> Solver:
+class WithoutPullback(BinaryKKT):
+    """Binary KKT whose derivative is left to autograd."""
+
+    pullback = Objective.pullback
+
+
+def solved(config: AttackConfig, objective: Objective | None = None) -> Solver:
     torch.manual_seed(0)
     knowledge = Knowledge(value_range=(-1.0, 1.0), mean=torch.zeros(12))
-    solver = Solver(MLP((12, 40, 30, 1)), BinaryKKT(), knowledge, config, (12,), 1, 30)
+    objective = objective or BinaryKKT()
+    solver = Solver(MLP((12, 40, 30, 1)), objective, knowledge, config, (12,), 1, 30)
     return solver.solve()
 
 
@@ -33,6 +40,12 @@ def test_replayed_graphs_equal_the_loop_on_the_cpu(layers):
     here, there = solved(config), solved(replace(config, device="cuda"))
     assert torch.allclose(here.best_x, there.best_x.cpu(), rtol=1e-6, atol=1e-9)
     assert torch.allclose(here.best_loss, there.best_loss.cpu(), rtol=1e-6)
+
+
+def test_graphs_hold_a_derivative_by_autograd_too():
+    config = replace(CONFIG, device="cuda")
+    by_hand, by_autograd = solved(config), solved(config, WithoutPullback())
+    assert torch.allclose(by_hand.best_x, by_autograd.best_x, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
