@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Report, only_on, threads
-from residuum.attacks import PRESETS, attack
+from residuum.attacks import PRESETS, attack, every_attack
 from residuum.auditing.stages import outcome_of
 from residuum.auditing.verdict import LEAK, AttackOutcome, Verdict, decide
+from residuum.checkpoints.surfaces import weights
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.evaluation.pools import whole_pool
@@ -38,7 +39,8 @@ def verdict(device: str) -> Report:
             row: dict[str, Any] = {"seed": seed}
             for name, granted in (("mean granted", True), ("no mean", False)):
                 found = attacked(checkpoint, split, granted)
-                outcome = outcome_of(checkpoint, found, True, "")
+                surface = weights(checkpoint, found.knowledge)
+                outcome = outcome_of(every_attack()[found.attack], surface, found)
                 right = judged(found, outcome, split.train, split.holdout)
                 claims = wrong_claims(split, seed, CLAIMS)
                 wrong = [judged(found, outcome, *claim) for claim in claims]

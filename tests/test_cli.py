@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import residuum
-from residuum.attacks.applicability import RULES
+from residuum.attacks import every_attack
 from residuum.checkpoints import load_checkpoint
 from residuum.cli.main import app, main
 from residuum.records import Dataset, same
@@ -104,7 +104,7 @@ def test_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     assert (found["arch"], found["homogeneity_order"]) == ("mlp:64-8-1", 2.0)
     attacks = {attack["attack"]: attack for attack in found["attacks"]}
-    assert list(attacks) == list(RULES)
+    assert list(attacks) == list(every_attack())
     assert all(attack["reason"] for attack in attacks.values())
     assert attacks["binary-kkt"]["applies"]
     assert attacks["ntk"]["applies"]

@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 from typer.main import get_command
 
-from residuum.attacks import GROWTH_PRESETS, OBJECTIVES, PRESETS, PRIORS, AttackConfig
-from residuum.attacks.run import BASELINES
+from residuum.attacks import GROWTH_PRESETS, PRESETS, PRIORS, AttackConfig, every_attack
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import app, main
 from residuum.cli.runs import load_run, open_run
@@ -255,7 +254,7 @@ def test_help_names_everything_that_can_be_chosen(capsys: Capture) -> None:
     )
     assert attack["preset"].partition(".")[0].split(", ") == list(PRESETS)
     for option, names in {
-        "objective": (*OBJECTIVES, *BASELINES),
+        "objective": tuple(every_attack()),
         "prior": PRIORS,
         "split": GROWTH_PRESETS,
     }.items():

@@ -13,12 +13,20 @@ from torch import Tensor, nn
 
 import residuum as rs
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.explained import FROZEN_FIRST, explained
+from residuum.attacks.explained import explained
 from residuum.attacks.objectives import NTK, BinaryKKT
 from residuum.attacks.problem import Problem
 from residuum.auditing.budget import Batch
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
 from residuum.checkpoints import as_checkpoint, build_model
+from residuum.checkpoints.surfaces import (
+    CHANGE,
+    FROZEN_FIRST,
+    NOTHING_MOVED,
+    SURFACES,
+    WEIGHTS,
+    surfaces,
+)
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge
 from residuum.stationarity import by_layer, moved_layers, parameters
@@ -96,7 +104,8 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
     known = Knowledge(theta0=start) if objective == "ntk" else Knowledge()
     config = AttackConfig(objective=objective, candidates=6, restarts=3, steps=40, dtype=dtype)
     found = attack(checkpoint, known, config)
-    far = explained(checkpoint, found)
+    surface = surfaces(checkpoint, known)[CHANGE if objective == "ntk" else WEIGHTS]
+    far = explained(surface, found)
 
     theta = {n: t.double() for n, t in checkpoint.theta.items()}
     target = (
@@ -149,3 +158,23 @@ def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
     checkpoint = small()
     with pytest.raises(InputError, match="equal the start"):
         attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), AttackConfig(objective="ntk"))
+
+
+def test_surfaces_are_what_is_released_and_what_is_granted() -> None:
+    checkpoint = small()
+    alone = surfaces(checkpoint, Knowledge())
+    assert list(alone) == [WEIGHTS]
+    assert alone[WEIGHTS].layers == ("layers.0",)
+    start = {n: t.clone() for n, t in checkpoint.theta.items()}
+    start["layers.1.weight"] += 1.0
+    both = surfaces(checkpoint, Knowledge(theta0=start))
+    for surface in both.values():
+        assert (surface.layers, surface.silent) == (("layers.1",), FROZEN_FIRST)
+    for name, t in checkpoint.theta.items():
+        assert torch.equal(both[WEIGHTS].target[name], t)
+        assert torch.equal(both[CHANGE].target[name], t - start[name])
+    same = SURFACES[WEIGHTS](checkpoint, Knowledge(theta0=dict(checkpoint.theta)))
+    assert (same.layers, same.silent) == ((), NOTHING_MOVED)
+    del start["layers.1.weight"]
+    with pytest.raises(InputError, match="other names or shapes"):
+        surfaces(checkpoint, Knowledge(theta0=start))

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from residuum.attacks.applicability import Facts, applicability
+from residuum.attacks import every_attack
 from residuum.attacks.identify import POWERS, parse_activation
 from residuum.checkpoints import checkpoint_from_module, save_checkpoint
+from residuum.checkpoints.surfaces import weights
 from residuum.cli.main import main
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
-from residuum.records import Dataset
+from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.identification import Identification
 from residuum.report.identification import identified_figure
 from tests.cases import ExactPoint, polynomial_point
@@ -231,8 +232,11 @@ def test_named_activations(name: str) -> None:
 
 
 def test_inspect_names_the_command() -> None:
-    answers = {a.attack: a for a in applicability(Facts("polynomial", 1, 4.0, False))}
-    assert answers["polynomial"].applies
-    assert "residuum identify" in answers["polynomial"].reason
-    others = {a.attack: a for a in applicability(Facts("mlp", 1, 2.0, False))}
-    assert not others["polynomial"].applies
+    attack = every_attack()["polynomial"]
+    cubic, relu = (
+        weights(Checkpoint({"layers.0.weight": torch.ones(2, 3)}, arch), Knowledge())
+        for arch in ("polynomial:3-2-1,coefficients=0/0/0/1", "mlp:3-2-1")
+    )
+    assert attack.why_not(cubic, Knowledge()) == ""
+    assert "residuum identify" in attack.why(cubic)
+    assert "not mlp" in attack.why_not(relu, Knowledge())

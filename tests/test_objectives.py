@@ -245,12 +245,12 @@ def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
 def test_zero_at_a_minimum_with_weight_decay(loss):
     point, decay = weight_decay_point(loss)
     knowledge = Knowledge(loss=loss, weight_decay=decay, sample_count=len(point.x))
-    objective = WeightDecay().tie(knowledge)
+    objective = WeightDecay.configured(AttackConfig(), knowledge)
     assert objective.tied == pytest.approx(1 / (2 * decay))
     ones = torch.ones(len(point.x), 1, dtype=torch.float64)
     known = (knowledge, point.y, point.x, ones)
     assert squared_residual(point.model, objective, *known) < 1e-24
-    off = WeightDecay().tie(knowledge.replace(weight_decay=1.1 * decay))
+    off = WeightDecay.configured(AttackConfig(), knowledge.replace(weight_decay=1.1 * decay))
     assert squared_residual(point.model, off, *known) > 1e-3
 
 
@@ -344,9 +344,7 @@ def test_labels_follow_the_known_balance():
 REFUSED = [
     (BinaryKKT(), 3, Knowledge(), "`BinaryKKT` needs one output; this network has 3"),
     (MulticlassKKT(), 1, Knowledge(), "`MulticlassKKT` needs at least 2 outputs"),
-    (MulticlassKKT("beest"), 3, Knowledge(), "Did you mean 'best'"),
     (NTK(), 1, Knowledge(), "needs the initial weights theta0"),
-    (NTK("theta1"), 1, Knowledge(theta0={}), "No gradient point 'theta1'"),
 ]
 
 
@@ -357,17 +355,34 @@ def test_what_an_objective_cannot_work_with(objective, outputs, knowledge, words
     assert caught.value.remedy
 
 
+def test_options_of_an_objective_are_checked_when_it_is_made():
+    with pytest.raises(InputError, match="Did you mean 'best'"):
+        MulticlassKKT("beest")
+    with pytest.raises(InputError, match="No gradient point 'theta1'"):
+        NTK("theta1")
+
+
+def test_settings_of_an_attack_reach_the_options_of_the_same_name():
+    config = AttackConfig(rivals="best", gradients="both")
+    assert MulticlassKKT.configured(config, Knowledge()) == MulticlassKKT("best")
+    assert NTK.configured(config, Knowledge()) == NTK("both")
+    assert BinaryKKT.configured(config, Knowledge()) == BinaryKKT()
+
+
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
 def test_what_an_objective_can_work_with(objective, outputs):
     objective.check(outputs, Knowledge(theta0={}))
     assert isinstance(objective, Objective)
+    assert objective.task in ("binary", "multiclass", "regression")
 
 
 def test_multipliers_are_tied_only_by_all_three_facts():
     facts = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 20}
-    assert WeightDecay().tie(Knowledge(**facts)) == WeightDecay(tied=5.0, loss="logistic")
+    assert WeightDecay.configured(AttackConfig(), Knowledge(**facts)) == WeightDecay(
+        tied=5.0, loss="logistic"
+    )
     for name in facts:
         rest = {key: value for key, value in facts.items() if key != name}
-        assert WeightDecay().tie(Knowledge(**rest)) == WeightDecay()
+        assert WeightDecay.configured(AttackConfig(), Knowledge(**rest)) == WeightDecay()
     with pytest.raises(InputError, match="got 'hinge'"):
-        WeightDecay().tie(Knowledge(**{**facts, "loss": "hinge"}))
+        WeightDecay.configured(AttackConfig(), Knowledge(**{**facts, "loss": "hinge"}))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residuum.attacks import PRESETS, AttackConfig, attack
+from residuum.attacks import PRESETS, AttackConfig, attack, every_attack
 from residuum.auditing.budget import (
     Batch,
     Plan,
@@ -31,6 +31,7 @@ from residuum.auditing.verdict import (
     Verdict,
     decide,
 )
+from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError
 from residuum.evaluation import score
 from residuum.evaluation.pools import whole_pool
@@ -260,7 +261,10 @@ def reconstruction() -> Reconstruction:
 
 def judged(found: Reconstruction, claim: Dataset, control: Dataset) -> Verdict:
     scores = score(whole_pool(found).x, claim, control, metrics=["ncc"])
-    return decide(scores, (outcome_of(leaky()[0], found, True, ""),))
+    return decide(
+        scores,
+        (outcome_of(every_attack()[found.attack], weights(leaky()[0], found.knowledge), found),),
+    )
 
 
 def test_the_right_claim_is_a_leak(reconstruction: Reconstruction) -> None:

@@ -2,13 +2,91 @@
 
 from __future__ import annotations
 
+import math
+import time
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from residuum.attacks.config import AttackConfig
+from residuum.attacks.contract import Attack
 from residuum.attacks.priors import box
 from residuum.attacks.randomness import stream
-from residuum.records import Knowledge
+from residuum.attacks.selection import select
+from residuum.checkpoints import first_layer
+from residuum.checkpoints.surfaces import Surface
+from residuum.errors import InputError
+from residuum.records import Knowledge, Reconstruction
+
+
+class Baseline(Attack):
+    """Candidates without an equation: nothing is explained, so nothing is decided."""
+
+    baseline: ClassVar[bool] = True
+
+    def why(self, surface: Surface) -> str:
+        """It always does."""
+        return "baseline"
+
+    def candidates(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x, labels, and a weight for each."""
+        raise NotImplementedError
+
+    def run(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
+    ) -> Reconstruction:
+        """One restart without steps."""
+        start = time.monotonic()
+        if why_not := self.why_not(surface, knowledge):
+            raise InputError(f"{self.name} {why_not}.", "Use another attack.")
+        x, labels, weight = (part.cpu() for part in self.candidates(surface, knowledge, config))
+        none = torch.zeros(0, dtype=torch.long)
+        found = Reconstruction(
+            self.name, x, labels, weight, run=torch.zeros(len(x), dtype=torch.long), steps=none,
+            loss=torch.zeros(1, 0), layers=torch.zeros(1, 0, 0), layer_names=(),
+            status=("finished",), knowledge=knowledge, settings=config.to_json(),
+            seconds=time.monotonic() - start,
+        )  # fmt: skip
+        return found.replace(selection=select(found))
+
+
+class ModelInversion(Baseline):
+    """Inputs of extreme output."""
+
+    name = "model-inversion"
+
+    def candidates(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """By ascent."""
+        shape, outputs = surface.shape(knowledge), surface.outputs
+        model, count = surface.model(), config.candidates
+        return model_inversion(model, knowledge, config, shape, outputs, count)
+
+
+class FirstLayerWeights(Baseline):
+    """Rows of the first layer."""
+
+    name = "first-layer-weights"
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """The rows of a convolution are no images."""
+        row, values = self._rows(surface).shape[1], math.prod(surface.shape(knowledge))
+        whole = "needs a first layer that sees the whole input: its rows are images only then"
+        return "" if row == values else whole
+
+    def candidates(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As they are."""
+        return first_layer_weights(self._rows(surface), surface.shape(knowledge))
+
+    @staticmethod
+    def _rows(surface: Surface) -> Tensor:
+        return first_layer(surface.checkpoint.theta).flatten(1)
 
 
 def model_inversion(

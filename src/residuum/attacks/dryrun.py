@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from residuum.attacks.config import FAST, AttackConfig
 from residuum.attacks.multipliers import MAX_UNKNOWNS
-from residuum.attacks.run import BASELINES, prepare, resolve
+from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.engine import Cost, evaluation_cost
 from residuum.errors import InputError
@@ -74,10 +74,11 @@ def estimate(
     """Cost of ``attack`` with the same arguments; ``measured``: seconds of steps to time, by default two."""
     knowledge = knowledge or Knowledge()
     config = resolve(checkpoint, knowledge, config or AttackConfig())
-    if config.objective in BASELINES:
+    if config.objective in ATTACKS:
         raise InputError(
-            f"A dry run measures attacks on the weights' equation; {config.objective} is a baseline.",
-            "Run it, it takes seconds.",
+            f"A dry run measures attacks on the weights' equation; {config.objective} takes no steps "
+            "on it.",
+            "Run it.",
         )
     solver = prepare(checkpoint, knowledge, config)
     state = solver._initial()

@@ -11,34 +11,51 @@ weight decay [B]    theta            lam_i, or -l'(Phi_i, y_i) / (n w)   free, o
 NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, one set per point
 ==================  ===============  ==================================  ==========================
 
-[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. A new objective is one frozen
-class with its ``covectors``, and one line in ``OBJECTIVES``; try it first with ``plain.attack``.
+[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Targets are those of surfaces
+(``checkpoints/surfaces.py``). A new objective is one frozen class with its ``covectors``, here or in
+an installed package, and one line in ``OBJECTIVES``; try it first with ``plain.attack``. What it is
+for, its options and when it applies are its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from residuum.attacks.config import AttackConfig
+from residuum.checkpoints.inspection import order_of
+from residuum.checkpoints.surfaces import CHANGE, SURFACES, WEIGHTS, Surface
 from residuum.errors import InputError, did_you_mean
-from residuum.records import Knowledge
+from residuum.records import Checkpoint, Knowledge
 from residuum.stationarity import Theta
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """Base: gradients at theta, target theta; what multipliers mean is each objective's own."""
+    """Base: gradients at theta, target theta; what multipliers mean is each objective's own.
+
+    surface: whose target the sum must equal; task: what a certificate of its candidates is asked
+    for, "" to be told by the network. Dataclass fields are options: those that ``AttackConfig`` has
+    under the same name are set from there.
+    """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    surface: ClassVar[str] = WEIGHTS
+    task: ClassVar[str] = ""
     nonnegative: ClassVar[bool] = True
     points: ClassVar[tuple[str, ...]] = ("theta",)
-    explains_change: ClassVar[bool] = False  # the target is theta - theta0: 0 in a frozen layer
+
+    @classmethod
+    def configured(cls, config: AttackConfig, knowledge: Knowledge) -> Self:
+        """The objective with the options of these settings."""
+        shared = {f.name for f in fields(cls)} & {f.name for f in fields(config)}
+        return cls(**{name: getattr(config, name) for name in shared})
 
     @property
     def follows_outputs(self) -> bool:
@@ -49,12 +66,28 @@ class Objective(ABC):
         """Where gradients are taken: "theta", "theta0", or both."""
         return self.points
 
-    def check(self, outputs: int, knowledge: Knowledge) -> None:  # noqa: B027  most refuse nothing
-        """Refuse a network or a lack of knowledge that this objective cannot work with."""
+    def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
+        """Why it does not apply, "" when it does; task: of the network, "" where nobody said."""
+        return ""
 
-    def target(self, theta: Theta, knowledge: Knowledge) -> Theta:
-        """What the sum must equal."""
-        return theta
+    def why(self, surface: Surface) -> str:
+        """Why it applies, in a few words."""
+        return "applies to this network"
+
+    def left_out(self, task: str, knowledge: Knowledge) -> str:
+        """Why an audit leaves it out although it applies; "" when it does not."""
+        return ""
+
+    def check(self, outputs: int, knowledge: Knowledge) -> None:
+        """Refuse a network or a lack of knowledge; whoever asks by name has seen to the task."""
+        if why_not := self.why_not(outputs, "", knowledge):
+            raise InputError(
+                f"`{type(self).__name__}` {why_not}.", "`residuum inspect` says what applies."
+            )
+
+    def surface_of(self, theta: Theta, knowledge: Knowledge) -> Surface:
+        """Where these weights, of whatever network, must be explained."""
+        return SURFACES[self.surface](Checkpoint(theta, ""), knowledge)
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """(count,) a label for every candidate; first half -1 as in the released code of [H]."""
@@ -84,19 +117,32 @@ class Objective(ABC):
         return torch.func.vjp(u, outputs, lam)[1](ubar)
 
 
+class MarginKKT(Objective):
+    """A classifier of largest margin, which training to zero loss leads to."""
+
+    def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
+        """A classifier with the outputs of its task."""
+        if (outputs == 1) != (self.task == "binary"):
+            wanted = "one output" if self.task == "binary" else "at least 2 outputs"
+            return f"needs {wanted}; this network has {outputs}"
+        return "needs a classifier; this network is a regression" if task == "regression" else ""
+
+    def why(self, surface: Surface) -> str:
+        """What homogeneity says."""
+        if (order := order_of(surface.checkpoint)) is None:
+            return (
+                "not homogeneous: the KKT theorem does not cover it, published attacks still worked"
+            )
+        return f"homogeneous of order {order:g}: training to zero loss leads to a KKT point"
+
+
 @dataclass(frozen=True)
-class BinaryKKT(Objective):
+class BinaryKKT(MarginKKT):
     """theta = sum_i lam_i y_i grad Phi(x_i), lam >= 0."""
 
     name: ClassVar[str] = "binary-kkt"
     paper: ClassVar[str] = "Haim et al. 2022"
-
-    def check(self, outputs: int, knowledge: Knowledge) -> None:
-        """One output."""
-        if outputs != 1:
-            raise InputError(
-                f"`BinaryKKT` needs one output; this network has {outputs}.", "Use `MulticlassKKT`."
-            )
+    task: ClassVar[str] = "binary"
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """lam_i y_i."""
@@ -110,7 +156,7 @@ class BinaryKKT(Objective):
 
 
 @dataclass(frozen=True)
-class MulticlassKKT(Objective):
+class MulticlassKKT(MarginKKT):
     """theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c, lam >= 0.
 
     rivals "tied": a multiplier for every rival within ``tolerance`` of the best one; "best": one
@@ -119,16 +165,11 @@ class MulticlassKKT(Objective):
 
     name: ClassVar[str] = "multiclass-kkt"
     paper: ClassVar[str] = "Buzaglo et al. 2023"
+    task: ClassVar[str] = "multiclass"
     rivals: str = "tied"
     tolerance: float = 0.1
 
-    def check(self, outputs: int, knowledge: Knowledge) -> None:
-        """Two outputs or more."""
-        if outputs < 2:
-            raise InputError(
-                f"`MulticlassKKT` needs at least 2 outputs; this network has {outputs}.",
-                "Use `BinaryKKT`.",
-            )
+    def __post_init__(self) -> None:
         if self.rivals not in ("tied", "best"):
             raise InputError(
                 f"No rivals rule {self.rivals!r}.", did_you_mean(self.rivals, ("tied", "best"))
@@ -181,8 +222,9 @@ class WeightDecay(Objective):
 
     name: ClassVar[str] = "weight-decay"
     paper: ClassVar[str] = "Buzaglo et al. 2023"
+    task: ClassVar[str] = "regression"
     nonnegative: ClassVar[bool] = False
-    tied: float = 0.0  # 1 / (n w) once known; see `tie`
+    tied: float = 0.0  # 1 / (n w) once known
     loss: str = ""
 
     @property
@@ -190,17 +232,28 @@ class WeightDecay(Objective):
         """Tied multipliers do."""
         return bool(self.tied)
 
-    def tie(self, knowledge: Knowledge) -> WeightDecay:
-        """The same objective with multipliers tied to the loss where knowledge allows."""
-        if knowledge.weight_decay and knowledge.sample_count and knowledge.loss:
-            if knowledge.loss not in ("logistic", "squared"):
-                raise InputError(
-                    f"Multipliers are tied for the logistic and the squared loss; got {knowledge.loss!r}.",
-                    "Leave the loss out to keep them free.",
-                )
-            scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
-            return WeightDecay(tied=scale, loss=knowledge.loss)
-        return self
+    @classmethod
+    def configured(cls, config: AttackConfig, knowledge: Knowledge) -> Self:
+        """With multipliers tied to the loss where knowledge allows."""
+        if not (knowledge.weight_decay and knowledge.sample_count and knowledge.loss):
+            return cls()
+        if knowledge.loss not in ("logistic", "squared"):
+            raise InputError(
+                f"Multipliers are tied for the logistic and the squared loss; got {knowledge.loss!r}.",
+                "Leave the loss out to keep them free.",
+            )
+        scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
+        return cls(tied=scale, loss=knowledge.loss)
+
+    def why(self, surface: Surface) -> str:
+        """At a minimum of the decayed loss."""
+        return "sound when the network was trained with weight decay"
+
+    def left_out(self, task: str, knowledge: Knowledge) -> str:
+        """A classifier that nobody said was decayed."""
+        if task == self.task or knowledge.weight_decay is not None:
+            return ""
+        return "sound for networks trained with weight decay, and none was granted"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
         """One per output."""
@@ -236,31 +289,30 @@ class NTK(Objective):
 
     name: ClassVar[str] = "ntk"
     paper: ClassVar[str] = "Loo et al. 2024"
+    surface: ClassVar[str] = CHANGE
+    task: ClassVar[str] = "regression"
     nonnegative: ClassVar[bool] = False
-    explains_change: ClassVar[bool] = True
     gradients: str = "theta"
 
     def gradient_points(self) -> tuple[str, ...]:
         """As asked for."""
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
-    def check(self, outputs: int, knowledge: Knowledge) -> None:
-        """The initial weights must be known."""
-        if knowledge.theta0 is None:
-            raise InputError(
-                "`NTK` needs the initial weights theta0; none were granted.",
-                "Say --init init.safetensors, or use another objective.",
-            )
+    def __post_init__(self) -> None:
         if self.gradients not in ("theta", "theta0", "both"):
             raise InputError(
                 f"No gradient point {self.gradients!r}.",
                 did_you_mean(self.gradients, ("theta", "theta0", "both")),
             )
 
-    def target(self, theta: Theta, knowledge: Knowledge) -> Theta:
-        """theta - theta0."""
-        assert knowledge.theta0 is not None
-        return {name: t - knowledge.theta0[name].to(t) for name, t in theta.items()}
+    def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
+        """The initial weights must be known."""
+        known = knowledge.theta0 is not None
+        return "" if known else "needs the initial weights theta0; grant them with --init"
+
+    def why(self, surface: Surface) -> str:
+        """They are."""
+        return "initial weights are at hand"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
         """One per output and gradient point."""

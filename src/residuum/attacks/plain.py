@@ -37,7 +37,7 @@ from residuum.attacks.randomness import stream
 from residuum.errors import InputError
 from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.records import Knowledge, Reconstruction
-from residuum.stationarity import Theta, by_layer, moved_layers, parameters
+from residuum.stationarity import Theta, by_layer, parameters
 
 LOOK = 25  # steps between looks at the loss; what was best at a look is brought back
 
@@ -106,12 +106,12 @@ def attack(
 
     # What the sum must equal, and the weights at which its gradients are taken.
     theta = parameters(Phi)
-    target = objective.target(theta, knowledge)
+    target = objective.surface_of(theta, knowledge).target
     sizes = squares(target)
     sizes[sizes == 0] = 1.0  # a layer whose target is zero counts absolutely
     # A change of the weights is explained where they moved: a frozen layer's gradient led nowhere.
     names = tuple(by_layer(target))
-    moved = moved_layers(released, knowledge.theta0 or {}) if objective.explains_change else names
+    moved = objective.surface_of(released, knowledge).equations
     counted = [l for l, name in enumerate(names) if name in moved and (layers == "all" or l == 0)]
     if not counted:
         raise InputError("The first layer did not move.", 'Explain the others: layers="all".')

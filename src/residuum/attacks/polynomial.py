@@ -14,14 +14,22 @@ the rank condition fails, or this fails in spite of it, residuum.attacks.power t
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.contract import Attack
 from residuum.attacks.power import BUDGET, Growth, grow, levenberg_marquardt, refinement_cost
 from residuum.attacks.randomness import stream
+from residuum.attacks.selection import select
+from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
+from residuum.networks import Architecture
+from residuum.records import Knowledge, Reconstruction
 from residuum.theory.forms import Interpolant, interpolate, live_neurons, signal_subspace
 from residuum.theory.polynomial import Identifiability, conditions
 
@@ -267,3 +275,37 @@ def _notes(
             "the search ended with its budget: more samples may be found with a lower rank"
         )
     return notes
+
+
+class PolynomialAttack(Attack):
+    """:func:`recover` as an attack; where its conditions fail it refuses."""
+
+    name = "polynomial"
+    acquits: ClassVar[bool] = True
+    pace: ClassVar[str] = "formula"
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """A polynomial network."""
+        kind = Architecture.parse(surface.checkpoint.arch).kind
+        return "" if kind == "polynomial" else f"needs a polynomial network, not {kind}"
+
+    def why(self, surface: Surface) -> str:
+        """Whether it is exact shows on the way."""
+        return "`residuum identify`: exact where its rank condition holds, which it reports"
+
+    def run(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
+    ) -> Reconstruction:
+        """One restart of no steps, whose residual is that of all equations together."""
+        start = time.monotonic()
+        found = recover(surface.model(), seed=config.seed)
+        shape = knowledge.shape or surface.checkpoint.input_shape or found.x.shape[1:]
+        squared = torch.tensor([[found.residual**2]])
+        part = Reconstruction(
+            self.name, found.x.reshape(-1, *shape), torch.where(found.weights < 0, -1.0, 1.0),
+            found.weights.abs(), run=torch.zeros(len(found.x), dtype=torch.long),
+            steps=torch.zeros(1, dtype=torch.long), loss=squared, layers=squared[None],
+            layer_names=("all equations",), status=("finished",), knowledge=knowledge,
+            seconds=time.monotonic() - start, notes=found.notes,
+        )  # fmt: skip
+        return part.replace(selection=select(part))

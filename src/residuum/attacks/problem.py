@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from residuum.attacks.objectives import Objective
+from residuum.checkpoints.surfaces import CHANGE
 from residuum.engine import ExplicitEquation, Pullback
 from residuum.errors import InputError
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge
-from residuum.stationarity import Theta, by_layer, moved_layers, parameters
+from residuum.stationarity import Theta, by_layer, parameters
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ class Problem:
                 f"No surrogate {surrogate!r}.", f"Use one of {', '.join(SURROGATES)} or none."
             )
         base = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
-        theta = parameters(base)
         points = []
         for name in objective.gradient_points():
             point = copy.deepcopy(base)
@@ -75,17 +75,19 @@ class Problem:
         smooth = isinstance(own, Activation) and not isinstance(own, nn.ReLU)
         self.surrogate = "none" if smooth else surrogate  # a surrogate stands for ReLU alone
         self.labels = labels.to(device)
-        self.target = objective.target(theta, knowledge)
+        # The target in the numbers of the search; what moved, in those of the release.
+        surface = objective.surface_of(parameters(model), knowledge)
+        self.target = objective.surface_of(parameters(base), knowledge).target
         self.groups = by_layer(self.target)
         self.scales = [_squared(self.target, names) for names in self.groups.values()]
         self.scales[0] += outside
-        change = objective.explains_change
-        moved = moved_layers(parameters(model), knowledge.theta0 or {}) if change else self.groups
-        first_only = layers == "first" or (
-            layers == "auto" and dense_chain(base) is not None and not change
-        )
+        still = (
+            surface.name != CHANGE and dense_chain(base) is not None
+        )  # layers above hardly moved
+        first_only = layers == "first" or (layers == "auto" and still)
         chosen = [
-            (i == 0 or not first_only) and name in moved for i, name in enumerate(self.groups)
+            (i == 0 or not first_only) and name in surface.equations
+            for i, name in enumerate(self.groups)
         ]
         if not any(chosen):
             raise InputError("The first layer did not move.", 'Explain the others: layers="all".')

@@ -50,7 +50,7 @@ class RowSpace:
                 "Leave --rank-tolerance out.",
             )
         theta = {name: t.cpu().double() for name, t in parameters(model).items()}
-        target = objective.target(theta, knowledge)[FIRST].cpu()
+        target = objective.surface_of(theta, knowledge).target[FIRST]
         _, values, rows = torch.linalg.svd(target, full_matrices=False)
         rank = int((values > tolerance * values[0]).sum())
         if rank == 0:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.baselines import first_layer_weights, model_inversion
+from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
 from residuum.attacks.config import AttackConfig
-from residuum.attacks.objectives import NTK, OBJECTIVES, MulticlassKKT, Objective, WeightDecay
+from residuum.attacks.contract import Attack
+from residuum.attacks.objectives import OBJECTIVES, Objective
+from residuum.attacks.polynomial import PolynomialAttack
 from residuum.attacks.population import Population
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState, Watcher
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
+from residuum.checkpoints.surfaces import SURFACES, Surface, sample_shape, task_of
 from residuum.errors import InputError, did_you_mean
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
-from residuum.stationarity import moved_layers, parameters
 
-BASELINES = ("model-inversion", "first-layer-weights")
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 
 
@@ -43,40 +43,93 @@ def attack(
     A live module or the path of a file is read first, as :func:`residuum.audit` does.
     per_run: settings of each restart where they differ, see ``variation.py``.
     """
-    checkpoint = as_checkpoint(checkpoint)
-    knowledge, config = knowledge or Knowledge(), config or AttackConfig()
-    start = time.monotonic()
-    config = resolve(checkpoint, knowledge, config)
-    if config.objective in BASELINES:
-        return _baseline(checkpoint, knowledge, config, start)
-    solver = prepare(checkpoint, knowledge, config, per_run)
-    state = solver.solve(Path(state_path) if state_path is not None else None, watch)
-    runs = config.restarts
-    status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
-    lam, x = solver.multipliers(state.best_lam), solver.pixels(state.best_x)
-    population = state.population or Population.start(runs, solver.problem.labels)
-    living = population.best_active.cpu().flatten()
-    grown = grown_facts(solver, state)
-    found = Reconstruction(
-        attack=config.objective,
-        x=_flat(x)[living],
-        labels=population.best_labels.cpu().flatten()[living],
-        lam=_flat(lam)[living],
-        run=torch.arange(runs).repeat_interleave(x.shape[1])[living],
-        steps=torch.tensor(state.steps),
-        loss=torch.stack(state.loss, 1),
-        layers=torch.stack(state.layers, 1),
-        layer_names=solver.problem.layer_names,
-        status=status,
-        knowledge=knowledge,
-        settings=config.to_json(),
-        seconds=time.monotonic() - start,
-        notes=(*solver.notes, *grown["notes"]),
-        events=population.events,
-        ident=population.best_ident.cpu().flatten()[living],
-        second_order=grown["second_order"],
+    checkpoint, knowledge = as_checkpoint(checkpoint), knowledge or Knowledge()
+    config = resolve(checkpoint, knowledge, config or AttackConfig())
+    method = every_attack()[config.objective]
+    surface = SURFACES[method.surface](checkpoint, knowledge)
+    return method.run(
+        surface, knowledge, config, state_path=state_path, watch=watch, per_run=per_run
     )
-    return found.replace(selection=select(found))
+
+
+class Stationarity(Attack):
+    """Descent on the residual of the surface's equation, with the covectors of an objective."""
+
+    acquits: ClassVar[bool] = True
+    pace: ClassVar[str] = "batches"
+
+    def __init__(self, name: str, objective: type[Objective]) -> None:
+        self.name, self.objective, self.surface = name, objective, objective.surface
+
+    @property
+    def outside(self) -> bool:
+        """As the objective is."""
+        return not self.objective.__module__.startswith("residuum.")
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """As the objective says."""
+        why_not = self.objective().why_not(surface.outputs, surface.task, knowledge)
+        return why_not or ("" if surface.name == self.surface else f"needs {self.surface}")
+
+    def why(self, surface: Surface) -> str:
+        """Likewise."""
+        return self.objective().why(surface)
+
+    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+        """Likewise."""
+        return self.objective().left_out(surface.task, knowledge)
+
+    def run(
+        self,
+        surface: Surface,
+        knowledge: Knowledge,
+        config: AttackConfig,
+        *,
+        state_path: str | Path | None = None,
+        watch: Watcher | None = None,
+        per_run: Sequence[AttackConfig] | None = None,
+    ) -> Reconstruction:
+        """All restarts side by side; a saved state is gone on with."""
+        start = time.monotonic()
+        solver = prepare(surface.checkpoint, knowledge, config, per_run)
+        state = solver.solve(Path(state_path) if state_path is not None else None, watch)
+        runs = config.restarts
+        status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
+        lam, x = solver.multipliers(state.best_lam), solver.pixels(state.best_x)
+        population = state.population or Population.start(runs, solver.problem.labels)
+        living = population.best_active.cpu().flatten()
+        grown = grown_facts(solver, state)
+        found = Reconstruction(
+            attack=config.objective,
+            x=_flat(x)[living],
+            labels=population.best_labels.cpu().flatten()[living],
+            lam=_flat(lam)[living],
+            run=torch.arange(runs).repeat_interleave(x.shape[1])[living],
+            steps=torch.tensor(state.steps),
+            loss=torch.stack(state.loss, 1),
+            layers=torch.stack(state.layers, 1),
+            layer_names=solver.problem.layer_names,
+            status=status,
+            knowledge=knowledge,
+            settings=config.to_json(),
+            seconds=time.monotonic() - start,
+            notes=(*solver.notes, *grown["notes"]),
+            events=population.events,
+            ident=population.best_ident.cpu().flatten()[living],
+            second_order=grown["second_order"],
+        )
+        return found.replace(selection=select(found))
+
+
+# Attacks of their own; every objective makes one more.
+ATTACKS: dict[str, Attack] = {
+    one.name: one for one in (PolynomialAttack(), ModelInversion(), FirstLayerWeights())
+}
+
+
+def every_attack() -> dict[str, Attack]:
+    """By name, as they stand: those of the objectives first."""
+    return {name: Stationarity(name, cls) for name, cls in OBJECTIVES.items()} | ATTACKS
 
 
 def grown_facts(solver: Solver, state: SolverState) -> dict[str, Any]:
@@ -97,14 +150,16 @@ def grown_facts(solver: Solver, state: SolverState) -> dict[str, Any]:
 
 
 def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
-    """The configuration with its objective named and its candidates counted."""
-    arch = Architecture.parse(checkpoint.arch)
+    """The configuration with its attack named and its candidates counted."""
     build_model(checkpoint)  # refuses weights that do not fit before anything is read off them
-    return replace(
-        config,
-        objective=_name(config.objective, arch, checkpoint.task),
-        candidates=config.candidates or _estimate(checkpoint, knowledge),
-    )
+    name, known = config.objective, every_attack()
+    if name in ("auto", ""):
+        task = task_of(checkpoint)
+        name = next(name for name, objective in OBJECTIVES.items() if objective.task == task)
+    elif name not in known:
+        raise InputError(f"No attack {name!r}.", did_you_mean(name, tuple(known)))
+    count = config.candidates or _estimate(checkpoint, knowledge)
+    return replace(config, objective=name, candidates=count)
 
 
 def prepare(
@@ -114,76 +169,16 @@ def prepare(
     per_run: Sequence[AttackConfig] | None = None,
 ) -> Solver:
     """The attack that a resolved configuration describes, before its first step."""
-    arch = Architecture.parse(checkpoint.arch)
-    shape = _shape(checkpoint, knowledge, arch)
-    objective = objective_of(config, knowledge)
-    objective.check(arch.outputs, knowledge)
-    if isinstance(objective, NTK):
-        _check_initial(checkpoint, knowledge)
+    objective = OBJECTIVES[config.objective].configured(config, knowledge)
+    shape = sample_shape(checkpoint, knowledge)
+    outputs = Architecture.parse(checkpoint.arch).outputs
+    objective.check(outputs, knowledge)
     model = build_model(checkpoint)
-    return Solver(
-        model, objective, knowledge, config, shape, arch.outputs, config.candidates, per_run
-    )
+    return Solver(model, objective, knowledge, config, shape, outputs, config.candidates, per_run)
 
 
 def _flat(part: Tensor) -> Tensor:
     return part.detach().flatten(0, 1).cpu()
-
-
-def _name(name: str, arch: Architecture, task: str) -> str:
-    known = (*OBJECTIVES, *BASELINES)
-    if name in ("auto", ""):
-        if task == "regression":
-            return "weight-decay"
-        return "binary-kkt" if arch.outputs == 1 else "multiclass-kkt"
-    if name not in known:
-        raise InputError(f"No attack {name!r}.", did_you_mean(name, known))
-    return name
-
-
-def objective_of(config: AttackConfig, knowledge: Knowledge) -> Objective:
-    """The objective that a resolved configuration names, with its options."""
-    if config.objective == "multiclass-kkt":
-        return MulticlassKKT(config.rivals)
-    if config.objective == "ntk":
-        return NTK(config.gradients)
-    if config.objective == "weight-decay":
-        return WeightDecay().tie(knowledge)
-    return OBJECTIVES[config.objective]()
-
-
-def _shape(checkpoint: Checkpoint, knowledge: Knowledge, arch: Architecture) -> tuple[int, ...]:
-    """Shape of one sample; what the attacker says must fit the network."""
-    shape = knowledge.shape or checkpoint.input_shape or (arch.image_shape or (arch.inputs,))
-    if math.prod(shape) != arch.inputs:
-        raise InputError(
-            f"A sample must have the network's {arch.inputs} values; shape {tuple(shape)} has "
-            f"{math.prod(shape)}.",
-            "Correct --shape.",
-        )
-    mean = knowledge.mean
-    if mean is not None and mean.numel() not in (1, arch.inputs):
-        raise InputError(
-            f"The mean must be one number or have {arch.inputs} values; got {mean.numel()}.",
-            "Grant the mean image of the data.",
-        )
-    return tuple(shape)
-
-
-def _check_initial(checkpoint: Checkpoint, knowledge: Knowledge) -> None:
-    """The initial weights must be weights of the same network."""
-    shapes = {name: tuple(t.shape) for name, t in checkpoint.theta.items()}
-    if {name: tuple(t.shape) for name, t in (knowledge.theta0 or {}).items()} != shapes:
-        raise InputError(
-            f"The initial weights must be weights of {checkpoint.arch}; theirs have other names "
-            "or shapes.",
-            "Grant the initial weights of this very network.",
-        )
-    if not moved_layers(parameters(build_model(checkpoint)), knowledge.theta0 or {}):
-        raise InputError(
-            "`NTK` explains how far the weights moved; these equal the start that was granted.",
-            "Grant the weights before training, not those after it.",
-        )
 
 
 def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
@@ -195,28 +190,3 @@ def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
     if knowledge.sample_count is not None:
         return max(FEWEST, 2 * knowledge.sample_count)
     return max(FEWEST, min(MOST, len(first_layer(checkpoint.theta)) // 2))
-
-
-def _baseline(
-    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, start: float
-) -> Reconstruction:
-    arch = Architecture.parse(checkpoint.arch)
-    shape, count = _shape(checkpoint, knowledge, arch), config.candidates
-    model = build_model(checkpoint)
-    if config.objective == "model-inversion":
-        x, labels, weight = model_inversion(model, knowledge, config, shape, arch.outputs, count)
-    else:
-        weight_matrix = first_layer(checkpoint.theta)
-        if weight_matrix.flatten(1).shape[1] != math.prod(shape):
-            raise InputError(
-                "The rows of the first layer are images only where it sees the whole input.",
-                "Use another attack on a convolutional network.",
-            )
-        x, labels, weight = first_layer_weights(weight_matrix, shape)
-    found = Reconstruction(
-        attack=config.objective, x=x.cpu(), labels=labels.cpu(), lam=weight.cpu(),
-        run=torch.zeros(len(x), dtype=torch.long), steps=torch.zeros(0, dtype=torch.long),
-        loss=torch.zeros(1, 0), layers=torch.zeros(1, 0, 0), layer_names=(), status=("finished",),
-        knowledge=knowledge, settings=config.to_json(), seconds=time.monotonic() - start,
-    )  # fmt: skip
-    return found.replace(selection=select(found))

@@ -95,7 +95,6 @@ def audit(
     seconds = seconds_of(budget)
     attacks = AttackStage(
         checkpoint,
-        inspection,
         knowledge,
         config,
         seconds,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from residuum.attacks import PRESETS, AttackConfig, attack, select
-from residuum.attacks.applicability import Applicability, Facts, applicability
+from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
+from residuum.attacks.contract import checked
 from residuum.attacks.explained import Explained, explained
-from residuum.attacks.polynomial import recover
-from residuum.attacks.run import BASELINES, FEWEST, resolve
+from residuum.attacks.run import FEWEST, resolve
 from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
     ATTACK_SHARE,
@@ -28,12 +27,12 @@ from residuum.auditing.budget import (
     next_batch,
 )
 from residuum.auditing.verdict import AttackOutcome
-from residuum.checkpoints import Inspection, build_model
+from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
 from residuum.errors import InputError
-from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 
-POLYNOMIAL = "polynomial"
+CONVICTS_ONLY = "it leaves no residual, so what it does not find says nothing"
+MOST_REASON = 300  # characters of what a stranger's attack says when it fails
 
 
 class Store(Protocol):
@@ -74,7 +73,6 @@ class AttackStage:
     """
 
     checkpoint: Checkpoint
-    inspection: Inspection
     knowledge: Knowledge
     config: AttackConfig
     seconds: float
@@ -88,58 +86,51 @@ class AttackStage:
 
     def run(self) -> Attacked:
         """Run what applies; the deciding attacks share their part of the budget equally."""
-        rules = self._answers()
+        there = surfaces(self.checkpoint, self.knowledge)
+        known = {n: one for n, one in every_attack().items() if self.baselines or not one.baseline}
+        known = dict(sorted(known.items(), key=lambda item: item[1].baseline))  # those last
+        on = {name: there.get(one.surface, there[WEIGHTS]) for name, one in known.items()}
+        rows: dict[str, AttackOutcome] = {}
+        for name, one in known.items():
+            with _own_fault(name, one, rows):
+                rows.update(self._refused(name, one, on[name]))
         timed = [
             name
-            for name, rule in rules.items()
-            if name not in (*BASELINES, POLYNOMIAL) and self._why_not(name, rule) == ""
+            for name, one in known.items()
+            if name not in rows and not one.baseline and one.pace != "formula"
         ]
         share = ATTACK_SHARE * self.seconds / max(1, len(timed))
-        plans = {} if self.batches else {name: self._plan(name, share) for name in timed}
+        plans: dict[str, Plan] = {}
+        for name in timed:
+            if known[name].pace == "batches" and not self.batches:
+                with _own_fault(name, known[name], rows):
+                    plans[name] = self._plan(name, share)
         if self.say is not None and not self.batches:
             self.say(forecast(self.seconds, list(plans.values()), self.samples))
-        outcomes, found, done = [], [], []
-        for name, rule in rules.items():
-            if name in BASELINES:
+        found: dict[str, Reconstruction] = {}
+        done: list[Batch] = []
+        for name, one in known.items():
+            if name in rows:
                 continue
-            if why_not := self._why_not(name, rule):
-                outcomes.append(AttackOutcome(name, True, rule.applies, False, why_not))
-                continue
-            parts, batches = self._deciding(name, plans.get(name), share)
-            done += batches
-            if parts:
-                found.append(merged(parts))
-                outcomes.append(outcome_of(self.checkpoint, found[-1], True, rule.reason))
-            else:
-                reason = "its recovery does not apply to these weights"
-                outcomes.append(AttackOutcome(name, True, False, False, reason))
-        beside = self._baselines() if self.baselines else ()
-        outcomes += [
-            outcome_of(self.checkpoint, part, False, "a baseline: reported, never deciding")
-            for part in beside
-        ]
-        return Attacked(tuple(outcomes), tuple(found), beside, tuple(done))
+            with _own_fault(name, one, rows):
+                part, batches = self._found(name, one, on[name], plans.get(name), share)
+                rows[name] = outcome_of(one, on[name], part)
+                found[name] = part
+                done += batches
+        return Attacked(
+            # A baseline that does not apply is nobody's loss; one that failed is said.
+            tuple(rows[n] for n, one in known.items() if not one.baseline or rows[n].applies),
+            tuple(part for name, part in found.items() if not known[name].baseline),
+            tuple(part for name, part in found.items() if known[name].baseline),
+            tuple(done),
+        )
 
-    def _answers(self) -> dict[str, Applicability]:
-        kind = Architecture.parse(self.checkpoint.arch).kind
-        facts = Facts(
-            kind, self.inspection.outputs, self.inspection.homogeneity_order,
-            self.knowledge.theta0 is not None, self.checkpoint.task,
-        )  # fmt: skip
-        return {answer.attack: answer for answer in applicability(facts)}
-
-    def _why_not(self, name: str, rule: Applicability) -> str:
-        """Why an attack is not run; "" when it is."""
-        if not rule.applies:
-            return rule.reason
-        if name == "weight-decay" and self._auto != name and self.knowledge.weight_decay is None:
-            return "sound for networks trained with weight decay, and none was granted"
-        return ""
-
-    @property
-    def _auto(self) -> str:
-        config = replace(self.config, objective="auto")
-        return resolve(self.checkpoint, self.knowledge, config).objective
+    def _refused(self, name: str, one: Attack, surface: Surface) -> dict[str, AttackOutcome]:
+        """The row of an attack that is not run; none when it is."""
+        why_not = one.why_not(surface, self.knowledge)
+        reason = why_not or one.left_out(surface, self.knowledge)
+        row = AttackOutcome(name, not one.baseline, not why_not, False, reason)
+        return {name: row} if reason else {}
 
     def _plan(self, name: str, share: float) -> Plan:
         """The first batch of an attack, as planned before an interruption where there was one."""
@@ -151,18 +142,33 @@ class AttackStage:
             self.store.plan(plan.batch)
         return plan
 
-    def _deciding(
-        self, name: str, plan: Plan | None, share: float
-    ) -> tuple[list[Reconstruction], list[Batch]]:
-        if name == POLYNOMIAL:
-            part = self._polynomial()
-            return ([part] if part else []), []
+    def _found(
+        self, name: str, one: Attack, surface: Surface, plan: Plan | None, share: float
+    ) -> tuple[Reconstruction, list[Batch]]:
+        """What an attack brings back, and the batches it took."""
+        if one.baseline:
+            return self._baseline(name, one, surface), []
+        if one.pace != "batches":
+            seconds = math.inf if self.batches else share  # repeated batches have no clock
+            config = replace(self.config, objective=name, seconds=seconds)
+            config = resolve(self.checkpoint, self.knowledge, config)
+            return self._checked(one, surface, config), []
         parts: list[Reconstruction] = []
         batches: list[Batch] = []
         for batch in self._schedule(name, plan, share, parts):
-            parts.append(self._batch(batch))
+            parts.append(self._batch(one, surface, batch))
             batches.append(batch)
-        return parts, batches
+        if not parts:
+            raise NotAsked
+        return merged(parts), batches
+
+    def _checked(self, one: Attack, surface: Surface, config: AttackConfig) -> Reconstruction:
+        """One run of an attack; what comes from outside is looked at before it is believed."""
+        found = one.run(surface, self.knowledge, config)
+        if not one.outside:
+            return found
+        found = checked(found, surface, self.knowledge).replace(attack=config.objective)
+        return found if found.selection is not None else found.replace(selection=select(found))
 
     def _schedule(
         self, name: str, plan: Plan | None, share: float, parts: list[Reconstruction]
@@ -179,7 +185,7 @@ class AttackStage:
             candidates = len(parts[-1].x) // max(1, parts[-1].restarts)
             batch = next_batch(done, candidates, share)
 
-    def _batch(self, batch: Batch) -> Reconstruction:
+    def _batch(self, one: Attack, surface: Surface, batch: Batch) -> Reconstruction:
         """One batch: read back where it is finished, otherwise run, or gone on with."""
         if self.store and (found := self.store.load(batch)) is not None:
             return found
@@ -187,49 +193,52 @@ class AttackStage:
             self.config, objective=batch.attack, restarts=batch.restarts, steps=batch.steps,
             seed=batch.seed,
         )  # fmt: skip
+        config = resolve(self.checkpoint, self.knowledge, config)
         watch = self.watch(batch.attack) if self.watch else None
         state = self.store.state() if self.store else None
-        found = attack(self.checkpoint, self.knowledge, config, state_path=state, watch=watch)
+        found = one.run(surface, self.knowledge, config, state_path=state, watch=watch)
         if self.store:
             self.store.save(batch, found)
         return found
 
-    def _polynomial(self) -> Reconstruction | None:
-        """Exact recovery as a reconstruction; None where its conditions fail."""
-        start = time.monotonic()
-        try:
-            found = recover(build_model(self.checkpoint), seed=self.config.seed)
-        except InputError:
-            return None
-        shape = self.knowledge.shape or self.checkpoint.input_shape or found.x.shape[1:]
-        part = Reconstruction(
-            attack=POLYNOMIAL, x=found.x.reshape(-1, *shape),
-            labels=torch.where(found.weights < 0, -1.0, 1.0), lam=found.weights.abs(),
-            run=torch.zeros(len(found.x), dtype=torch.long), steps=torch.zeros(1, dtype=torch.long),
-            loss=torch.tensor([[found.residual**2]]), layers=torch.tensor([[[found.residual**2]]]),
-            layer_names=("all equations",), status=("finished",), knowledge=self.knowledge,
-            seconds=time.monotonic() - start, notes=found.notes,
+    def _baseline(self, name: str, one: Attack, surface: Surface) -> Reconstruction:
+        """Fewer candidates for want of time."""
+        config = replace(
+            PRESETS.get(name, self.config), objective=name, device=self.config.device,
+            seed=self.config.seed,
         )  # fmt: skip
-        return part.replace(selection=select(part))
-
-    def _baselines(self) -> tuple[Reconstruction, ...]:
-        """Both baselines, as far as the network has what they look at; fewer candidates for want of time."""
-        found = []
+        config = resolve(self.checkpoint, self.knowledge, config)
+        needed = self._checked(one, surface, replace(config, steps=1)).seconds * config.steps
         allowed = max(LEAST_BASELINE, BASELINE_SHARE * self.seconds)
-        allowed = math.inf if self.batches else allowed  # repeated batches have no clock
-        for name in BASELINES:
-            config = replace(PRESETS[name], device=self.config.device, seed=self.config.seed)
-            config = resolve(self.checkpoint, self.knowledge, config)
-            try:
-                one_step = attack(self.checkpoint, self.knowledge, replace(config, steps=1))
-                needed = one_step.seconds * config.steps
-                if needed > allowed:
-                    fit = max(FEWEST, int(config.candidates * allowed / needed))
-                    config = replace(config, candidates=min(config.candidates, fit))
-                found.append(attack(self.checkpoint, self.knowledge, config))
-            except InputError:  # the rows of a convolution are no images
-                continue
-        return tuple(found)
+        if needed > allowed and not self.batches:  # repeated batches have no clock
+            fit = max(FEWEST, int(config.candidates * allowed / needed))
+            config = replace(config, candidates=min(config.candidates, fit))
+        return self._checked(one, surface, config)
+
+
+class NotAsked(Exception):
+    """None of the batches to be repeated is this attack's."""
+
+
+@contextmanager
+def _own_fault(name: str, one: Attack, rows: dict[str, AttackOutcome]) -> Iterator[None]:
+    """What goes wrong in one attack and need not stop the others is said in its row."""
+
+    def row(applies: bool, reason: str) -> None:
+        rows[name] = AttackOutcome(name, not one.baseline, applies, False, reason[:MOST_REASON])
+
+    try:
+        yield
+    except NotAsked:
+        row(True, "no batch of it was asked for")
+    except InputError as problem:  # what an attack of this package refuses, the user can mend
+        if one.pace == "batches" and not one.outside:
+            raise
+        row(one.outside, problem.message)
+    except Exception as problem:  # the fault of another package is no fault of the network
+        if not one.outside:
+            raise
+        row(True, f"failed: {type(problem).__name__}: {problem}")
 
 
 def merged(parts: list[Reconstruction]) -> Reconstruction:
@@ -253,17 +262,20 @@ def merged(parts: list[Reconstruction]) -> Reconstruction:
     return found.replace(selection=select(found))
 
 
-def outcome_of(
-    checkpoint: Checkpoint, found: Reconstruction, decides: bool, reason: str
-) -> AttackOutcome:
-    """One attack that was run, in the words of the verdict; a baseline explains no weights."""
-    far = explained(checkpoint, found) if found.layer_names else Explained()
+def outcome_of(one: Attack, surface: Surface, found: Reconstruction) -> AttackOutcome:
+    """One attack that was run, in the words of the verdict.
+
+    Only a residual that was measured here acquits: of an objective, or of an attack of this package.
+    """
+    measured = one.acquits and (one.pace == "batches" or not one.outside)
+    said = Explained(silent="" if one.baseline else CONVICTS_ONLY)
+    far = explained(surface, found) if measured else said
     return AttackOutcome(
         found.attack,
-        decides,
+        not one.baseline,
         True,
         True,
-        reason,
+        "a baseline: reported, never deciding" if one.baseline else one.why(surface),
         restarts=found.restarts,
         steps=int(found.steps[-1]) if len(found.steps) else 0,
         candidates=len(found.x),

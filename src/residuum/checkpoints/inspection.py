@@ -97,8 +97,6 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """Measure a checkpoint; needs no data."""
     arch = Architecture.parse(checkpoint.arch)
     model = build_model(checkpoint, torch.float64)
-    with torch.no_grad():
-        order = homogeneity_order(model, probe_inputs(arch.inputs))
     theta = checkpoint.theta
     weight = first_layer(theta)
     values = singular_values(weight)
@@ -115,13 +113,20 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         parameters=sum(t.numel() for t in theta.values()),
         bytes=sum(t.numel() * t.element_size() for t in theta.values()),
         dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
-        homogeneity_order=order,
+        homogeneity_order=order_of(checkpoint),
         directions=count,
         directions_of=of,
         ranks=tuple((tolerance, rank_above(values, tolerance)) for tolerance in TOLERANCES),
         balance=balance(model),
         assumptions=checkpoint.assumptions,
     )
+
+
+@torch.no_grad()
+def order_of(checkpoint: Checkpoint) -> float | None:
+    """The homogeneity order of a network, None when it is not homogeneous."""
+    inputs = probe_inputs(Architecture.parse(checkpoint.arch).inputs)
+    return homogeneity_order(build_model(checkpoint, torch.float64), inputs)
 
 
 def first_layer(theta: dict[str, Tensor]) -> Tensor:

@@ -54,8 +54,8 @@ def command(
     objective: Annotated[
         str | None,
         typer.Option(
-            help="auto, binary-kkt, multiclass-kkt, weight-decay, ntk, model-inversion or "
-            "first-layer-weights."
+            help="auto, binary-kkt, multiclass-kkt, weight-decay, ntk, polynomial, model-inversion "
+            "or first-layer-weights, or that of a plug-in."
         ),
     ] = None,
     rivals: Annotated[

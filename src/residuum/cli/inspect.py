@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from residuum.cli.granted import INIT_FILE, OWN, grant
 from residuum.cli.options import Arch, CheckpointPath, Json, Quiet
 from residuum.cli.output import number, print_json, print_line, print_table
 
@@ -22,20 +24,25 @@ def command(
     checkpoint: CheckpointPath, arch: Arch = None, json: Json = False, quiet: Quiet = False
 ) -> None:
     """Show layers, homogeneity, directions of the first layer, and which attacks apply."""
-    from residuum.attacks.applicability import Facts, applicability
+    from residuum.attacks import every_attack
     from residuum.checkpoints import inspect_checkpoint, load_checkpoint
-    from residuum.networks import Architecture
+    from residuum.checkpoints.surfaces import WEIGHTS, surfaces
+    from residuum.errors import InputError
+    from residuum.records import Knowledge
 
     released = load_checkpoint(checkpoint, arch)
     found = inspect_checkpoint(released)
-    has_init = checkpoint.is_dir() and (checkpoint / "init.safetensors").is_file()
-    kind = Architecture.parse(released.arch).kind
-    attacks = [
-        {"attack": a.attack, "applies": a.applies, "reason": a.reason}
-        for a in applicability(
-            Facts(kind, found.outputs, found.homogeneity_order, has_init, released.task)
-        )
-    ]
+    own = checkpoint.is_dir() and (checkpoint / INIT_FILE).is_file()
+    knowledge = grant(checkpoint, released, init=OWN if own else None)
+    there = surfaces(released, Knowledge())
+    with suppress(InputError):  # a start that equals the weights leaves no change to look at
+        there = surfaces(released, knowledge)
+    attacks = []
+    for name, attack in every_attack().items():
+        surface = there.get(attack.surface, there[WEIGHTS])
+        why_not = attack.why_not(surface, knowledge)
+        reason = why_not or attack.why(surface)
+        attacks.append({"attack": name, "applies": not why_not, "reason": reason})
     if json:
         print_json({**found.to_json(), "attacks": attacks})
     elif not quiet:

@@ -23,10 +23,13 @@ def certify_reconstruction(
     tolerance: float, device: str, out: Path | None, json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Cost first, then the certificate; the table, or JSON, and the files."""
+    from residuum.attacks import OBJECTIVES
     from residuum.checkpoints import build_model
     from residuum.theory.uniqueness import question
 
     found = load_run(run)
+    if task == "auto" and found.attack in OBJECTIVES:
+        task = OBJECTIVES[found.attack].task or task
     asked = question(build_model(released).double(), found, which, task)
     cost = asked.cost(samples, device)
     if not (json or quiet):

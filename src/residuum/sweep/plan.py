@@ -9,7 +9,7 @@ from typing import Any
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.dryrun import Estimate
-from residuum.attacks.run import BASELINES
+from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
 from residuum.attacks.variation import NUMBERS
 from residuum.errors import InputError, did_you_mean
@@ -55,10 +55,10 @@ class Plan:
                 f"A sweep ranks by residual, or by residual,agreement; got {self.objectives}.",
                 "Use --rank-by residual.",
             )
-        if self.config.objective in BASELINES:
+        if self.config.objective in ATTACKS:
             raise InputError(
-                f"A sweep varies attacks on the weights' equation; {self.config.objective} is a "
-                "baseline.",
+                f"A sweep varies attacks on the weights' equation; {self.config.objective} takes "
+                "no steps on it.",
                 "Run it with residuum attack.",
             )
         self._check_sharing()

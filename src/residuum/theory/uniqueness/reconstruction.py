@@ -22,9 +22,6 @@ from residuum.theory.uniqueness.certificate import TOLERANCE, Watch, uniqueness
 from residuum.theory.uniqueness.cost import Cost, estimate
 
 SETS = ("selected", "best")
-TASK_OF = {
-    "binary-kkt": "binary", "multiclass-kkt": "multiclass", "weight-decay": "regression", "ntk": "regression",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,6 @@ def question(
 ) -> Question:
     """The candidates of an attack, the network its gradients were taken at, and the granted box."""
     objective = str(found.settings.get("objective", ""))
-    task = TASK_OF.get(objective, task) if task == "auto" else task
     chosen = candidates(found, which)
     known = found.knowledge
     if objective == "weight-decay" and known.weight_decay and known.sample_count and known.loss:

@@ -1,0 +1,101 @@
+"""What an attack is: one method that turns a surface and what is granted into candidates.
+
+Whoever writes one fills in ``why_not`` and ``run``, here or in an installed package, and adds it to
+``ATTACKS`` (``run.py``). The audit walks over them all and knows nothing else about any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.state import Watcher
+from residuum.checkpoints.surfaces import WEIGHTS, Surface
+from residuum.errors import InputError
+from residuum.records import Knowledge, Reconstruction
+
+MOST_CANDIDATES = 20_000  # of one attack: bounds the memory of the scoring
+
+
+class Attack:
+    """Base: works on the weights, runs once, can convict and never acquit.
+
+    acquits: it leaves a residual on its surface, so that finding nothing after explaining the surface
+    is evidence; baseline: compared with, never part of what is tested; pace: "batches" of restarts
+    as long as its share of a budget lasts, "once" with that share as ``config.seconds``, or
+    "formula", which takes no share.
+    """
+
+    name: str = ""
+    surface: str = WEIGHTS
+    acquits: ClassVar[bool] = False
+    baseline: ClassVar[bool] = False
+    pace: ClassVar[str] = "once"
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """Why it does not apply; "" when it does."""
+        return ""
+
+    def why(self, surface: Surface) -> str:
+        """Why it applies, in a few words."""
+        return "applies to this network"
+
+    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+        """Why an audit leaves it out although it applies; "" when it does not."""
+        return ""
+
+    def run(
+        self,
+        surface: Surface,
+        knowledge: Knowledge,
+        config: AttackConfig,
+        *,
+        state_path: str | Path | None = None,
+        watch: Watcher | None = None,
+        per_run: Sequence[AttackConfig] | None = None,
+    ) -> Reconstruction:
+        """Candidates. An attack that takes no steps has no use for the keywords."""
+        raise NotImplementedError
+
+    @property
+    def outside(self) -> bool:
+        """Whether it comes from another package: then its faults are its own."""
+        return not type(self).__module__.startswith("residuum.")
+
+
+def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Reconstruction:
+    """What an attack from outside brought back, or an error that says what is wrong with it."""
+    if not isinstance(found, Reconstruction):
+        raise _wrong("a Reconstruction", type(found).__name__)
+    n, (restarts, looks, layers) = len(found.x), (found.restarts, len(found.steps), 0)
+    layers = len(found.layer_names)
+    if not 0 < n <= MOST_CANDIDATES:
+        raise _wrong(f"1 to {MOST_CANDIDATES} candidates", n)
+    wanted = {
+        "x": (n, *surface.shape(knowledge)),
+        "labels": (n,),
+        "lam": (n, *found.lam.shape[1:]),
+        "run": (n,),
+        "loss": (restarts, looks),
+        "layers": (restarts, looks, layers),
+    }
+    for name, shape in wanted.items():
+        if (got := tuple(getattr(found, name).shape)) != shape:
+            raise _wrong(f"{name} of shape {shape}", got)
+    for name in ("x", "labels", "lam"):
+        part = getattr(found, name)
+        if name == "x" and not part.is_floating_point():
+            raise _wrong("x of a floating-point type", part.dtype)
+        if not part.isfinite().all():
+            raise _wrong(f"finite {name}", "others")
+    if found.run.dtype != torch.long or not bool(((found.run >= 0) & (found.run < restarts)).all()):
+        raise _wrong(f"run as whole numbers below the {restarts} restarts", found.run.dtype)
+    return found
+
+
+def _wrong(wanted: str, got: object) -> InputError:
+    return InputError(f"An attack must return {wanted}; got {got}.", "Correct the attack.")

@@ -1,0 +1,154 @@
+"""Surfaces: what in a release can give training data away, and what a sum over samples must equal.
+
+    target = sum_i grad_theta <u_i, Phi(theta; x_i)>
+
+===============  ===============  =================================================================
+surface          target           why it is such a sum
+===============  ===============  =================================================================
+weights          theta            in the limit: training has come to rest (KKT, weight decay)
+weights - start  theta - theta0   every step of training added gradients at the samples
+===============  ===============  =================================================================
+
+An attack that found nothing is evidence of absence only where it explains the layers that carry
+information. With a start these are the layers that moved by more than rounding: a frozen layer has a
+gradient that nobody followed, so no candidate can explain it and none has to. Where the first layer
+itself was frozen, inputs are seen through fixed features only and many images share one feature:
+explaining the layers above says little about images. Without a start only the first layer of a
+network is known to have come far from its own; the others are measured, not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from residuum.checkpoints.modules import build_model
+from residuum.errors import InputError
+from residuum.networks import Architecture
+from residuum.records import Checkpoint, Knowledge
+from residuum.stationarity import Theta, by_layer, moved_layers
+
+WEIGHTS, CHANGE = "weights", "weights - start"
+FROZEN_FIRST = (
+    "the first layer did not move from its start, so images were seen through fixed features only"
+)
+NOTHING_MOVED = "no layer moved from its start"
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """One thing in a release that training samples left their trace in.
+
+    checkpoint: the weights at which gradients are taken, and the network they belong to; target: by
+    parameter name, in their numbers; layers: those that carry information; silent: why even a small
+    residual there would say nothing, "" where it speaks.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    target: Theta
+    layers: tuple[str, ...]
+    silent: str = ""
+
+    @property
+    def equations(self) -> tuple[str, ...]:
+        """Layers in which the sum must equal the target: of a change, those that moved."""
+        return self.layers if self.name == CHANGE else tuple(by_layer(self.target))
+
+    def model(self) -> nn.Module:
+        """The network at these weights."""
+        return build_model(self.checkpoint)
+
+    @property
+    def outputs(self) -> int:
+        """Of the network."""
+        return Architecture.parse(self.checkpoint.arch).outputs
+
+    @property
+    def task(self) -> str:
+        """Of the network."""
+        return task_of(self.checkpoint)
+
+    def shape(self, knowledge: Knowledge) -> tuple[int, ...]:
+        """Of one sample."""
+        return sample_shape(self.checkpoint, knowledge)
+
+
+def weights(checkpoint: Checkpoint, knowledge: Knowledge) -> Surface:
+    """The weights themselves."""
+    target = {name: t.detach() for name, t in checkpoint.theta.items()}
+    first = tuple(by_layer(target))[:1]
+    if knowledge.theta0 is None:
+        return Surface(WEIGHTS, checkpoint, target, first)
+    moved = _moved(checkpoint, knowledge.theta0)
+    silent = "" if moved[:1] == first else FROZEN_FIRST if moved else NOTHING_MOVED
+    return Surface(WEIGHTS, checkpoint, target, moved, silent)
+
+
+def change(checkpoint: Checkpoint, knowledge: Knowledge) -> Surface:
+    """What training added to the start that was granted."""
+    if (start := knowledge.theta0) is None:
+        raise InputError(
+            "The change of the weights needs the initial weights theta0; none were granted.",
+            "Say --init init.safetensors, or use another objective.",
+        )
+    whole = weights(checkpoint, knowledge)
+    if not whole.layers:
+        raise InputError(
+            "An attack on the change of the weights explains how far they moved; these equal the "
+            "start that was granted.",
+            "Grant the weights before training, not those after it.",
+        )
+    target = {name: t - start[name].to(t) for name, t in whole.target.items()}
+    return Surface(CHANGE, checkpoint, target, whole.layers, whole.silent)
+
+
+SURFACES: dict[str, Callable[[Checkpoint, Knowledge], Surface]] = {WEIGHTS: weights, CHANGE: change}
+
+
+def surfaces(checkpoint: Checkpoint, knowledge: Knowledge) -> dict[str, Surface]:
+    """All that a release has, with what is granted."""
+    names = (WEIGHTS,) if knowledge.theta0 is None else SURFACES
+    return {name: SURFACES[name](checkpoint, knowledge) for name in names}
+
+
+def task_of(checkpoint: Checkpoint) -> str:
+    """binary, multiclass or regression: as the releaser said, else by the outputs."""
+    if checkpoint.task == "regression":
+        return "regression"
+    return "binary" if Architecture.parse(checkpoint.arch).outputs == 1 else "multiclass"
+
+
+def sample_shape(checkpoint: Checkpoint, knowledge: Knowledge) -> tuple[int, ...]:
+    """Shape of one sample; what the attacker says must fit the network."""
+    arch = Architecture.parse(checkpoint.arch)
+    own = checkpoint.input_shape or arch.image_shape or (arch.inputs,)
+    shape = tuple(knowledge.shape or own)
+    if math.prod(shape) != arch.inputs:
+        raise InputError(
+            f"A sample must have the network's {arch.inputs} values; shape {shape} has "
+            f"{math.prod(shape)}.",
+            "Correct --shape.",
+        )
+    mean = knowledge.mean
+    if mean is not None and mean.numel() not in (1, arch.inputs):
+        raise InputError(
+            f"The mean must be one number or have {arch.inputs} values; got {mean.numel()}.",
+            "Grant the mean image of the data.",
+        )
+    return shape
+
+
+def _moved(checkpoint: Checkpoint, start: Theta) -> tuple[str, ...]:
+    """Layers that left a start of the same network."""
+    shapes = {name: t.shape for name, t in checkpoint.theta.items()}
+    if {name: t.shape for name, t in start.items()} != shapes:
+        raise InputError(
+            f"The initial weights must be weights of {checkpoint.arch or 'the same network'}; "
+            "theirs have other names or shapes.",
+            "Grant the initial weights of this very network.",
+        )
+    return moved_layers(checkpoint.theta, start)
