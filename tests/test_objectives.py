@@ -21,7 +21,7 @@ from residuum.attacks.objectives import (
 )
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState
-from residuum.errors import ArchitectureError, InputError
+from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
 from tests.cases import (
@@ -151,15 +151,17 @@ def test_polynomial_networks_equal_the_naive_loop(objective):
         assert_same(found, naive(case, problem, "none", forward=cubic_forward))
 
 
-def test_a_relu_that_cannot_be_seen_is_refused():
+def test_a_relu_that_cannot_be_seen_keeps_its_gates():
     class Functional(nn.Linear):
         def forward(self, x):
             return torch.relu(super().forward(x))
 
     case = attack_case(Functional(4, 1), BinaryKKT(), 1, (4,))
     known = (case.model, case.objective, case.knowledge, case.labels)
-    with pytest.raises(ArchitectureError, match=r"replaces nn\.ReLU"):
-        AllLayers(*known).evaluate(case.x, case.lam)
+    found, wanted = (
+        AllLayers(*known, surrogate=name).evaluate(case.x, case.lam) for name in ("sigmoid", "none")
+    )
+    assert torch.equal(found.grad_x, wanted.grad_x)
     with pytest.raises(InputError, match="No surrogate 'gelu'"):
         AllLayers(*known, surrogate="gelu")
 

@@ -68,12 +68,12 @@ class Problem:
             point = copy.deepcopy(base)
             if name == "theta0":
                 assert knowledge.theta0 is not None
-                point.load_state_dict({n: t.to(device, dtype) for n, t in knowledge.theta0.items()})
+                start = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
+                point.load_state_dict({**point.state_dict(), **start})  # buffers stay
             points.append(point)
         self.objective = objective
-        own = getattr(base, "activation", None)
-        smooth = isinstance(own, Activation) and not isinstance(own, nn.ReLU)
-        self.surrogate = "none" if smooth else surrogate  # a surrogate stands for ReLU alone
+        kinked = any(isinstance(part, nn.ReLU) for part in base.modules())
+        self.surrogate = surrogate if kinked else "none"  # a surrogate stands for ReLU alone
         self.labels = labels.to(device)
         # The target in the numbers of the search; what moved, in those of the release.
         surface = objective.surface_of(parameters(model), knowledge)

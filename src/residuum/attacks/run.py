@@ -43,7 +43,8 @@ def attack(
     A live module or the path of a file is read first, as :func:`residuum.audit` does.
     per_run: settings of each restart where they differ, see ``variation.py``.
     """
-    checkpoint, knowledge = as_checkpoint(checkpoint), knowledge or Knowledge()
+    knowledge = knowledge or Knowledge()
+    checkpoint = as_checkpoint(checkpoint, shape=knowledge.shape)
     config = resolve(checkpoint, knowledge, config or AttackConfig())
     method = every_attack()[config.objective]
     surface = SURFACES[method.surface](checkpoint, knowledge)

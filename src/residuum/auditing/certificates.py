@@ -43,12 +43,17 @@ def kkt_certificate(
         x, y, subject = found[0].x[rows], found[0].labels[rows], CANDIDATES
     if len(x) > MOST_SAMPLES:
         return None, f"not computed for more than {MOST_SAMPLES} samples; there are {len(x)}"
-    if train is not None:
-        return certify(build_model(checkpoint), x, y, task=task, seconds=seconds), subject
     try:
         return certify(build_model(checkpoint), x, y, task=task, seconds=seconds), subject
-    except ResiduumError as problem:  # candidates are nobody's input: no error of the user's
+    except ResiduumError as problem:
+        if train is not None:
+            raise
+        # Candidates are nobody's input: no error of the user's.
         return None, f"candidates cannot be certified ({problem.message})"
+    except RuntimeError as problem:  # a forward of somebody's own that torch cannot transform
+        if checkpoint.module is None:
+            raise
+        return None, f"not for this kind of network ({str(problem).splitlines()[0][:200]})"
 
 
 def uniqueness_certificate(
@@ -64,6 +69,11 @@ def uniqueness_certificate(
     ``index`` of the result counts the candidates of the first reconstruction. None and the reason
     where it is not computed.
     """
+    if checkpoint.module is not None:
+        return (
+            None,
+            "not for this kind: where a network that is kept as given has its switches is not known",
+        )
     if seconds < LEAST_UNIQUENESS:
         return None, f"not computed: the budget leaves it less than {LEAST_UNIQUENESS:g} seconds"
     rows = _best_rows(found)

@@ -79,11 +79,12 @@ def audit(
     of the network as read, what was assumed, how long it will take.
     """
     clock = _Clock(stage)
-    checkpoint = as_checkpoint(model, arch)
-    checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     knowledge = knowledge or Knowledge()
     train = None if data is None else as_dataset(data, "data")
     control = None if holdout is None else as_dataset(holdout, "holdout")
+    shape = next((part.shape for part in (train, control) if part is not None), knowledge.shape)
+    checkpoint = as_checkpoint(model, arch, shape)
+    checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     check_fit(checkpoint, train, control, task)
     contradictions = scale_notes(train, control, knowledge)
     with clock("inspect"):

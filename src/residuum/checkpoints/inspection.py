@@ -100,11 +100,12 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     theta = checkpoint.theta
     weight = first_layer(theta)
     values = singular_values(weight)
-    count, of = (
-        directions(values, *weight.shape)
-        if weight.ndim == 2
-        else (None, "the first layer is a convolution: its filters see patches")
-    )
+    if checkpoint.module is not None:
+        count, of = None, "which layer of a network kept as given meets the input is not known"
+    elif weight.ndim > 2:
+        count, of = None, "the first layer is a convolution: its filters see patches"
+    else:
+        count, of = directions(values, *weight.shape)
     return Inspection(
         arch=checkpoint.arch,
         input_shape=checkpoint.input_shape,

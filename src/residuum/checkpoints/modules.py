@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from residuum.checkpoints.states import clean_state
-from residuum.errors import ArchitectureError
+from residuum.errors import ArchitectureError, CheckpointError
 from residuum.networks import Architecture, kind_of, recognise
-from residuum.networks.activations import OTHERS_REFUSED, is_other
 from residuum.records import Checkpoint
 
 PASSED_OVER = (  # parts that do nothing in evaluation
@@ -25,6 +27,10 @@ PASSED_OVER = (  # parts that do nothing in evaluation
     nn.FeatureAlphaDropout,
     nn.Identity,
 )
+KEPT = (
+    "a {} is kept as given: what its forward does is not read; surrogates replace its nn.ReLU modules, a "
+    "ReLU called as a function stays as it is"
+)
 
 
 def build_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> nn.Module:
@@ -32,17 +38,22 @@ def build_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> nn.
 
     dtype: the checkpoint's own when None. The parameters are copies; no random number is drawn.
     """
-    with torch.device("meta"):
-        model = Architecture.parse(checkpoint.arch).build()
+    model, kept = copy.deepcopy(checkpoint.module), checkpoint.module is not None
+    if model is None:
+        with torch.device("meta"):
+            model = Architecture.parse(checkpoint.arch).build()
     theta = {name: t.to(dtype or t.dtype, copy=True) for name, t in checkpoint.theta.items()}
-    wanted = {name: t.shape for name, t in model.state_dict().items()}
-    if wanted != {name: t.shape for name, t in theta.items()}:
+    own = dict(model.named_parameters()) if kept else model.state_dict()
+    if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in theta.items()}:
         raise ArchitectureError(
             f"The weights must fit {checkpoint.arch}; they are "
             f"{', '.join(f'{name} {list(t.shape)}' for name, t in list(theta.items())[:6])}.",
             "Read the file with load_checkpoint, which matches the names.",
         )
-    model.load_state_dict(theta, strict=True, assign=True)
+    if kept:
+        model.to(next(iter(theta.values())).dtype)  # buffers too
+        theta = {**model.state_dict(), **theta}
+    model.load_state_dict(theta, strict=True, assign=not kept)
     return model.eval()
 
 
@@ -52,14 +63,24 @@ def checkpoint_from_module(
     input_shape: tuple[int, ...] = (),
     labels: tuple[str, ...] = (),
     task: str = "",
+    shape_if_kept: tuple[int, ...] | None = None,
 ) -> Checkpoint:
-    """A checkpoint of a live network: MLP, ConvNet, PolynomialNetwork or a plain nn.Sequential.
+    """A checkpoint of a live network, its weights copied to the CPU.
 
-    A Sequential may hold Linear layers with ReLU between all of them or none, leading Flatten
-    layers, and anywhere Dropout and Identity, which do nothing in evaluation. Weights are copied to
-    the CPU.
+    A network of a class in ``KINDS`` and a plain nn.Sequential become what their string describes. A
+    Sequential may hold Linear layers with ReLU between all of them or none, leading Flatten layers,
+    and anywhere Dropout and Identity, which do nothing in evaluation. Any other module is kept as
+    given and runs in evaluation mode; the shape of one sample must be said unless its first layer
+    is Linear and takes the input as it is.
     """
-    arch, state = _describe(model)
+    try:
+        found = _describe(model)
+    except (ArchitectureError, CheckpointError):  # no string describes these biases or shapes
+        found = None
+    if found is None:
+        kept = _keep(model, tuple(input_shape or shape_if_kept or ()))
+        return kept.replace(labels=tuple(labels), task=task)
+    arch, state = found
     theta, _, notes = clean_state(state)
     own_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
     source = {name: own_names[id(t)] for name, t in state.items()}
@@ -78,28 +99,25 @@ def fitting_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]
     return shape
 
 
-def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]]:
-    """The architecture, and the live parameters under its names in its order."""
+def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]] | None:
+    """The architecture, and the live parameters under its names in its order; None without any."""
     if type(model) is nn.Sequential:
         return _describe_sequential(model)
     kind = kind_of(model)
     arch = None if kind is None else kind.describe(model)
-    if arch is None:
-        raise _unreadable(model)
-    return arch, model.state_dict(keep_vars=True)
+    return None if arch is None else (arch, model.state_dict(keep_vars=True))
 
 
-def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]]:
-    leaves = ((name, part) for name, part in _leaves(model) if type(part) not in PASSED_OVER)
-    parts = list(itertools.dropwhile(lambda part: type(part[1]) is nn.Flatten, leaves))
-    linear = len(parts) > 1 and all(type(part) is nn.Linear for _, part in parts)
-    if not linear and (problem := _in_the_way(parts)):
-        raise ArchitectureError(
-            "A Sequential is read as Flatten layers, then Linear layers with ReLU between all of them "
-            f"or none; {problem}.",
-            _remedy(parts),
-        )
-    layers = [part for _, part in (parts if linear else parts[::2])]
+def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]] | None:
+    leaves = (part for part in _leaves(model) if type(part) not in PASSED_OVER)
+    parts = list(itertools.dropwhile(lambda part: type(part) is nn.Flatten, leaves))
+    linear = len(parts) > 1 and all(type(part) is nn.Linear for part in parts)
+    layers, between = (parts, []) if linear else (parts[::2], parts[1::2])
+    dense = all(type(part) is nn.Linear for part in layers)
+    if not (
+        dense and all(isinstance(part, nn.ReLU) for part in between) and (linear or len(parts) % 2)
+    ):
+        return None
     state = {
         f"layers.{i}.{name}": parameter
         for i, layer in enumerate(layers)
@@ -110,57 +128,78 @@ def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, 
     return replace(found, options={**found.options, "activation": activation}), state
 
 
-def _leaves(model: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model._modules.items():  # named_children leaves out a ReLU used twice
+def _leaves(model: nn.Sequential) -> Iterator[nn.Module]:
+    for module in model._modules.values():  # children() leaves out a ReLU used twice
         assert module is not None
         if type(module) is nn.Sequential:
-            yield from _leaves(module, f"{prefix}{name}.")
+            yield from _leaves(module)
         else:
-            yield prefix + name, module
+            yield module
 
 
-def _in_the_way(parts: list[tuple[str, nn.Module]]) -> str:
-    """What keeps ``parts`` from being Linear, ReLU, Linear, ...; "" for nothing."""
-    odd = [f"part {name!r} is a {type(part).__name__}" for name, part in parts if not _plain(part)]
-    if odd:  # a part of another kind shifts all places behind it: asked first
-        return ", ".join(odd)
-    for place, (name, part) in enumerate(parts):
-        wanted = nn.ReLU if place % 2 else nn.Linear
-        if not isinstance(part, wanted):
-            return f"part {name!r} is a {type(part).__name__} where a {wanted.__name__} belongs"
-    if not parts:
-        return "this one holds no Linear"
-    return "" if len(parts) % 2 else f"part {parts[-1][0]!r} is a ReLU at the end"
-
-
-def _plain(part: nn.Module) -> bool:
-    return type(part) is nn.Linear or isinstance(part, nn.ReLU)
-
-
-def _unreadable(model: nn.Module) -> ArchitectureError:
-    """A class of somebody's own: what its forward does cannot be read off its layers."""
-    leaves = [(name, part) for name, part in model.named_modules() if not list(part.children())]
-    odd = [
-        (name, part)
-        for name, part in leaves
-        if name and type(part) not in (nn.Flatten, *PASSED_OVER) and not _plain(part)
-    ]
-    named = ", ".join(f"{name!r} ({type(part).__name__})" for name, part in odd)
-    return ArchitectureError(
-        "A network is read from nn.Sequential of Flatten, Linear and ReLU, or from residuum's MLP, "
-        f"ConvNet or PolynomialNetwork; got {type(model).__name__}"
-        + (f", and of its parts these cannot be read: {named}." if odd else "."),
-        _remedy(odd)
-        if odd
-        else "Wrap the layers in nn.Sequential, or give model.state_dict(): ReLU is then assumed.",
+def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:
+    """A network of any class, which takes samples of ``shape``, or of its first Linear layer."""
+    name = type(model).__name__
+    theta = {n: p.detach() for n, p in model.named_parameters()}
+    if not any(p.ndim > 1 for p in theta.values()):
+        raise ArchitectureError(
+            f"A network needs a layer with weights; this {name} has none.", "Check the module."
+        )
+    if bad := [n for n, p in theta.items() if not (p.is_floating_point() and p.isfinite().all())]:
+        raise CheckpointError(
+            f"Weights must be finite real numbers; {bad[0]!r} of this {name} are not.",
+            "Use a network whose training did not diverge.",
+        )
+    double = any(p.dtype == torch.float64 for p in theta.values())
+    model = copy.deepcopy(model).cpu().to(torch.float64 if double else torch.float32).eval()
+    first = next(part for part in model.modules() if list(part.parameters(recurse=False)))
+    if not shape and isinstance(first, nn.Linear):
+        shape = (first.in_features,)
+    if not shape:
+        raise ArchitectureError(
+            f"The shape of one sample must be said for a network that is kept as given; this {name} does "
+            "not show it.",
+            "Grant it: Knowledge(shape=(3, 32, 32)), or give the data.",
+        )
+    outputs = _outputs(model, shape)
+    model.register_forward_pre_hook(functools.partial(_as_samples, shape))
+    arch = Architecture("module", (outputs,), shape, {"class": name[:80]})
+    theta = {n: p.detach().clone() for n, p in model.named_parameters()}
+    names = {n: n for n in theta}
+    return Checkpoint(
+        theta,
+        str(arch),
+        shape,
+        assumptions=(KEPT.format(name[:40]),),
+        source_names=names,
+        module=model,
     )
 
 
-def _remedy(parts: list[tuple[str, nn.Module]]) -> str:
-    """What to do about ``parts`` that cannot be read; other activations come with their reason."""
-    if any(is_other(type(part).__name__) for _, part in parts):
-        return OTHERS_REFUSED
-    return (
-        "Leaving out a part that was trained with makes another network: audit one of Flatten, Linear "
-        "and ReLU, or build it with residuum.networks.MLP or ConvNet."
-    )
+def _outputs(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """How many, known from two samples."""
+    probe = torch.zeros(2, *shape, dtype=next(model.parameters()).dtype)
+    try:
+        with torch.no_grad():
+            outputs = model(probe)
+    except Exception as problem:  # a forward of somebody's own may raise anything
+        raise ArchitectureError(
+            f"The network must take samples of shape {shape}; the forward of {type(model).__name__} says: "
+            f"{(str(problem) or type(problem).__name__).splitlines()[0][:200]}",
+            "Grant the shape of one sample as the network receives it, or correct the data.",
+        ) from problem
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(probe):
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ArchitectureError(
+            f"A network returns (n, outputs); for {len(probe)} samples this one returned {got}.",
+            "Give a module whose forward returns one row of outputs per sample.",
+        )
+    return outputs.shape[1]
+
+
+def _as_samples(
+    shape: tuple[int, ...], model: nn.Module, inputs: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Before the forward of a kept network: flat samples get their shape."""
+    x, *others = inputs
+    return (x.reshape(len(x), *shape), *others)

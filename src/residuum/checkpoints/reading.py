@@ -53,13 +53,18 @@ def load_checkpoint(
 
 
 def as_checkpoint(
-    model: Checkpoint | nn.Module | Mapping[str, Any] | str | Path, arch: str | None = None
+    model: Checkpoint | nn.Module | Mapping[str, Any] | str | Path,
+    arch: str | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Checkpoint:
-    """A checkpoint as it is, of a live network, of a state dict, or read from a file."""
+    """A checkpoint as it is, of a live network, of a state dict, or read from a file.
+
+    shape: of one sample, for a live network that is kept as given and does not show it.
+    """
     if isinstance(model, Checkpoint):
         return model
     if isinstance(model, nn.Module):
-        return checkpoint_from_module(model)
+        return checkpoint_from_module(model, shape_if_kept=shape)
     if isinstance(model, str | Path):
         return load_checkpoint(model, arch)
     if isinstance(model, Mapping):

@@ -80,11 +80,12 @@ class Surface:
 def weights(checkpoint: Checkpoint, knowledge: Knowledge) -> Surface:
     """The weights themselves."""
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
-    first = tuple(by_layer(target))[:1]
+    # Which layer of a network kept as given meets the input is not known: none may be left out.
+    first = tuple(by_layer(target))[: 1 if checkpoint.module is None else None]
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, first)
     moved = _moved(checkpoint, knowledge.theta0)
-    silent = "" if moved[:1] == first else FROZEN_FIRST if moved else NOTHING_MOVED
+    silent = "" if moved[: len(first)] == first else FROZEN_FIRST if moved else NOTHING_MOVED
     return Surface(WEIGHTS, checkpoint, target, moved, silent)
 
 

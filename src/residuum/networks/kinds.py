@@ -4,6 +4,7 @@ mlp:784-1000-1000-1            widths; bias in the first layer only
 mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | linear
 convnet:1x8x8-16-32-1          input shape, channels, outputs
 polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
+module:1x8x8-10,class=Net      a live module that no string describes: input shape, outputs
 
 A new kind is a :class:`Kind` under its name in ``KINDS``; nothing else has to know it. What is fast or
 provable for some networks alone asks the module itself what it offers, see
@@ -83,9 +84,10 @@ class Architecture:
             raise ArchitectureError(
                 f"Widths lie between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
             )
-        if len(shape) != (3 if kind.images else 1):
+        if kind.rank not in (None, len(shape)):
+            wanted = "one input width" if kind.rank == 1 else "CxHxW"
             raise ArchitectureError(
-                f"{name} needs {'CxHxW' if kind.images else 'one input width'} first; got {first!r}.",
+                f"{name} needs {wanted} first; got {first!r}.",
                 f"Example: --arch {kind.example}.",
             )
         if unknown := [option for option in options if option not in kind.options]:
@@ -93,9 +95,9 @@ class Architecture:
                 f"{name} has no option {unknown[0]!r}.",
                 did_you_mean(unknown[0], tuple(kind.options)),
             )
-        if kind.images:
-            return kind.check(cls(name, widths, shape, options))
-        return kind.check(cls(name, (*shape, *widths), None, options))
+        if kind.rank == 1:
+            return kind.check(cls(name, (*shape, *widths), None, options))
+        return kind.check(cls(name, widths, shape, options))
 
     def __str__(self) -> str:
         sizes = "-".join(map(str, self.widths))
@@ -123,13 +125,14 @@ class Architecture:
 class Kind:
     """What is to be known of one kind of network; subclass it and put it into ``KINDS``.
 
-    module: the class of its networks; example: an architecture string; images: whether strings begin
-    with CxHxW in place of a width; options: of the string, each with the value that goes unsaid.
+    module: the class of its networks; example: an architecture string; rank: dimensions of the input
+    that strings begin with, 1 for a width, 3 for CxHxW, None for any; options: of the string, each with
+    the value that goes unsaid.
     """
 
-    module: type[nn.Module]
+    module: type[nn.Module] | None = None
     example: str
-    images = False
+    rank: int | None = 1
     options: Mapping[str, str] = {}
 
     def check(self, arch: Architecture) -> Architecture:
@@ -142,7 +145,7 @@ class Kind:
 
     def describe(self, model: Any) -> Architecture | None:
         """The string of a live network of class ``module``; None where no string can say it."""
-        raise NotImplementedError
+        return None
 
     def recognise(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
         """The network whose tensors these must be, and for each of its parameters the name in ``state``.
@@ -217,7 +220,7 @@ class _MLP(_Layered):
 
 
 class _ConvNet(_Layered):
-    module, example, images = ConvNet, "convnet:1x8x8-16-32-1", True
+    module, example, rank = ConvNet, "convnet:1x8x8-16-32-1", 3
 
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) < 2:
@@ -283,12 +286,29 @@ class _Polynomial(Kind):
         return Architecture("polynomial", (inputs, width, 1), None, options)
 
 
+class _Kept(Kind):
+    example, rank = "module:1x8x8-10,class=Net", None
+    options: Mapping[str, str] = {"class": ""}
+
+    def build(self, arch: Architecture) -> nn.Module:
+        raise ArchitectureError(
+            f"{arch} stands for a live network that was kept as given; a file holds its weights, not the "
+            "code of its forward.",
+            "Load the weights into the module and give the module itself to rs.audit or rs.attack.",
+        )
+
+
 def _text(coefficients: tuple[float, ...]) -> str:
     """Each number as the shortest text that reads back as the same one."""
     return "/".join(str(int(c)) if c == int(c) and abs(c) < 1e15 else repr(c) for c in coefficients)
 
 
-KINDS: dict[str, Kind] = {"mlp": _MLP(), "convnet": _ConvNet(), "polynomial": _Polynomial()}
+KINDS: dict[str, Kind] = {
+    "mlp": _MLP(),
+    "convnet": _ConvNet(),
+    "polynomial": _Polynomial(),
+    "module": _Kept(),
+}
 
 
 def kind_of(model: nn.Module) -> Kind | None:

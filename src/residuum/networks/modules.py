@@ -108,7 +108,8 @@ def dense_chain(model: nn.Module) -> MLP | None:
     Closed forms, the explicit engine and the certificates that need them ask this, never the class.
     """
     offers = all(hasattr(type(model), name) for name in ("linears", "trace", "signals"))
-    return cast(MLP, model) if offers else None
+    known = hasattr(getattr(model, "activation", None), "derivative")
+    return cast(MLP, model) if offers and known else None
 
 
 class ConvNet(nn.Module):

@@ -24,6 +24,7 @@ METADATA_KEY = "residuum"
 SMALL_TEXT = (
     4 << 20
 )  # JSON takes forty times its length in memory; longer ones stand beside tensors
+UNSAVED = {"saved": False}  # metadata of a field that no file holds: its default comes back
 R = TypeVar("R", bound="Record")
 _UNREADABLE = (
     OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError,
@@ -110,6 +111,7 @@ def _encode(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
         fields = {
             f.name: _encode(getattr(value, f.name), f"{at}/{f.name}", tensors)
             for f in dataclasses.fields(value)
+            if f.metadata.get("saved", True)
         }
         return {"$record": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
