@@ -7,20 +7,84 @@ whatever becomes of it; both attacks start from the same candidates.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
+from residuum.attacks.state import Progress
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge
-from residuum.report.family import Follow, family_figure, story_figure
+from residuum.records.data import with_mean
+from residuum.report import drawing, family_figure
+from residuum.report.drawing import CYCLE
 from residuum.training import TrainingConfig, train
 
 ARCH, SAMPLES, SEED = "mlp:64-200-200-1", 20, 3000
 STEPS, CANDIDATES = 4000, 10
+
+
+FRAMES = 7
+
+
+@dataclass
+class Follow:
+    """A watcher that keeps the candidate nearest to one sample at every look, of one restart."""
+
+    sample: Tensor
+    run: int = 0
+    steps: list[int] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
+    images: list[Tensor] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def __call__(self, progress: Progress) -> None:
+        """Called by the solver."""
+        assert progress.living is not None
+        x = progress.living()[self.run].detach().cpu().double()
+        distance = (x.flatten(1) - self.sample.double().flatten()).norm(dim=1)
+        best = int(distance.argmin())
+        self.steps.append(progress.step)
+        self.distances.append(float(distance[best]))
+        self.images.append(x[best].clone())
+        self.counts.append(len(x))
+
+
+def story_figure(followed: dict[str, Follow], mean: Tensor | None = None) -> bytes:
+    """Distance to one sample over the steps, and the nearest candidate at some of them, per attack.
+
+    Steps at which a run got candidates are dotted.
+    """
+    sample = next(iter(followed.values())).sample
+    shown = drawing.is_image(tuple(sample.shape))
+    figure = drawing.new_figure(9.0, 3.2 + (1.15 * len(followed) if shown else 0.0))
+    heights = [2.4, *[1.0] * len(followed)] if shown else [1.0]
+    grid = figure.add_gridspec(len(heights), FRAMES + 1, height_ratios=heights)
+    axes = figure.add_subplot(grid[0, :])
+    for (name, one), colour in zip(followed.items(), CYCLE, strict=False):
+        axes.plot(one.steps, one.distances, color=colour, label=name)
+        pairs = zip(one.steps[1:], one.counts, one.counts[1:], strict=False)
+        for step in [step for step, before, after in pairs if after > before]:
+            axes.axvline(step, color=colour, linestyle=":", linewidth=0.8)
+    axes.set(xlabel="step", ylabel="distance to the sample", ylim=(0, None))
+    axes.legend(fontsize=8)
+    if shown:
+        for row, (name, one) in enumerate(followed.items(), 1):
+            picks = torch.linspace(0, len(one.steps) - 1, FRAMES).round().long().tolist()
+            frames = [(one.images[k], f"{name}\nstep {one.steps[k]}") for k in picks]
+            for column, (image, text) in enumerate([*frames, (sample, "the sample")]):
+                _show(figure.add_subplot(grid[row, column]), image, mean, text)
+    return drawing.png(figure)
+
+
+def _show(axes: Any, image: Tensor, mean: Tensor | None, text: str) -> None:
+    axes.imshow(drawing.pixels(with_mean(image, mean)), cmap="gray", interpolation="nearest")
+    axes.set_title(text, fontsize=6)
+    axes.set_axis_off()
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ from benchmarks.harness import RESULTS
 from benchmarks.mutations import PACKAGE, Mutant, mutants_of
 from residuum.records import write_json
 from residuum.records.environment import environment
-from residuum.records.files import read_json
+from residuum.records.rundir import read_json
 
 Results = dict[str, dict[str, Any]]
 ROOT = Path(__file__).parent.parent

@@ -22,7 +22,8 @@ from residuum.datasets import load_dataset
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records import Dataset, write_atomic
 from residuum.records.identification import Identification
-from residuum.report.identification import collapse_figure, identified_figure
+from residuum.report import drawing, identified_figure
+from residuum.report.drawing import BLUE, GREY, INK, ORANGE
 from residuum.theory import certify
 from residuum.training import TrainingConfig, train
 
@@ -170,3 +171,25 @@ def _chance(model: PolynomialNetwork, count: int, data: Dataset) -> float:
 def _draw(name: str, figure: bytes | None) -> None:
     assert figure is not None
     write_atomic(FIGURES / name, figure)
+
+
+def collapse_figure(networks: dict[str, tuple[Tensor, int, int]]) -> bytes:
+    """Share of |theta|^2 per neuron, largest first; per name: shares (m,), r, N_r.
+
+    The rank condition asks for at least N_r neurons: the dashed line.
+    """
+    figure = drawing.new_figure(4.2 * len(networks), 3.1)
+    panels = figure.subplots(1, len(networks), squeeze=False)[0]
+    for axes, (name, (shares, r, needed)) in zip(panels, networks.items(), strict=True):
+        sizes = shares.sort(descending=True).values.clamp_min(1e-12)
+        axes.plot(range(1, len(sizes) + 1), sizes, "o", color=BLUE, markersize=3)
+        axes.axvline(needed, color=ORANGE, ls="--", lw=1.2)
+        axes.text(needed, 0.5, f"N_r = {needed} ", color=ORANGE, fontsize=8, ha="right")
+        axes.axvline(r, color=GREY, ls=":", lw=1.2)
+        axes.text(r, 1.5e-9, f" r = {r}", color=INK, fontsize=8)
+        axes.set(yscale="log", ylim=(1e-9, 1.5), xscale="log")
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("neuron, largest first", fontsize=8.5)
+        drawing.tidy(axes)
+    panels[0].set_ylabel("share of |theta|$^2$", fontsize=8.5)
+    return drawing.png(figure)

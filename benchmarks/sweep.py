@@ -26,11 +26,11 @@ from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.evaluation.pools import selected_pool
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
-from residuum.sweep import Plan, sweep
-from residuum.sweep.engines import Resources
-from residuum.sweep.pooling import pooled
-from residuum.sweep.scoring import rankings
-from residuum.sweep.trials import Job, Task, judged, work
+from residuum.sweeping import Plan, sweep
+from residuum.sweeping.engines import Resources
+from residuum.sweeping.pooling import pooled
+from residuum.sweeping.scoring import rankings
+from residuum.sweeping.trials import Job, Task, judged, work
 from residuum.training import TrainingConfig, released, train
 
 SEEDS = (40, 41)

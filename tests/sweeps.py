@@ -18,9 +18,9 @@ from residuum.attacks.run import resolve
 from residuum.checkpoints import checkpoint_from_module, save_checkpoint
 from residuum.cli.main import main
 from residuum.records import Checkpoint, Knowledge
-from residuum.sweep import Plan
-from residuum.sweep.space import draw
-from residuum.sweep.trials import Job, Task, Trial, jobs
+from residuum.sweeping import Plan
+from residuum.sweeping.space import draw
+from residuum.sweeping.trials import Job, Task, Trial, jobs
 from tests.cases import relu_point
 from tests.program import start
 

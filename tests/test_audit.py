@@ -18,7 +18,7 @@ import torch
 
 import residuum as rs
 from residuum.auditing.budget import Batch
-from residuum.auditing.folder import open_folder
+from residuum.auditing.folder import AuditRun
 from residuum.auditing.published import publish
 from residuum.auditing.scale import scale_notes
 from residuum.auditing.stages import merged
@@ -475,7 +475,7 @@ def test_two_audits_into_one_folder_refuse(
     files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    with open_folder(out):
+    with AuditRun.open(out):
         assert main([*files["tight"], "--out", str(out)]) == 2
         assert "Another audit is writing" in capsys.readouterr().err
     assert not out.exists()

@@ -17,11 +17,11 @@ from typer.main import get_command
 from residuum.attacks import GROWTH_PRESETS, PRESETS, PRIORS, AttackConfig, every_attack
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import app, main
-from residuum.cli.runs import load_run, open_run
 from residuum.evaluation import METRICS
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Reconstruction, same
 from residuum.records.environment import sha256
+from residuum.verbs.attacking import AttackRun, load_run
 from tests.program import interrupt, listing, one_line, printed
 
 SMALL = ["--steps", "200", "--restarts", "2", "--candidates", "16"]
@@ -165,7 +165,7 @@ def test_a_finished_attack_is_reused_and_never_overwritten(
 def test_two_attacks_never_share_a_folder(victim: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "r"
     command = ["attack", str(victim), *SMALL, "--out", str(out)]
-    with open_run(out):
+    with AttackRun.open(out):
         assert main(command) == 2
         assert "Another attack is writing" in one_line(capsys)
     assert main(command) == 0

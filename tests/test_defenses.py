@@ -203,7 +203,7 @@ def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> 
 
 def test_names_in_a_report_are_text() -> None:
     outcome = undefended()[1].replace(name="<b>&|", strength=1.0)
-    assert "<b>" not in report.section([outcome])
+    assert "<b>" not in report.page([outcome])
     assert "\\|" in report.markdown([outcome])
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.family import Follow, story_figure
 
 from residuum.attacks import attack
-from residuum.report.family import Follow, family_figure, lives, story_figure
+from residuum.report.figures import family_figure, lives
 from tests.test_growth import SMALL, released
 
 

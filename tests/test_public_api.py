@@ -28,18 +28,23 @@ NAMES = [
     "Split",
     "TrainingConfig",
     "TrainingState",
+    "alternatives",
     "attack",
     "audit",
     "build_model",
     "certify",
     "checkpoint_from_module",
+    "defend",
+    "identify",
     "inspect_checkpoint",
     "load_checkpoint",
     "load_dataset",
     "same",
     "save_checkpoint",
     "score",
+    "sweep",
     "train",
+    "uniqueness",
 ]
 
 
@@ -77,6 +82,52 @@ def test_an_attack_on_anything_else_says_what_to_do(given: Any) -> None:
         residuum.ResiduumError, match=r"the forward of ModuleList says|state_dict\(\)"
     ):
         residuum.attack(given)
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()} - {".gitignore", ".lock"}
+
+
+def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_path: Path) -> None:
+    """Importing what a verb needs must not put a module in the function's place."""
+    rs, arch = residuum, "mlp:64-6-1"
+    split = rs.load_dataset("digits", 8, holdout=120)
+    state = rs.train(arch, split.train, rs.TrainingConfig(steps=30))
+    checkpoint = rs.Checkpoint(state.theta, arch, task="binary")
+    config = rs.AttackConfig(steps=6, restarts=1, candidates=8)
+    found = rs.attack(checkpoint, config=config)
+    cubic = rs.Checkpoint(
+        {"weight": torch.eye(3).double(), "coefficient": torch.ones(3).double()},
+        "polynomial:3-3-1,coefficients=0/0/0/1",
+    )
+    from residuum.sweeping import Plan
+
+    verbs: dict[str, Any] = {
+        "alternatives": (lambda out: rs.alternatives(checkpoint, split.train, out=out),
+                         {"alternatives.json", "alternative.npz"}),
+        "attack": (lambda out: rs.attack(checkpoint, config=config), set()),
+        "audit": (lambda out: rs.audit(checkpoint, budget="1s", steps=5).save(out), {"result.json"}),
+        "certify": (lambda out: rs.certify(rs.build_model(checkpoint), split.train.x, split.train.y),
+                    set()),
+        "defend": (lambda out: rs.defend(split, ["noise:0.5"], arch=arch, steps=20, attack_steps=5,
+                                         restarts=1, uniqueness=False, out=out),
+                   {"result.json", "report.html", "report.md", "trials", "private", "comparison.png"}),
+        "identify": (lambda out: rs.identify(cubic, out=out),
+                     {"identify.json", "identification.safetensors"}),
+        "score": (lambda out: rs.score(found.x, split.train, split.holdout), set()),
+        "sweep": (lambda out: rs.sweep(checkpoint, plan=Plan(trials=2, config=config), out=out),
+                  {"sweep.json", "report.html", "attack.json", "reconstruction.safetensors"}),
+        "train": (lambda out: rs.train(arch, split.train, rs.TrainingConfig(steps=3)), set()),
+        "uniqueness": (lambda out: rs.uniqueness(checkpoint, found, candidates="best", out=out),
+                       {"uniqueness.json", "uniqueness.safetensors"}),
+    }  # fmt: skip
+    assert set(verbs) < set(NAMES)
+    for name, (call, files) in verbs.items():
+        for time in range(2):
+            out = tmp_path / name / str(time)
+            assert call(out) is not None
+            assert callable(getattr(rs, name)), f"{name} is a module now"
+            assert not files or files <= names(out), name
 
 
 def test_unknown_names_are_attribute_errors() -> None:

@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-import residuum.records.files as files
+import residuum.records.rundir as files
+from residuum.attacks.explained import Explained
 from residuum.attacks.population import Population
 from residuum.attacks.solver import SolverState
 from residuum.checkpoints import Inspection, ParameterSummary
@@ -120,7 +121,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "SampleScore": lambda: SAMPLE,
     "ScoreSlice": lambda: PART,
     "Scores": lambda: Scores(
-        4, 8, True, "", "ncc", {"ncc": METRIC}, (SAMPLE,), (PART,), (), 100, 200, 2, None, 0, ("a",)
+        4, 8, True, "", "ncc", {"ncc": METRIC}, (SAMPLE,), (PART,), (), 100, 200, 2, 0, ("a",)
     ),
     "Selection": lambda: SELECTION,
     "Reconstruction": lambda: Reconstruction(
@@ -142,10 +143,11 @@ RECORDS: dict[str, Callable[[], Record]] = {
         "order", torch.randn(2, 3), torch.randn(2), torch.rand(2), torch.tensor([True, False]),
         "growth", 0.1, "unit", None, torch.rand(2), torch.rand(3, 2), None, ("a",),
     ),
+    "Explained": lambda: Explained({"layers.0": 0.5}, ("layers.0",), "a"),
     "ParameterSummary": lambda: ParameterSummary("w", (2, 3), 6, 0.5),
     "Inspection": lambda: Inspection(
         "mlp:3-1", (3,), 1, (ParameterSummary("w", (1, 3), 3, 1.0),), 3, 12, "float32", 1.0, 1,
-        ((0.1, 1),), None,
+        "above 1%", ((0.1, 1),), None,
     ),
 }  # fmt: skip
 

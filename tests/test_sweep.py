@@ -15,13 +15,12 @@ from residuum.attacks import AttackConfig
 from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
-from residuum.sweep import Plan, Setting, Sweep, sweep, trials
-from residuum.sweep.engines import ENGINES, Processes, Resources
-from residuum.sweep.folder import open_folder
-from residuum.sweep.plan import ETA
-from residuum.sweep.space import SAMPLERS
-from residuum.sweep.study import open_study
-from residuum.sweep.trials import COMPLETE, FAILED, PRUNED
+from residuum.sweeping import Plan, Setting, Sweep, sweep, trials
+from residuum.sweeping.engines import ENGINES, Processes, Resources
+from residuum.sweeping.plan import ETA
+from residuum.sweeping.space import SAMPLERS
+from residuum.sweeping.study import SweepRun, open_study
+from residuum.sweeping.trials import COMPLETE, FAILED, PRUNED
 from tests.sweeps import (
     KNOWLEDGE,
     Deadly,
@@ -226,7 +225,7 @@ def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
     told = KNOWLEDGE.replace(sample_count=7)
     with pytest.raises(InputError, match="other settings"):
         sweep(victim(), told, plan(2), out=tmp_path / "s")
-    with open_folder(tmp_path / "s"), pytest.raises(OutputError, match="Another sweep"):
+    with SweepRun.open(tmp_path / "s"), pytest.raises(OutputError, match="Another sweep"):
         run(tmp_path / "s", plan(2))
     (tmp_path / "f").mkdir()
     (tmp_path / "f/mine.txt").write_text("x")
@@ -263,7 +262,7 @@ def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys, residuum.cli.main, residuum.sweep.run, residuum.sweep.engines;"
+        "import sys, residuum.cli.main, residuum.sweeping.run, residuum.sweeping.engines;"
         "print(sorted({'ray', 'optuna', 'sqlalchemy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

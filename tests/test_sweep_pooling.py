@@ -15,11 +15,12 @@ from torch import Tensor
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.records import Dataset, Knowledge, Reconstruction
+from residuum.report.charts import Coordinate, parallel
 from residuum.report.gallery import Item
-from residuum.report.sweep import Coordinate, Row, SweepPage, parallel, render
-from residuum.sweep import sweep
-from residuum.sweep.pooling import Pool, pooled
-from residuum.sweep.scoring import rankings
+from residuum.report.html import render_sweep
+from residuum.sweeping import sweep
+from residuum.sweeping.pooling import Pool, pooled
+from residuum.sweeping.scoring import rankings
 from tests import pages
 from tests.cases import relu_point
 from tests.sweeps import KNOWLEDGE, facts, plan, victim
@@ -163,11 +164,11 @@ def test_parallel_coordinates_lie_on_their_axes() -> None:
     values = [1e-4, 1e-2, 1.0]
     axes, lines = parallel([Coordinate("lr_x", values, True, 1e-4, 1.0),
                             Coordinate("residual", [0.1, 0.2, None], False, 0.0, 0.2)])  # fmt: skip
-    assert [axis.name for axis in axes] == ["lr_x", "residual"]
-    assert axes[0].ticks == ((300.0, "0.0001"), (173.0, "0.01"), (46.0, "1"))
+    assert [name for _, name, _ in axes] == ["lr_x", "residual"]
+    assert axes[0][2] == ((300.0, "0.0001"), (173.0, "0.01"), (46.0, "1"))
     assert lines[-1] == ("M60.0,300.0L900.0,173.0", True), "the best is drawn last, on top"
     assert lines[0] == ("M60.0,46.0", False), "what is not known is left out"
-    assert parallel([]) == ((), ())
+    assert parallel([]) == ([], [])
 
 
 def test_a_report_shows_hostile_names_as_text() -> None:
@@ -175,12 +176,11 @@ def test_a_report_shows_hostile_names_as_text() -> None:
     item = Item(
         number=1, found=pages.digits(1)[0][0], label=bad, confidence=0.5, support=3, restarts=4
     )
-    page = SweepPage(
-        bad, "headline", bad, coordinates=(Coordinate("lr_x", [0.1, 0.2]),), columns=("trial",),
-        rows=(Row("1", (bad,)),), choice=(bad,), items=(item,), failures=((bad, 2),), notes=(bad,),
-        settings={bad: bad}, shape=(1, 8, 8),
+    text = render_sweep(
+        subject=bad, headline="headline", sentence=bad, columns=("trial",), rows=(("1", bad),),
+        coordinates=(Coordinate("lr_x", [0.1, 0.2]),), choice=(bad,), items=(item,),
+        failures=((bad, 2),), notes=(bad,), settings={bad: bad}, shape=(1, 8, 8),
     )  # fmt: skip
-    text = render(page)
     assert "<script" not in text
     assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
     assert text.count("data:image/png") == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from residuum.sweep import sweep
+from residuum.sweeping import sweep
 from tests.sweeps import KNOWLEDGE, facts, plan, victim
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.errors import InputError
-from residuum.sweep import SPACE, Setting
-from residuum.sweep.space import draw, numeric
-from residuum.sweep.study import front, ranked
-from residuum.sweep.trials import COMPLETE, FAILED, Trial
+from residuum.sweeping import SPACE, Setting
+from residuum.sweeping.space import draw, numeric
+from residuum.sweeping.study import front, ranked
+from residuum.sweeping.trials import COMPLETE, FAILED, Trial
 from tests.sweeps import plan
 
 RELEASED = {

@@ -24,18 +24,23 @@ _HOME = {
     "Split": "residuum.records",
     "TrainingConfig": "residuum.training",
     "TrainingState": "residuum.training",
+    "alternatives": "residuum.verbs.alternative",
     "attack": "residuum.attacks",
     "audit": "residuum.auditing",
     "build_model": "residuum.checkpoints",
     "certify": "residuum.theory",
     "checkpoint_from_module": "residuum.checkpoints",
+    "defend": "residuum.verbs.defending",
+    "identify": "residuum.verbs.identifying",
     "inspect_checkpoint": "residuum.checkpoints",
     "load_checkpoint": "residuum.checkpoints",
     "load_dataset": "residuum.datasets",
     "same": "residuum.records",
     "save_checkpoint": "residuum.checkpoints",
     "score": "residuum.evaluation",
+    "sweep": "residuum.sweeping",
     "train": "residuum.training",
+    "uniqueness": "residuum.verbs.certifying",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605  names are in the table above
 

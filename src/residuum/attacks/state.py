@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +12,8 @@ from torch import Tensor, nn
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import Objective
 from residuum.attacks.population import Population
-from residuum.errors import InputError
 from residuum.records import Knowledge, Record
+from residuum.records.rundir import another, digest
 
 DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 
@@ -90,10 +88,7 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
         return None
     state = SolverState.load(path)
     if state.fingerprint != fingerprint:
-        raise InputError(
-            f"{str(path.parent)!r} holds an attack with other settings or on other weights.",
-            "Choose another --out, or remove that folder.",
-        )
+        raise another(path.parent, "an attack", "settings or on other weights")
     moved = {
         name: getattr(state, name).to(device)
         for name in ("x", "lam", "best_x", "best_lam", "best_loss", "first_loss", "alive")
@@ -142,16 +137,11 @@ def fingerprint(
     configs: the settings of all runs together, then each run's own where they differ.
     """
     settings = [{k: v for k, v in config.to_json().items() if k != "seconds"} for config in configs]
-    digest = hashlib.sha256(
-        json.dumps([*settings, repr(objective), candidates], sort_keys=True).encode()
-    )
     tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
-    for tensor in [*tensors, knowledge.mean, knowledge.norms]:
-        if tensor is not None:
-            digest.update(tensor.detach().cpu().double().contiguous().numpy().tobytes())
+    known = [t for t in (*tensors, knowledge.mean, knowledge.norms) if t is not None]
     rest = [knowledge.shape, knowledge.value_range, knowledge.sample_count, knowledge.label_balance]
-    digest.update(json.dumps([rest, knowledge.loss, knowledge.weight_decay]).encode())
-    return digest.hexdigest()
+    told = [rest, knowledge.loss, knowledge.weight_decay]
+    return digest([*settings, repr(objective), candidates], *known, told)
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from residuum.auditing.folder import RESULT, Folder
+from residuum.auditing.folder import RESULT, AuditRun
 from residuum.auditing.published import Result, publish
 from residuum.auditing.result import AuditResult
 from residuum.auditing.settings import write_toml
@@ -27,7 +27,7 @@ MAIN = "reconstruction.safetensors"
 
 
 def write_artifacts(
-    folder: Folder,
+    folder: AuditRun,
     result: AuditResult,
     *,
     request: dict[str, Any] | None = None,

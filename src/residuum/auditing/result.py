@@ -123,9 +123,9 @@ class AuditResult(Record):
     def save(self, path: str | Path) -> Path:
         """Write every artifact into the folder ``path``: report.html, result.json and the rest."""
         from residuum.auditing.artifacts import write_artifacts
-        from residuum.auditing.folder import open_folder
+        from residuum.auditing.folder import AuditRun
 
-        with open_folder(Path(path)) as folder:
+        with AuditRun.open(path) as folder:
             folder.refuse_other_results()
             write_artifacts(folder, self)
         return Path(path)

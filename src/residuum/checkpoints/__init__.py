@@ -11,7 +11,9 @@ from residuum.checkpoints.reading import (
     DEFAULT_MAX_BYTES,
     as_checkpoint,
     load_checkpoint,
+    locate,
     save_checkpoint,
+    weights_hash,
 )
 from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
 
@@ -27,5 +29,7 @@ __all__ = [
     "first_layer",
     "inspect_checkpoint",
     "load_checkpoint",
+    "locate",
     "save_checkpoint",
+    "weights_hash",
 ]

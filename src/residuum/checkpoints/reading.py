@@ -30,6 +30,7 @@ from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
 from residuum.networks import KINDS, Architecture, match_architecture, recognise
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.records import Checkpoint, write_atomic
+from residuum.records.environment import sha256
 
 DEFAULT_MAX_BYTES = 8 << 30
 RUN_FILE = "model.safetensors"
@@ -48,7 +49,7 @@ def load_checkpoint(
     tensors. input_shape: shape of one sample. max_bytes: larger files and claims are refused.
     Nothing in the file is ever executed.
     """
-    content, metadata, size = _read(_locate(path), max_bytes)
+    content, metadata, size = _read(locate(path), max_bytes)
     return _checkpoint(content, decode_metadata(metadata), size, arch, input_shape)
 
 
@@ -82,7 +83,8 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> Path:
     return write_atomic(path, _sort_header(save(tensors, encode_metadata(checkpoint))))
 
 
-def _locate(path: str | Path) -> Path:
+def locate(path: str | Path) -> Path:
+    """The file of weights: a file, or that of a directory of ``residuum train``."""
     path = Path(path)
     if path.is_dir():
         if not (path / RUN_FILE).is_file():
@@ -97,6 +99,11 @@ def _locate(path: str | Path) -> Path:
             f"A checkpoint is a file or a run directory; {str(path)!r} {what}.", "Check the path."
         )
     return path
+
+
+def weights_hash(path: str | Path) -> str:
+    """What tells two checkpoints apart."""
+    return sha256(locate(path))
 
 
 def _read(path: Path, max_bytes: int) -> tuple[Any, dict[str, str], int]:

@@ -10,7 +10,6 @@ import typer
 from residuum.cli import options
 from residuum.cli.granted import describe, grant
 from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
-from residuum.cli.runs import STATE, finished, open_run, read_summary, request_of, write_run
 from residuum.cli.settings import configure
 
 if TYPE_CHECKING:
@@ -151,9 +150,9 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
     """Reconstruct training samples from weights alone; the data is never opened."""
-    from residuum.attacks import attack
     from residuum.checkpoints import load_checkpoint
     from residuum.errors import InputError
+    from residuum.verbs.attacking import AttackRun, read_summary, request_of
 
     given = {
         "objective": objective, "rivals": rivals, "gradients": gradients, "candidates": candidates,
@@ -177,13 +176,12 @@ def command(
     if out is None:
         raise InputError("An attack needs a folder to write.", "Say --out runs/a, or --dry-run.")
     request = request_of(checkpoint, released, config)
-    with open_run(out):
-        found = finished(out, request, knowledge)
+    with AttackRun.open(out) as run:
+        found = run.finished(request, knowledge)
         reused = found is not None
         if found is None:
             with attack_progress(not (json or quiet)) as watch:
-                found = attack(released, knowledge, config, state_path=out / STATE, watch=watch)
-            write_run(out, found, request, preset)
+                found = run.attack(released, knowledge, config, request, preset, watch)
     _refuse_divergence(found, out)
     if json:
         print_json(read_summary(out))

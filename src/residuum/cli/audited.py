@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from residuum.cli.granted import grant, read_knowledge
-from residuum.cli.paths import samples_file, weights_file, weights_hash
 from residuum.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,14 +30,15 @@ def audit_into(
     """Run, resume or show again the audit of ``settings`` in the folder ``out``."""
     from residuum.auditing import AuditResult, audit
     from residuum.auditing.artifacts import read_result, write_artifacts
-    from residuum.auditing.folder import open_folder
+    from residuum.auditing.folder import AuditRun
     from residuum.auditing.inputs import check_fit
     from residuum.auditing.scale import scale_notes
+    from residuum.checkpoints import locate
 
     inputs, options = _read_inputs(settings), _options(settings)
     check_fit(inputs.released, inputs.train, inputs.control, options["task"])
     scale_notes(inputs.train, inputs.control, inputs.knowledge)  # refuses before a folder is there
-    with open_folder(out) as folder:
+    with AuditRun.open(out) as folder:
         request = _request(settings, inputs.hashes, inputs.knowledge)
         folder.claim(request)
         if folder.complete:
@@ -54,7 +54,7 @@ def audit_into(
         ).replace(subject=inputs.path.name)  # fmt: skip
         summary = write_artifacts(
             folder, result, request=request, sources=inputs.sources,
-            file=str(weights_file(inputs.path)), blur=blur,
+            file=str(locate(inputs.path)), blur=blur,
         )  # fmt: skip
     return summary, result.verdict
 
@@ -108,6 +108,7 @@ def _options(settings: AuditSettings) -> dict[str, Any]:
 
 def _read(name: str | None, own: str) -> tuple[Dataset | None, Path | None]:
     from residuum.records import Dataset
+    from residuum.records.data import samples_file
 
     if name is None:
         return None, None
@@ -146,6 +147,7 @@ def _knowledge(
 
 
 def _hashes(path: Path, *data: Path | None) -> dict[str, str]:
+    from residuum.checkpoints import weights_hash
     from residuum.records.environment import sha256
 
     found = {"checkpoint": weights_hash(path)}
@@ -168,21 +170,18 @@ def _request(
     settings: AuditSettings, hashes: dict[str, str], knowledge: Knowledge
 ) -> dict[str, Any]:
     """What decides whether two audits are the same: settings, inputs and knowledge, not paths."""
-    import hashlib
     from importlib.metadata import version
 
-    from safetensors.torch import save
+    from residuum.records.knowledge import TENSORS
 
     names = ("budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines", "arch")
-    tensors = {"mean": knowledge.mean, **(knowledge.theta0 or {})}
-    packed = save({k: t.contiguous() for k, t in tensors.items() if t is not None})
     return {
         "version": version("residuum"),
         **{name: getattr(settings, name) for name in names},
         **{f"{name}_sha256": digest for name, digest in hashes.items()},
         "batches": [row.model_dump() for row in settings.batches],
         "knowledge": {name: str(getattr(knowledge, name))[:80] for name in knowledge.granted
-                      if name not in ("mean", "theta0")},
+                      if name not in TENSORS},
         "provenance": dict(knowledge.provenance),
-        "knowledge_sha256": hashlib.sha256(packed).hexdigest(),
+        "knowledge_sha256": knowledge.digest,
     }  # fmt: skip

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from residuum.cli import options
-from residuum.cli.output import number, print_json, print_line, print_table
-from residuum.cli.paths import own_data
-from residuum.cli.unique import certify_reconstruction
+from residuum.cli.granted import describe
+from residuum.cli.output import certificate_progress, number, print_json, print_line, print_table
 from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.records import Certificate
+    from residuum.verbs.certifying import Certified
 
 EXAMPLES = """Examples:
 
@@ -26,6 +26,7 @@ residuum certify weights.pt --arch mlp:784-100-10 --data train.npz --rivals best
 
 residuum certify runs/m --reconstruction runs/a --out runs/a/certificate
 """
+ROWS = 30  # of a table
 
 
 def command(
@@ -78,20 +79,32 @@ def command(
     """Measure KKT residuals and margins on samples, or what equal pairs keep of a reconstruction."""
     from residuum.checkpoints import build_model, load_checkpoint
     from residuum.records import Dataset, write_json
+    from residuum.records.data import own_data
     from residuum.theory import certify
+    from residuum.verbs.certifying import certified
 
-    released = load_checkpoint(checkpoint, arch)
     if reconstruction is not None:
         if data is not None:
             raise InputError(
                 "--data and --reconstruction are two different certificates.", "Give one of them."
             )
         options.check_device(device)
-        certify_reconstruction(
-            checkpoint, released, reconstruction, task=task, which=candidates, samples=samples,
-            tolerance=tolerance, device=device, out=out, json=json, quiet=quiet,
-        )  # fmt: skip
+        spoken = not (json or quiet)
+        with certificate_progress(spoken) as watch:
+            answer = certified(
+                checkpoint, reconstruction, candidates, samples, tolerance, task, arch, device, out,
+                watch, print_line if spoken else None,
+            )  # fmt: skip
+        if json:
+            print_json(answer.to_json())
+        elif spoken:
+            show_uniqueness(
+                answer, f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
+            )
+            if out is not None:
+                print_line(f"written to {out}")
         return
+    released = load_checkpoint(checkpoint, arch)
     given = Dataset.from_npz(own_data(checkpoint, data))
     wanted = released.task if task == "auto" and released.task else task
     found = certify(
@@ -125,3 +138,51 @@ def show(found: Certificate, title: str) -> None:
     print_table(title, ("what", "value", "meaning"), rows)
     for note in found.notes:
         print_line(f"note: {note}")
+
+
+def show_uniqueness(found: Certified, title: str) -> None:
+    """Restart agreement and certificate side by side."""
+    columns = (
+        "#", "label", "restarts", "conf.", "pairs keep", "at least", "radius", "/ size", "stopped by",
+    )  # fmt: skip
+    unique, rows = found.unique, []
+    for k, row in enumerate(found.to_json()["per_sample"][:ROWS]):
+        bounded = not row["unbounded"] and row["size"]
+        rows.append(
+            (
+                str(k), f"{row['label']:g}", *_agreement(row, found.found.restarts),
+                number(row["determined_energy"], 3), number(row["determined_at_least"], 3),
+                "free" if row["unbounded"] else number(row["radius"], 3),
+                number(row["radius"] / row["size"], 3) if bounded else "-", row["blocked_by"],
+            )
+        )  # fmt: skip
+    print_table(title, columns, rows)
+    if len(unique) > ROWS:
+        print_line(f"and {len(unique) - ROWS} more in the JSON")
+    space = unique.null_space
+    undoubled = _span(space.undoubled, space.undoubled_most)
+    print_line(
+        f"null space: {undoubled} dimensions as they are, "
+        f"{_span(space.doubled, space.doubled_most)} with every candidate doubled: {space.twins} move "
+        f"multiplier between equal copies, {space.pairs_inside} are opposite moves inside row(W1), "
+        f"{space.pairs_outside} outside; {space.patterns} patterns for {unique.samples} candidates"
+    )
+    print_line(
+        f"radius: both halves of a candidate move that far, one each way, before the residual changes "
+        f"by {unique.tolerance:g} of the layers' norms; pairs keep: least energy of an image of such "
+        "an equal pair over that of this one, as attained; at least: a lower bound of it, for pairs"
+    )
+    print_line("not covered, and may keep less: unequal splits, exchanges between candidates")
+    print_line(f"granted to the attacker: {describe(found.found.knowledge)}")
+    for note in unique.notes:
+        print_line(f"note: {note}")
+
+
+def _agreement(row: dict[str, Any], restarts: int) -> tuple[str, str]:
+    if row["support"] is None:
+        return "-", "-"
+    return f"{row['support']}/{restarts}", number(row["confidence"], 2)
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +12,7 @@ from residuum.cli import options
 from residuum.cli.output import print_json, print_line, print_table, trial_progress
 
 if TYPE_CHECKING:
-    from residuum.cli.defended import Trial
-    from residuum.defenses import Outcome, Setting
-    from residuum.records import Split
+    from residuum.defenses import Outcome
 
 EXAMPLES = """Examples:
 
@@ -24,7 +22,6 @@ residuum defend --data digits --n 100 --defenses shift-rewrite:5,noise:0.5 --out
 
 residuum defend --data mine.npz --arch mlp:784-100-100-1 --value-range 0,1 --defenses dp:8 --out runs/m
 """
-IMAGES = ("digits", "mnist", "cifar10")  # pixels between 0 and 1, as anybody may know
 
 
 def command(
@@ -72,27 +69,22 @@ def command(
     if listing:
         _list(json)
         return
-    given = _require(data, defenses, out)
-    trials = _parse(given[1])
+    data, defenses, out = _require(data, defenses, out)
     options.check_device(device)
-    from residuum.cli.defended import try_all
-    from residuum.defenses import Training
-    from residuum.training import TrainingConfig
+    from residuum.verbs.defending import defend
 
-    config = TrainingConfig(steps=steps, seed=seed)
-    descent = TrainingConfig(method="gd", steps=gd_steps, lr=lr, momentum=0.9, seed=seed)
-    split, name, task = _load(given[0], arch, n, data_root, data_seed, holdout, task)
-    setting = _setting(
-        split, name, task, Training(config, descent, len(split.train)), value_range=_range(
-            value_range, given[0]), steps=attack_steps, restarts=restarts, seed=seed, device=device,
-        subsets=subsets, releases=releases, certify=uniqueness,
-    )  # fmt: skip
     with trial_progress(not (json or quiet)) as watch:
-        outcomes = try_all(given[2], setting, trials, watch)
+        outcomes = defend(
+            data, [part.strip() for part in defenses.split(",") if part.strip()], out=out,
+            arch=arch, n=n, data_root=data_root, data_seed=data_seed, holdout=holdout, task=task,
+            steps=steps, gd_steps=gd_steps, lr=lr, attack_steps=attack_steps, restarts=restarts,
+            releases=releases, value_range=_range(value_range), subsets=subsets,
+            uniqueness=uniqueness, seed=seed, device=device, watch=watch,
+        )  # fmt: skip
     if json:
-        print_json(json_module.loads((given[2] / "result.json").read_text()))
+        print_json(json_module.loads((out / "result.json").read_text()))
     elif not quiet:
-        _show(outcomes, given[2])
+        _show(outcomes, out)
 
 
 def _require(data: str | None, defenses: str | None, out: Path | None) -> tuple[str, str, Path]:
@@ -108,74 +100,15 @@ def _require(data: str | None, defenses: str | None, out: Path | None) -> tuple[
     return data, defenses, out
 
 
-def _parse(text: str) -> list[Trial]:
-    """The undefended network first, then every defense once."""
-    from residuum.defenses import find
-    from residuum.errors import InputError
-
-    trials: list[Trial] = [("none", None, None)]
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        found = find(part)
-        if found in trials:
-            raise InputError(f"{part!r} is named twice.", "Name every defense and strength once.")
-        trials.append(found)
-    if len(trials) == 1:
-        raise InputError("--defenses names no defense.", "Example: --defenses noise:0.5,sgd:10.")
-    return trials
-
-
-def _load(
-    data: str, arch: str | None, n: int | None, root: Path | None, data_seed: int | None,
-    holdout: int | None, task: str,
-) -> tuple[Split, str, str]:  # fmt: skip
-    from residuum.datasets import load_dataset
-    from residuum.networks import Architecture
-    from residuum.theory.rows import choose_task
-
-    outputs = Architecture.parse(arch).outputs if arch else 1
-    task = choose_task(task, outputs)
-    split = load_dataset(data, n, seed=data_seed, root=root, task=task, holdout=holdout)
-    name = arch or f"mlp:{split.train.x[0].numel()}-100-100-1"
-    return split, str(Architecture.parse(name)), task
-
-
-def _range(text: str | None, data: str) -> tuple[float, float] | None:
+def _range(text: str | None) -> tuple[float, float] | None:
     from residuum.errors import InputError
 
     if text is None:
-        return (0.0, 1.0) if data in IMAGES else None
+        return None
     found = options.numbers(text, "--value-range", "0,1")
     if len(found) != 2:
         raise InputError(f"A value range has two ends; got {text!r}.", "Say --value-range 0,1.")
     return found[0], found[1]
-
-
-def _setting(
-    split: Split, arch: str, task: str, training: Any, *, value_range: tuple[float, float] | None,
-    steps: int, restarts: int, seed: int, device: str, **more: Any,
-) -> Setting:  # fmt: skip
-    """The strongest usual attacker: range, training mean and number of samples are granted."""
-    from dataclasses import replace
-
-    from residuum.attacks import PRESETS
-    from residuum.defenses import Setting
-    from residuum.errors import InputError
-    from residuum.evaluation.null import MIN_SUBSETS
-    from residuum.records import Knowledge
-
-    if more["releases"] < 1 or more["subsets"] < MIN_SUBSETS:
-        raise InputError(
-            f"--releases starts at 1 and --subsets at {MIN_SUBSETS}; got {more['releases']} and "
-            f"{more['subsets']}.",
-            "Correct them.",
-        )
-    mean = split.train.mean if value_range is not None else None
-    knowledge = Knowledge(
-        shape=split.train.shape, value_range=value_range, mean=mean, sample_count=len(split.train),
-        provenance={} if mean is None else {"mean": "train"},
-    )  # fmt: skip
-    attack = replace(PRESETS["residuum"], steps=steps, restarts=restarts, seed=seed, device=device)
-    return Setting(arch, split, task, training, attack, knowledge, seed, device=device, **more)
 
 
 def _show(outcomes: list[Outcome], out: Path) -> None:

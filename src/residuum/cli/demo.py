@@ -89,8 +89,8 @@ def _one_thread() -> Iterator[None]:
 
 def _train(out: Path, split: Split, spoken: bool) -> Checkpoint:
     """The victim, in a training directory of its own."""
-    from residuum.cli.train import write_run
     from residuum.training import TrainingConfig, released, train
+    from residuum.training.directory import write_run
 
     config = TrainingConfig(steps=STEPS)
     with training_progress(spoken) as watch:

@@ -21,7 +21,6 @@ residuum identify weights.pt --activation cubic --rank 8 --out found
 
 residuum identify weights.pt --activation poly:0,1,0,-0.5 --data train.npz --json
 """
-SUMMARY, SAMPLES, PICTURE = "identify.json", "identification.safetensors", "identified.png"
 
 
 def command(
@@ -62,17 +61,14 @@ def command(
     quiet: Quiet = False,
 ) -> None:
     """Recover the samples of a polynomial network, or say what is determined instead."""
-    from residuum.attacks.identify import identify
-    from residuum.checkpoints import load_checkpoint
     from residuum.records import Dataset
+    from residuum.verbs.identifying import identify
 
     samples = Dataset.from_npz(data) if data is not None else None
     found = identify(
-        load_checkpoint(checkpoint, arch), activation,
-        rank=rank, norm=norm, augmented=augmented, data=samples, seed=seed,
+        checkpoint, activation, rank=rank, norm=norm, augmented=augmented, data=samples, seed=seed,
+        arch=arch, out=out,
     )  # fmt: skip
-    if out is not None:
-        write(found, out)
     if json:
         print_json(found.to_json())
     elif not quiet:
@@ -116,17 +112,3 @@ def show(found: Identification) -> None:
     print_line(f"not determined: {found.symmetry}")
     for note in found.notes:
         print_line(f"note: {note}")
-
-
-def write(found: Identification, out: Path) -> None:
-    """Samples, picture, and the summary last."""
-    from residuum.records import make_directory, write_atomic, write_json
-    from residuum.report.identification import identified_figure
-
-    make_directory(out)
-    write_atomic(out / ".gitignore", "*\n")  # samples are private
-    found.save(out / SAMPLES)
-    figure = identified_figure(found)
-    if figure is not None:
-        write_atomic(out / PICTURE, figure)
-    write_json(out / SUMMARY, found.to_json())

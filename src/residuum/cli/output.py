@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from residuum.attacks.state import Progress as AttackProgress
-    from residuum.sweep.run import Progress as SweepProgress
+    from residuum.sweeping.run import Progress as SweepProgress
     from residuum.training import Progress as TrainingProgress
 
 Update = Callable[[int, int, str], None]
@@ -101,7 +101,7 @@ def split_progress(visible: bool) -> Iterator[Any]:
 
 @contextmanager
 def sweep_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for :func:`residuum.sweep.sweep`: trials done, best residual, rate, time to go."""
+    """A watcher for :func:`residuum.sweeping.sweep`: trials done, best residual, rate, time to go."""
     with _bar("sweeping", visible) as update:
         if update is None:
             yield None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from residuum.cli.granted import describe
 from residuum.cli.options import Json, Quiet
 from residuum.cli.output import number, print_json, print_line, print_table
-from residuum.cli.paths import samples_file, weights_hash
-from residuum.cli.runs import load_run, read_summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +61,7 @@ def command(
     from residuum.errors import InputError, did_you_mean
     from residuum.evaluation import score
     from residuum.evaluation.pools import selected_pool, whole_pool
+    from residuum.verbs.attacking import load_run, write_scores
 
     if candidates not in CANDIDATES:
         raise InputError(f"No candidates {candidates!r}.", did_you_mean(candidates, CANDIDATES))
@@ -84,8 +83,7 @@ def command(
     scores = judge(pool)
     scores = scores.replace(notes=(*scores.notes, *notes))
     selected = judge(chosen) if candidates == "all" and len(chosen[0]) else None
-    summary = write_scores(run, found, scores, selected, candidates)
-    _draw(run, pool[0], train, scores, outputs)
+    summary = write_scores(run, found, scores, selected, candidates, pool[0], train, outputs)
     if json:
         print_json(summary)
     elif not quiet:
@@ -102,24 +100,6 @@ def _refuse_audit(run: Path) -> None:
             f"{str(run)!r} is the folder of an audit, which has scores of its own (scores.json).",
             "Name the folder of an attack; for other data audit again with another --out.",
         )
-
-
-def write_scores(
-    run: Path, found: Reconstruction, scores: Scores, selected: Scores | None, candidates: str
-) -> dict[str, Any]:
-    """``scores.json``: the scores, those of the attack's own choice, and what the attacker knew."""
-    from residuum.records import write_json
-
-    summary = {
-        **scores.to_json(),
-        "candidates": candidates,
-        "selected": None if selected is None else selected.to_json(),
-        "attack": found.attack,
-        "status": list(found.status),
-        "knowledge": dict(found.knowledge.provenance),
-    }
-    write_json(run / "scores.json", summary)
-    return summary
 
 
 def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Path) -> None:
@@ -157,24 +137,10 @@ def _table(title: str, scores: Scores) -> None:
     print_table(title, columns, rows)
 
 
-def _draw(
-    run: Path, candidates: Tensor, train: Dataset, scores: Scores, outputs: Tensor | None
-) -> None:
-    from residuum.records import write_atomic
-    from residuum.report import matches_figure, output_figure
-
-    figures = {"matches.png": matches_figure(candidates, train, scores)}
-    if outputs is not None:
-        wanted = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
-        figures["output_score.png"] = output_figure(scores, outputs, wanted)
-    for name, figure in figures.items():
-        if figure is not None:
-            write_atomic(run / name, figure)
-
-
 def read_samples(path: Path, name: str) -> Dataset:
     """Samples of an .npz, or of ``private/name`` in a training directory."""
     from residuum.records import Dataset
+    from residuum.records.data import samples_file
 
     return Dataset.from_npz(samples_file(path, name))
 
@@ -183,14 +149,12 @@ def _network(ckpt: Path | None, train: Dataset, run: Path) -> tuple[Tensor | Non
     """What the network says of the samples, and a note if it is another one."""
     from residuum.checkpoints import build_model, load_checkpoint
     from residuum.theory.kkt import evaluate
+    from residuum.verbs.attacking import asked_for, attacked_other
 
     if ckpt is None:
         return None, ()
-    request = read_summary(run).get("request")
-    request = request if isinstance(request, dict) else {}
-    released = load_checkpoint(ckpt, request.get("arch"))
-    attacked = request.get("checkpoint_sha256")  # unknown where the folder has no attack.json
-    other = attacked is not None and attacked != weights_hash(ckpt)
+    released = load_checkpoint(ckpt, asked_for(run).get("arch"))
+    other = attacked_other(ckpt, run)
     notes = ("--ckpt is not the checkpoint that was attacked",) if other else ()
     model = build_model(released)
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))

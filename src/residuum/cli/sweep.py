@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from residuum.cli import options
 from residuum.cli.granted import describe, grant
 from residuum.cli.output import number, print_json, print_line, print_table, sweep_progress
-from residuum.cli.paths import weights_hash
 from residuum.cli.settings import configure
 
 if TYPE_CHECKING:
     from residuum.attacks import AttackConfig
     from residuum.records import Checkpoint, Knowledge
-    from residuum.sweep import Plan, Setting, Sweep
-    from residuum.sweep.scoring import Rankings
+    from residuum.sweeping import Plan, Setting, Sweep
 
 EXAMPLES = """Examples:
 
@@ -127,7 +125,8 @@ def command(
 ) -> None:  # fmt: skip
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
     from residuum.checkpoints import load_checkpoint
-    from residuum.sweep.engines import Resources
+    from residuum.sweeping import sweep
+    from residuum.sweeping.engines import Resources
 
     given = {"objective": objective, "candidates": candidates, "restarts": restarts, "steps": steps,
              "dtype": dtype, "device": device, "seed": seed}  # fmt: skip
@@ -145,15 +144,17 @@ def command(
     if dry_run:
         _dry_run(released, knowledge, planned, json, quiet)
         return
-    said, done, scored = _run(
-        checkpoint, released, knowledge, planned, _named(out), engine, resources, storage,
-        data, holdout, not (json or quiet),
-    )  # fmt: skip
-    _refuse_failure(done, _named(out))
+    out = _named(out)
+    with sweep_progress(not (json or quiet)) as watch:
+        done = sweep(
+            checkpoint, knowledge, planned, out=out, data=data, holdout=holdout, arch=arch,
+            engine=engine, resources=resources, storage=storage, watch=watch,
+        )  # fmt: skip
+    _refuse_failure(done, out)
     if json:
-        print_json(said if scored is None else {**said, "rankings": scored.to_json()})
+        print_json({**done.said, **({"rankings": done.scored.to_json()} if done.scored else {})})
     elif not quiet:
-        show(done, said, scored, _named(out))
+        show(done, out)
 
 
 def plan_of(
@@ -161,41 +162,16 @@ def plan_of(
     batch: int, rungs: int, rank_by: str,
 ) -> Plan:  # fmt: skip
     """The plan that these options amount to."""
-    from residuum.sweep import SPACE, Plan
+    from residuum.sweeping import SPACE, Plan
 
     space = dict(map(_setting, search)) if search else dict(SPACE)
     objectives = tuple(part.strip() for part in rank_by.split(","))
     return Plan(trials, sampler, seed, config, space, batch, rungs=rungs, objectives=objectives)
 
 
-def _run(
-    path: Path, released: Checkpoint, knowledge: Knowledge, plan: Plan, out: Path, engine: str,
-    resources: Any, storage: str | None, data: Path | None, holdout: Path | None, visible: bool,
-) -> tuple[dict[str, Any], Sweep, Rankings | None]:  # fmt: skip
-    """The sweep, its files, and only then, where data was named, both rankings."""
-    from residuum.cli.score import read_samples
-    from residuum.sweep import sweep
-    from residuum.sweep.artifacts import write_artifacts
-    from residuum.sweep.scoring import rankings
-
-    identity = {"checkpoint_sha256": weights_hash(path)}
-    with sweep_progress(visible) as watch:
-        done = sweep(
-            released, knowledge, plan, out=out, engine=engine, resources=resources, storage=storage,
-            identity=identity, watch=watch,
-        )  # fmt: skip
-    request = {**identity, "arch": released.arch}
-    said = write_artifacts(out, done, request, engine, path.name)
-    if data is None or done.found is None:
-        return said, done, None
-    train = read_samples(data, "train.npz")
-    control = None if holdout is None else read_samples(holdout, "holdout.npz")
-    scored = rankings(done, out, train, control)
-    return write_artifacts(out, done, request, engine, path.name, scored), done, scored
-
-
-def show(done: Sweep, said: dict[str, Any], scored: Rankings | None, out: Path) -> None:
+def show(done: Sweep, out: Path) -> None:
     """The sweep as a person reads it."""
+    said, scored = done.said, done.scored
     names = tuple(done.plan.space)
     rows = [
         (str(place + 1), str(t.number), number(t.residual, 3), number(t.agreement, 3),
@@ -217,7 +193,7 @@ def show(done: Sweep, said: dict[str, Any], scored: Rankings | None, out: Path) 
         f"{pooled['consensus']} held by several runs"
     )
     if scored is not None:
-        from residuum.sweep.artifacts import choice_lines, score_lines
+        from residuum.sweeping.artifacts import choice_lines, score_lines
 
         for line in (*choice_lines(scored), *score_lines(scored)):
             print_line(line)
@@ -230,7 +206,7 @@ def _dry_run(
 ) -> None:
     """Cost of one trial, measured, times the number of trials that run to their end."""
     from residuum.attacks import estimate
-    from residuum.sweep.plan import cost
+    from residuum.sweeping.plan import cost
 
     found = cost(plan, estimate(released, knowledge, plan.config))
     if json:
@@ -242,8 +218,8 @@ def _dry_run(
 
 def _setting(text: str) -> tuple[str, Setting]:
     from residuum.errors import InputError
-    from residuum.sweep import Setting
-    from residuum.sweep.space import numeric
+    from residuum.sweeping import Setting
+    from residuum.sweeping.space import numeric
 
     name, _, span = text.partition("=")
     name, parts = name.strip().replace("-", "_"), span.split(":")

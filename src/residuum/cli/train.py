@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from residuum.cli import options
 from residuum.cli.output import number, print_json, print_line, print_table, training_progress
-
-if TYPE_CHECKING:
-    from residuum.records import Checkpoint, Dataset, Split
-    from residuum.training import TrainingConfig, TrainingState
 
 EXAMPLES = """Examples:
 
@@ -22,9 +18,6 @@ residuum train --data mnist --n 500 --arch mlp:784-1000-1000-1 --method margin -
 
 residuum train --data cifar10 --n 500 --arch mlp:3072-1000-1000-1 --method gd --steps 1000000 --out runs/c
 """
-DIVERGED = "diverged"
-WHAT = "a training"
-STATE = Path("private", "state.safetensors")
 Seconds = Annotated[float | None, typer.Option(help="Stop after this much wall-clock time.")]
 
 
@@ -78,9 +71,9 @@ def command(
 
     from residuum.datasets import load_dataset
     from residuum.networks import Architecture
-    from residuum.records.folders import claimed
     from residuum.theory.rows import choose_task
     from residuum.training import TrainingConfig, train
+    from residuum.training.directory import STATE, TrainingRun, write_run
 
     config = TrainingConfig(
         method=method, loss=loss, steps=steps, lr=lr, momentum=momentum, batch=batch,
@@ -95,7 +88,7 @@ def command(
     split = load_dataset(
         data, n, seed=data_seed, root=data_root, task=task, holdout=holdout, center=center
     )
-    with claimed(out, WHAT, _own(out)):
+    with TrainingRun.open(out):
         with training_progress(not (json or quiet)) as watch:
             state = train(
                 str(architecture), split.train, config, task=task, device=device,
@@ -108,100 +101,6 @@ def command(
         _show(summary, out)
         if n is None:
             _note(summary)
-
-
-def _own(out: Path) -> set[str]:
-    """What tells a training directory from a folder with files of somebody else's."""
-    return {"training.json", *({"private"} if (out / STATE).is_file() else ())}
-
-
-def write_run(
-    out: Path,
-    arch: str,
-    split: Split,
-    config: TrainingConfig,
-    state: TrainingState,
-    task: str,
-    device: str,
-) -> dict[str, Any]:
-    """The training directory: released weights, initial weights, private data, a protocol.
-
-    A run that diverged has no weights to release: it leaves everything else, and exit code 3.
-    """
-    from residuum.errors import InconclusiveError
-    from residuum.records import write_json
-    from residuum.records.environment import environment, sha256
-    from residuum.training import released
-
-    checkpoint = released(state, arch, split.train, task)
-    files = _write_files(out, checkpoint, split, state)
-    summary = _summary(checkpoint, split, state)
-    protocol = {
-        **summary,
-        "data": split.train.name,
-        "config": config.to_json(),
-        "method_state": state.scalars,
-        "sha256": {name: sha256(out / name) for name in files},
-        "environment": environment(device),
-        "history": list(state.history),
-    }
-    write_json(out / "training.json", protocol)
-    if state.status == DIVERGED:
-        raise InconclusiveError(
-            f"Training diverged before step {state.step}; no weights are kept.",
-            "Lower --lr, or use --method margin.",
-        )
-    return summary
-
-
-def _write_files(
-    out: Path, checkpoint: Checkpoint, split: Split, state: TrainingState
-) -> list[str]:
-    """Weights and data, each in its place; the names of what was written."""
-    from residuum.checkpoints import save_checkpoint
-    from residuum.records import write_atomic
-
-    write_atomic(out / ".gitignore", "*\n")
-    (out / "private").chmod(0o700)  # the rest may be released, this may not
-    files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
-    save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")
-    split.train.to_npz(out / "private" / "train.npz")
-    split.holdout.to_npz(out / "private" / "holdout.npz")
-    if state.status == DIVERGED:
-        (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
-        return files
-    save_checkpoint(checkpoint, out / "model.safetensors")
-    return ["model.safetensors", *files]
-
-
-def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict[str, Any]:
-    diverged = state.status == DIVERGED
-    last = state.history[-1] if state.history else {}
-    return {
-        "status": state.status,
-        "steps": state.step,
-        "loss": last.get("loss"),
-        "margin": last.get("margin"),
-        "theta_norm": last.get("norm"),
-        "train_accuracy": None if diverged else accuracy(checkpoint, split.train),
-        "holdout_accuracy": None if diverged else accuracy(checkpoint, split.holdout),
-        "samples": len(split.train),
-        "available_samples": split.available,
-        "holdout_samples": len(split.holdout),
-        "task": checkpoint.task,
-        "arch": checkpoint.arch,
-    }
-
-
-def accuracy(checkpoint: Any, data: Dataset) -> float | None:
-    """Share of samples on the right side; None for a regression."""
-    from residuum.checkpoints import build_model
-    from residuum.theory import rows
-
-    if checkpoint.task == "regression":
-        return None
-    outputs = build_model(checkpoint)(data.x.to(next(iter(checkpoint.theta.values())).dtype))
-    return rows.accuracy(outputs, data.y, rows.choose_task("auto", outputs.shape[1]))
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from residuum.errors import InputError, ResiduumError
-from residuum.records.files import write_atomic
+from residuum.records.rundir import write_atomic
 
 METADATA_KEY = "residuum"
 SMALL_TEXT = (

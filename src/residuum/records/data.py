@@ -18,7 +18,7 @@ from torch import Tensor
 
 from residuum.errors import DataError, UnsafeFileError
 from residuum.records.base import Record
-from residuum.records.files import write_atomic
+from residuum.records.rundir import write_atomic
 from residuum.records.zips import open_zip
 
 MAX_BYTES = 4 << 30
@@ -206,3 +206,28 @@ def with_mean(x: Tensor, mean: Tensor | None) -> Tensor:
     if mean.numel() == 1:
         return x + mean.reshape(())
     return x + mean.reshape(x.shape if mean.numel() == x.numel() else x.shape[1:])
+
+
+def samples_file(path: Path, name: str) -> Path:
+    """An .npz, or ``private/name`` in a training directory."""
+    if not path.is_dir():
+        return path
+    if not (path / "private" / name).is_file():
+        raise DataError(
+            f"A training directory must hold private/{name}; {str(path)!r} does not.",
+            "Name an .npz with x and y.",
+        )
+    return path / "private" / name
+
+
+def own_data(checkpoint: Path, given: Path | None = None) -> Path:
+    """The samples ``given``, or else those that a training directory was trained on."""
+    if given is not None:
+        return samples_file(given, "train.npz")
+    own = checkpoint / "private" / "train.npz"
+    if not own.is_file():
+        raise DataError(
+            f"A certificate needs the samples; {str(checkpoint)!r} has no private/train.npz.",
+            "Say --data FILE.npz.",
+        )
+    return own

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from residuum.errors import InputError
 from residuum.records.base import Record
+from residuum.records.rundir import digest
 
 PROVENANCES = ("user", "train", "holdout")
+TENSORS = ("mean", "theta0", "norms")
 
 
 class Fact(NamedTuple):
@@ -61,6 +63,15 @@ class Knowledge(Record):
         """Names of the facts the attacker has."""
         names = (f.name for f in fields(self) if f.name != "provenance")
         return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def digest(self) -> str:
+        """What tells two grants apart."""
+        found = {**(self.theta0 or {}), "mean": self.mean, "norms": self.norms}
+        tensors = {name: t for name, t in found.items() if t is not None}
+        plain = [[name, getattr(self, name)] for name in self.granted if name not in TENSORS]
+        shapes = [[name, list(t.shape)] for name, t in tensors.items()]
+        return digest([plain, self.provenance, shapes], *tensors.values())
 
     @property
     def facts(self) -> tuple[Fact, ...]:

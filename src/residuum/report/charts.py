@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction
 
 Array = np.ndarray[Any, Any]
+Ticks = tuple[tuple[float, str], ...]
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44
 BINS = 36
 MAX_POINTS = 1500  # drawn in a scatter; more would only cover each other
 MAX_STEPS = 240  # drawn of a history
 STOPS = 200  # of the slider
+WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # of parallel coordinates
+MAX_LINES = 400  # drawn of them; more would only cover each other
+BEST = 0.1  # share of the trials drawn in colour
 KINDS = 6  # marks and dash patterns that the style sheet tells apart
 
 
@@ -37,12 +41,26 @@ class Axis:
     high: float
     start: float
     end: float
-    ticks: tuple[tuple[float, str], ...] = ()
+    ticks: Ticks = ()
 
     def at(self, value: float) -> float:
         """Where a value lies, to a tenth of a unit."""
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start), 1)
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One axis: values of the trials, best trial first; log: drawn on a log scale.
+
+    low, high: the range that was searched, or that of the values where there is none.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +200,45 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
 
 def _threshold(metric: MetricScore) -> float:
     return math.nan if metric.threshold_null99 is None else metric.threshold_null99
+
+
+def parallel(
+    coordinates: Sequence[Coordinate],
+) -> tuple[list[tuple[float, str, Ticks]], list[tuple[str, bool]]]:
+    """Axes as (x, name, ticks), and one path per trial with whether it is among the best, drawn last."""
+    count = len(coordinates[0].values) if coordinates else 0
+    if not count:
+        return [], []
+    placed = [_upright(one) for one in coordinates]
+    gap = (WIDE - 2 * SIDE) / max(1, len(coordinates) - 1)
+    at = [round(SIDE + i * gap, 1) for i in range(len(coordinates))]
+    best = max(1, round(BEST * count))
+    shown = sorted({*range(best), *range(best, count, -(-count // MAX_LINES))}, reverse=True)
+    lines = []
+    for trial in shown:
+        heights = [(x, ys[trial]) for x, (ys, _) in zip(at, placed, strict=True)]
+        points = [f"{x},{y}" for x, y in heights if y is not None]
+        lines.append(("M" + "L".join(points), trial < best))
+    named = zip(at, coordinates, placed, strict=True)
+    return [(x, one.name, ticks) for x, one, (_, ticks) in named], lines
+
+
+def _upright(one: Coordinate) -> tuple[list[float | None], Ticks]:
+    """Heights of the values on an axis, and its ticks: both ends and the middle."""
+    known = [v for v in one.values if v is not None and math.isfinite(v) and (v > 0 or not one.log)]
+    low = one.low if one.low is not None else min(known, default=0.0)
+    high = one.high if one.high is not None else max(known, default=1.0)
+    log = one.log and low > 0
+    a, b = (math.log(low), math.log(high)) if log else (low, high)
+    b = b if b > a else a + 1.0
+    axis, inside = Axis(a, b, LOWER, UPPER), set(known)
+    ends = (low, math.exp((a + b) / 2), math.exp(b)) if log else (a, (a + b) / 2, b)
+
+    def height(value: float) -> float:
+        return axis.at(math.log(value) if log else value)
+
+    ticks = tuple((height(v), f"{v:.0f}" if abs(v) >= 100 else f"{v:.2g}") for v in ends)
+    return [height(v) if v in inside else None for v in one.values], ticks
 
 
 def positions(values: Sequence[float], threshold: float) -> list[float]:

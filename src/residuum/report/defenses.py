@@ -8,15 +8,13 @@ are named in every form.
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from residuum.defenses import Attacked, Outcome
-from residuum.report import drawing
+from residuum.report import drawing, gallery, html
 from residuum.report.safetext import visible
 
 HEAD = (
@@ -24,13 +22,6 @@ HEAD = (
     "test accuracy", "test loss", "seconds",
 )  # fmt: skip
 COLUMNS = 6
-STYLE = (
-    "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;"
-    "color:#222;background:#fff}table{border-collapse:collapse;width:100%}"
-    "th,td{padding:.3rem .5rem;border-bottom:1px solid #ddd;text-align:right}"
-    "th:first-child,td:first-child{text-align:left}img{max-width:100%}"
-    ".wide{overflow-x:auto}li{margin:.25rem 0}"
-)
 LIMIT = (
     "A defense that these attacks do not get past is not thereby private: counts are evidence about the "
     "attacks that were run."
@@ -58,36 +49,13 @@ def markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str:
     return "\n".join(map(visible, lines))
 
 
-def section(outcomes: Sequence[Outcome], picture: bytes | None = None) -> Markup:
-    """The section as HTML; every name is escaped."""
-    head = _cells("th", HEAD)
-    body = Markup("").join(
-        Markup("<tr>{}</tr>").format(_cells("td", row)) for row in rows(outcomes)
-    )
-    items = Markup("").join(Markup("<li>{}</li>").format(visible(t)) for t in notes(outcomes))
-    image = Markup("")
-    if picture is not None:
-        uri = "data:image/png;base64," + base64.b64encode(picture).decode()
-        image = Markup(
-            '<img alt="Best matches under every defense, unaware and adaptive" src="{}">'
-        )
-        image = image.format(uri)
-    return Markup(
-        '<section id="defenses"><h2>Defenses</h2><p>{}</p><div class="wide"><table><thead><tr>{}</tr>'
-        "</thead><tbody>{}</tbody></table></div>{}<ul>{}</ul><p>{}</p></section>"
-    ).format(_knows(outcomes), head, body, image, items, LIMIT)
-
-
 def page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
     """The section as a page of its own: one file, no script, nothing loaded."""
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
-    return Markup(
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta http-equiv="Content-Security-Policy" content="{}">'
-        '<meta name="viewport" content="width=device-width"><title>Defenses</title>'
-        "<style>{}</style></head><body>{}</body></html>\n"
-    ).format(policy, Markup(STYLE), section(outcomes, picture))
+    uri = "" if picture is None else gallery.PNG + base64.b64encode(picture).decode()
+    return html.page(
+        "defenses.html", subject="defenses", lead=_knows(outcomes), head=HEAD, rows=rows(outcomes),
+        notes=notes(outcomes), picture=uri, limit=LIMIT,
+    )  # fmt: skip
 
 
 def compared(outcomes: Sequence[Outcome]) -> bytes | None:
@@ -233,7 +201,3 @@ def _figure(value: float | None, digits: int = 3) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _cells(tag: str, cells: Sequence[str]) -> Markup:
-    return Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(visible(cell)) for cell in cells)

@@ -24,6 +24,7 @@ SKY, YELLOW, GREY, INK = "#56B4E9", "#E69F00", "#9A9A9A", "#222222"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, INK)
 MARKERS = "os^Dv<>p"
 DPI = 120
+SHOWN, PANELS = 30, 12  # images and curves of a figure
 CELL, GAP, CAPTION, MARGIN, TITLE = 0.8, 0.1, 0.2, 0.12, 0.34  # inches
 Array = np.ndarray[Any, Any]
 
@@ -126,6 +127,29 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
         figure.legend(handles, names, loc="lower center", ncols=len(names), fontsize=7.5,
                       frameon=False)  # fmt: skip
     return png(figure)
+
+
+def side_by_side(
+    title: str,
+    groups: Sequence[tuple[Tensor, ...]],
+    captions: Sequence[str],
+    rows: Sequence[str],
+    lines: Sequence[str],
+    framed: Sequence[bool] = (),
+) -> bytes:
+    """Groups of samples: images above each other, named by ``rows``; other vectors as curves.
+
+    lines: names of the curves, "" for one that is left out.
+    """
+    if is_image(groups[0][0].shape):
+        frames = framed or [False] * len(groups)
+        cells = [Cell(*one) for one in zip(groups, captions, frames, strict=False)]
+        return image_grid(title, cells[:SHOWN], rows)
+    panels = [
+        (text, {name: v.flatten().numpy() for name, v in zip(lines, group, strict=False) if name})
+        for group, text in zip(groups, captions, strict=False)
+    ]
+    return line_panels(title, panels[:PANELS])
 
 
 def tidy(axes: Axes) -> None:

@@ -6,18 +6,33 @@ by one, as published figures are; points in the plane are drawn as points, other
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from residuum.records import Dataset, Reconstruction, Scores
+from residuum.records import Dataset, Reconstruction, Scores, Uniqueness
+from residuum.records.data import with_mean
+from residuum.records.identification import Identification
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
-from residuum.report.drawing import BLUE, CYCLE, GREY, INK, MARKERS, ORANGE, Cell
+from residuum.report.drawing import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    INK,
+    MARKERS,
+    ORANGE,
+    SHOWN,
+    Cell,
+)
 
-SHOWN = 30
-PANELS = 12
+LINES = 80  # of a family tree; a larger one shows the families with the most descendants
+GROWN = ("split", "random", "frank-wolfe")
 Matched = tuple[SampleScore, SampleMatch]
 
 
@@ -33,18 +48,11 @@ def selected_figure(found: Reconstruction) -> bytes | None:
     ]
     shown = f"the best {min(SHOWN, len(chosen))} of {len(chosen)} reconstructions"
     title = f"{found.attack}, {shown}: restarts that hold it, confidence"
-    shape = tuple(found.x.shape[1:])
-    if drawing.is_image(shape):
-        images = _with_mean(chosen.x[:SHOWN], found.knowledge.mean)
-        cells = [Cell((x,), text) for x, text in zip(images, captions, strict=False)]
-        return drawing.image_grid(title, cells, ("",))
-    if shape == (2,):
+    if found.x.shape[1:] == (2,):
         return _selected_points(found, f"{found.attack}: {len(chosen)} reconstructions")
-    panels = [
-        (text, {"reconstruction": x.numpy()})
-        for x, text in zip(chosen.x[:PANELS], captions, strict=False)
-    ]
-    return drawing.line_panels(title, panels)
+    image = drawing.is_image(found.x.shape[1:])
+    x = with_mean(chosen.x[:SHOWN], found.knowledge.mean if image else None)
+    return drawing.side_by_side(title, [(one,) for one in x], captions, ("",), ("reconstruction",))
 
 
 def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes | None:
@@ -58,18 +66,15 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
     if not matched:
         return None
     matched = matched if train.shape == (2,) else matched[:SHOWN]
-    found, samples = _pairs(candidates, train, matched)
-    title = _matches_title(scores, metric, len(matched), drawing.is_image(train.shape))
+    image = drawing.is_image(train.shape)
+    title = _matches_title(scores, metric, len(matched), image)
     if train.shape == (2,):
-        return _matched_points(candidates, found, samples, title)
-    if not drawing.is_image(train.shape):
-        captions = [f"{match.score:.3f}" for _, match in matched]
-        panels = [
-            (text, {"reconstruction": a.flatten().numpy(), "training sample": b.flatten().numpy()})
-            for a, b, text in zip(found[:PANELS], samples, captions, strict=False)
-        ]
-        return drawing.line_panels(title, panels)
-    return drawing.image_grid(title, _cells(candidates, train, matched), ("found", "training"))
+        return _matched_points(candidates, *_pairs(candidates, train, matched), title)
+    cells = _cells(candidates, train, matched, train.mean if image else None)
+    return drawing.side_by_side(
+        title, [cell.images for cell in cells], [cell.caption for cell in cells],
+        ("found", "training"), ("reconstruction", "training sample"), [cell.framed for cell in cells],
+    )  # fmt: skip
 
 
 def compared_figure(
@@ -86,7 +91,7 @@ def compared_figure(
     cells = [
         cell
         for matched, (candidates, _) in zip(best, attacks.values(), strict=True)
-        for cell in _cells(candidates, train, matched[:columns])
+        for cell in _cells(candidates, train, matched[:columns], train.mean)
     ]
     counts = [f"{name}, {s.recovered} of {s.n} ({s.rule})" for name, (_, s) in attacks.items()]
     title = f"Best {columns}; framed: recovered. From the top: {'; '.join(counts)}"
@@ -144,6 +149,133 @@ def loss_figure(found: Reconstruction) -> bytes | None:
             axes.set_yscale("log")
         axes.set_xlabel("step", fontsize=8.5)
         drawing.tidy(axes)
+    return drawing.png(figure)
+
+
+def ambiguity_figure(
+    x: Tensor, found: Uniqueness, mean: Tensor | None = None, agreement: Sequence[str] | None = None
+) -> bytes | None:
+    """Per reconstruction: the image, the least image of an equal pair, how far each pixel can move.
+
+    x: (m, *shape) the candidates certified; agreement: per candidate, such as "3/4" restarts.
+    """
+    if not len(found):
+        return None
+    index = found.index[:SHOWN].tolist()
+    shares = (found.radius / found.size).tolist()
+    captions = [
+        f"{float(found.determined_energy[k]):.2f}  "
+        f"{'free' if math.isinf(shares[k]) else f'{shares[k]:.2g}'}"
+        f"{f'  {agreement[i]}' if agreement is not None else ''}"
+        for k, i in enumerate(index)
+    ]
+    title = f"{len(index)} of {len(found)} reconstructions: share that pairs keep (attained), radius / size"
+    moves = found.pixels[:SHOWN]
+    if drawing.is_image(x.shape[1:]):
+        known = moves[moves.isfinite()]
+        top = float(known.max()) if len(known) and float(known.max()) > 0 else 1.0
+        moves, free = (moves / top).clamp(max=1), "" if len(known) == moves.numel() else " or free"
+        title += f"{', restarts' if agreement else ''}; a pixel moves up to {top:.2g}{free}"
+    images, least = with_mean(x[index].double(), mean), with_mean(found.least[:SHOWN], mean)
+    return drawing.side_by_side(
+        title, list(zip(images, least, moves, strict=True)), captions,
+        ("found", "pairs keep", "free"), ("reconstruction", "pairs keep"),
+    )  # fmt: skip
+
+
+def alternatives_figure(
+    true: Tensor, alternative: Tensor, parents: tuple[tuple[int, ...], ...], mean: Tensor | None = None
+) -> bytes | None:  # fmt: skip
+    """Columns of one true sample and its two halves, or of two true samples and their mean.
+
+    true: (n, *shape); alternative: (k, *shape); parents[j]: rows of ``true`` behind alternative j.
+    The columns moved farthest come first; None where nothing was changed.
+    """
+    merged = any(len(rows) > 1 for rows in parents)
+    if merged:
+        columns = [
+            (true[rows[0]], true[rows[1]], alternative[j])
+            for j, rows in enumerate(parents)
+            if len(rows) > 1
+        ]
+    else:
+        pairs = [(j, rows[0]) for j, rows in enumerate(parents[:-1]) if rows == parents[j + 1]]
+        columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in pairs]
+    if not columns:
+        return None
+
+    def moved(column: tuple[Tensor, ...]) -> float:
+        """Largest distance of the others from the first image."""
+        return max(float((other - column[0]).norm()) for other in column[1:])
+
+    columns.sort(key=lambda column: -moved(column))
+    what = "samples, and the two that stand for each"
+    if merged:
+        what = "merged groups: two of the samples, and the one that stands for all"
+    count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
+    title = f"{count} of {len(columns)} {what}; both explain the weights alike"
+    shown = [tuple(with_mean(image, mean) for image in column) for column in columns[:count]]
+    captions = [f"moved {moved(column):.3g}" for column in columns]
+    names = ("true", "true", "merged") if merged else ("true", "half", "half")
+    # Of two halves one is the other's mirror image.
+    return drawing.side_by_side(
+        title, shown, captions, names, ("true", "", "merged" if merged else "one half")
+    )
+
+
+def identified_figure(found: Identification, truth: Tensor | None = None) -> bytes | None:
+    """Recovered samples or eigenvectors, with weight, residual and flag; None where there is none.
+
+    truth: (n, d) drawn below, each under the sample nearest to it in direction, sign included.
+    """
+    vectors, captions, what = _identified(found)
+    if vectors is None or not len(vectors):
+        return None
+    names: tuple[str, ...] = ("found",)
+    images: list[tuple[Tensor, ...]] = [(v,) for v in vectors]
+    if truth is not None:
+        images = [_beside(v, truth) for v in vectors]
+        names = ("found", "truth")
+    title = f"{what}; degree {found.order - 1}, rank K {found.rank_k} of {found.n_r}"
+    width = vectors.shape[1]
+    shape = next(s for s in (found.input_shape, (width,)) if math.prod(s or (0,)) == width)
+    shaped = [tuple(v.reshape(shape) for v in pair) for pair in images]
+    return drawing.side_by_side(
+        title, shaped, captions, names if truth is not None else ("",), names
+    )
+
+
+def family_figure(found: Reconstruction, run: int = 0) -> bytes | None:
+    """The family tree of one restart; None where its candidates never changed."""
+    events = [event for event in found.events if event["run"] == run and event["kind"] != "stable"]
+    if not events:
+        return None
+    known = lives(events, int(found.settings["candidates"]))
+    order = _order(known)
+    place = {number: k for k, number in enumerate(order)}
+    last = int(found.steps[-1])
+    figure = drawing.new_figure(8.0, min(12.0, 1.5 + 0.11 * len(order)))
+    axes = figure.subplots()
+    for number in order:
+        life, y = known[number], place[number]
+        end = last if life.died is None else life.died
+        colour = GREY if life.died is not None and not life.children else BLUE
+        axes.plot([life.born, end], [y, y], color=colour, linewidth=1.1)
+        if life.parent is None and life.born > 0:
+            axes.plot([life.born], [y], "o", color=GREEN, markersize=3.5)
+        for child in life.children:
+            if child in place:
+                axes.plot([end, end], [y, place[child]], color=ORANGE, linewidth=0.9)
+        if life.died is not None and not life.children:
+            axes.plot([end], [y], "x", color=INK, markersize=4)
+    alive = sum(life.died is None for life in known.values())
+    axes.set(xlabel="step", yticks=[], xlim=(0, last))
+    axes.set_title(
+        f"restart {run}: {int(found.settings['candidates'])} candidates at the start, {alive} at the "
+        f"end{'' if len(order) == len(known) else f'; {len(order)} of {len(known)} lines drawn'}\n"
+        "orange fork: split; dot: new candidate; cross: merged or dropped",
+        fontsize=9,
+    )
     return drawing.png(figure)
 
 
@@ -225,10 +357,12 @@ def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[
     return found, train.x[[row.index for row, _ in matched]].double()
 
 
-def _cells(candidates: Tensor, train: Dataset, matched: list[Matched]) -> list[Cell]:
+def _cells(
+    candidates: Tensor, train: Dataset, matched: list[Matched], mean: Tensor | None
+) -> list[Cell]:
     """A pair of images each, captioned by its score, framed where recovered."""
     found, samples = _pairs(candidates, train, matched)
-    images = zip(_with_mean(found, train.mean), _with_mean(samples, train.mean), strict=True)
+    images = zip(with_mean(found, mean), with_mean(samples, mean), strict=True)
     return [
         Cell(pair, f"{match.score:.3f}", bool(match.recovered))
         for pair, (_, match) in zip(images, matched, strict=True)
@@ -241,14 +375,6 @@ def _matches_title(scores: Scores, metric: MetricScore, shown: int, framed: bool
         return f"{title}; not calibrated"
     where = " (framed)" if framed else ""
     return f"{title}; {metric.recovered} beyond 99% of chance, {metric.threshold}{where}"
-
-
-def _with_mean(images: Tensor, mean: Tensor | None) -> Tensor:
-    if mean is None:
-        return images
-    return images + (
-        mean.to(images) if mean.numel() == 1 else mean.to(images).reshape(images[0].shape)
-    )
 
 
 def _value(score: float | None) -> float:
@@ -266,3 +392,73 @@ def _band(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     low = values.nan_to_num(nan=torch.inf).amin(0)
     high = values.nan_to_num(nan=-torch.inf).amax(0)
     return values.nanmedian(0).values, _positive(low), _positive(high)
+
+
+def _identified(found: Identification) -> tuple[Tensor | None, list[str], str]:
+    """Vectors to draw, a caption for each, and what they are."""
+    if found.aggregate is not None:
+        return found.aggregate[None], ["sum of lam y x"], "aggregate of all samples"
+    if found.eigenvectors is not None and found.eigenvalues is not None:
+        order = found.eigenvalues.abs().argsort(descending=True)
+        captions = [f"eigenvalue {float(found.eigenvalues[i]):.2g}" for i in order]
+        return found.eigenvectors.T[order], captions, "eigenvectors of the moment matrix"
+    captions = [
+        f"{float(residual):.0e} {'cert.' if sure else 'heur.'}"
+        for residual, sure in zip(found.residuals, found.certified, strict=True)
+    ]
+    certified = int(found.certified.sum())
+    return (
+        found.x,
+        captions,
+        f"{len(found.x)} samples, {certified} certified (residual and flag above each)",
+    )
+
+
+def _beside(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """The vector and the row of ``truth`` nearest in direction; the free sign is the truth's."""
+    cosine = truth @ vector / truth.norm(dim=1).clamp_min(1e-300)
+    nearest = int(cosine.abs().argmax())
+    return torch.where(cosine[nearest] < 0, -1.0, 1.0) * vector, truth[nearest]
+
+
+@dataclass
+class _Life:
+    """One candidate: when it came and went, and why."""
+
+    born: int
+    parent: int | None = None
+    died: int | None = None
+    children: tuple[int, ...] = ()
+    joined: int | None = None
+
+
+def lives(events: Sequence[dict[str, Any]], first: int) -> dict[int, _Life]:
+    """Every candidate of one run by its number; first: how many there were at the start."""
+    known = {number: _Life(0) for number in range(first)}
+    for event in events:
+        step, kind, children = event["step"], event["kind"], tuple(event.get("children", ()))
+        if kind == "split":
+            known[event["parent"]].died = step
+            known[event["parent"]].children = children
+        if kind in GROWN:
+            known.update({child: _Life(step, event.get("parent")) for child in children})
+        if kind in ("merge", "prune"):
+            known[event["parent"]].died = step
+            known[event["parent"]].joined = children[0] if children else None
+    return known
+
+
+def _order(known: dict[int, _Life]) -> list[int]:
+    """Families one below the other, children around their parent; the largest where not all fit."""
+
+    def family(number: int) -> list[int]:
+        children = known[number].children
+        half = len(children) // 2
+        before = [n for child in children[:half] for n in family(child)]
+        return [*before, number, *(n for child in children[half:] for n in family(child))]
+
+    roots = [number for number, life in known.items() if life.parent is None]
+    families = [family(root) for root in roots]
+    while sum(map(len, families)) > LINES and len(families) > 1:
+        families.remove(min(families, key=len))
+    return [number for members in families for number in members]

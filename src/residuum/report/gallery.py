@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction
 
 MAX_CARDS = 120
+PNG = "data:image/png;base64,"
 MAX_CANDIDATES = 60  # cards without data
 MAX_BYTES = 6_000_000  # of pictures in one file: it is mailed, and opened on phones
 BEYOND = 1e300
@@ -312,7 +313,7 @@ def data_uri(values: Array) -> str:
     image = image.resize([side * -(-MIN_SIDE // max(image.size)) for side in image.size], 0)
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=9)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return PNG + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:

@@ -1,4 +1,4 @@
-"""The report as one HTML file: no network, no markup from names, readable without its script.
+"""Reports as one HTML file each: no network, no markup from names, readable without a script.
 
 Style sheet and script are written into the page and admitted by their hash; the policy forbids all
 else, so that even a mistake in escaping could load and run nothing.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,12 +32,25 @@ PROVENANCE = {
 }
 
 
+def page(
+    template: str, *, styles: tuple[str, ...] = ("report.css",), script: str = "", **values: Any
+) -> str:
+    """A page of its own: ``template`` with its style sheets and script, and nothing else admitted."""
+    style = Markup("\n").join(_inlined(name) for name in styles)
+    code = _inlined(script) if script else Markup("")
+    values = {"blur": False, "redact": False, "created": ""} | values
+    return (
+        _environment()
+        .get_template(template)
+        .render(style=style, script=code, policy=_policy(style, code), **values)
+    )
+
+
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
     """The whole report. blur: images are shown when asked for; redact: the file holds no image."""
     items = gallery.items(result)
     cards = gallery.cards(gallery.redacted(items) if redact else items, result.shape)
     shown, total, control = [card.item for card in cards], gallery.total(result), result.control
-    style, script = (_inlined(name) for name in ("report.css", "report.js"))
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
     table = charts.threshold_table(*evidence) if evidence else None
     labels, certificates = (
@@ -48,20 +61,55 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         for part in result.reconstructions
         if part.loss.shape[1]
     )
-    return _environment().get_template("template.html").render(
-        page=result, verdict=result.verdict, cards=cards, blur=blur and not redact, redact=redact,
-        created=f"{result.created[:16].replace('T', ' ')} UTC",
-        style=style, script=script, policy=_policy(style, script), threshold=table,
+    batches = ", ".join(
+        f"{b.attack}: {b.restarts} restarts of {b.steps} steps, seed {b.seed}"
+        for b in result.batches
+    )
+    return page(
+        "template.html", script="report.js", page=result, verdict=result.verdict, cards=cards,
+        subject=result.subject, created=f"{result.created[:16].replace('T', ' ')} UTC",
+        blur=blur and not redact, redact=redact, threshold=table,
         histogram=charts.histogram(*evidence) if evidence else None,
         scatter=charts.scatter(*evidence) if evidence else None,
         residuals=[chart for chart in curves if chart], labels=labels, certificates=certificates,
         certificate=certificate_rows(result),
         sorts=gallery.sort_keys(shown), left_out=total - len(cards), total=total,
         matched=any(item.matched for item in shown),
-        frames=max((len(card.pictures) for card in cards), default=0), tables=_tables(result),
+        frames=max((len(card.pictures) for card in cards), default=0),
+        tables=_tables({
+            "Settings": {**result.settings, "batches": batches},
+            "Environment": result.environment, "SHA-256": result.hashes,
+        }),
         data={"threshold": table, "cards": [gallery.keys(item) for item in shown],
               "labels": labels, "certificates": certificates,
               "ascending": gallery.ascending(result)},
+    )  # fmt: skip
+
+
+def render_sweep(
+    *,
+    coordinates: Sequence[charts.Coordinate] = (),
+    items: Sequence[gallery.Item] = (),
+    shape: tuple[int, ...] = (),
+    settings: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
+    **said: Any,
+) -> str:
+    """The report of a sweep: settings as parallel coordinates, best trials, consensus.
+
+    coordinates: one value per complete trial, best trial first; said: what the template names, all
+    of it text.
+    """
+    axes, lines = charts.parallel(coordinates)
+    nothing = dict.fromkeys(
+        ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes"), ()
+    )
+    return page(
+        "sweep.html", styles=("report.css", "sweep.css"), axes=axes, lines=lines,
+        size=(charts.WIDE, charts.TALL), span=(charts.UPPER, charts.LOWER),
+        cards=gallery.cards(items, shape, lambda item: "consensus"),
+        tables=_tables({"Settings": settings or {}, "Environment": environment or {}}),
+        **nothing | {"total": len(items)} | said,
     )  # fmt: skip
 
 
@@ -70,24 +118,20 @@ def inline(result: AuditResult) -> str:
 
     Notebooks are shared and committed, so what they keep must not hold training data.
     """
-    return _environment().get_template("inline.html").render(
-        page=result, verdict=result.verdict, figures=verdict_figures(result.verdict),
-        count=len(gallery.items(result)),
+    return page(
+        "inline.html", subject=result.subject, verdict=result.verdict,
+        figures=verdict_figures(result.verdict), count=len(gallery.items(result)),
     )  # fmt: skip
 
 
-def _tables(result: AuditResult) -> tuple[tuple[str, str, dict[str, str]], ...]:
-    """Settings, environment and hashes: (identifier, title, flat rows)."""
-    batches = ", ".join(
-        f"{b.attack}: {b.restarts} restarts of {b.steps} steps, seed {b.seed}"
-        for b in result.batches
-    )
-    parts = (
-        ("settings", "Settings", {**result.settings, "batches": batches}),
-        ("environment", "Environment", result.environment),
-        ("hashes", "SHA-256", result.hashes),
-    )
-    return tuple((key, title, _flat(rows)) for key, title, rows in parts if rows)
+def _tables(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
+    """(identifier, title, flat rows) of all that hold something."""
+    names = {"SHA-256": "hashes"}
+    return [
+        (names.get(title, title.lower()), title, _flat(rows))
+        for title, rows in parts.items()
+        if rows
+    ]
 
 
 def _flat(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:

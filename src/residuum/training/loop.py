@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import signal
@@ -15,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from residuum.errors import InputError
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Checkpoint, Dataset, make_directory
+from residuum.records.rundir import another, digest
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
@@ -215,10 +214,7 @@ class _Run:
             return
         state = TrainingState.load(self.path)
         if state.fingerprint != self.fingerprint:
-            raise InputError(
-                f"{str(self.path.parent)!r} holds a run of other settings or other data.",
-                "Choose another --out, or remove that folder.",
-            )
+            raise another(self.path.parent, "a training", "settings or other data")
         self.model.load_state_dict(state.theta)
         self.theta0 = state.theta0
         self.step, self.history = state.step, list(state.history)
@@ -230,10 +226,7 @@ class _Run:
 def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task: str) -> str:
     """Hash of everything that decides a run but its length limits."""
     settings = {k: v for k, v in config.to_json().items() if k not in ("steps", "seconds")}
-    digest = hashlib.sha256(json.dumps([str(arch), task, settings]).encode())
-    for tensor in (data.x, data.y):
-        digest.update(tensor.detach().cpu().double().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return digest(json.dumps([str(arch), task, settings]), data.x, data.y)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from residuum.errors import InputError, MissingExtraError
-from residuum.sweep.engines import Resources
-from residuum.sweep.trials import MEMORY, Job, Outcome, Task, work
+from residuum.sweeping.engines import Resources
+from residuum.sweeping.trials import MEMORY, Job, Outcome, Task, work
 
 AHEAD = 2  # jobs handed over per place: demand that an autoscaler sees, and no idle moment
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}

@@ -13,8 +13,8 @@ from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
 from residuum.attacks.variation import NUMBERS
 from residuum.errors import InputError, did_you_mean
-from residuum.sweep.space import SAMPLERS, SPACE, Setting, check
-from residuum.sweep.trials import SEEDS
+from residuum.sweeping.space import SAMPLERS, SPACE, Setting, check
+from residuum.sweeping.trials import SEEDS
 
 OBJECTIVES = ("residual", "agreement")
 ETA = 3  # of a rung's trials one in so many goes on to the next, for so many times the steps

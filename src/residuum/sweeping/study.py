@@ -13,15 +13,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from residuum.errors import InputError
-from residuum.sweep.plan import Plan
-from residuum.sweep.trials import COMPLETE, FAILED, PRUNED, Trial
+from residuum.records import Reconstruction
+from residuum.records.rundir import RunDir, digest
+from residuum.sweeping.plan import Plan
+from residuum.sweeping.trials import COMPLETE, FAILED, PRUNED, Trial
 
 if TYPE_CHECKING:
     import optuna
 
-DATABASE = "study.db"
+DATABASE, TRIALS = "study.db", "trials"
+POOLED = "reconstruction.safetensors"
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 PLAN, FACTS = "residuum:plan", "residuum:trial"
+
+
+class SweepRun(RunDir):
+    """An open directory of a sweep: one driver at a time, a file per trial."""
+
+    what, own, summary = "a sweep", ("request.json",), "sweep.json"
+
+    def trial(self, number: int) -> Path:
+        """Where a finished trial's candidates are."""
+        return self.path / TRIALS / f"{number:06d}.safetensors"
+
+    def state(self, number: int) -> Path:
+        """Where a trial that successive halving paused goes on from."""
+        return self.path / TRIALS / f"{number:06d}.state.safetensors"
+
+    def load(self, number: int) -> Reconstruction | None:
+        """A finished trial's candidates; None where there are none, or none that can be read."""
+        return Reconstruction.load_or_none(self.trial(number))
 
 
 class Study:
@@ -132,10 +153,7 @@ def _read(attributes: dict[str, Any], params: dict[str, Any]) -> Trial | None:
 
 def _name(request: dict[str, Any]) -> str:
     """One study per checkpoint and plan, so that sweeps can share a server."""
-    import hashlib
-
-    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-    return f"residuum-{digest[:16]}"
+    return f"residuum-{digest(request)[:16]}"
 
 
 def _without_password(url: str) -> str:

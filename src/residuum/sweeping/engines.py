@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from residuum.errors import InputError, did_you_mean
-from residuum.sweep.trials import Job, Outcome, Task, work
+from residuum.sweeping.trials import Job, Outcome, Task, work
 
 RETRIES = 2
 
@@ -167,7 +167,7 @@ def open_engine(name: str, task: Task, resources: Resources) -> Engine:
 
 # Where each engine is; a module is imported when its engine is asked for.
 ENGINES: dict[str, Any] = {
-    "local": "residuum.sweep.engines:Local",
-    "processes": "residuum.sweep.engines:Processes",
-    "ray": "residuum.sweep.cluster:Ray",
+    "local": "residuum.sweeping.engines:Local",
+    "processes": "residuum.sweeping.engines:Processes",
+    "ray": "residuum.sweeping.cluster:Ray",
 }

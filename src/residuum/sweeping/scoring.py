@@ -15,8 +15,8 @@ from typing import Any
 from residuum.evaluation import score
 from residuum.evaluation.pools import CandidatePool, selected_pool, whole_pool
 from residuum.records import Dataset, Scores
-from residuum.sweep.folder import Folder
-from residuum.sweep.run import Sweep
+from residuum.sweeping.run import Sweep
+from residuum.sweeping.study import SweepRun
 
 SUBSETS = 200  # held-out subsets per trial, the least a control takes; the pooled result gets 500
 TOP = 5
@@ -79,7 +79,7 @@ def rankings(
 ) -> Rankings:
     """Score every complete trial and the pooled result of a finished sweep."""
     assert done.found is not None
-    folder, rows = Folder(out), []
+    folder, rows = SweepRun(out), []
     for place, trial in enumerate(done.order):
         found = folder.load(trial.number)
         if found is None:

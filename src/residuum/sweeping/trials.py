@@ -21,7 +21,7 @@ from torch import Tensor
 from residuum.attacks import AttackConfig, attack, select
 from residuum.attacks.state import Progress, SolverState
 from residuum.records import Checkpoint, Knowledge, Reconstruction
-from residuum.sweep.space import Params, configured
+from residuum.sweeping.space import Params, configured
 
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 MEMORY = "out of memory"

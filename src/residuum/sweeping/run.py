@@ -11,19 +11,19 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from residuum.attacks.run import prepare, resolve
 from residuum.records import Checkpoint, Knowledge, Reconstruction, write_atomic
-from residuum.sweep.engines import Engine, Resources, open_engine
-from residuum.sweep.folder import POOLED, Folder, digest, open_folder
-from residuum.sweep.plan import ETA, Plan
-from residuum.sweep.pooling import Pool, pooled
-from residuum.sweep.space import Params, draw
-from residuum.sweep.study import Study, front, open_study, ranked
-from residuum.sweep.trials import (
+from residuum.records.rundir import digest
+from residuum.sweeping.engines import Engine, Resources, open_engine
+from residuum.sweeping.plan import ETA, Plan
+from residuum.sweeping.pooling import Pool, pooled
+from residuum.sweeping.space import Params, draw
+from residuum.sweeping.study import POOLED, Study, SweepRun, front, open_study, ranked
+from residuum.sweeping.trials import (
     COMPLETE,
     FAILED,
     MEMORY,
@@ -37,6 +37,9 @@ from residuum.sweep.trials import (
     judged,
     paused_value,
 )
+
+if TYPE_CHECKING:
+    from residuum.sweeping.scoring import Rankings
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ Watcher = Callable[[Progress], None]
 @dataclass(frozen=True, eq=False)
 class Sweep:
     """A finished sweep. order: complete trials, best first, by weights alone; compute: seconds of
-    all workers together in this session, seconds: of the wall clock.
+    all workers together in this session, seconds: of the wall clock; said: what ``sweep.json`` says;
+    scored: both rankings, where data was given.
     """
 
     plan: Plan
@@ -78,6 +82,8 @@ class Sweep:
     seconds: float
     compute: float
     fresh: int
+    said: dict[str, Any] = field(default_factory=dict)
+    scored: Rankings | None = None
 
     @property
     def order(self) -> list[Trial]:
@@ -90,7 +96,7 @@ class Sweep:
         return front(self.trials)
 
 
-def sweep(
+def run_trials(
     checkpoint: Checkpoint,
     knowledge: Knowledge | None = None,
     plan: Plan | None = None,
@@ -116,10 +122,10 @@ def sweep(
     task = Task(checkpoint, knowledge, config, resources.cpus)
     request = {
         "plan": plan.to_json(), "arch": checkpoint.arch, "threads": resources.cpus,
-        "weights": digest(checkpoint.theta), "knowledge": digest(vars(knowledge)),
+        "weights": digest(*checkpoint.theta.values()), "knowledge": knowledge.digest,
         **(identity or {}),
     }  # fmt: skip
-    with open_folder(Path(out)) as folder:
+    with SweepRun.open(out) as folder:
         folder.claim(request)
         study = open_study(plan, request, folder.path, storage)
         try:
@@ -134,7 +140,7 @@ class Driver:
     """One session of a sweep."""
 
     def __init__(
-        self, plan: Plan, task: Task, folder: Folder, study: Study, watch: Watcher | None
+        self, plan: Plan, task: Task, folder: SweepRun, study: Study, watch: Watcher | None
     ) -> None:
         self.plan, self.task, self.folder, self.study = plan, task, folder, study
         self.watch, self.start = watch, time.monotonic()

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from residuum.records import write_atomic, write_json
-from residuum.records.data import with_mean
-from residuum.records.environment import environment, sha256
-from residuum.report.gallery import Item
-from residuum.report.page import Row as Figure
-from residuum.report.sweep import Coordinate, Row, SweepPage, render
-from residuum.sweep.folder import POOLED, REPORT, SUMMARY
-from residuum.sweep.run import Sweep
-from residuum.sweep.scoring import Rankings
-from residuum.sweep.trials import COMPLETE, FAILED, PRUNED
+from torch import nn
 
-ATTACK, RANKINGS = "attack.json", "rankings.json"
+from residuum.checkpoints import as_checkpoint, weights_hash
+from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
+from residuum.records.data import samples_file, with_mean
+from residuum.records.environment import environment, sha256
+from residuum.report.charts import Coordinate
+from residuum.report.gallery import Item
+from residuum.report.html import render_sweep
+from residuum.report.page import Row as Figure
+from residuum.sweeping.engines import Resources
+from residuum.sweeping.plan import Plan
+from residuum.sweeping.run import Sweep, Watcher, run_trials
+from residuum.sweeping.scoring import Rankings, rankings
+from residuum.sweeping.study import POOLED
+from residuum.sweeping.trials import COMPLETE, FAILED, PRUNED
+
+SUMMARY, REPORT, ATTACK, RANKINGS = "sweep.json", "report.html", "attack.json", "rankings.json"
 SHOWN, CARDS = 12, 60
 
 
@@ -48,54 +56,93 @@ def summary(done: Sweep, request: dict[str, Any], engine: str) -> dict[str, Any]
     }
 
 
-def write_artifacts(
-    out: Path, done: Sweep, request: dict[str, Any], engine: str, subject: str,
-    scored: Rankings | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Write the summary, the report, and the pooled attack's own summary; return the first."""
-    said = summary(done, request, engine)
+def sweep(
+    model: Checkpoint | nn.Module | str | Path,
+    knowledge: Knowledge | None = None,
+    plan: Plan | None = None,
+    *,
+    out: str | Path | None = None,
+    data: Dataset | str | Path | None = None,
+    holdout: Dataset | str | Path | None = None,
+    arch: str | None = None,
+    engine: str = "local",
+    resources: Resources | None = None,
+    storage: str | None = None,
+    watch: Watcher | None = None,
+) -> Sweep:
+    """Try many settings of an attack; rank them and pool what they find by the weights alone.
+
+    plan: how many trials of which settings; out: run directory, taken up again where it holds this
+    sweep, and written to; data, holdout: read once the ranking is fixed, to score it; engine: local,
+    processes or ray; storage: an Optuna URL, by default a SQLite file in ``out``.
+    """
+    if out is None:
+        with TemporaryDirectory() as folder:
+            return sweep(
+                model, knowledge, plan, out=folder, data=data, holdout=holdout, arch=arch,
+                engine=engine, resources=resources, storage=storage, watch=watch,
+            )  # fmt: skip
+    released, out = as_checkpoint(model, arch), Path(out)
+    named = isinstance(model, str | Path)
+    identity = {"checkpoint_sha256": weights_hash(str(model))} if named else {}
+    subject = Path(str(model)).name if named else released.arch
+    done = run_trials(
+        released, knowledge, plan, out=out, engine=engine, resources=resources, storage=storage,
+        identity=identity, watch=watch,
+    )  # fmt: skip
+    request = {**identity, "arch": released.arch}
+    done = dataclasses.replace(done, said=summary(done, request, engine))
+    _write(out, done, request, subject)
+    if data is not None and done.found is not None:
+        train = _samples(data, "train.npz")
+        control = None if holdout is None else _samples(holdout, "holdout.npz")
+        done = dataclasses.replace(done, scored=rankings(done, out, train, control))
+        _write(out, done, request, subject)
+    return done
+
+
+def _samples(data: Dataset | str | Path, name: str) -> Dataset:
+    """Read no sooner than here."""
+    return data if isinstance(data, Dataset) else Dataset.from_npz(samples_file(Path(data), name))
+
+
+def _write(out: Path, done: Sweep, request: dict[str, Any], subject: str) -> None:
+    """The summary last, before it the report, and the pooled attack's own summary."""
     if done.found is not None:
         asked = {"settings": done.found.settings, **request}
         files = {POOLED: sha256(out / POOLED)}
         write_json(out / ATTACK, {**done.found.to_json(), "request": asked, "sha256": files})
-    if scored is not None:
-        write_json(out / RANKINGS, scored.to_json())
-    write_atomic(out / REPORT, render(page(done, said, subject, scored)))
-    write_json(out / SUMMARY, said)
-    return said
+    if done.scored is not None:
+        write_json(out / RANKINGS, done.scored.to_json())
+    write_atomic(out / REPORT, page(done, subject))
+    write_json(out / SUMMARY, done.said)
 
 
-def page(
-    done: Sweep, said: dict[str, Any], subject: str, scored: Rankings | None = None
-) -> SweepPage:
-    """Everything the report shows."""
-    order, counts, found = done.order, said["counts"], done.found
-    space, several = done.plan.space, len(done.plan.objectives) > 1
+def page(done: Sweep, subject: str) -> str:
+    """The report."""
+    order, said, scored = done.order, done.said, done.scored
+    counts, found, space = said["counts"], done.found, done.plan.space
     coordinates = [
         Coordinate(name, [t.params[name] for t in order], s.log, s.low, s.high)
         for name, s in space.items()
     ]
     coordinates.append(Coordinate("residual", [t.residual for t in order], True))
-    items, best = tuple(_items(done)), order[0].residual if order else None
-    return SweepPage(
-        subject=subject,
+    best = order[0].residual if order else None
+    return render_sweep(
+        subject=subject, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         headline="No trial was complete" if best is None
         else f"First-layer residual {best:.3g} at best",
         sentence=f"{len(done.trials)} of {done.plan.trials} trials ended: {counts[COMPLETE]} "
         f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. Of the candidates of "
         f"{done.pool.runs} runs, {said['pooled']['consensus']} groups are held by several runs.",
-        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        figures=_tiles(done),
-        coordinates=tuple(coordinates) if order else (),
+        tiles=_tiles(done), coordinates=coordinates if order else (),
         columns=("trial", "residual", "agreement", "expected", *space,
                  *(("recovered",) if scored else ())),
-        rows=tuple(_rows(done, scored, several)),
-        choice=choice_lines(scored) if scored else (),
+        rows=_rows(done), choice=choice_lines(scored) if scored else (),
         scores=_scores(scored) if scored else (),
-        items=items, items_total=said["pooled"]["consensus"],
+        items=_items(done), total=said["pooled"]["consensus"],
         shape=() if found is None else tuple(found.x.shape[1:]),
-        knowledge=done.task.knowledge.facts,
-        failures=tuple(said["failures"].items()),
+        knowledge=done.task.knowledge.facts, failures=tuple(said["failures"].items()),
         notes=() if found is None else found.notes,
         settings={k: v for k, v in said["plan"].items() if k != "space"},
         environment=said["environment"],
@@ -112,18 +159,20 @@ def _tiles(done: Sweep) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _rows(done: Sweep, scored: Rankings | None, several: bool) -> list[Row]:
-    """The best trials, and where two objectives compete all of the front."""
+def _rows(done: Sweep) -> list[tuple[str, ...]]:
+    """Rank and figures of the best trials, and where two objectives compete all of the front."""
+    ahead = {trial.number for trial in done.front} if len(done.plan.objectives) > 1 else set()
     shown = done.order[:SHOWN]
-    ahead = {trial.number for trial in done.front} if several else set()
-    shown += [trial for trial in done.front[:SHOWN] if trial not in shown] if several else []
-    recovered = {row["number"]: _count(row) for row in scored.rows} if scored else {}
+    shown += [t for t in done.front[:SHOWN] if t.number in ahead and t not in shown]
     rows = []
     for trial in shown:
         rank = f"{done.order.index(trial) + 1}{' front' if trial.number in ahead else ''}"
         values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
         cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
-        rows.append(Row(rank, (*cells, *((recovered.get(trial.number, "–"),) if scored else ()))))
+        if done.scored is not None:
+            counts = {row["number"]: _count(row) for row in done.scored.rows}
+            cells.append(counts.get(trial.number, "–"))
+        rows.append((rank, *cells))
     return rows
 
 

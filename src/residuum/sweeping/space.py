@@ -22,7 +22,7 @@ from residuum.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-    from residuum.sweep.trials import Trial
+    from residuum.sweeping.trials import Trial
 
 Params = dict[str, float]
 

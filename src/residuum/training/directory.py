@@ -1,0 +1,107 @@
+"""The directory of a training: what may be released apart from what must stay private."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from residuum.checkpoints import build_model, save_checkpoint
+from residuum.errors import InconclusiveError
+from residuum.records import Checkpoint, Dataset, Split, write_atomic, write_json
+from residuum.records.environment import environment, sha256
+from residuum.records.rundir import RunDir
+from residuum.theory.rows import accuracy, choose_task
+from residuum.training.config import TrainingConfig, TrainingState
+from residuum.training.loop import released
+
+DIVERGED, SUMMARY = "diverged", "training.json"
+STATE = Path("private", "state.safetensors")
+
+
+class TrainingRun(RunDir):
+    """An open directory of a training."""
+
+    what, own, summary = "a training", (SUMMARY,), SUMMARY
+
+    def signs(self) -> Collection[str]:
+        """A folder ``private`` alone may be anybody's."""
+        return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
+
+
+def write_run(
+    out: Path,
+    arch: str,
+    split: Split,
+    config: TrainingConfig,
+    state: TrainingState,
+    task: str,
+    device: str,
+) -> dict[str, Any]:
+    """The training directory: released weights, initial weights, private data, a protocol.
+
+    A run that diverged has no weights to release: it leaves everything else, and exit code 3.
+    """
+    checkpoint = released(state, arch, split.train, task)
+    files = _write_files(out, checkpoint, split, state)
+    summary = _summary(checkpoint, split, state)
+    protocol = {
+        **summary,
+        "data": split.train.name,
+        "config": config.to_json(),
+        "method_state": state.scalars,
+        "sha256": {name: sha256(out / name) for name in files},
+        "environment": environment(device),
+        "history": list(state.history),
+    }
+    write_json(out / SUMMARY, protocol)
+    if state.status == DIVERGED:
+        raise InconclusiveError(
+            f"Training diverged before step {state.step}; no weights are kept.",
+            "Lower --lr, or use --method margin.",
+        )
+    return summary
+
+
+def _write_files(
+    out: Path, checkpoint: Checkpoint, split: Split, state: TrainingState
+) -> list[str]:
+    """Weights and data, each in its place; the names of what was written."""
+    write_atomic(out / ".gitignore", "*\n")
+    (out / "private").chmod(0o700)  # the rest may be released, this may not
+    files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
+    save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")
+    split.train.to_npz(out / "private" / "train.npz")
+    split.holdout.to_npz(out / "private" / "holdout.npz")
+    if state.status == DIVERGED:
+        (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
+        return files
+    save_checkpoint(checkpoint, out / "model.safetensors")
+    return ["model.safetensors", *files]
+
+
+def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict[str, Any]:
+    diverged = state.status == DIVERGED
+    last = state.history[-1] if state.history else {}
+    return {
+        "status": state.status,
+        "steps": state.step,
+        "loss": last.get("loss"),
+        "margin": last.get("margin"),
+        "theta_norm": last.get("norm"),
+        "train_accuracy": None if diverged else _accuracy(checkpoint, split.train),
+        "holdout_accuracy": None if diverged else _accuracy(checkpoint, split.holdout),
+        "samples": len(split.train),
+        "available_samples": split.available,
+        "holdout_samples": len(split.holdout),
+        "task": checkpoint.task,
+        "arch": checkpoint.arch,
+    }
+
+
+def _accuracy(checkpoint: Checkpoint, data: Dataset) -> float | None:
+    """Share of samples on the right side; None for a regression."""
+    if checkpoint.task == "regression":
+        return None
+    outputs = build_model(checkpoint)(data.x.to(next(iter(checkpoint.theta.values())).dtype))
+    return accuracy(outputs, data.y, choose_task("auto", outputs.shape[1]))

@@ -1,0 +1,122 @@
+"""``rs.alternatives``: other training sets that explain the same weights."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from residuum.checkpoints import as_checkpoint, build_model
+from residuum.errors import InputError, did_you_mean
+from residuum.records import Checkpoint, Dataset, write_atomic, write_json
+from residuum.records.rundir import refuse_foreign
+from residuum.report import alternatives_figure
+from residuum.theory.alternatives import (
+    Alternative,
+    budget_alternative,
+    far_alternative,
+    merge_alternative,
+)
+from residuum.theory.directions import DIRECTIONS
+from residuum.theory.kkt_sets import KKTSet, Watcher
+from residuum.verbs.attacking import write_figures
+
+SUMMARY, SAMPLES, PICTURE = "alternatives.json", "alternative.npz", "alternatives.png"
+SHARE = 0.9  # of a sample's budget
+
+
+@dataclass(frozen=True, eq=False)
+class Alternatives:
+    """given: the true samples as a KKT set; found: the alternative; direction: how it was searched."""
+
+    given: KKTSet
+    found: Alternative
+    direction: str
+    arch: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form; distances and residuals measured, not derived."""
+        given, found, after = self.given, self.found, self.found.after
+        limited = found.budgets[found.budgets.isfinite()]
+        return {
+            "residual_before": given.residual,
+            "residual_after": after.residual,
+            "min_distance": after.distance(given),
+            "on_margin": after.on_margin,
+            "stationary_set": after.stationary_set,
+            "full_kkt_set": after.full_kkt_set,
+            "n_before": len(given),
+            "n_after": len(after),
+            "kind": found.kind,
+            "direction": None if found.kind == "merge" else self.direction,
+            "in_use": len(found.before),
+            "changed": found.changed,
+            "exact_kkt_point": given.exact,
+            "margin_before": given.margin,
+            "margin_after": after.margin,
+            "delta_before": given.delta,
+            "delta_after": after.delta,
+            "budget_median": float(limited.median()) if len(limited) else None,
+            "budgets_unlimited": int(found.budgets.isinf().sum()),
+            "blocked": [vars(one) for one in found.blocked],
+        }
+
+
+def alternatives(
+    model: Checkpoint | nn.Module | str | Path,
+    data: Dataset,
+    *,
+    far: float | None = None,
+    share: float | None = None,
+    merge: bool = False,
+    direction: str = "softest",
+    task: str = "auto",
+    arch: str | None = None,
+    out: str | Path | None = None,
+    watch: Watcher | None = None,
+) -> Alternatives:
+    """Another training set that an attack on the weights cannot tell from the true one, ``data``.
+
+    far: every sample moves at least this far from all of them; share: every sample is split by this
+    share of its budget (the default, 0.9); merge: samples of one label and pattern are merged;
+    direction: how a sample's direction is found; out: folder for the set and its picture.
+    """
+    if direction not in DIRECTIONS:
+        raise InputError(f"No direction {direction!r}.", did_you_mean(direction, tuple(DIRECTIONS)))
+    if out is not None:
+        refuse_foreign(Path(out), "alternatives", {SUMMARY})
+    released = as_checkpoint(model, arch)
+    task = released.task if task == "auto" and released.task else task
+    given = KKTSet.of(build_model(released), data.x, data.y, task=task)
+    if merge:
+        found = merge_alternative(given)
+    elif far is not None:
+        found = far_alternative(given, far, direction, watch)
+    else:
+        found = budget_alternative(given, SHARE if share is None else share, direction, watch)
+    result = Alternatives(given, found, direction, released.arch)
+    if out is not None:
+        _write(Path(out), data, result)
+    return result
+
+
+def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
+    """The set, the picture, and the summary last."""
+    found, after = result.found, result.found.after
+    y = after.y
+    if result.given.task == "binary" and bool((samples.y >= 0).all()):
+        y = (y + 1) / 2  # labels as the file had them
+    arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": after.lam.numpy()}
+    if samples.mean is not None:
+        arrays["mean"] = samples.mean.numpy()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_atomic(out / ".gitignore", "*\n")
+    write_atomic(out / SAMPLES, buffer.getvalue())
+    figure = alternatives_figure(found.before.x, after.x, found.parents, samples.mean)
+    write_figures(out, {PICTURE: figure})
+    write_json(out / SUMMARY, result.to_json())

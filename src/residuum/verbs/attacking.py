@@ -1,0 +1,152 @@
+"""The directory of an attack: written atomically, taken up again, and what a score adds to it.
+
+``attack.json`` is written last and marks a run as complete; ``attack_state.safetensors`` is there
+while one can be continued.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from residuum.attacks import AttackConfig, attack
+from residuum.attacks.state import Watcher
+from residuum.checkpoints import weights_hash
+from residuum.errors import InputError
+from residuum.records import (
+    Checkpoint,
+    Dataset,
+    Knowledge,
+    Reconstruction,
+    Scores,
+    same,
+    write_atomic,
+    write_json,
+)
+from residuum.records.environment import environment, sha256
+from residuum.records.rundir import RunDir, another, read_json
+from residuum.report import (
+    family_figure,
+    loss_figure,
+    matches_figure,
+    output_figure,
+    selected_figure,
+)
+
+SUMMARY, STATE = "attack.json", "attack_state.safetensors"
+RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
+
+
+class AttackRun(RunDir):
+    """An open directory of an attack."""
+
+    what, own, summary = "an attack", (SUMMARY, STATE, RECONSTRUCTION), SUMMARY
+
+    def finished(self, request: dict[str, Any], knowledge: Knowledge) -> Reconstruction | None:
+        """The complete run in this folder, None when work is left; another attack is refused."""
+        if not self.complete:
+            return None
+        found = load_run(self.path)
+        if read_summary(self.path).get("request") != request or not same(
+            found.knowledge, knowledge
+        ):
+            raise another(self.path, self.what, "settings or on other weights")
+        return None if "time" in found.status and (self.path / STATE).is_file() else found
+
+    def attack(
+        self,
+        released: Checkpoint,
+        knowledge: Knowledge,
+        config: AttackConfig,
+        request: dict[str, Any],
+        preset: str,
+        watch: Watcher | None = None,
+    ) -> Reconstruction:
+        """Attack, and write everything, the summary last; the state stays where time ran out."""
+        state, out = self.path / STATE, self.path
+        found = attack(released, knowledge, config, state_path=state, watch=watch)
+        found.save(out / RECONSTRUCTION)
+        write_figures(out, {
+            "selected.png": selected_figure(found), "loss.png": loss_figure(found),
+            "family.png": family_figure(found),
+        })  # fmt: skip
+        write_json(out / SUMMARY, {
+            **found.to_json(), "preset": preset, "request": request,
+            "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
+            "environment": environment(found.settings["device"]),
+        })  # fmt: skip
+        if "time" not in found.status:
+            state.unlink(missing_ok=True)
+        return found
+
+
+def request_of(path: Path, released: Checkpoint, config: AttackConfig) -> dict[str, Any]:
+    """All that was asked for, but the wall clock: what decides whether two attacks are the same."""
+    settings = {name: value for name, value in config.to_json().items() if name != "seconds"}
+    return {
+        "settings": settings, "arch": released.arch, "checkpoint_sha256": weights_hash(path)
+    }  # fmt: skip
+
+
+def load_run(out: Path) -> Reconstruction:
+    """The reconstruction in an attack's folder."""
+    if not (out / RECONSTRUCTION).is_file():
+        raise InputError(
+            f"An attack's folder must hold {RECONSTRUCTION}; {str(out)!r} does not.",
+            "Write one with residuum attack CKPT --out RUN.",
+        )
+    return Reconstruction.load(out / RECONSTRUCTION)
+
+
+def read_summary(out: Path) -> dict[str, Any]:
+    """What ``attack.json`` says; empty where it is missing or damaged."""
+    return read_json(out / SUMMARY)
+
+
+def asked_for(out: Path) -> dict[str, Any]:
+    """What an attack's folder says was asked for; empty where it does not say."""
+    request = read_summary(out).get("request")
+    return request if isinstance(request, dict) else {}
+
+
+def attacked_other(checkpoint: Path, out: Path) -> bool:
+    """Whether the folder is known to be of an attack on another checkpoint."""
+    attacked = asked_for(out).get("checkpoint_sha256")  # unknown where there is no attack.json
+    return attacked is not None and attacked != weights_hash(checkpoint)
+
+
+def write_scores(
+    run: Path,
+    found: Reconstruction,
+    scores: Scores,
+    selected: Scores | None,
+    which: str,
+    candidates: Tensor,
+    train: Dataset,
+    outputs: Tensor | None,
+) -> dict[str, Any]:
+    """``scores.json``: the scores, those of the attack's own choice, what the attacker knew; figures."""
+    summary = {
+        **scores.to_json(),
+        "candidates": which,
+        "selected": None if selected is None else selected.to_json(),
+        "attack": found.attack,
+        "status": list(found.status),
+        "knowledge": dict(found.knowledge.provenance),
+    }
+    write_json(run / SCORES, summary)
+    figures = {"matches.png": matches_figure(candidates, train, scores)}
+    if outputs is not None:
+        wanted = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
+        figures["output_score.png"] = output_figure(scores, outputs, wanted)
+    write_figures(run, figures)
+    return summary
+
+
+def write_figures(out: Path, figures: dict[str, bytes | None]) -> None:
+    """Every picture that could be drawn."""
+    for name, figure in figures.items():
+        if figure is not None:
+            write_atomic(out / name, figure)

@@ -1,0 +1,47 @@
+"""``rs.identify``: what the weights of a polynomial network determine of its samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from residuum.attacks import identify as attacks
+from residuum.checkpoints import as_checkpoint
+from residuum.records import Checkpoint, Dataset, make_directory, write_atomic, write_json
+from residuum.records.identification import Identification
+from residuum.report import identified_figure
+from residuum.verbs.attacking import write_figures
+
+SUMMARY, SAMPLES, PICTURE = "identify.json", "identification.safetensors", "identified.png"
+
+
+def identify(
+    model: Checkpoint | nn.Module | str | Path,
+    activation: str | None = None,
+    *,
+    rank: int | None = None,
+    norm: float | None = None,
+    augmented: bool = False,
+    data: Dataset | None = None,
+    seed: int = 0,
+    arch: str | None = None,
+    out: str | Path | None = None,
+) -> Identification:
+    """Recover the samples of a polynomial network, or say what is determined instead.
+
+    activation: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...; rank: dimension of the
+    samples' span; norm: of every sample; augmented: samples end in a constant 1; data: only to report
+    the least margin on it; out: folder for samples, figures and a picture.
+    """
+    found = attacks.identify(
+        as_checkpoint(model, arch), activation,
+        rank=rank, norm=norm, augmented=augmented, data=data, seed=seed,
+    )  # fmt: skip
+    if out is not None:
+        folder = make_directory(out)
+        write_atomic(folder / ".gitignore", "*\n")  # samples are private
+        found.save(folder / SAMPLES)
+        write_figures(folder, {PICTURE: identified_figure(found)})
+        write_json(folder / SUMMARY, found.to_json())
+    return found
