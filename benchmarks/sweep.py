@@ -26,9 +26,10 @@ from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.evaluation.pools import selected_pool
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
-from residuum.sweeping import Plan, sweep
+from residuum.sweeping import Plan
 from residuum.sweeping.engines import Resources
 from residuum.sweeping.pooling import pooled
+from residuum.sweeping.run import run_trials
 from residuum.sweeping.scoring import rankings
 from residuum.sweeping.trials import Job, Task, judged, work
 from residuum.training import TrainingConfig, released, train
@@ -84,7 +85,7 @@ def overheads(checkpoint: Checkpoint, knowledge: Knowledge, place: Path) -> dict
             raise ModuleNotFoundError("this benchmark needs: pip install 'residuum[cluster]'")
         before = os.getloadavg()[0]
         done, wall = clock(
-            lambda engine=engine, workers=workers: sweep(
+            lambda engine=engine, workers=workers: run_trials(
                 checkpoint,
                 knowledge,
                 plan,
@@ -106,7 +107,7 @@ def searched(
 ) -> dict[str, Any]:
     """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
     config = AttackConfig(restarts=2, steps=STEPS)
-    done = sweep(checkpoint, knowledge, Plan(TRIALS, seed=seed, config=config), out=out)
+    done = run_trials(checkpoint, knowledge, Plan(TRIALS, seed=seed, config=config), out=out)
     same = preset_trials(checkpoint, knowledge, config, seed)
     values = [
         judged(n, {}, found, ("residual",)).residual or float("inf") for n, found in enumerate(same)

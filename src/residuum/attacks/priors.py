@@ -117,12 +117,9 @@ def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor) -> Tensor:
 
 def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
     """Lower and upper bound of a candidate as the network receives it, broadcastable to x."""
-    assert knowledge.value_range is not None
-    mean = knowledge.mean
-    offset = x.new_zeros(()) if mean is None else mean.to(x)
-    if offset.ndim and offset.numel() == x[0, 0].numel():
-        offset = offset.reshape(x.shape[2:])
-    return knowledge.value_range[0] - offset, knowledge.value_range[1] - offset
+    bounds = knowledge.box(x[0, 0])
+    assert bounds is not None
+    return bounds
 
 
 def _differences(x: Tensor, knowledge: Knowledge | None) -> list[Tensor]:

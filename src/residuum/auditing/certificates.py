@@ -85,33 +85,19 @@ def uniqueness_certificate(
     try:
         unique = uniqueness(
             build_model(checkpoint), part.x[rows], part.labels[rows], part.lam[rows],
-            task=task, box=_box(knowledge, part.x[0]), samples=MOST_CERTIFIED, seconds=seconds,
+            task=task, box=knowledge.box(part.x[0].double()), samples=MOST_CERTIFIED, seconds=seconds,
         )  # fmt: skip
     except ResiduumError as problem:  # candidates are nobody's input: no error of the user's
         return None, f"not computed: {problem.message}"
     return unique.replace(index=rows[unique.index]), ""
 
 
-def _box(knowledge: Knowledge, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The granted range as the network receives it; a mean that is not granted is taken as 0."""
-    if knowledge.value_range is None:
-        return None
-    mean = torch.zeros(()) if knowledge.mean is None else knowledge.mean
-    mean = mean.double() if mean.numel() == 1 else mean.double().reshape(like.shape)
-    low, high = (torch.full(like.shape, end).double() - mean for end in knowledge.value_range)
-    return low, high
-
-
 def _best_rows(found: tuple[Reconstruction, ...]) -> Tensor | None:
     """Candidates of the first attack's restart with the least loss, heaviest first. (k,)."""
-    if not found or not found[0].loss.shape[1]:
+    run = found[0].best_restart if found else None
+    if run is None:
         return None
     part = found[0]
-    loss = part.loss.nan_to_num(nan=torch.inf).amin(1)
-    alive = torch.tensor([status != "diverged" for status in part.status])
-    if not alive.any():
-        return None
-    run = int(torch.where(alive, loss, torch.inf).argmin())
     mine = (part.run == run) & torch.isfinite(part.x.flatten(1)).all(1) & (part.weight > 0)
     rows = mine.nonzero().flatten()
     return rows[part.weight[rows].argsort(descending=True, stable=True)] if len(rows) else None

@@ -11,6 +11,7 @@ import torch
 
 from residuum.errors import DataError
 from residuum.records import Dataset, Knowledge
+from residuum.records.data import with_mean
 
 NEAR = 0.01  # of the range's width: rounding, no contradiction
 FAR = 1.0  # of the range's width: no sample of this range
@@ -45,7 +46,7 @@ def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
                 f"The mean must be one number or have {x[0].numel()} values; got {mean.numel()}.",
                 "Grant the mean image of the data.",
             )
-        x = x + (mean.double() if mean.numel() == 1 else mean.double().reshape(x.shape[1:]))
+        x = with_mean(x, mean)
     low, high = knowledge.value_range
     least, most = float(x.min()), float(x.max())
     beyond = max(low - least, most - high) / (high - low)

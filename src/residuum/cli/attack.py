@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from residuum.cli import options
-from residuum.cli.granted import describe, grant
+from residuum.cli.granted import grant
 from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
 from residuum.cli.settings import configure
 
@@ -209,7 +209,7 @@ def show(found: Reconstruction, out: Path) -> None:
     )
     if found.second_order:
         _show_growth(found)
-    print_line(f"granted: {describe(found.knowledge)}")
+    print_line(f"granted: {found.knowledge.line}")
     print_line(f"{found.seconds:.1f} seconds; written to {out}")
     for note in found.notes:
         print_line(f"note: {note}")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from residuum.cli import options
-from residuum.cli.granted import describe
 from residuum.cli.output import certificate_progress, number, print_json, print_line, print_table
 from residuum.errors import InputError
 
@@ -173,7 +172,7 @@ def show_uniqueness(found: Certified, title: str) -> None:
         "an equal pair over that of this one, as attained; at least: a lower bound of it, for pairs"
     )
     print_line("not covered, and may keep less: unequal splits, exchanges between candidates")
-    print_line(f"granted to the attacker: {describe(found.found.knowledge)}")
+    print_line(f"granted to the attacker: {found.found.knowledge.line}")
     for note in unique.notes:
         print_line(f"note: {note}")
 

@@ -95,20 +95,6 @@ def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     return not isinstance(value, int | float) or math.isfinite(value)
 
 
-def describe(knowledge: Knowledge) -> str:
-    """Every granted fact with where it came from, on one line."""
-    parts = []
-    for name in knowledge.granted:
-        value = getattr(knowledge, name)
-        shown = "" if name in ("mean", "theta0", "norms") else f" {_plain(value)}"
-        parts.append(f"{name}{shown} ({knowledge.provenance[name]})")
-    return ", ".join(parts) or "nothing but the weights"
-
-
-def _plain(value: Any) -> str:
-    return ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
-
-
 def _shape(text: str) -> tuple[int, ...]:
     sizes = numbers(text, "--shape", "1,28,28")
     if not all(size >= 1 and size == int(size) for size in sizes):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from residuum.cli.granted import describe
 from residuum.cli.options import Json, Quiet
 from residuum.cli.output import number, print_json, print_line, print_table
 
@@ -111,7 +110,7 @@ def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Pa
         scores.reason
         or f"* decides; threshold: the 99th percentile of chance, by {scores.pool} held-out samples"
     )
-    print_line(f"granted to the attacker: {describe(found.knowledge)}")
+    print_line(f"granted to the attacker: {found.knowledge.line}")
     for note in scores.notes:
         print_line(f"note: {note}")
     print_line(f"written to {run}")

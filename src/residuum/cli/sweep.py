@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from residuum.cli import options
-from residuum.cli.granted import describe, grant
+from residuum.cli.granted import grant
 from residuum.cli.output import number, print_json, print_line, print_table, sweep_progress
 from residuum.cli.settings import configure
 
@@ -197,7 +197,7 @@ def show(done: Sweep, out: Path) -> None:
 
         for line in (*choice_lines(scored), *score_lines(scored)):
             print_line(line)
-    print_line(f"granted: {describe(done.task.knowledge)}")
+    print_line(f"granted: {done.task.knowledge.line}")
     print_line(f"written to {out}")
 
 

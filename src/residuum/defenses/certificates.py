@@ -74,10 +74,11 @@ def determined(
         return {"determined_energy": None, "uniqueness_note": "computed for one output only"}
     lam = certificate.multipliers
     order = lam.argsort(descending=True)
+    box = knowledge.box(train.x[0].double())  # as the defended network receives it
     try:
         found = uniqueness(
             model, train.x[order], train.y[order], lam[order], task="binary",
-            box=_box(knowledge, train, secret), samples=CERTIFIED, seconds=CERTIFYING,
+            box=box and (secret.inputs(box[0]), secret.inputs(box[1])), samples=CERTIFIED, seconds=CERTIFYING,
         )  # fmt: skip
     except ResiduumError as problem:
         return {"determined_energy": None, "uniqueness_note": f"not computed: {problem.message}"}
@@ -86,14 +87,3 @@ def determined(
         "determined_at_least": float(found.determined_at_least.mean()),
         "uniqueness_note": f"mean of {len(found)} samples, heaviest first",
     }
-
-
-def _box(knowledge: Knowledge, train: Dataset, secret: Secret) -> tuple[Tensor, Tensor] | None:
-    """The granted value range as the defended network receives it."""
-    if knowledge.value_range is None:
-        return None
-    mean = torch.zeros(()) if knowledge.mean is None else knowledge.mean.double()
-    mean = mean.reshape(train.shape) if mean.numel() > 1 else mean
-    low, high = (secret.inputs(torch.full(train.shape, end).double() - mean)
-                 for end in knowledge.value_range)  # fmt: skip
-    return low, high

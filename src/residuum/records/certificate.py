@@ -54,28 +54,13 @@ class Certificate(Record):
         """The published form (``residuum certify --json``)."""
         lam = self.multipliers
         active = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
-        return {
-            "task": self.task,
-            "samples": self.samples,
-            "residual_plain": self.residual_plain,
-            "residual_clarke": self.residual_clarke,
-            "eps": self.eps,
-            "delta": self.delta,
-            "margin": self.margin,
-            "normalized_margin": self.normalized_margin,
-            "homogeneity_order": self.homogeneity_order,
-            "kinks": self.kinks,
-            "kinks_freed": self.kinks_freed,
-            "layers": [{"name": part.name, "residual": part.residual} for part in self.layers],
+        plain = {k: v for k, v in vars(self).items() if k not in ("layers", "multipliers", "rows")}
+        return plain | {
+            "layers": [dict(vars(part)) for part in self.layers],
             "multipliers": {
                 "active": active,
                 "sum": float(lam.sum()),
                 "max": float(lam.max()) if len(lam) else 0.0,
             },
-            "balance": self.balance,
-            "identity": self.identity,
-            "condition": self.condition,
-            "theta_norm": self.theta_norm,
-            "status": self.status,
             "notes": list(self.notes),
         }

@@ -64,6 +64,18 @@ class Knowledge(Record):
         names = (f.name for f in fields(self) if f.name != "provenance")
         return tuple(name for name in names if getattr(self, name) is not None)
 
+    def box(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Bounds of a sample ``like`` this one as the network receives it, one number where they are equal.
+
+        None without a granted range; a mean that is not granted is taken as 0.
+        """
+        if self.value_range is None:
+            return None
+        mean = like.new_zeros(()) if self.mean is None else self.mean.to(like)
+        mean = mean.reshape(like.shape) if mean.numel() == like.numel() else mean
+        low, high = self.value_range
+        return low - mean, high - mean
+
     @property
     def digest(self) -> str:
         """What tells two grants apart."""
@@ -72,6 +84,17 @@ class Knowledge(Record):
         plain = [[name, getattr(self, name)] for name in self.granted if name not in TENSORS]
         shapes = [[name, list(t.shape)] for name, t in tensors.items()]
         return digest([plain, self.provenance, shapes], *tensors.values())
+
+    @property
+    def line(self) -> str:
+        """Every granted fact with where it came from, on one line."""
+        said = (
+            f"{fact} ({source})"
+            if fact in TENSORS
+            else f"{fact} {value.replace(', ', ',')} ({source})"
+            for fact, value, source in self.facts
+        )
+        return ", ".join(said) or "nothing but the weights"
 
     @property
     def facts(self) -> tuple[Fact, ...]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from residuum.records.base import Record
@@ -76,6 +77,15 @@ class Reconstruction(Record):
     def weight(self) -> Tensor:
         """(N,) total absolute multiplier of each candidate."""
         return self.lam.abs().flatten(1).sum(1) if self.lam.ndim > 1 else self.lam.abs()
+
+    @property
+    def best_restart(self) -> int | None:
+        """The restart with the least loss of those that did not diverge; None where there is none."""
+        alive = torch.tensor([status != "diverged" for status in self.status])
+        if not self.loss.shape[1] or not alive.any():
+            return None
+        loss = self.loss.nan_to_num(nan=torch.inf).amin(1)
+        return int(torch.where(alive, loss, torch.inf).argmin())
 
     def to_json(self) -> dict[str, Any]:
         """Summary without the candidates themselves; what is not finite is null."""

@@ -156,23 +156,14 @@ class Scores(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum score --json``)."""
-        return {
-            "n": self.n,
-            "m": self.m,
-            "calibrated": self.calibrated,
-            "reason": self.reason,
-            "deciding": self.deciding,
+        return vars(self) | {
             "recovered": self.recovered,
             "expected_by_chance": self.expected_by_chance,
             "p_value": self.p_value,
-            "pool": self.pool,
-            "subsets": self.subsets,
-            "smallest_significant": self.smallest_significant,
             "metrics": {name: metric.to_json() for name, metric in self.metrics.items()},
             "classes": [dict(vars(part)) for part in self.classes],
             "margins": [dict(vars(part)) for part in self.margins],
             "per_sample": [sample.to_json() for sample in self.per_sample],
-            "seed": self.seed,
             "notes": list(self.notes),
         }
 

@@ -39,19 +39,11 @@ class NullSpace(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
-        return {
-            "unknowns": self.unknowns,
-            "undoubled": self.undoubled,
-            "undoubled_most": self.undoubled_most,
-            "doubled": self.doubled,
-            "doubled_most": self.doubled_most,
-            "twins": self.twins,
-            "pairs_inside_row_space": self.pairs_inside,
-            "pairs_outside_row_space": self.pairs_outside,
-            "patterns": self.patterns,
-            "method": self.method,
-            "change": self.change,
+        names = {
+            "pairs_inside": "pairs_inside_row_space",
+            "pairs_outside": "pairs_outside_row_space",
         }
+        return {names.get(name, name): value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,7 +78,7 @@ def question(
         )
     if objective == "ntk":
         model, chosen = _gradient_point(model, chosen, known, found.settings)
-    return Question(model, chosen, task, _box(known, chosen.x))
+    return Question(model, chosen, task, known.box(chosen.x[0].double()))
 
 
 def candidates(found: Reconstruction, which: str) -> Candidates:
@@ -95,11 +95,8 @@ def candidates(found: Reconstruction, which: str) -> Candidates:
     finite = found.x.flatten(1).isfinite().all(1)
     if not finite.any():
         raise InputError("The reconstruction holds no finite candidate.", "Attack again.")
-    mine = finite
-    if found.loss.shape[1]:
-        loss = found.loss.nan_to_num(nan=math.inf).amin(1)
-        alive = torch.tensor([status != "diverged" for status in found.status])
-        mine = finite & (found.run == int(torch.where(alive, loss, math.inf).argmin()))
+    run = found.best_restart
+    mine = finite if run is None else finite & (found.run == run)
     return Candidates(
         found.x[mine], found.labels[mine], found.lam[mine], None, None, found.restarts
     )
@@ -121,12 +118,3 @@ def _gradient_point(
     part = Candidates(chosen.x, chosen.labels, chosen.lam[:, 0], chosen.support, chosen.confidence,
                       chosen.restarts)  # fmt: skip
     return model, part
-
-
-def _box(known: Knowledge, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The granted value range as the network receives it."""
-    if known.value_range is None:
-        return None
-    mean = torch.zeros(()) if known.mean is None else known.mean
-    mean = mean.double().reshape(x.shape[1:]) if mean.numel() > 1 else mean.double()
-    return known.value_range[0] - mean, known.value_range[1] - mean
