@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -87,6 +88,20 @@ def test_another_setting_is_refused(finished: Path, capsys: Capture) -> None:
     given = ["--defenses", "noise:0.1", "--out", str(finished), "--seed", "1"]
     assert main([*TINY, *given]) == 2
     assert "other settings" in capsys.readouterr().err
+
+
+def test_finished_trials_of_a_stopped_run_are_not_taken_for_another_setting(
+    finished: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "stopped"
+    shutil.copytree(finished, out)
+    request = json.loads((out / "result.json").read_text())["request"]
+    (out / "result.json").unlink()
+    (out / "work").mkdir()
+    (out / "work" / "request.json").write_text(json.dumps(request))
+    assert main([*TINY, "--defenses", "noise:0.1", "--out", str(out), "--seed", "1"]) == 2
+    assert "other settings or inputs" in capsys.readouterr().err
+    assert main([*TINY, "--defenses", "noise:0.1", "--out", str(out), "--quiet"]) == 0
 
 
 @pytest.mark.parametrize(

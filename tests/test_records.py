@@ -56,6 +56,7 @@ from residuum.records import (
 from residuum.records.base import METADATA_KEY
 from residuum.records.environment import environment, sha256
 from residuum.records.identification import Identification
+from residuum.records.rundir import digest
 from residuum.records.scores import (
     MetricScore,
     SampleMatch,
@@ -514,3 +515,21 @@ def read_or_error(path: Path) -> Dataset | ResiduumError:
         return Dataset.from_npz(path)
     except ResiduumError as problem:
         return problem
+
+
+def test_the_digest_tells_runs_apart_by_value_and_order() -> None:
+    x = torch.tensor([1.0, 2.0])
+    same_values = (digest({"a": 1, "b": 2}, x), digest({"b": 2, "a": 1}, x.double()))
+    assert same_values[0] == same_values[1]
+    others = (digest({"a": 1, "b": 3}, x), digest({"a": 1, "b": 2}, x.flip(0)), digest(x, {"a": 1}))
+    assert len({same_values[0], *others}) == 4
+
+
+def test_grants_are_told_apart_by_every_fact_and_its_source() -> None:
+    granted = Knowledge(shape=(2,), value_range=(0.0, 1.0), mean=torch.zeros(2))
+    changed = (
+        granted.replace(mean=torch.ones(2)), granted.replace(value_range=(0.0, 2.0)),
+        granted.replace(provenance={"mean": "train"}), granted.replace(theta0={"w": torch.ones(1)}),
+    )  # fmt: skip
+    assert len({granted.digest, *(one.digest for one in changed)}) == 5
+    assert granted.replace(mean=torch.zeros(2)).digest == granted.digest
