@@ -1,17 +1,7 @@
-"""Exact KKT points, built in closed form: no training, no tolerance to argue about.
-
-ReLU networks: G groups of samples; the neurons of group g are active on that group alone, and all
-labels of a group agree. With xh = (x, 1), Gram matrix K of a group's xh, q = 1' K^-1 1, depth L:
-
-    u = q^(1/2L),   lam = u^(2-2L) K^-1 1,   (w, b) = u^(L-1) sum_i lam_i xh_i,
-    inner weights u,   output weight y u          -> every sample on margin 1
-
-Two-layer groups may spread over several neurons: (c_j w, c_j b), output c_j y u, sum c_j^2 = 1.
-"""
+"""Cases that tests share: more exact KKT points (the first are in ``papers/points.py``), attack cases."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -20,73 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from papers.points import ExactPoint, grouped_samples, polynomial_point, relu_point
 from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, Objective, WeightDecay
 from residuum.attacks.problem import Problem
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
 from residuum.stationarity import weighted_gradient
-
-
-@dataclass(frozen=True)
-class ExactPoint:
-    """A network and samples that satisfy the KKT conditions exactly; lam: one per row."""
-
-    model: nn.Module
-    x: Tensor
-    y: Tensor
-    lam: Tensor
-    group: Tensor
-
-
-def grouped_samples(
-    groups: int, size: int, dim: int, seed: int, radius: float = 2.5, noise: float = 0.3
-) -> tuple[Tensor, Tensor]:
-    """Samples around the corners of a simplex, in a random rotation. Returns x (n, d), group (n,)."""
-    centres = torch.eye(groups, dtype=torch.float64) - 1 / groups
-    centres = centres / centres.norm(dim=1, keepdim=True) * radius * math.sqrt(max(1, groups - 1))
-    x = torch.zeros(groups * size, dim, dtype=torch.float64)
-    group = torch.arange(groups).repeat_interleave(size)
-    x[:, :groups] = centres[group]
-    for i in range(size):
-        x[i::size, groups + i] = noise * (1 + 0.5 * i)
-    generator = torch.Generator().manual_seed(seed)
-    rotation = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))[0]
-    return x @ rotation, group
-
-
-def relu_point(
-    depth: int = 2, groups: int = 2, size: int = 3, dim: int = 12, width: int = 1, seed: int = 0
-) -> ExactPoint:
-    """Binary exact point of a ``depth``-layer network with a first-layer bias."""
-    x, group = grouped_samples(groups, size, dim, seed)
-    y = torch.where(group % 2 == 0, 1.0, -1.0).double()
-    augmented = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
-    generator = torch.Generator().manual_seed(seed)
-    lam, first, inner, last = torch.zeros(len(x), dtype=x.dtype), [], [], []
-    for g in range(groups):
-        members = (group == g).nonzero()[:, 0]
-        solved = torch.linalg.solve(
-            augmented[members] @ augmented[members].T, torch.ones(size, dtype=x.dtype)
-        )
-        u = solved.sum() ** (1 / (2 * depth))
-        lam[members] = u ** (2 - 2 * depth) * solved
-        total = lam[members] @ augmented[members]
-        spread = torch.rand(width if depth == 2 else 1, generator=generator).double() + 0.3
-        for c in spread / spread.norm():
-            first.append(c * u ** (depth - 1) * total)
-            inner.append(u)
-            last.append(c * y[members[0]] * u)
-    assert (lam > 0).all()
-    rows = torch.stack(first)
-    hidden = len(rows)
-    model = MLP((dim, *[hidden] * (depth - 1), 1)).double()
-    with torch.no_grad():
-        model.linears[0].weight.copy_(rows[:, :dim])
-        model.linears[0].bias.copy_(rows[:, dim])
-        for layer in model.linears[1:-1]:
-            layer.weight.copy_(torch.diag(torch.stack(inner)))
-        model.linears[-1].weight.copy_(torch.stack(last)[None])
-    return ExactPoint(model, x, y, lam, group)
 
 
 def multiclass_point(classes: int = 3, size: int = 2, dim: int = 14, seed: int = 0) -> ExactPoint:
@@ -154,37 +83,6 @@ def ntk_point(gradients: str, widths: tuple[int, ...] = (7, 9, 2), n: int = 4, s
     return model, theta0, x, lam
 
 
-def polynomial_point(
-    n: int, d: int, alpha: int, labels: str = "mixed", seed: int = 0, leading: float = 1.0
-) -> ExactPoint:
-    """Exact point of sum_j a_j c t^alpha on orthonormal samples, alpha >= 3; labels mixed or one.
-
-    With k_i = lam_i^(-1/(alpha-2)), the neurons are s w for w = sum_{i in I} e_i k_i x_i over subsets
-    I: for odd alpha singletons and pairs with e = y, for even alpha up to three samples of one label
-    with every choice of signs. f(w) = mu w, s = (alpha |w|^2)^(-1/(2 alpha-2)), a = mu / (alpha
-    s^(alpha-2)), and margin 1 reads k_i^alpha sum_{I with i} s_I^2 = alpha, a contraction in k.
-    """
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.linalg.qr(torch.randn(d, d, generator=rng, dtype=torch.float64))[0][:n]
-    y = torch.ones(n, dtype=torch.float64)
-    if labels == "mixed":
-        y[::2] = -1
-    signs, mu = _neuron_signs(alpha, y, 1 + torch.arange(n) % 3)
-    member, k = signs.abs(), torch.ones(n, dtype=torch.float64)
-    for _ in range(2000):
-        s = (alpha * (member @ k**2)) ** (-1 / (2 * alpha - 2))
-        k, before = ((alpha / (s**2 @ member)) ** (1 / alpha) * k).sqrt(), k
-        if (k / before - 1).abs().max() < 1e-16:
-            break
-    scale = leading ** (-1 / (alpha + 1))
-    model = PolynomialNetwork(d, len(mu), Polynomial((*[0.0] * alpha, leading))).double()
-    with torch.no_grad():
-        model.weight.copy_(scale * s[:, None] * (signs * k) @ x)
-        model.coefficient.copy_(scale * mu / (alpha * s ** (alpha - 2)))
-    lam = k ** (2 - alpha) / (leading * scale ** (alpha - 1))
-    return ExactPoint(model, x, y, lam, torch.arange(n))
-
-
 def coherent_point(n: int, d: int, coherence: float, seed: int = 0) -> ExactPoint:
     """Exact cubic point on unit samples with |x_i.x_k| <= coherence, equality for some pair.
 
@@ -216,24 +114,6 @@ def coherent_point(n: int, d: int, coherence: float, seed: int = 0) -> ExactPoin
         model.weight.copy_(unknown[: m * n].reshape(m, n) @ start.x)
         model.coefficient.copy_(unknown[m * n : -n])
     return ExactPoint(model, x @ start.x, start.y, unknown[-n:], start.group)
-
-
-def _neuron_signs(alpha: int, y: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows e (m, n) of signed subsets, singletons ``copies`` times, and their mu (m,)."""
-    n, rows, mu = len(y), [], []
-    for size in (1, 2) if alpha % 2 else (1, 2, 3):
-        for subset in itertools.combinations(range(n), size):
-            chosen = y[list(subset)]
-            if alpha % 2 == 0 and (chosen != chosen[0]).any():
-                continue
-            flips = itertools.product((1.0, -1.0), repeat=size - 1) if alpha % 2 == 0 else [()]
-            for flip in flips:
-                row = torch.zeros(n, dtype=torch.float64)
-                row[list(subset)] = chosen if alpha % 2 else torch.tensor((1.0, *flip)).double()
-                repeat = int(copies[subset[0]]) if size == 1 else 1
-                rows += [row] * repeat
-                mu += [1.0 if alpha % 2 else float(chosen[0])] * repeat
-    return torch.stack(rows), torch.tensor(mu, dtype=torch.float64)
 
 
 AllLayers = partial(Problem, layers="all")

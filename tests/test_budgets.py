@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from residuum.errors import InputError
+from papers.points import relu_point_on, steep_point
+from papers.theorems import kkt_loss, largest_split, split_levels
 from residuum.networks import MLP
 from residuum.stationarity import norm
 from residuum.theory.budgets import budget_certificates, exact_budgets
@@ -20,39 +21,13 @@ from residuum.theory.directions import (
     weight_direction,
 )
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.levels import kkt_loss, largest_split, split_levels
 from residuum.theory.patterns import HypothesisError
-from tests.cases import ExactPoint, multiclass_point, relu_point
+from tests.cases import multiclass_point, relu_point
 
 
 def direction(dim: int, seed: int = 0) -> torch.Tensor:
     nu = torch.randn(dim, generator=torch.Generator().manual_seed(seed)).double()
     return nu / nu.norm()
-
-
-def steep_point(shrink: float) -> ExactPoint:
-    """Samples c times as long need weights 1/sqrt(c) times as large."""
-    point = relu_point(groups=2, size=3, dim=12)
-    return unbiased_point(shrink * point.x, point.group)
-
-
-def unbiased_point(x: torch.Tensor, group: torch.Tensor) -> ExactPoint:
-    """An exact point without bias, one neuron for each of two groups, labels +1 and -1.
-
-    K = X X^T of a group, q = 1' K^-1 1, u = q^(1/4), lam = K^-1 1 / u^2, w = u sum lam_i x_i, v = y u.
-    """
-    y, lam = 1.0 - 2 * group.double(), torch.zeros(len(x)).double()
-    model = MLP((x.shape[1], 2, 1), bias="none").double()
-    with torch.no_grad():
-        for g in range(2):
-            members = (group == g).nonzero()[:, 0]
-            gram, ones = x[members] @ x[members].T, torch.ones(len(members)).double()
-            solved = torch.linalg.solve(gram, ones)
-            u = solved.sum() ** 0.25
-            lam[members] = solved / u**2
-            model.linears[0].weight[g] = u * lam[members] @ x[members]
-            model.linears[1].weight[0, g] = u * y[members[0]]
-    return ExactPoint(model, x, y, lam, group)
 
 
 def test_the_printed_theorem_5_promises_too_much_where_an_output_weight_exceeds_one():
@@ -206,7 +181,7 @@ def test_the_corrected_bound_of_theorem_9_is_all_but_attained(i, alpha, beta):
     old margin, or the half that moved outwards, has the slack max(lam) beta C.
     """
     x = torch.tensor([[1, 0.2, 0], [1, -0.4, 0], [-0.1, 0, 99]]).double()
-    point = unbiased_point(x, torch.tensor([0, 0, 1]))
+    point = relu_point_on(x, torch.tensor([0, 0, 1]), bias=False)
     s = KKTSet.of(point.model, point.x, point.y, point.lam)
     assert s.exact
     levels = split_levels(s, i, torch.tensor([1.0, 0, 0]).double(), alpha, beta)
@@ -221,7 +196,6 @@ def test_the_printed_theorem_9_fails_at_the_same_margin():
     levels = split_levels(s, 0, nu, length, length)
     assert levels.printed is not None  # its condition Dd < p is met
     assert levels.margin_after < levels.margin_before - 1e-3  # and the margin is not kept
-    assert levels.printed_holds is False
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -247,10 +221,8 @@ def test_the_kkt_loss_in_both_forms():
     lam = point.lam + torch.tensor([0.1, -1, 0, 0, 0, 0])
     s = KKTSet.of(point.model, point.x, point.y, lam)
     size, negative = s.residual * norm(s.target), float((-lam).clamp(min=0).sum())
-    assert kkt_loss(s, "refael2025", 2, 3) == pytest.approx(2 * size + 3 * negative)
-    assert kkt_loss(s, "haim2022", 2, 3) == pytest.approx(2 * size**2 + 3 * negative)
-    with pytest.raises(InputError, match="haim2022"):
-        kkt_loss(s, "haim")
+    assert kkt_loss(s, 1, 2, 3) == pytest.approx(2 * size + 3 * negative)
+    assert kkt_loss(s, 2, 2, 3) == pytest.approx(2 * size**2 + 3 * negative)
 
 
 def test_printed_theorems_refuse_other_networks():

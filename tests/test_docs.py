@@ -34,7 +34,7 @@ NOTHING_TO_RUN = {
     "index.md": "a table of contents",
     "papers.md": "figures of a GPU; tests/test_papers_page.py compares them with the files",
     "polynomial.md": "command lines on files of the reader; tests/test_identify.py runs them",
-    "reproduce.md": "command lines of minutes to hours; tests of reproduce run the tiny ones",
+    "reproduce.md": "command lines of minutes to hours; tests/test_papers.py runs the tiny ones",
     "responsible-use.md": "no code",
     "results.md": "benchmarks of minutes to hours",
     "splitting.md": "command lines of minutes; tests/test_growth.py runs them",
@@ -180,11 +180,12 @@ def test_every_equation_has_its_function_and_its_test(row: list[str]) -> None:
 
 
 def resolve(name: str) -> Any:
-    """The object below residuum that a dotted name means."""
+    """The object that a dotted name means, below residuum unless it is one of the papers."""
     parts = name.split(".")
+    root = [] if parts[0] == "papers" else ["residuum"]
     for cut in range(len(parts), 0, -1):
         try:
-            found: Any = importlib.import_module(".".join(["residuum", *parts[:cut]]))
+            found: Any = importlib.import_module(".".join([*root, *parts[:cut]]))
         except ModuleNotFoundError:
             continue
         for part in parts[cut:]:

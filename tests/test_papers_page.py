@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from residuum.reproduce.registry import FIGURES
+from papers.__main__ import FIGURES
 from tests.documents import ROOT
 
 FILES = sorted((ROOT / "benchmarks" / "results" / "papers").glob("*.json"))
@@ -131,11 +131,19 @@ def test_a_result_says_what_was_run(path: Path) -> None:
 
 
 def test_what_was_not_run_is_named() -> None:
-    missing = {*FIGURES} - {result["id"] for result in results().values()}
     text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    stated = re.search(r"Not run at this scale: ([^\n]+)", text)
-    assert stated
-    assert {*re.findall(r"`(\w+:[\w-]+)`", stated[1])} == missing
+    stated = [
+        re.search(f"{start}([^\n]+)", text)
+        for start in ("Not run at this scale: ", "Run at it before")
+    ]
+    missing, elsewhere = ({*re.findall(r"`(\w+:[\w-]+)`", line[1])} for line in stated if line)
+    elsewhere |= {name for name in FIGURES if name.startswith("uniqueness:")}
+    run = {result["id"] for result in results().values()}
+    assert {*FIGURES} == run | missing | elsewhere
+    assert len(FIGURES) == len(run) + len(missing) + len(elsewhere)
+    for name in elsewhere:
+        file = f"{name.replace(':', '-')}.json" if name.startswith("uniq") else "splitting-*.json"
+        assert [*(ROOT / "benchmarks" / "results").glob(file)], name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -22,7 +22,6 @@ from residuum.cli import (
     identify,
     inspect,
     report,
-    reproduce,
     schema,
     score,
     sweep,
@@ -74,7 +73,6 @@ COMMANDS = {
     "audit": audit,
     "sweep": sweep,
     "report": report,
-    "reproduce": reproduce,
     "schema": schema,
     "doctor": doctor,
 }

@@ -1,0 +1,316 @@
+"""Refael et al. 2025, No Prior, No Leakage (arXiv 2509.21296)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+import residuum as rs
+from papers import drawing
+from papers.outcome import Figure, Outcome
+from papers.points import triangle
+from papers.runs import Context, Settings, as_bytes, mlp
+from papers.theorems import theorems
+from residuum.attacks import AttackConfig
+from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
+from residuum.similarity import l2, ncc, standardise
+from residuum.theory.kkt_sets import KKTSet
+
+FIRST, BIAS = "layers.0.weight", "layers.0.bias"
+SEEN = 1e-3  # singular values of W1 below this share of the largest span what it does not see
+MATCHED = 0.8  # NCC
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the experiments on synthetic points; the paper has n = 500 on S^783, width 1000."""
+
+    n: int
+    dim: int
+    width: int
+    training: int
+    steps: int
+    candidates: int
+    restarts: int
+    radii: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+SIZES = {
+    "tiny": Sizes(20, 40, 50, 150, 150, 30, 1, (0.5, 10.0)),
+    "small": Sizes(60, 100, 150, 1500, 1500, 90, 3),
+    "paper": Sizes(500, 784, 1000, 3000, 3000, 600, 3),
+}
+
+
+def plane(context: Context) -> Outcome:
+    """Fig. 1 from an actual network: two samples merged, one split along its margin, one split too far."""
+    point = triangle()
+    given = point.set
+    merged, i = given.merge(0, 3), torch.tensor([1])
+    nu = given.directions("softest", i)[0]
+    reach = float(given.budgets(nu, i).least[0])
+    inside, beyond = given.split(1, nu, 0.8 * reach), given.split(1, nu, 1.5 * reach, check=False)
+    first = point.model.linears[0]
+    arrays = {"weight": first.weight.detach(), "bias": first.bias.detach(), "nu": nu}
+    for name, made in (("x", given), ("merged", merged), ("split", inside)):
+        arrays |= {name: made.x, f"{name}_y": made.y}
+    out = Outcome(arrays={name: part.numpy() for name, part in arrays.items()})
+    out.details = {"network": "2-3-1, closed form, six samples on margin 1"}
+    out.row("residual of the training set", given.residual, corrected=0.0)
+    out.row("residual after a merge", merged.residual, 0.0, corrected=0.0)
+    out.row("residual after a split inside the budget", inside.residual, 0.0, corrected=0.0)
+    note = "no KKT set any more"
+    out.row("residual after a split beyond the budget", beyond.residual, note=note)
+    out.row("margin after the merge", merged.margin, 1.0, corrected=1.0)
+    note = "the direction is orthogonal to grad_x Phi"
+    out.row("margin after the split", inside.margin, 1.0, corrected=1.0, note=note)
+    out.row("exact budget of the split", reach)
+    return out
+
+
+# Fig. 2a: how far reconstructions are when candidates start on a sphere of a radius. Beside the
+# published quantity: the same after projecting candidates on row(W1), since what lies outside is not
+# seen by the network, and held-out points as control.
+GROWS = "the mean distance of the five best grows with the initial radius"
+SPHERE_NOTE = (
+    "a default first layer of width 1000 has a squared norm of 333 before training, near the published "
+    "objective: compare it with initial_squared_norms in the details, and read the residual of each layer"
+)
+INITS = ("default", "small")
+
+
+def sphere(context: Context) -> Outcome:
+    """Initial radius against the mean distance of the five best, for two ways to start training."""
+    own = SIZES[context.scale.name]
+    split = rs.load_dataset("sphere", own.n, seed=context.seed, dim=own.dim)
+    out = Outcome(details={"victims": {}, "rows": []}, notes=[SPHERE_NOTE])
+    for init in INITS:
+        arch = mlp(split.train, (own.width,))
+        net = context.train(arch, split.train, steps=own.training, init=init)
+        norms = {"initial_squared_norms": squares(net.theta0)}
+        norms["squared_norms"] = squares(net.checkpoint.theta)
+        out.details["victims"][init] = net.summary | norms
+        basis = row_space(net.checkpoint.theta[FIRST])
+        for radius in own.radii:
+            config = sphere_attack(context, radius)
+            found = context.attack(net.checkpoint, Knowledge(shape=(own.dim,)), config)
+            for run in range(own.restarts):
+                row = {"init": init, "radius": radius, "run": run, "rank": basis.shape[1]}
+                row |= layer_residuals(found, net.checkpoint, run)
+                row |= components(found, run, net.checkpoint, basis)
+                row |= five_best(found.x[found.run == run].double(), split, basis)
+                out.details["rows"].append(row)
+    for init in INITS:
+        mine = [row for row in out.details["rows"] if row["init"] == init]
+        for kind in ("raw", "projected"):
+            for radius in own.radii:
+                at = [row for row in mine if row["radius"] == radius]
+                train, held = (
+                    float(np.mean([row[f"five_best_{kind}_{part}"] for row in at]))
+                    for part in ("train", "holdout")
+                )
+                says = GROWS if kind == "raw" and radius == own.radii[-1] else None
+                what = f"{init} init, radius {radius:g}: mean distance of the five best, {kind}"
+                out.row(what, train, says, held)
+        ends = [end(row["objective"] for row in mine) for end in (min, max)]
+        says = "330 to 332 in all runs" if own.width == 1000 else None
+        out.row(f"{init} init: total objective at the end", ends, says)
+    return out
+
+
+def sphere_attack(context: Context, radius: float) -> AttackConfig:
+    """Gaussian candidates of this deviation lie on the sphere up to 1 / sqrt(2 d)."""
+    own = SIZES[context.scale.name]
+    sizes: Settings = {"steps": own.steps, "restarts": own.restarts, "candidates": own.candidates}
+    base = AttackConfig(lr_x=0.003, layers="all", normalise=False, seed=context.seed, **sizes)
+    return replace(base, sigma=radius / own.dim**0.5, dtype=context.fast)
+
+
+# Fig. 2b: data whose range the attacker does not know. The paper rewrites the first layer's biases,
+# b -> b - <w, u>, and calls the result a network trained on data shifted by u. It is not one (its KKT
+# residual is not zero, appendix D): both are shown, the rewritten network and one trained again.
+def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
+    """No shift, and both kinds of shift by these amounts per pixel; no prior."""
+    scale = context.scale
+    split = context.split("cifar10", 100)
+    data, n = split.train, len(split.train)
+    config = AttackConfig(steps=scale.attack_steps(6000), restarts=2, candidates=2 * n)
+    config = replace(config, dtype=context.fast, seed=context.seed)
+    arch = mlp(data, scale.hidden((1000, 1000)))
+    plain = context.train(arch, data, steps=scale.training)
+    cases = [("no shift", 0.0, plain.checkpoint)]
+    for amount in amounts:
+        again = context.train(arch, data.replace(x=data.x + amount), steps=scale.training)
+        cases.append((f"rewrite {amount:g}", amount, rewritten(plain.checkpoint, amount)))
+        cases.append((f"retrain {amount:g}", amount, again.checkpoint))
+    out = Outcome(details={"n": n, "rows": []})
+    for name, amount, network in cases:
+        found = context.attack(network, Knowledge(shape=data.shape), config)
+        moved, held = (part.double() + amount for part in (data.x, split.holdout.x[:n]))
+        kkt, x = KKTSet.of(rs.build_model(network), moved, data.y), found.x.double()
+        row = {"name": name, "per_pixel": amount, "margin": kkt.margin}
+        row["residual_at_data"] = kkt.residual
+        row["first_layer_residual"] = found.layers[:, -1, 0].sqrt().tolist()
+        row |= compare(x, found.run, moved, held)
+        out.details["rows"].append(row)
+        shift_rows(out, row)
+        value, candidate = ncc(x, moved).max(0)
+        order = value.argsort(descending=True)[:5]
+        pairs = {"found": as_bytes(x[candidate[order]]), "true": as_bytes(moved[order])}
+        out.keep(name, {**pairs, "score": value[order].float().numpy()})
+    return out
+
+
+def shift_rows(out: Outcome, row: dict[str, Any]) -> None:
+    """One case: how near, how unique, and whether mixtures explain it."""
+    name, moved = row["name"], row["name"].startswith("rewrite")
+    printed = {0.5: "vague", 5.0: "fails"}.get(row["per_pixel"]) if moved else None
+    for what, key, published in (
+        ("NCC of the five best", "five_best_ncc", printed),
+        ("samples above NCC 0.8", "above_0.8", None),
+        ("NCC with the best single sample, median", "single_ncc", None),
+        ("NCC with the best mixture of five, median", "mixture_ncc", None),
+    ):
+        out.row(f"{name}: {what}", row[f"{key}_train"], published, row[f"{key}_holdout"])
+    note = "appendix D takes it for a network trained on shifted data" if moved else ""
+    zero, residual = 0.0 if moved else None, row["residual_at_data"]
+    out.row(f"{name}: KKT residual at the data", residual, zero, note=note)
+    repeated = f"{name}: repeats of a sample inside a restart"
+    says = "only by chance" if name == "no shift" else None
+    out.row(f"{repeated}, chance uniform", row["repeats"], says, row["repeats_by_chance"])
+    out.row(f"{repeated}, chance over restarts", row["repeats"], None, row["repeats_if_exchanged"])
+
+
+def row_space(weight: Tensor) -> Tensor:
+    """(d, r) right singular vectors of W1 above ``SEEN`` of the largest singular value."""
+    _, sigma, rows = torch.linalg.svd(weight.double(), full_matrices=False)
+    return rows[sigma > SEEN * sigma[0]].T
+
+
+def squares(theta: dict[str, Tensor]) -> dict[str, float]:
+    """Squared norm of every layer, weight and bias together."""
+    found: dict[str, float] = {}
+    for name, t in theta.items():
+        layer = name.rpartition(".")[0]
+        found[layer] = found.get(layer, 0.0) + float(t.double().square().sum())
+    return found
+
+
+def five_best(x: Tensor, split: Split, basis: Tensor) -> dict[str, float]:
+    """Mean distance of the five best, raw and on row(W1), each beside held-out points."""
+    found = {}
+    held = split.holdout.x[: len(split.train)]
+    for name, part in {"raw": x, "projected": x @ basis @ basis.T}.items():
+        for kind, samples in (("train", split.train.x), ("holdout", held)):
+            nearest = l2(part, samples.double()).amin(0)
+            found[f"five_best_{name}_{kind}"] = float(nearest.sort().values[:5].mean())
+        found[f"mean_norm_{name}"] = float(part.norm(dim=1).mean())
+    return found
+
+
+@torch.no_grad()
+def components(found: Any, run: int, checkpoint: Checkpoint, basis: Tensor) -> dict[str, float]:
+    """What lies outside row(W1): its share of the candidates, and ||D^T U|| over ||W1||."""
+    model, mine = rs.build_model(checkpoint).double(), found.run == run
+    x, lam, labels = (part[mine].double() for part in (found.x, found.lam, found.labels))
+    d, outside = model.signals(model.trace(x), (lam * labels)[:, None])[0], x - x @ basis @ basis.T
+    over = float((d.T @ outside).norm() / checkpoint.theta[FIRST].double().norm())
+    return {"outside_share": float(outside.norm() / x.norm()), "dtu_over_w1": over}
+
+
+def layer_residuals(found: Reconstruction, checkpoint: Checkpoint, run: int) -> dict[str, Any]:
+    """Squared residual of every layer at the end over its squared target, and their absolute sum."""
+    relative = dict(zip(found.layer_names, found.layers[run, -1].tolist(), strict=True))
+    sizes = squares(checkpoint.theta)
+    total = sum(value * sizes[name] for name, value in relative.items())
+    return {"relative_squared": relative, "objective": total}
+
+
+def rewritten(checkpoint: Checkpoint, amount: float) -> Checkpoint:
+    """b -> b - <w, u> with u the same in every pixel: the network that sees x + u as x."""
+    bias = checkpoint.theta[BIAS] - amount * checkpoint.theta[FIRST].sum(1)
+    return checkpoint.replace(theta={**checkpoint.theta, BIAS: bias})
+
+
+def compare(x: Tensor, run: Tensor, train_x: Tensor, held: Tensor) -> dict[str, Any]:
+    """Nearest samples, sparse nonnegative mixtures and repeats, held-out images beside each.
+
+    run: (m,) restart of every candidate; repeats are counted inside each one.
+    """
+    row: dict[str, Any] = {}
+    kept = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:100]
+    for kind, samples in (("train", train_x), ("holdout", held)):
+        distance, alike = l2(x, samples).amin(0), ncc(x, samples).amax(0)
+        row[f"five_best_l2_{kind}"] = float(distance.sort().values[:5].mean())
+        row[f"five_best_ncc_{kind}"] = float(alike.sort(descending=True).values[:5].mean())
+        row[f"above_0.8_{kind}"] = int((alike > MATCHED).sum())
+        atoms = standardise(samples.double())
+        fits = np.array([mixture(one, atoms) for one in standardise(x[kept])])
+        single, mixed = np.median(fits, 0).tolist()
+        row |= {f"single_ncc_{kind}": single, f"mixture_ncc_{kind}": mixed}
+    best, which = ncc(x, train_x).max(1)
+    matched = best > MATCHED
+    return row | repeats(which[matched], run[matched], len(train_x))
+
+
+def repeats(which: Tensor, run: Tensor, n: int) -> dict[str, Any]:
+    """Matched candidates whose sample another candidate of the same restart matched before.
+
+    which, run: (k,) sample and restart of every matched candidate. Two chance levels, each summed
+    over restarts: every match hits one of all n samples alike, or which restart made a match is
+    exchangeable. The second keeps the samples that were found and how often, so a sample easily
+    found is no evidence against it; it says nothing (None) where fewer than two restarts matched.
+    """
+    groups = [which[run == one] for one in run.unique()]
+    sizes, total = [len(group) for group in groups], len(which)
+    times = which.unique(return_counts=True)[1].tolist()
+
+    def distinct(size: int) -> float:
+        """Samples among ``size`` of the matches drawn without replacement."""
+        return sum(1 - math.comb(total - c, size) / math.comb(total, size) for c in times)
+
+    exchanged = sum(size - distinct(size) for size in sizes) if len(sizes) > 1 else None
+    return {
+        "matched_per_restart": sizes,
+        "repeats": sum(len(group) - len(group.unique()) for group in groups),
+        "repeats_by_chance": sum(1 - (1 - 1 / n) ** j for size in sizes for j in range(size)),
+        "repeats_if_exchanged": exchanged,
+    }
+
+
+def mixture(x: Tensor, atoms: Tensor, size: int = 5) -> tuple[float, float]:
+    """NCC of x with its best single atom, and with its best mixture of up to ``size`` atoms.
+
+    x: (d,), atoms: (n, d), both standardised, so that a constant shift drops out. Atoms are taken
+    greedily by their correlation with what is left and fitted by NNLS.
+    """
+    target, matrix = x.numpy(), atoms.numpy()
+    chosen: list[int] = []
+    values, left = [0.0], target
+    while len(chosen) < size:
+        gains = matrix @ left
+        gains[chosen] = -np.inf
+        if gains.max() <= 0:
+            break
+        chosen.append(int(gains.argmax()))
+        fit = matrix[chosen].T @ nnls(matrix[chosen].T, target)[0]
+        left = target - fit
+        values.append(float(fit @ target / max(float(np.linalg.norm(fit)), 1e-12)))
+    return values[min(1, len(values) - 1)], values[-1]
+
+
+_KEYS = "five_best_raw_train five_best_projected_train objective"
+_RADII = partial(drawing.curves, x="radius", keys=_KEYS, by="init", scale="log")
+FIGURES = {
+    "fig1": Figure("merge and split in the plane, on an actual network", plane, drawing.regions),
+    "fig2a": Figure("distance of reconstructions by initial radius, sphere", sphere, _RADII),
+    "fig2b": Figure("reconstructions without a known range, CIFAR", shift, drawing.shifts),
+    "theorems": Figure("every lemma and theorem: printed, corrected, exact", theorems),
+}

@@ -1,0 +1,346 @@
+"""What figures are made of: three sizes, kept work, victims, attacks, and one scored run on images.
+
+Experiments are written down at the paper's size; a scale says what each of their numbers becomes.
+Victims and attacks are kept in files named by the hash of everything that decided them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import residuum as rs
+from residuum.attacks import AttackConfig
+from residuum.errors import DataError
+from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Record, Scores, Split
+from residuum.records.data import with_mean
+from residuum.records.rundir import digest
+from residuum.training import TrainingConfig, released
+from residuum.training.losses import LOSSES, choose_loss
+
+SHOWN = 45  # images of a published grid
+SUBSETS = 300
+TEST_SAMPLES = {"mnist": 10_000, "cifar10": 8_000}  # the balanced test sets of Haim et al. 2022
+HIGH_DIGITS = ("5", "6", "7", "8", "9")
+OURS = AttackConfig(steps=8000, restarts=2)
+RELEASED = {  # the released runs of Haim et al. 2022 by dataset; their candidates are pooled
+    "cifar10": ("haim2022-cifar-b9dfyspx", "haim2022-cifar-k60fvjdy"),
+    "mnist": ("haim2022-mnist-kcf9bhbi", "haim2022-mnist-rbijxft7"),
+}
+R = TypeVar("R", bound=Record)
+Settings = dict[str, Any]
+Arms = dict[str, tuple[list[AttackConfig], Settings]]  # pooled attacks, facts granted
+
+
+@dataclass(frozen=True)
+class Scale:
+    """samples: training samples by the paper's number; width: share of a hidden layer; training,
+    descent: margin steps, and gradient steps at most, with lr times ``rate``; steps: share of an
+    attack's steps; restarts: at most.
+    """
+
+    name: str
+    samples: dict[int, int]
+    width: float
+    training: int
+    descent: int
+    rate: float
+    steps: float
+    restarts: int
+
+    def n(self, paper: int) -> int:
+        """Training samples where the paper has so many."""
+        return self.samples.get(paper, paper)
+
+    def hidden(self, paper: tuple[int, ...]) -> tuple[int, ...]:
+        """Widths where the paper has these."""
+        return tuple(max(24, round(self.width * h)) for h in paper)
+
+    def attack_steps(self, paper: int) -> int:
+        """Steps of an attack where the paper's has so many."""
+        return max(100, round(self.steps * paper))
+
+
+_TINY = {10: 8, 50: 10, 100: 12, 200: 12, 500: 16, 1000: 24}
+_SMALL = {10: 10, 50: 20, 100: 30, 200: 40, 500: 60, 1000: 100}
+SCALES = {
+    "tiny": Scale("tiny", _TINY, 0.08, 400, 1500, 20.0, 0.1, 2),
+    "small": Scale("small", _SMALL, 0.2, 2000, 10_000, 5.0, 0.2, 3),
+    "paper": Scale("paper", {}, 1.0, 6000, 100_000, 1.0, 1.0, 16),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Victim(Record):
+    """A trained network with its initial weights and how training went."""
+
+    checkpoint: Checkpoint
+    theta0: dict[str, Tensor]
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a figure is given. cache: folder of kept work; root: folder of MNIST and CIFAR; seed: 0 takes
+    the first samples, as the papers do; visible: whether somebody watches.
+    """
+
+    scale: Scale
+    cache: Path
+    device: str = "cpu"
+    root: str | None = None
+    seed: int = 0
+    visible: bool = False
+
+    @property
+    def fast(self) -> str:
+        """What attacks compute in: TF32 on a GPU, where it was measured to change no count."""
+        return "tf32" if self.device.startswith("cuda") else "float32"
+
+    def split(self, data: str, paper: int, task: str = "binary", seed: int = 0) -> Split:
+        """Training and held-out samples of an experiment; bundled digits stand for data not there."""
+        n = self.scale.n(paper)
+        n = max(10, n - n % 10) if task == "multiclass" else n
+        options: Settings = {"seed": seed or self.seed or None, "task": task}
+        if self.scale.name == "tiny" or (self.scale.name == "small" and self.root is None):
+            if data == "cifar10" and task != "multiclass":  # so that two datasets stay two
+                options["positive"] = HIGH_DIGITS
+            return rs.load_dataset("digits", n, **options)
+        options["root"] = self.root
+        with suppress(DataError):  # files may hold part of the test set only
+            return rs.load_dataset(data, n, holdout=TEST_SAMPLES[data], **options)
+        return rs.load_dataset(data, n, **options)
+
+    def kept(self, cls: type[R], make: Callable[[Path], R], *decided: Any) -> R:
+        """The record that ``decided`` leads to, made unless it was before.
+
+        make: gets a path where unfinished work may be kept, so that it goes on after an interrupt.
+        """
+        path = self.cache / cls.__name__.lower() / f"{digest(*decided)[:32]}.safetensors"
+        if not path.is_file():
+            partial = path.with_suffix(".partial")
+            make(partial).save(path)
+            partial.unlink(missing_ok=True)
+        return cls.load(path)
+
+    def train(self, arch: str, data: Dataset, task: str = "binary", **settings: Any) -> Victim:
+        """Train on ``data``, or take the network that was trained on just that before."""
+        config = TrainingConfig(**{"dtype": "float32", "seed": self.seed, **settings})
+
+        def make(partial: Path) -> Victim:
+            start, there = time.monotonic(), {"device": self.device, "state_path": partial}
+            with self.progress("training") as watch:
+                state = rs.train(arch, data, config, task=task, watch=watch, **there)
+            summary = {"arch": arch, "steps": state.step, "status": state.status}
+            summary |= {"seconds": time.monotonic() - start, **state.history[-1]}
+            return Victim(released(state, arch, data, task), state.theta0, summary)
+
+        return self.kept(Victim, make, arch, task, config.to_json(), data.x, data.y)
+
+    def attack(self, target: Checkpoint, known: Knowledge, config: AttackConfig) -> Reconstruction:
+        """Attack, or take what the same attack brought back before; what is known is not kept."""
+
+        def make(partial: Path) -> Reconstruction:
+            there = replace(config, device=self.device)
+            with self.progress("attack") as watch:
+                found = rs.attack(target, known, there, state_path=partial, watch=watch)
+            return found.replace(knowledge=Knowledge())
+
+        return self.kept(Reconstruction, make, *attack_identity(target, known, config))
+
+    def progress(self, what: str) -> AbstractContextManager[Any]:
+        """A watcher of training or attack, None where nobody watches."""
+        if not self.visible:
+            return nullcontext()
+        from residuum.cli import output
+
+        shown: AbstractContextManager[Any] = getattr(output, f"{what}_progress")(True)
+        return shown
+
+
+def attack_identity(target: Checkpoint, known: Knowledge, config: AttackConfig) -> list[Any]:
+    """What decides an attack: weights, what is known, settings; not the device."""
+    settings = {k: v for k, v in config.to_json().items() if k != "device"}
+    return [target.arch, known.digest, settings, *target.theta.values()]
+
+
+def mlp(data: Dataset, hidden: tuple[int, ...], outputs: int = 1, bias: str = "first") -> str:
+    """The architecture of a network on these samples."""
+    arch = "mlp:" + "-".join(map(str, (data.x[0].numel(), *hidden, outputs)))
+    return arch + (f",bias={bias}" if bias != "first" else "")
+
+
+def first_residual(found: Reconstruction) -> float:
+    """Relative residual of the first layer at the end, of the best restart."""
+    return float(found.layers[:, -1, 0].sqrt().min()) if found.layers.numel() else float("nan")
+
+
+def figures_of(checkpoint: Checkpoint, data: Dataset, loss: str = "") -> dict[str, float]:
+    """Loss and accuracy of a network on labelled samples; regression counts signs."""
+    task, outputs = checkpoint.task, outputs_of(checkpoint, data)
+    y = data.y.long() if task == "multiclass" else data.y.double().reshape(-1)
+    right = outputs.argmax(1) == y if task == "multiclass" else outputs[:, 0].sign() == y.sign()
+    found = float(LOSSES[choose_loss(loss, task)](outputs, y))
+    return {"loss": found, "accuracy": float(right.double().mean())}
+
+
+@torch.no_grad()
+def outputs_of(checkpoint: Checkpoint, data: Dataset) -> Tensor:
+    """(n, C) what the network says of samples."""
+    outputs: Tensor = rs.build_model(checkpoint).double()(data.x.double())
+    return outputs
+
+
+@dataclass(frozen=True)
+class ImageRun:
+    """A victim and its attack at the paper's size.
+
+    training: what differs from training to the margin; box: whether value range and mean are granted;
+    initial: whether the initial weights are; metric: what matches are ranked by.
+    """
+
+    name: str
+    data: str
+    n: int
+    hidden: tuple[int, ...] = (1000, 1000)
+    bias: str = "first"
+    task: str = "binary"
+    training: Mapping[str, Any] = field(default_factory=dict)
+    attack: AttackConfig = OURS
+    box: bool = False
+    initial: bool = False
+    metric: str = "ssim3"
+
+    def trained(self, context: Context) -> tuple[Split, Victim]:
+        """The data and the victim at a scale."""
+        split = context.split(self.data, self.n, self.task)
+        hidden, outputs = context.scale.hidden(self.hidden), 10 if self.task == "multiclass" else 1
+        arch = mlp(split.train, hidden, outputs, self.bias)
+        return split, context.train(arch, split.train, self.task, **self.training_at(context.scale))
+
+    def training_at(self, scale: Scale) -> Settings:
+        """Settings of the training at a scale."""
+        changes = dict(self.training)
+        if changes.get("method", "margin") == "margin":
+            return {**changes, "steps": scale.training}
+        changes["steps"] = min(changes.get("steps", scale.descent), scale.descent)
+        changes["lr"] = changes.get("lr", 0.01) * scale.rate
+        if "batch" in changes:
+            changes["batch"] = max(4, changes["batch"] * scale.n(self.n) // self.n)
+        return changes
+
+    def attacks(self, context: Context, name: str) -> list[AttackConfig]:
+        """Attacks whose candidates are pooled under residuum, published, model-inversion or weights."""
+        scale, n = context.scale, context.scale.n(self.n)
+        base: Settings = {"dtype": context.fast, "seed": context.seed, "candidates": 2 * n}
+        if name == "residuum":
+            if n == self.n and self.attack.candidates:
+                base["candidates"] = self.attack.candidates
+            base["restarts"] = min(self.attack.restarts, scale.restarts)
+            return [replace(self.attack, steps=scale.attack_steps(self.attack.steps), **base)]
+        if name == "published":
+            base |= {"steps": scale.attack_steps(50_000), "seed": 0}
+            return [replace(rs.PRESETS[preset], **base) for preset in RELEASED[self.data]]
+        base |= {"candidates": max(50, round(1000 * scale.width)), "dtype": "float32"}
+        return [replace(rs.PRESETS[{"weights": "first-layer-weights"}.get(name, name)], **base)]
+
+    def knowledge(self, split: Split, net: Victim) -> Knowledge:
+        """What the attacker is granted."""
+        value_range, mean = ((0.0, 1.0), split.train.mean) if self.box else (None, None)
+        theta0 = net.theta0 if self.initial else None
+        return Knowledge(value_range=value_range, mean=mean, theta0=theta0, shape=split.train.shape)
+
+    def perform(self, context: Context, *names: str, arms: Arms | None = None) -> Performed:
+        """Train or load, attack by these names or arms, score against the held-out control."""
+        split, net = self.trained(context)
+        known, done = self.knowledge(split, net), Performed(self, split, net, {})
+        arms = arms or {name: (self.attacks(context, name), {}) for name in names or ("residuum",)}
+        asked: Settings = {
+            "metrics": tuple(dict.fromkeys(("ncc", "ssim3", self.metric))),
+            "subsets": SUBSETS,
+        }
+        asked["outputs"] = outputs_of(net.checkpoint, split.train)
+        for name, (configs, granted) in arms.items():
+            told = known.replace(**granted)
+            found = [context.attack(net.checkpoint, told, config) for config in configs]
+            x = torch.cat([one.x for one in found]).double()
+            scores = rs.score(x, split.train, split.holdout, **asked)
+            seconds = sum(one.seconds for one in found)
+            done.arms[name] = Arm(x, scores, seconds, first_residual(found[0]))
+        return done
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one attack on a run brought back."""
+
+    x: Tensor
+    scores: Scores
+    seconds: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class Performed:
+    """A run at some scale: data, victim, and what every attack brought back."""
+
+    run: ImageRun
+    split: Split
+    victim: Victim
+    arms: dict[str, Arm]
+
+    def details(self) -> dict[str, Any]:
+        """Everything a table or a reader may want, as plain values."""
+        split, loss = self.split, self.run.training.get("loss", "")
+        found: dict[str, Any] = {"data": split.train.name, "metric": self.run.metric}
+        found |= {"n": len(split.train), "held_out": len(split.holdout)}
+        found |= {"victim": self.victim.summary, "attacks": {}}
+        for part, data in (("train", split.train), ("test", split.holdout)):
+            values = figures_of(self.victim.checkpoint, data, loss)
+            found |= {f"{part}_{what}": value for what, value in values.items()}
+        for name, arm in self.arms.items():
+            metrics = {metric: one.to_json() for metric, one in arm.scores.metrics.items()}
+            found["attacks"][name] = {"candidates": len(arm.x), "seconds": arm.seconds, **metrics}
+        return found
+
+    def best(self, name: str = "residuum", count: int = SHOWN) -> dict[str, Any]:
+        """Best matches of every sample, best first: found, true, score; images with the mean added."""
+        arm, train, metric = self.arms[name], self.split.train, self.run.metric
+        sign = -1.0 if arm.scores.metrics[metric].higher_is_better else 1.0
+        matches = [(row.matches[metric], row.index) for row in arm.scores.per_sample]
+        best = sorted(
+            (sign * match.nearest, index, match.nearest_candidate)
+            for match, index in matches
+            if match.nearest is not None
+        )
+        values, samples, candidates = (list(part) for part in zip(*best[:count], strict=True))
+        found = as_bytes(with_mean(arm.x.reshape(-1, *train.shape)[candidates], train.mean))
+        true = as_bytes(with_mean(train.x[samples].double(), train.mean))
+        return {"found": found, "true": true, "score": sign * np.array(values, dtype=np.float32)}
+
+    def against_output(self, name: str = "residuum") -> dict[str, Any]:
+        """Score and network output of every training sample, its margin, whether it was recovered."""
+        rows = self.arms[name].scores.per_sample
+        score = [row.matches[self.run.metric].nearest for row in rows]  # None becomes NaN
+        return {
+            "output": outputs_of(self.victim.checkpoint, self.split.train)[:, 0].float().numpy(),
+            "score": np.array(score, dtype=np.float32),
+            "recovered": np.array([bool(row.recovered) for row in rows]),
+            "margin": np.array([row.margin for row in rows], dtype=np.float32),
+        }
+
+
+def as_bytes(images: Tensor) -> Any:
+    """Images as bytes, each stretched to its own range as published figures are."""
+    flat = images.flatten(1)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    stretched = (flat - low) / (high - low).clamp(min=1e-12)
+    return (255 * stretched).round().to(torch.uint8).reshape(images.shape).numpy()

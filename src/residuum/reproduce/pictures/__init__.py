@@ -1,1 +1,0 @@
-"""Drawings of reproduced figures, from saved arrays alone; each takes an Outcome and returns a PNG."""
