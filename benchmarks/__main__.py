@@ -20,6 +20,7 @@ from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
 from benchmarks.margin import margin
 from benchmarks.polynomial import polynomial
 from benchmarks.scaling import scaling
+from benchmarks.splitting import splitting
 from benchmarks.step import rowspace, step
 from benchmarks.strangers import strangers
 from benchmarks.sweep import sweeps
@@ -95,6 +96,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "polynomial": polynomial,
     "rowspace": rowspace,
     "scaling": scaling,
+    "splitting": splitting,
     "step": step,
     "strangers": strangers,
     "sweep": sweeps,
