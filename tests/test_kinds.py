@@ -228,3 +228,18 @@ def test_an_activation_called_as_a_function_runs_without_a_surrogate(activation:
     found = rs.attack(model, GRANTED, SHORT)
     assert torch.isfinite(found.loss).all()
     assert float(found.loss[0, -1]) < float(found.loss[0, 0])
+
+
+def test_closed_forms_are_for_what_a_network_offers_whatever_its_class() -> None:
+    class Chain(nn.Module):
+        linears, trace, signals, forward = MLP.linears, MLP.trace, MLP.signals, MLP.forward
+
+        def __init__(self, like: MLP) -> None:
+            super().__init__()
+            self.layers, self.activation = like.layers, like.activation
+
+    model = MLP((5, 4, 1))
+    assert dense_chain(Chain(model)) is not None
+    model.activation = nn.GELU()  # type: ignore[assignment]
+    assert dense_chain(model) is None  # no derivative is offered
+    assert torch.isfinite(rs.attack(model, KNOWN, SHORT).loss).all()

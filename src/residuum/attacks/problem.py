@@ -81,9 +81,8 @@ class Problem:
         self.groups = by_layer(self.target)
         self.scales = [_squared(self.target, names) for names in self.groups.values()]
         self.scales[0] += outside
-        still = (
-            surface.name != CHANGE and dense_chain(base) is not None
-        )  # layers above hardly moved
+        # Of weights, a chain's layers above the first are near their start and say little.
+        still = surface.name != CHANGE and dense_chain(base) is not None
         first_only = layers == "first" or (layers == "auto" and still)
         chosen = [
             (i == 0 or not first_only) and name in surface.equations
