@@ -472,7 +472,8 @@ def test_a_control_is_cut_to_the_time_there_is_and_no_further_than_it_may():
     assert cost.affordable(500, 9.05) == 402  # 1 + 2 x 402 x 0.01 = 9.04
     assert cost.affordable(500, 0.5) == 200
     assert cost.affordable(150, 0.5) == 150
-    assert _Cost(5.0, 0.0).affordable(300, 1.0) == 300  # all sets cost the same nothing
+    assert _Cost(5.0, 0.0).affordable(300, 1.0) == 200  # a pilot that says nothing buys nothing
+    assert _Cost(0.5, 0.0).affordable(300, 1.0) == 300
 
 
 def test_what_a_set_costs_is_timed_beforehand(monkeypatch):

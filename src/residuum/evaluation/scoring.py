@@ -140,7 +140,8 @@ class _Cost:
         """As many subsets as fit, never fewer than a control needs."""
         if self.of(subsets) <= seconds:
             return subsets
-        fit = int((seconds - self.once) / (2 * self.each)) if self.each > 0 else subsets
+        # On a busy machine a few sets can take no longer than the first: then nothing is known.
+        fit = int((seconds - self.once) / (2 * self.each)) if self.each > 0 else MIN_SUBSETS
         return min(subsets, max(MIN_SUBSETS, fit))
 
 
