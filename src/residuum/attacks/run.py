@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from residuum import plugins
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.contract import Attack
@@ -43,6 +44,7 @@ def attack(
     A live module or the path of a file is read first, as :func:`residuum.audit` does.
     per_run: settings of each restart where they differ, see ``variation.py``.
     """
+    plugins.load()
     knowledge = knowledge or Knowledge()
     checkpoint = as_checkpoint(checkpoint, shape=knowledge.shape)
     config = resolve(checkpoint, knowledge, config or AttackConfig())

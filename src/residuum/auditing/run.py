@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from residuum import plugins
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
@@ -78,6 +79,7 @@ def audit(
     every stage as it begins; say: told, one line each, what is known before the attacks: accuracy
     of the network as read, what was assumed, how long it will take.
     """
+    plugged = plugins.load()
     clock = _Clock(stage)
     knowledge = knowledge or Knowledge()
     train = None if data is None else as_dataset(data, "data")
@@ -109,6 +111,12 @@ def audit(
     )
     with clock("attack"):
         attacked = attacks.run()
+    broken = tuple(
+        AttackOutcome(one.name, True, True, False, f"failed on import: {one.error}")
+        for one in plugged
+        if one.error
+    )
+    attacked = replace(attacked, outcomes=(*attacked.outcomes, *broken))
     # Repeated batches have no clock: what was drawn then is drawn again.
     scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)
     with clock("score"):
@@ -125,6 +133,7 @@ def audit(
         settings={
             "preset": preset, "seed": seed, "subsets": drawn, "device": device, "task": task,
             "budget": seconds, "steps": steps, "baselines": baselines, "arch": checkpoint.arch,
+            "plugins": {one.name: one.version for one in plugged},
         },
         environment=environment(device), hashes=dict(hashes or {}),
         assumptions=assumptions(checkpoint, inspection),

@@ -146,6 +146,7 @@ def command(
             "--dry-run", help="Print what the attack will cost, measured in two seconds; no attack."
         ),
     ] = False,
+    no_plugins: options.NoPlugins = False,  # seen by ``main`` before anything is read
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:  # fmt: skip

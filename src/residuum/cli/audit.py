@@ -87,6 +87,7 @@ def command(
     blur: Annotated[
         bool, typer.Option("--blur", help="Images of the report are blurred until asked for.")
     ] = False,
+    no_plugins: options.NoPlugins = False,  # seen by ``main`` before anything is read
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from residuum import plugins
 from residuum.cli.granted import grant, read_knowledge
 from residuum.errors import InputError
 
@@ -175,8 +176,10 @@ def _request(
     from residuum.records.knowledge import TENSORS
 
     names = ("budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines", "arch")
+    plugged = {one.name: one.version for one in plugins.load()}
     return {
         "version": version("residuum"),
+        **({"plugins": plugged} if plugged else {}),
         **{name: getattr(settings, name) for name in names},
         **{f"{name}_sha256": digest for name, digest in hashes.items()},
         "batches": [row.model_dump() for row in settings.batches],

@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from residuum import plugins
 from residuum.cli import (
     alternatives,
     attack,
@@ -76,6 +77,8 @@ COMMANDS = {
     "schema": schema,
     "doctor": doctor,
 }
+# Installed plug-ins take part in these, from the reading of the architecture on.
+PLUGGED = ("inspect", "attack", "score", "certify", "defend", "audit", "sweep")
 for name, module in COMMANDS.items():
     app.command(name, epilog=module.EXAMPLES)(module.command)
 
@@ -101,6 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[0] in PLUGGED and not {"-h", "--help"} & {*arguments}:
+        plugins.load("--no-plugins" not in arguments)
     try:
         result = app(args=arguments, standalone_mode=False, prog_name="residuum")
     except typer.Exit as leave:

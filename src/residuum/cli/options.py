@@ -9,6 +9,10 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+NoPlugins = Annotated[
+    bool,
+    typer.Option("--no-plugins", help="Leave installed plug-ins alone (or RESIDUUM_NO_PLUGINS=1)."),
+]
 _CHECKPOINT = typer.Argument(
     metavar="CKPT",
     help="A .safetensors, .pt or .pth file, or a directory written by `residuum train`.",

@@ -1,0 +1,220 @@
+"""Installed packages that bring parts of their own: found, run by an audit, and harmless when broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import residuum as rs
+from residuum import plugins
+from residuum.attacks import ATTACKS, OBJECTIVES, Attack
+from residuum.attacks.contract import checked
+from residuum.checkpoints.surfaces import weights
+from residuum.errors import InputError
+from residuum.records import Knowledge, Reconstruction
+from tests.documents import ROOT
+
+EXAMPLES = ROOT / "examples" / "plugins"
+RAISES = "raise RuntimeError('no such library')"
+NONSENSE = """
+import torch
+from residuum.attacks import ATTACKS, OBJECTIVES, Attack
+from residuum.attacks.objectives import Objective
+
+class Flat(Attack):
+    name = "flat"
+    acquits = True
+    def run(self, surface, knowledge, config, **_):
+        found = ATTACKS["first-directions"].run(surface, knowledge, config)
+        return found.replace(x=found.x.flatten(1)[:, :-1])
+
+class Refuses(Attack):
+    name = "refuses"
+    def why_not(self, surface, knowledge):
+        raise KeyError("layer")
+
+class Wide(Objective):
+    name = "wide"
+    def covectors(self, point, outputs, labels, lam):
+        return lam[..., None].expand(*lam.shape, 7)
+
+ATTACKS.update(flat=Flat(), refuses=Refuses())
+OBJECTIVES["wide"] = Wide
+"""
+
+
+def install(site: Path, name: str, module: str, source: str, version: str = "0.1") -> None:
+    """What an installer leaves behind, without one: a module and its dist-info."""
+    info = site / f"{module}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{module}.py").write_text(source)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{name} = {module}\n")
+
+
+def install_example(site: Path, name: str) -> None:
+    project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
+    ((entry, module),) = project["entry-points"][plugins.GROUP].items()
+    source = (EXAMPLES / name / f"{module}.py").read_text()
+    install(site, entry, module, source, project["version"])
+
+
+def program(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(site), str(ROOT / "src")))
+    return subprocess.run(
+        [sys.executable, "-m", "residuum", *arguments], text=True, capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": path}, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLP and a network with a connection around its hidden layer, and the digits both fit."""
+    folder = tmp_path_factory.mktemp("victims")
+    split = rs.load_dataset("digits", 20)
+    for name, data in (("train", split.train), ("holdout", split.holdout)):
+        np.savez(folder / f"{name}.npz", x=data.x.numpy(), y=data.y.numpy())
+    state = rs.train("mlp:64-30-1", split.train, rs.TrainingConfig(steps=200))
+    rs.save_checkpoint(
+        rs.Checkpoint(state.theta, "mlp:64-30-1", (1, 8, 8)), folder / "mlp.safetensors"
+    )
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"first.weight": (30, 64), "last.weight": (1, 30), "around.weight": (1, 64)}
+    skip = {n: 0.1 * torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+    torch.save(skip, folder / "skip.pt")
+    return folder
+
+
+def audit(site: Path, victims: Path, file: str, out: Path, *more: str) -> dict[str, Any]:
+    done = program(
+        site, "audit", str(victims / file), "--data", str(victims / "train.npz"), "--holdout",
+        str(victims / "holdout.npz"), "--budget", "1s", "--steps", "30", "--subsets", "200",
+        "--out", str(out), "--json", *more,
+    )  # fmt: skip
+    assert done.returncode in (0, 1, 3), done.stderr
+    return json.loads(done.stdout)
+
+
+def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
+    victims: Path, tmp_path: Path
+) -> None:
+    for name in ("equal-kkt", "first-directions"):
+        install_example(tmp_path / "site", name)
+    install(tmp_path / "site", "broken", "broken_import", RAISES)
+    install(tmp_path / "site", "nonsense", "nonsense", NONSENSE)
+    found = audit(tmp_path / "site", victims, "mlp.safetensors", tmp_path / "run")
+    rows = {row["name"]: row for row in found["attacks"]}
+    assert rows["equal-kkt"]["ran"]
+    assert rows["equal-kkt"]["residual"] > 0
+    assert rows["first-directions"]["ran"]
+    assert rows["first-directions"]["decides"]
+    assert not rows["first-directions"]["converged"]
+    # What is broken has a row that says so, and nothing else suffers.
+    for name, words in (
+        ("broken", "no such library"), ("flat", "x of shape"), ("refuses", "layer"), ("wide", "failed"),
+    ):  # fmt: skip
+        assert not rows[name]["ran"], name
+        assert not rows[name]["converged"], name
+        assert words in rows[name]["reason"], rows[name]["reason"]
+    assert rows["binary-kkt"]["ran"]
+    wanted = {"broken": "0.1", "equal-kkt": "0.1", "first-directions": "0.1", "nonsense": "0.1"}
+    assert found["settings"]["plugins"] == wanted
+
+    alone = audit(tmp_path / "site", victims, "mlp.safetensors", tmp_path / "alone", "--no-plugins")
+    assert alone["settings"]["plugins"] == {}
+    assert not {*wanted, "flat", "refuses", "wide"} & {row["name"] for row in alone["attacks"]}
+
+
+def test_an_audit_runs_a_network_kind_of_another_package(victims: Path, tmp_path: Path) -> None:
+    install_example(tmp_path / "site", "skip-network")
+    skip = ("--arch", "skip:64-30-1")
+    found = audit(tmp_path / "site", victims, "skip.pt", tmp_path / "run", *skip)
+    assert found["network"]["arch"] == "skip:64-30-1"
+    rows = {row["name"]: row for row in found["attacks"]}
+    assert rows["binary-kkt"]["ran"]
+    assert [*rows["binary-kkt"]["residuals"]] == ["first", "last", "around"]
+    alone = program(tmp_path / "site", "inspect", str(victims / "skip.pt"), *skip, "--json")
+    assert alone.returncode == 0, alone.stderr
+    unknown = program(tmp_path / "empty", "inspect", str(victims / "skip.pt"), *skip)
+    assert unknown.returncode == 2
+    assert "No network kind" in unknown.stderr
+
+
+def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
+    victims: Path, tmp_path: Path
+) -> None:
+    install_example(tmp_path / "site", "equal-kkt")
+    words = (
+        "attack", str(victims / "mlp.safetensors"), "--objective", "equal-kkt", "--steps", "30",
+        "--restarts", "1", "--json", "--out",
+    )  # fmt: skip
+    found = program(tmp_path / "site", *words, str(tmp_path / "run"))
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["attack"] == "equal-kkt"
+    refused = program(tmp_path / "site", *words, str(tmp_path / "other"), "--no-plugins")
+    assert refused.returncode == 2
+    assert "No attack 'equal-kkt'" in refused.stderr
+
+
+def test_plug_ins_are_imported_once_and_the_variable_turns_them_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = "import pathlib; f = pathlib.Path(__file__).with_suffix('.n'); f.open('a').write('x')"
+    install(tmp_path, "counted", "counted_import", count, version="2.5")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_loaded", None)
+    monkeypatch.setenv(plugins.OFF, "1")
+    assert plugins.load() == ()
+    monkeypatch.setattr(plugins, "_loaded", None)
+    monkeypatch.delenv(plugins.OFF)
+    assert plugins.Plugin("counted", "2.5") in plugins.load()
+    plugins.load()
+    assert (tmp_path / "counted_import.n").read_text() == "x"
+
+
+CHECKPOINT = rs.Checkpoint({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")
+GOOD = Reconstruction(
+    "a", torch.ones(2, 4), torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.long),
+    torch.zeros(0, dtype=torch.long), torch.zeros(1, 0), torch.zeros(1, 0, 0), (), ("finished",),
+    Knowledge(),
+)  # fmt: skip
+WRONG = {
+    "x": (torch.ones(2, 5), "x of shape"),
+    "labels": (torch.zeros(3), "labels of shape"),
+    "lam": (torch.full((2,), float("nan")), "finite lam"),
+    "run": (torch.ones(2, dtype=torch.long), "below the 1 restarts"),
+    "loss": (torch.zeros(2, 0), "loss of shape"),
+    "layers": (torch.zeros(1, 0, 1), "layers of shape"),
+}
+
+
+def test_what_an_attack_of_another_package_returns_is_looked_at() -> None:
+    surface = weights(CHECKPOINT, Knowledge())
+    assert checked(GOOD, surface, Knowledge()) is GOOD
+    for name, (value, words) in WRONG.items():
+        with pytest.raises(InputError, match=words):
+            checked(GOOD.replace(**{name: value}), surface, Knowledge())
+    for found in (None, GOOD.replace(x=GOOD.x.long()), GOOD.replace(x=torch.ones(0, 4))):
+        with pytest.raises(InputError, match="must return"):
+            checked(found, surface, Knowledge())  # type: ignore[arg-type]
+
+
+def test_parts_of_this_package_are_not_from_outside() -> None:
+    from residuum.attacks import every_attack
+
+    assert {*every_attack()} == {*OBJECTIVES, *ATTACKS}
+    assert not any(one.outside for one in every_attack().values())
+
+    class Mine(Attack):
+        pass
+
+    assert Mine().outside
