@@ -18,6 +18,7 @@ import yaml
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.presets import PRESETS
 from residuum.attacks.priors import PRIORS
+from residuum.attacks.run import ATTACKS
 from residuum.cli.main import COMMANDS, app
 from residuum.datasets import DATASETS, load_dataset
 from residuum.defenses import DEFENSES
@@ -65,6 +66,7 @@ def parts_of_ones_own(names: dict[str, Any]) -> None:
     assert {*names["OBJECTIVES"]} >= {"equal-kkt"}
     assert names["first"].loss.isfinite().all()
     assert {*names["DATASETS"]} >= {"moons"}
+    assert {*names["ATTACKS"]} >= {"rows"}
 
 
 def leak(names: dict[str, Any]) -> None:
@@ -91,7 +93,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """A folder of its own, every registry as it was before, and audits that ignore the clock."""
     monkeypatch.chdir(tmp_path)
     documents.ignore_the_clock(monkeypatch)
-    registries = (OBJECTIVES, PRIORS, PRESETS, METRICS, DATASETS, DEFENSES)
+    registries = (ATTACKS, OBJECTIVES, PRIORS, PRESETS, METRICS, DATASETS, DEFENSES)
     before = [dict(registry) for registry in registries]  # type: ignore[call-overload]
     yield
     for registry, content in zip(registries, before, strict=True):

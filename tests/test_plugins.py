@@ -20,6 +20,7 @@ from residuum.attacks import ATTACKS, OBJECTIVES, Attack
 from residuum.attacks.contract import checked
 from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError
+from residuum.evaluation import METRICS, Metric
 from residuum.records import Knowledge, Reconstruction
 from tests.documents import ROOT
 
@@ -206,6 +207,20 @@ def test_what_an_attack_of_another_package_returns_is_looked_at() -> None:
     for found in (None, GOOD.replace(x=GOOD.x.long()), GOOD.replace(x=torch.ones(0, 4))):
         with pytest.raises(InputError, match="must return"):
             checked(found, surface, Knowledge())  # type: ignore[arg-type]
+
+
+def test_a_metric_of_another_package_that_raises_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def score(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise ValueError("wrong library")
+
+    monkeypatch.setitem(METRICS, "mine", Metric("mine", True, None, score, score, "raises"))
+    split = rs.load_dataset("digits", 20)
+    found = rs.score(split.train.x, split.train, split.holdout, metrics=("ncc", "mine", "l2"))
+    assert {*found.metrics} == {"ncc", "l2"}
+    assert any("mine failed: ValueError: wrong library" in note for note in found.notes)
+    assert not any(metric.outside for name, metric in METRICS.items() if name != "mine")
 
 
 def test_parts_of_this_package_are_not_from_outside() -> None:

@@ -47,6 +47,11 @@ class Metric:
     search_is_score: bool = True
     window: int = 0
 
+    @property
+    def outside(self) -> bool:
+        """Whether it comes from another package: then its faults are its own."""
+        return not getattr(self.score, "__module__", "residuum.").startswith("residuum.")
+
     def why_not(self, shape: tuple[int, ...]) -> str:
         """Why samples of ``shape`` cannot be scored by this metric here; "" when they can."""
         if not self.needs_images:

@@ -94,19 +94,24 @@ def score(
         judged[DECIDING], subsets = _Verdict(before.metrics[DECIDING], matches), before.subsets
         notes[:] = before.notes
     for metric in chosen[len(judged) :]:
-        gain = field.gain(metric)
-        cost = _cost(metric, field, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
-        left = seconds - (time.monotonic() - start)
-        if metric.name == DECIDING:
-            wanted, subsets = subsets, cost.affordable(subsets, left)
-            if subsets < wanted:
-                notes.append(f"{subsets} of {wanted} subsets drawn, for want of time")
-        elif cost.of(subsets) > left:
-            notes.append(
-                f"{metric.name} left out, for want of time: about {cost.of(subsets):.0f} s"
-            )
-            continue
-        judged[metric.name] = _judge(metric, field, gain, seed, subsets)
+        try:
+            gain = field.gain(metric)
+            cost = _cost(metric, field, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
+            left = seconds - (time.monotonic() - start)
+            if metric.name == DECIDING:
+                wanted, subsets = subsets, cost.affordable(subsets, left)
+                if subsets < wanted:
+                    notes.append(f"{subsets} of {wanted} subsets drawn, for want of time")
+            elif cost.of(subsets) > left:
+                notes.append(
+                    f"{metric.name} left out, for want of time: about {cost.of(subsets):.0f} s"
+                )
+                continue
+            judged[metric.name] = _judge(metric, field, gain, seed, subsets)
+        except Exception as problem:
+            if not metric.outside:
+                raise
+            notes.append(f"{metric.name} failed: {type(problem).__name__}: {problem}"[:300])
     per_sample = _per_sample(train, judged, outputs, multipliers)
     return Scores(
         n=len(train),
