@@ -183,11 +183,7 @@ def test_plug_ins_are_imported_once_and_the_variable_turns_them_off(
 
 
 CHECKPOINT = rs.Checkpoint({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")
-GOOD = Reconstruction(
-    "a", torch.ones(2, 4), torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.long),
-    torch.zeros(0, dtype=torch.long), torch.zeros(1, 0), torch.zeros(1, 0, 0), (), ("finished",),
-    Knowledge(),
-)  # fmt: skip
+GOOD = Reconstruction.at_once("a", torch.ones(2, 4), torch.zeros(2), torch.ones(2), Knowledge())
 WRONG = {
     "x": (torch.ones(2, 5), "x of shape"),
     "labels": (torch.zeros(3), "labels of shape"),

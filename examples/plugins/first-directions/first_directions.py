@@ -27,19 +27,8 @@ class FirstDirections(Attack):
         _, sizes, rows = torch.linalg.svd(first_weight(surface), full_matrices=False)
         count = max(1, min(config.candidates // 2, len(rows)))
         x = torch.cat([rows[:count], -rows[:count]]).reshape(-1, *surface.shape(knowledge))
-        return Reconstruction(
-            attack=self.name,
-            x=x,
-            labels=torch.zeros(len(x)),
-            lam=sizes[:count].repeat(2),
-            run=torch.zeros(len(x), dtype=torch.long),
-            steps=torch.zeros(0, dtype=torch.long),
-            loss=torch.zeros(1, 0),
-            layers=torch.zeros(1, 0, 0),
-            layer_names=(),
-            status=("finished",),
-            knowledge=knowledge,
-        )
+        lam = sizes[:count].repeat(2)
+        return Reconstruction.at_once(self.name, x, torch.zeros(len(x)), lam, knowledge)
 
 
 def first_weight(surface):

@@ -71,8 +71,7 @@ def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Re
     """What an attack from outside brought back, or an error that says what is wrong with it."""
     if not isinstance(found, Reconstruction):
         raise _wrong("a Reconstruction", type(found).__name__)
-    n, (restarts, looks, layers) = len(found.x), (found.restarts, len(found.steps), 0)
-    layers = len(found.layer_names)
+    n, restarts, looks = len(found.x), found.restarts, len(found.steps)
     if not 0 < n <= MOST_CANDIDATES:
         raise _wrong(f"1 to {MOST_CANDIDATES} candidates", n)
     wanted = {
@@ -81,18 +80,17 @@ def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Re
         "lam": (n, *found.lam.shape[1:]),
         "run": (n,),
         "loss": (restarts, looks),
-        "layers": (restarts, looks, layers),
+        "layers": (restarts, looks, len(found.layer_names)),
     }
     for name, shape in wanted.items():
         if (got := tuple(getattr(found, name).shape)) != shape:
             raise _wrong(f"{name} of shape {shape}", got)
     for name in ("x", "labels", "lam"):
-        part = getattr(found, name)
-        if name == "x" and not part.is_floating_point():
-            raise _wrong("x of a floating-point type", part.dtype)
-        if not part.isfinite().all():
+        if not getattr(found, name).isfinite().all():
             raise _wrong(f"finite {name}", "others")
-    if found.run.dtype != torch.long or not bool(((found.run >= 0) & (found.run < restarts)).all()):
+    if not found.x.is_floating_point():
+        raise _wrong("x of a floating-point type", found.x.dtype)
+    if found.run.dtype != torch.long or {*found.run.tolist()} - {*range(restarts)}:
         raise _wrong(f"run as whole numbers below the {restarts} restarts", found.run.dtype)
     return found
 

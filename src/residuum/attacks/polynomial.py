@@ -300,12 +300,13 @@ class PolynomialAttack(Attack):
         start = time.monotonic()
         found = recover(surface.model(), seed=config.seed)
         shape = knowledge.shape or surface.checkpoint.input_shape or found.x.shape[1:]
-        squared = torch.tensor([[found.residual**2]])
-        part = Reconstruction(
+        part = Reconstruction.at_once(
             self.name, found.x.reshape(-1, *shape), torch.where(found.weights < 0, -1.0, 1.0),
-            found.weights.abs(), run=torch.zeros(len(found.x), dtype=torch.long),
+            found.weights.abs(), knowledge, notes=found.notes,
+        )  # fmt: skip
+        squared = torch.tensor([[found.residual**2]])
+        part = part.replace(
             steps=torch.zeros(1, dtype=torch.long), loss=squared, layers=squared[None],
-            layer_names=("all equations",), status=("finished",), knowledge=knowledge,
-            seconds=time.monotonic() - start, notes=found.notes,
+            layer_names=("all equations",), seconds=time.monotonic() - start,
         )  # fmt: skip
         return part.replace(selection=select(part))

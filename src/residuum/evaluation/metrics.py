@@ -50,7 +50,8 @@ class Metric:
     @property
     def outside(self) -> bool:
         """Whether it comes from another package: then its faults are its own."""
-        return not getattr(self.score, "__module__", "residuum.").startswith("residuum.")
+        own = getattr(self.score, "func", self.score)  # of a partial
+        return not str(own.__module__).startswith("residuum.")
 
     def why_not(self, shape: tuple[int, ...]) -> str:
         """Why samples of ``shape`` cannot be scored by this metric here; "" when they can."""

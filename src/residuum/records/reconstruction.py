@@ -68,6 +68,18 @@ class Reconstruction(Record):
     ident: Tensor | None = None
     second_order: tuple[dict[str, Any], ...] = ()
 
+    @classmethod
+    def at_once(
+        cls, attack: str, x: Tensor, labels: Tensor, lam: Tensor, knowledge: Knowledge, **rest: Any
+    ) -> Reconstruction:
+        """Candidates of one restart that took no steps."""
+        steps = torch.zeros(0, dtype=torch.long)
+        return cls(
+            attack, x, labels, lam, run=torch.zeros(len(x), dtype=torch.long), steps=steps,
+            loss=torch.zeros(1, 0), layers=torch.zeros(1, 0, 0), layer_names=(),
+            status=("finished",), knowledge=knowledge, **rest,
+        )  # fmt: skip
+
     @property
     def restarts(self) -> int:
         """Number of independent runs."""
