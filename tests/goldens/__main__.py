@@ -1,0 +1,31 @@
+"""``python -m tests.goldens``: write every golden anew."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import tests.conftest  # noqa: F401  one thread, as in the suite
+from tests.goldens import HERE, make, stored
+
+
+def main() -> int:
+    """Write what changed, remove what is no longer made, and name both."""
+    with tempfile.TemporaryDirectory() as folder:
+        made, before = make(Path(folder)), stored()
+    for name in sorted({*made, *before}):
+        if made.get(name) == before.get(name):
+            continue
+        path = HERE / name
+        if name in made:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(made[name], encoding="utf-8")
+        else:
+            path.unlink()
+        sys.stdout.write(f"{'written' if name in made else 'removed'}: {name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
