@@ -237,11 +237,8 @@ def _table(number: int, table: dict[str, Any]) -> Figure:
     return Figure(title, partial(training_table, table=table))
 
 
-_BEST, _OUTPUT, _BASELINES = (
-    "best reconstructions",
-    "score against output",
-    ("model-inversion", "weights"),
-)
+_BEST, _OUTPUT = "best reconstructions", "score against output"
+_BASELINES = ("model-inversion", "weights")
 _INVERTED = "against model inversion and first-layer weights, CIFAR n=500"
 FIGURES: dict[str, Figure] = {
     "fig1": _images(f"{_BEST}, CIFAR n=50", "grid", "n=50"),

@@ -433,9 +433,7 @@ FIGURES: dict[str, Figure] = {
 _CUBIC = "rank condition and error of exact recovery, cubic networks"
 FIGURES["theorem41"] = Figure(_CUBIC, theorem41)
 FIGURES["aggregates"] = Figure("what degree 1 and 2 determine", aggregates)
-_GROWTH, _KKT = (
-    "ways to grow the candidate set, MNIST n=100",
-    Case("haim", "mnist", 100, 30, 20_000, 5000),
-)
+_GROWTH = "ways to grow the candidate set, MNIST n=100"
+_KKT = Case("haim", "mnist", 100, 30, 20_000, 5000)
 FIGURES["growth-ntk"] = Figure(f"{_GROWTH}, NTK", partial(grown, case=_LOO[1], seeds=5))
 FIGURES["growth-kkt"] = Figure(f"{_GROWTH}, KKT", partial(grown, case=_KKT, seeds=3))
