@@ -106,6 +106,7 @@ def test_every_metric_knows_its_direction_and_agrees_with_itself(metric):
     torch.testing.assert_close(
         metric.pairs(close, samples, index), matrix[index[:, 0], index[:, 1]]
     )
+    torch.testing.assert_close(metric.pairwise(close, samples[:1]), matrix[:, :1])
     assert metric.applies(SHAPE)
     assert metric.applies((64,)) != metric.needs_images
 
@@ -406,6 +407,22 @@ def test_candidates_of_another_label_can_be_kept_apart():
     assert right.recovered >= 6
     with pytest.raises(InputError, match="candidate_labels"):
         score(candidates, train, holdout, same_label=True)
+
+
+def test_samples_that_get_no_candidate_are_in_no_figure():
+    candidates, train, holdout = planted()
+    ones = torch.ones(30).long()
+    given = {"candidate_labels": ones, "same_label": True, "metrics": (), "subsets": 200}
+    lam = torch.arange(60.0).reshape(30, 2)
+    found = score(candidates, train, holdout, multipliers=lam, **given)
+    values = [row.matches["ncc"].nearest for row in found.per_sample if row.label == 1]
+    assert found.metrics["ncc"].median == pytest.approx(float(np.median(values)))
+    for row in found.per_sample:
+        match = row.matches["ncc"]
+        taken = None if row.label == -1 else match.candidate
+        assert match.candidate == taken
+        assert row.multiplier == (None if taken is None else 4 * taken + 1)  # 2k + (2k + 1)
+        assert (match.score is None) == (match.nearest is None) == (row.label == -1)
 
 
 def test_candidates_that_resemble_one_label_are_no_leak_of_a_set_with_more_of_it():

@@ -138,6 +138,42 @@ def test_an_attack_that_was_not_run_has_done_nothing() -> None:
     assert not idle.converged
 
 
+@pytest.mark.parametrize(
+    ("attack", "status"),
+    [
+        (ran(CONVERGED), "converged"),
+        (ran(STUCK), "not converged"),
+        (ran(CONVERGED, decides=False), "baseline"),
+        (ran(None, ran=False), "not run"),
+        (ran(None, ran=False, applies=False), "not applicable"),
+        (ran(None, ran=False, decides=False), "not run"),
+    ],
+)
+def test_what_became_of_an_attack_in_a_word(attack: AttackOutcome, status: str) -> None:
+    assert attack.status == status
+
+
+def test_wording_of_every_outcome() -> None:
+    numbers = {"n": 500, "recovered": 25, "expected_by_chance": 2.4, "interval": (16.2, 36.4)}
+    leak = Verdict(LEAK, p_value=0.0002, rule="ncc > 0.83", **numbers).sentence
+    assert leak == (
+        "The attacks brought back 25 of 500 training samples (ncc > 0.83; naive 95% interval 16.2 to "
+        "36.4), where chance alone explains 2.4; p < 0.001."
+    )
+    assert Verdict(NO_LEAK_FOUND, n=50, recovered=0, p_value=0.001).sentence == (
+        "The attacks that were run matched 0 of 50 training samples, where chance alone explains –; "
+        "p = 0.001; others may still succeed."
+    )
+    assert Verdict(INCONCLUSIVE, n=50, recovered=0).sentence == (
+        "The attacks matched 0 of 50 training samples, where chance alone explains –; under these "
+        "conditions that supports neither a leak nor its absence."
+    )
+    for nothing in (Verdict(INCONCLUSIVE), Verdict(INCONCLUSIVE, n=50), Verdict(LEAK, recovered=3)):
+        assert nothing.sentence.startswith("Nothing was compared with a held-out control")
+    with pytest.raises(ValueError, match="A verdict is one of"):
+        Verdict("safe")
+
+
 def test_every_outcome_is_in_the_table() -> None:
     assert {row[2] for row in TABLE} == set(EXIT_CODES)
 
