@@ -233,6 +233,7 @@ def _summary(samples: dict[str, list[Mutant]], results: Results) -> dict[str, An
                 "seed": SEEDS.get(name),
                 "mutants": len(part),
                 "killed": sum(row["killed_by"] is not None for row in part),
+                "first_run": TABLE["first_run"][name],
                 "survivors": {r["key"]: r["reason"] for r in part if r["killed_by"] is None},
             }
             for name, part in rows.items()
