@@ -539,6 +539,16 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
     assert len(found.batches) >= len(kept)
 
 
+def test_a_state_left_beside_its_finished_batch_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """A stop between the two halves of ``save`` leaves the state of a batch that is done."""
+    run = AuditRun(tmp_path)
+    first, second = Batch("binary-kkt", 1, 20, 0), Batch("binary-kkt", 1, 20, 1)
+    run.work.mkdir(exist_ok=True)
+    run.state(first).write_bytes(b"left behind")
+    assert not run.state(second).exists()
+    assert run.load(first) is None
+
+
 @pytest.mark.parametrize("after", [0.0, 0.7, 1.5])
 def test_kill_at_any_moment_leaves_a_folder_that_goes_on(
     files: dict[str, list[str]], tmp_path: Path, after: float

@@ -314,7 +314,7 @@ def test_first_layer_weights_are_the_rows_heaviest_first():
 
 def test_rows_of_a_convolution_are_no_images():
     config = AttackConfig(objective="first-layer-weights")
-    with pytest.raises(InputError, match="only where it sees the whole input"):
+    with pytest.raises(InputError, match="needs a first layer that sees the whole input"):
         attack(released("convnet:1x8x8-4-1"), None, config)
 
 

@@ -15,7 +15,7 @@ from residuum.errors import OutputError
 from residuum.records import Reconstruction
 from residuum.records.rundir import RunDir, read_json, write_json
 
-WORK, RESULT, STATE, PLAN = "work", "result.json", "state.safetensors", "plan.json"
+WORK, RESULT, STATE, PLAN = "work", "result.json", "state", "plan.json"
 
 
 class AuditRun(RunDir):
@@ -51,11 +51,11 @@ class AuditRun(RunDir):
     def save(self, batch: Batch, found: Reconstruction) -> None:
         """Keep a finished batch; its state is of no more use."""
         found.save(self._file(batch))
-        self.state().unlink(missing_ok=True)
+        self.state(batch).unlink(missing_ok=True)
 
-    def state(self) -> Path:
-        """Where the batch under way is kept."""
-        return self.work / STATE
+    def state(self, batch: Batch) -> Path:
+        """Where the batch under way is kept: one that a stop left behind is nobody else's."""
+        return self.work / f"{STATE}-{self._file(batch).name}"
 
     def planned(self, attack: str) -> Batch | None:
         """The first batch of ``attack`` as planned before the interruption."""

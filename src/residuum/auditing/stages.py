@@ -44,8 +44,8 @@ class Store(Protocol):
     def save(self, batch: Batch, found: Reconstruction) -> None:
         """Keep a finished batch."""
 
-    def state(self) -> Path | None:
-        """File for the state of the batch under way."""
+    def state(self, batch: Batch) -> Path | None:
+        """File for the state of this batch while it is under way."""
 
     def planned(self, attack: str) -> Batch | None:
         """The first batch of ``attack`` as it was planned before."""
@@ -195,7 +195,7 @@ class AttackStage:
         )  # fmt: skip
         config = resolve(self.checkpoint, self.knowledge, config)
         watch = self.watch(batch.attack) if self.watch else None
-        state = self.store.state() if self.store else None
+        state = self.store.state(batch) if self.store else None
         found = one.run(surface, self.knowledge, config, state_path=state, watch=watch)
         if self.store:
             self.store.save(batch, found)
