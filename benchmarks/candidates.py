@@ -20,7 +20,7 @@ from residuum.checkpoints import first_layer
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split, write_json
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 from residuum.training import TrainingConfig, released, train
 
 SEEDS = {  # of data, training and attack

@@ -24,7 +24,7 @@ from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.records import Dataset
-from residuum.records.uniqueness import Uniqueness
+from residuum.records.certificate import Uniqueness
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.rows import constraint_rows, normalise_labels

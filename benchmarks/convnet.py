@@ -19,7 +19,7 @@ from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores, Split, write_json
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 from residuum.stationarity import parameters
 from residuum.theory import certify
 from residuum.training import TrainingConfig, initialise, train

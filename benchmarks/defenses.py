@@ -25,7 +25,7 @@ from residuum.datasets import load_dataset
 from residuum.defenses import DEFENSES, Outcome, Setting, Training, at_seed, find, run_trial
 from residuum.errors import InconclusiveError
 from residuum.records import Knowledge, write_json
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 from residuum.training import TrainingConfig
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints import first_layer
-from residuum.checkpoints.spectrum import rank_above, singular_values
+from residuum.checkpoints.inspection import rank_above, singular_values
 from residuum.records import write_json
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 
 RESULTS = Path(__file__).parent / "results"
 T = TypeVar("T")

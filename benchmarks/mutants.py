@@ -42,8 +42,7 @@ import scipy.optimize  # noqa: F401
 from benchmarks.harness import RESULTS
 from benchmarks.mutations import PACKAGE, Mutant, mutants_of
 from residuum.records import write_json
-from residuum.records.environment import environment
-from residuum.records.rundir import read_json
+from residuum.records.rundir import environment, read_json
 
 Results = dict[str, dict[str, Any]]
 ROOT = Path(__file__).parent.parent

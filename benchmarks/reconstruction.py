@@ -21,7 +21,7 @@ from residuum.attacks import PRESETS, AttackConfig, attack
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, train
 

@@ -22,7 +22,7 @@ from papers.runs import SCALES, Context
 from residuum.datasets import ROOT_VARIABLE
 from residuum.errors import InputError, ResiduumError, did_you_mean
 from residuum.records import make_directory, write_atomic
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 
 PAPERS = (haim2022, refael2025, shen2026, buzaglo2023, loo2024, uniqueness)
 FIGURES = {

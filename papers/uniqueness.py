@@ -32,7 +32,7 @@ from papers.points import normal
 from papers.refael2025 import BIAS, FIRST, SIZES, five_best, layer_residuals, row_space, squares
 from papers.runs import Context, Settings, Victim, first_residual, mlp
 from residuum.attacks import AttackConfig
-from residuum.checkpoints.spectrum import rank_above, singular_values
+from residuum.checkpoints.inspection import rank_above, singular_values
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
 from residuum.stationarity import flatten, norm, residual
 from residuum.theory.budgets import budget_certificates

@@ -28,7 +28,7 @@ from residuum.cli.audit import AFTER, _progress
 from residuum.cli.main import main
 from residuum.errors import DataError, OutputError
 from residuum.records import Dataset, same
-from residuum.records.environment import sha256
+from residuum.records.rundir import sha256
 from residuum.report.gallery import items
 from tests.program import listing, start
 from tests.victims import knowledge, leaky, tight, untrained, write

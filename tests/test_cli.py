@@ -23,7 +23,7 @@ from residuum.attacks import every_attack
 from residuum.checkpoints import load_checkpoint
 from residuum.cli.main import app, main
 from residuum.records import Dataset, same
-from residuum.records.environment import sha256
+from residuum.records.rundir import sha256
 from tests.documents import ROOT, blocks, command_lines, ignore_the_clock
 from tests.program import interrupt, listing, one_line, start
 from tests.test_demo import shrink

@@ -20,7 +20,7 @@ from residuum.cli.main import app, main
 from residuum.evaluation import METRICS
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Reconstruction, same
-from residuum.records.environment import sha256
+from residuum.records.rundir import sha256
 from residuum.verbs.attacking import AttackRun, load_run
 from tests.program import interrupt, listing, one_line, printed
 

@@ -650,9 +650,9 @@ def test_images_that_are_none_or_too_large(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match="8 bits"):
         load_dataset(tmp_path)
     victim.write_bytes(content)
-    monkeypatch.setattr("residuum.datasets.images.MAX_PIXELS", 64)
+    monkeypatch.setattr("residuum.datasets.files.MAX_PIXELS", 64)
     load_dataset(tmp_path)
-    monkeypatch.setattr("residuum.datasets.images.MAX_PIXELS", 63)
+    monkeypatch.setattr("residuum.datasets.files.MAX_PIXELS", 63)
     for limit in (64, 40, 10):  # PIL warns above its own limit and raises above twice that
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with pytest.raises(UnsafeFileError, match="may have 63 pixels"):

@@ -54,9 +54,8 @@ from residuum.records import (
     write_json,
 )
 from residuum.records.base import METADATA_KEY
-from residuum.records.environment import environment, sha256
 from residuum.records.identification import Identification
-from residuum.records.rundir import digest
+from residuum.records.rundir import digest, environment, sha256
 from residuum.records.scores import (
     MetricScore,
     SampleMatch,
@@ -308,7 +307,7 @@ def test_the_environment_names_extras_only_where_they_are(monkeypatch: pytest.Mo
             raise PackageNotFoundError(name)
         return version(name)
 
-    monkeypatch.setattr("residuum.records.environment.version", bare)
+    monkeypatch.setattr("residuum.records.rundir.version", bare)
     packages = environment()["packages"]
     assert packages["optuna"] == version("optuna")
     assert packages["kornia"] == "not installed"

@@ -13,7 +13,7 @@ from residuum.auditing.settings import write_toml
 from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError
 from residuum.records import Reconstruction, write_atomic, write_json
-from residuum.records.environment import sha256
+from residuum.records.rundir import sha256
 from residuum.report.html import render
 from residuum.report.model_card import model_card
 from residuum.report.sarif import sarif

@@ -12,7 +12,7 @@ from residuum.auditing.budget import LEAST_UNIQUENESS
 from residuum.checkpoints import build_model
 from residuum.errors import ResiduumError
 from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction
-from residuum.records.uniqueness import Uniqueness
+from residuum.records.certificate import Uniqueness
 from residuum.theory import certify
 from residuum.theory.uniqueness import uniqueness
 

@@ -14,8 +14,8 @@ from residuum.auditing.fit import Fit
 from residuum.auditing.verdict import AttackOutcome, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
+from residuum.records.certificate import Uniqueness
 from residuum.records.scores import MetricScore
-from residuum.records.uniqueness import Uniqueness
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ from residuum.evaluation import score
 from residuum.evaluation.pools import CandidatePool, joined, selected_pool, whole_pool
 from residuum.evaluation.scoring import DECIDING
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 from residuum.theory.kkt import evaluate
 
 

@@ -1,20 +1,17 @@
 """Checkpoints: safe reading, writing, live networks, and what the weights alone reveal."""
 
-from residuum.checkpoints.inspection import (
-    Inspection,
-    ParameterSummary,
-    first_layer,
-    inspect_checkpoint,
-)
-from residuum.checkpoints.modules import build_model, checkpoint_from_module
+from residuum.checkpoints.inspection import Inspection, ParameterSummary, inspect_checkpoint
 from residuum.checkpoints.reading import (
     DEFAULT_MAX_BYTES,
     as_checkpoint,
+    build_model,
+    checkpoint_from_module,
     load_checkpoint,
     locate,
     save_checkpoint,
     weights_hash,
 )
+from residuum.checkpoints.surfaces import first_layer
 from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
 
 __all__ = [

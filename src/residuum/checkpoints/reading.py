@@ -1,39 +1,74 @@
-"""Checkpoints from files that may be hostile, and back to files that anyone can read.
+"""Checkpoints from files, state dicts and live networks, and back to files that anyone can read.
 
 ====================  ==================================================================
 a file that begins    is read as
 ====================  ==================================================================
-8 bytes, then ``{``   safetensors, header checked first (:mod:`.headers`)
-``PK\\x03\\x04``        torch.save's zip archive, claims checked first (:mod:`.archives`)
+8 bytes, then ``{``   safetensors, header checked first (:mod:`.safe`)
+``PK\\x03\\x04``        torch.save's zip archive, claims checked first
 ``\\x80``              torch.save's legacy format, likewise
 ====================  ==================================================================
+
+Beside the weights residuum writes plain strings that any safetensors reader can show; FORMAT_KEY marks
+a file as ours. Files come from strangers: every value is checked again.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from residuum.checkpoints.archives import PICKLE_MAGIC, ZIP_MAGIC, read_legacy, read_zip
-from residuum.checkpoints.headers import is_safetensors, read_safetensors
-from residuum.checkpoints.metadata import Metadata, decode_metadata, encode_metadata
-from residuum.checkpoints.modules import checkpoint_from_module, fitting_shape
-from residuum.checkpoints.states import clean_state, find_state
+from residuum.checkpoints.safe import (
+    PICKLE_MAGIC,
+    ZIP_MAGIC,
+    clean_state,
+    find_state,
+    is_safetensors,
+    read_legacy,
+    read_safetensors,
+    read_zip,
+)
 from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
-from residuum.networks import KINDS, Architecture, match_architecture, recognise
+from residuum.networks import KINDS, Architecture, kind_of, match_architecture, recognise
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.records import Checkpoint, write_atomic
-from residuum.records.environment import sha256
+from residuum.records.rundir import sha256
 
 DEFAULT_MAX_BYTES = 8 << 30
 RUN_FILE = "model.safetensors"
+FORMAT_KEY = "residuum_format"
+FORMAT = "1"
+TASKS = ("", "binary", "multiclass", "regression")
+MAX_ARCHITECTURE = 256
+MAX_TEXT = 200
+MAX_TEXTS = 10_000
+MAX_DIMENSIONS = 8
+
+T = TypeVar("T")
+PASSED_OVER = (  # parts that do nothing in evaluation
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.Identity,
+)
+KEPT = (
+    "a {} is kept as given: what its forward does is not read; surrogates replace its nn.ReLU modules, a "
+    "ReLU called as a function stays as it is"
+)
 
 
 def load_checkpoint(
@@ -195,3 +230,269 @@ def _sort_header(content: bytes) -> bytes:
     ).encode()
     header += b" " * (-len(header) % 8)  # tensors stay aligned
     return len(header).to_bytes(8, "little") + header + content[start:]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The fields of a checkpoint that are not weights; all empty for a file that is not ours."""
+
+    architecture: str = ""
+    input_shape: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    task: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
+def encode_metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    """Metadata of a safetensors file; ``format`` is what other libraries look for."""
+    metadata = {
+        "format": "pt",
+        FORMAT_KEY: FORMAT,
+        "architecture": checkpoint.arch,
+        "input_shape": json.dumps(list(checkpoint.input_shape)),
+        "labels": json.dumps(list(checkpoint.labels)),
+        "task": checkpoint.task,
+        "assumptions": json.dumps(list(checkpoint.assumptions)),
+    }
+    decode_metadata(metadata)  # never write what cannot be read back
+    return metadata
+
+
+def decode_metadata(metadata: dict[str, str]) -> Metadata:
+    """Read back what :func:`encode_metadata` wrote, or say which value is not what it must be."""
+    if FORMAT_KEY not in metadata:
+        return Metadata()
+    if metadata[FORMAT_KEY] != FORMAT:
+        raise CheckpointError(
+            f"This version reads checkpoint format {FORMAT}; got {metadata[FORMAT_KEY][:20]!r}.",
+            "Upgrade residuum.",
+        )
+    return Metadata(
+        _field(metadata, "architecture", _architecture),
+        _field(metadata, "input_shape", _sizes),
+        _field(metadata, "labels", _texts),
+        _field(metadata, "task", _task),
+        _field(metadata, "assumptions", _texts),
+    )
+
+
+def _field(metadata: dict[str, str], key: str, read: Callable[[str], T]) -> T:
+    try:
+        return read(metadata.get(key, ""))
+    except ValueError as problem:
+        raise CheckpointError(
+            f"The checkpoint's {key!r} must be {problem}; got {metadata.get(key, '')[:40]!r}.",
+            "Save it again with save_checkpoint, or its tensors without metadata.",
+        ) from problem
+
+
+def _architecture(text: str) -> str:
+    if not text or len(text) > MAX_ARCHITECTURE:
+        raise ValueError(f"a text of 1 to {MAX_ARCHITECTURE} characters")
+    return text
+
+
+def _task(text: str) -> str:
+    if text not in TASKS:
+        raise ValueError(f"one of {', '.join(TASKS[1:])}, or empty")
+    return text
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    found = _json_list(text)
+    if len(found) > MAX_DIMENSIONS or not all(type(n) is int and 0 < n < 2**31 for n in found):
+        raise ValueError(f"at most {MAX_DIMENSIONS} positive whole numbers")
+    return tuple(found)
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    found = _json_list(text)
+    if len(found) > MAX_TEXTS or not all(map(_is_text, found)):
+        raise ValueError(f"at most {MAX_TEXTS} printable texts of at most {MAX_TEXT} characters")
+    return tuple(found)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
+
+
+def _json_list(text: str) -> list[Any]:
+    try:
+        found = json.loads(text) if text else []
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise ValueError("a JSON list")
+    return found
+
+
+def build_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> nn.Module:
+    """The network of a checkpoint with its weights, in evaluation mode.
+
+    dtype: the checkpoint's own when None. The parameters are copies; no random number is drawn.
+    """
+    model, kept = copy.deepcopy(checkpoint.module), checkpoint.module is not None
+    if model is None:
+        with torch.device("meta"):
+            model = Architecture.parse(checkpoint.arch).build()
+    theta = {name: t.to(dtype or t.dtype, copy=True) for name, t in checkpoint.theta.items()}
+    own = dict(model.named_parameters()) if kept else model.state_dict()
+    if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in theta.items()}:
+        raise ArchitectureError(
+            f"The weights must fit {checkpoint.arch}; they are "
+            f"{', '.join(f'{name} {list(t.shape)}' for name, t in list(theta.items())[:6])}.",
+            "Read the file with load_checkpoint, which matches the names.",
+        )
+    if kept:
+        model.to(next(iter(theta.values())).dtype)  # buffers too
+        theta = {**model.state_dict(), **theta}
+    model.load_state_dict(theta, strict=True, assign=not kept)
+    return model.eval()
+
+
+def checkpoint_from_module(
+    model: nn.Module,
+    *,
+    input_shape: tuple[int, ...] = (),
+    labels: tuple[str, ...] = (),
+    task: str = "",
+    shape_if_kept: tuple[int, ...] | None = None,
+) -> Checkpoint:
+    """A checkpoint of a live network, its weights copied to the CPU.
+
+    A network of a class in ``KINDS`` and a plain nn.Sequential become what their string describes. A
+    Sequential may hold Linear layers with ReLU between all of them or none, leading Flatten layers,
+    and anywhere Dropout and Identity, which do nothing in evaluation. Any other module is kept as
+    given and runs in evaluation mode; the shape of one sample must be said unless its first layer
+    is Linear and takes the input as it is.
+    """
+    try:
+        found = _describe(model)
+    except (ArchitectureError, CheckpointError):  # no string describes these biases or shapes
+        found = None
+    if found is None:
+        kept = _keep(model, tuple(input_shape or shape_if_kept or ()))
+        return kept.replace(labels=tuple(labels), task=task)
+    arch, state = found
+    theta, _, notes = clean_state(state)
+    own_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
+    source = {name: own_names[id(t)] for name, t in state.items()}
+    shape = fitting_shape(arch, input_shape)
+    return Checkpoint(theta, str(arch), shape, tuple(labels), task, tuple(notes), source)
+
+
+def fitting_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` of one sample, known to fit; () becomes the image shape of a convnet."""
+    shape = tuple(shape) or arch.image_shape or ()
+    if shape and (min(shape) < 1 or math.prod(shape) != arch.inputs):
+        raise ArchitectureError(
+            f"An input of {arch} has {arch.inputs} values; got the shape {shape}.",
+            "Correct the input shape, or leave it out.",
+        )
+    return shape
+
+
+def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]] | None:
+    """The architecture, and the live parameters under its names in its order; None without any."""
+    if type(model) is nn.Sequential:
+        return _describe_sequential(model)
+    kind = kind_of(model)
+    arch = None if kind is None else kind.describe(model)
+    return None if arch is None else (arch, model.state_dict(keep_vars=True))
+
+
+def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]] | None:
+    leaves = (part for part in _leaves(model) if type(part) not in PASSED_OVER)
+    parts = list(itertools.dropwhile(lambda part: type(part) is nn.Flatten, leaves))
+    linear = len(parts) > 1 and all(type(part) is nn.Linear for part in parts)
+    layers, between = (parts, []) if linear else (parts[::2], parts[1::2])
+    dense = all(type(part) is nn.Linear for part in layers)
+    if not (
+        dense and all(isinstance(part, nn.ReLU) for part in between) and (linear or len(parts) % 2)
+    ):
+        return None
+    state = {
+        f"layers.{i}.{name}": parameter
+        for i, layer in enumerate(layers)
+        for name, parameter in layer.state_dict(keep_vars=True).items()
+    }
+    found, _ = recognise(state)
+    activation = "linear" if linear else "relu"
+    return replace(found, options={**found.options, "activation": activation}), state
+
+
+def _leaves(model: nn.Sequential) -> Iterator[nn.Module]:
+    for module in model._modules.values():  # children() leaves out a ReLU used twice
+        assert module is not None
+        if type(module) is nn.Sequential:
+            yield from _leaves(module)
+        else:
+            yield module
+
+
+def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:
+    """A network of any class, which takes samples of ``shape``, or of its first Linear layer."""
+    name = type(model).__name__
+    theta = {n: p.detach() for n, p in model.named_parameters()}
+    if not any(p.ndim > 1 for p in theta.values()):
+        raise ArchitectureError(
+            f"A network needs a layer with weights; this {name} has none.", "Check the module."
+        )
+    if bad := [n for n, p in theta.items() if not (p.is_floating_point() and p.isfinite().all())]:
+        raise CheckpointError(
+            f"Weights must be finite real numbers; {bad[0]!r} of this {name} are not.",
+            "Use a network whose training did not diverge.",
+        )
+    double = any(p.dtype == torch.float64 for p in theta.values())
+    model = copy.deepcopy(model).cpu().to(torch.float64 if double else torch.float32).eval()
+    first = next(part for part in model.modules() if list(part.parameters(recurse=False)))
+    if not shape and isinstance(first, nn.Linear):
+        shape = (first.in_features,)
+    if not shape:
+        raise ArchitectureError(
+            f"The shape of one sample must be said for a network that is kept as given; this {name} does "
+            "not show it.",
+            "Grant it: Knowledge(shape=(3, 32, 32)), or give the data.",
+        )
+    outputs = _outputs(model, shape)
+    model.register_forward_pre_hook(functools.partial(_as_samples, shape))
+    arch = Architecture("module", (outputs,), shape, {"class": name[:80]})
+    theta = {n: p.detach().clone() for n, p in model.named_parameters()}
+    names = {n: n for n in theta}
+    return Checkpoint(
+        theta,
+        str(arch),
+        shape,
+        assumptions=(KEPT.format(name[:40]),),
+        source_names=names,
+        module=model,
+    )
+
+
+def _outputs(model: nn.Module, shape: tuple[int, ...]) -> int:
+    """How many, known from two samples."""
+    probe = torch.zeros(2, *shape, dtype=next(model.parameters()).dtype)
+    try:
+        with torch.no_grad():
+            outputs = model(probe)
+    except Exception as problem:  # a forward of somebody's own may raise anything
+        raise ArchitectureError(
+            f"The network must take samples of shape {shape}; the forward of {type(model).__name__} says: "
+            f"{(str(problem) or type(problem).__name__).splitlines()[0][:200]}",
+            "Grant the shape of one sample as the network receives it, or correct the data.",
+        ) from problem
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(probe):
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ArchitectureError(
+            f"A network returns (n, outputs); for {len(probe)} samples this one returned {got}.",
+            "Give a module whose forward returns one row of outputs per sample.",
+        )
+    return outputs.shape[1]
+
+
+def _as_samples(
+    shape: tuple[int, ...], model: nn.Module, inputs: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Before the forward of a kept network: flat samples get their shape."""
+    x, *others = inputs
+    return (x.reshape(len(x), *shape), *others)

@@ -23,9 +23,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
-from residuum.checkpoints.modules import build_model
+from residuum.checkpoints.reading import build_model
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge
@@ -121,6 +121,11 @@ def task_of(checkpoint: Checkpoint) -> str:
     if checkpoint.task == "regression":
         return "regression"
     return "binary" if Architecture.parse(checkpoint.arch).outputs == 1 else "multiclass"
+
+
+def first_layer(theta: Theta) -> Tensor:
+    """The weight that meets the input: the first tensor that is not a vector."""
+    return next(t for t in theta.values() if t.ndim >= 2)
 
 
 def sample_shape(checkpoint: Checkpoint, knowledge: Knowledge) -> tuple[int, ...]:

@@ -149,7 +149,7 @@ def _knowledge(
 
 def _hashes(path: Path, *data: Path | None) -> dict[str, str]:
     from residuum.checkpoints import weights_hash
-    from residuum.records.environment import sha256
+    from residuum.records.rundir import sha256
 
     found = {"checkpoint": weights_hash(path)}
     for name, part in zip(("data", "holdout"), data, strict=True):

@@ -31,7 +31,7 @@ def examine() -> dict[str, Any]:
     """Everything the command shows."""
     import torch
 
-    from residuum.records.environment import environment
+    from residuum.records.rundir import environment
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     step = _step(device)

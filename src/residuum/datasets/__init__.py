@@ -14,12 +14,9 @@ from typing import Any
 
 import torch
 
-from residuum.datasets.archive import npz
-from residuum.datasets.images import folder
-from residuum.datasets.pool import Pool, Request, Source
-from residuum.datasets.selection import split_pool
-from residuum.datasets.sources import cifar10, digits, mnist
-from residuum.datasets.synthetic import circle, sphere
+from residuum.datasets.files import folder, npz
+from residuum.datasets.selection import Pool, Request, Source, split_pool
+from residuum.datasets.sources import cifar10, circle, digits, mnist, sphere
 from residuum.errors import DataError, did_you_mean
 from residuum.records import Split
 

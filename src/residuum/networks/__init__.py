@@ -14,8 +14,7 @@ from residuum.networks.activations import (
 from residuum.networks.homogeneity import balance, homogeneity_order, probe_inputs
 from residuum.networks.kinds import KINDS, Architecture, Kind, kind_of
 from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace, dense_chain
-from residuum.networks.obstacles import refuse_by_name
-from residuum.networks.recognition import match_architecture, recognise
+from residuum.networks.recognition import match_architecture, recognise, refuse_by_name
 
 __all__ = [
     "ACTIVATIONS",

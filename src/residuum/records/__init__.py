@@ -1,14 +1,12 @@
 """Frozen dataclasses that cross stages, and their files on disk."""
 
 from residuum.records.base import Record, same
-from residuum.records.certificate import Certificate, LayerResidual
-from residuum.records.checkpoint import Checkpoint
+from residuum.records.certificate import Certificate, LayerResidual, NullSpace, Uniqueness
 from residuum.records.data import TASKS, Dataset, Split, read_npz
-from residuum.records.knowledge import Knowledge
+from residuum.records.knowledge import Checkpoint, Knowledge
 from residuum.records.reconstruction import Reconstruction, Selection
 from residuum.records.rundir import make_directory, read_json, write_atomic, write_json
 from residuum.records.scores import Scores
-from residuum.records.uniqueness import NullSpace, Uniqueness
 
 __all__ = [
     "TASKS",

@@ -1,7 +1,10 @@
-"""How close a network is to a KKT point of its margin problem, in numbers."""
+"""Certificates: how close a network is to a KKT point of its margin problem, and what a reconstruction
+could have been instead.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,3 +67,116 @@ class Certificate(Record):
             },
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class NullSpace(Record):
+    """Directions in which the linearised residual of all candidates does not change, gates fixed.
+
+    unknowns: m d + R, every pixel and every multiplier. undoubled, undoubled_most: bounds on the
+    null space of the candidates as they are, equal where the count is exact; doubled,
+    doubled_most: of the system in which every candidate stands twice with half its multiplier. Of
+    the doubled null space, twins: R directions that only move multiplier between two equal copies;
+    pairs_inside, pairs_outside: m rank(W1) and m (d - rank(W1)) directions in which two copies move
+    against each other, inside and outside row(W1) (the slopes of all switches for a network that is
+    no MLP); what is left is the undoubled one. patterns: different activation patterns. method: dense,
+    block or layers; change: the largest ||J v|| / ||J|| over the unit vectors counted, verified.
+    """
+
+    unknowns: int
+    undoubled: int
+    undoubled_most: int
+    doubled: int
+    doubled_most: int
+    twins: int
+    pairs_inside: int
+    pairs_outside: int
+    patterns: int
+    method: str
+    change: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        names = {
+            "pairs_inside": "pairs_inside_row_space",
+            "pairs_outside": "pairs_outside_row_space",
+        }
+        return {names.get(name, name): value for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Uniqueness(Record):
+    """The uniqueness certificate of k of m candidates, over equal pairs x + a, x - a in their place.
+
+    index: (k,) which candidates; labels: (k,); lam: (k,) sum of absolute multipliers.
+    radius: (k,) how far both halves of the candidate move along direction, one each way, before the
+    residual changes by more than ``tolerance`` or the box ends: distance to an equally good
+    pair, inf where nothing is in the way; radius_inside: the same along directions inside
+    row(W1); radius_most: (k,) no pair that keeps its pattern moves further than this;
+    blocked_by: what is in the way; kinks: (k,) switches that sit at zero.
+    direction: (k, *shape) unit; outside: (k,) share of its energy outside row(W1).
+    determined_energy: (k,) share of the image's energy that the least image among all equally good
+    pairs keeps, attained by least: (k, *shape); determined_at_least: (k,) lower bound by duality. Both
+    hold for equal pairs: unequal splits and exchanges between candidates may keep less.
+    pixels: (k, *shape) how far each pixel moves, attained.
+    tolerance: of the residual's change, each layer over its own norm, roots of squares summed.
+    """
+
+    task: str
+    samples: int
+    tolerance: float
+    box: bool
+    index: Tensor
+    labels: Tensor
+    lam: Tensor
+    radius: Tensor
+    radius_inside: Tensor
+    radius_most: Tensor
+    blocked_by: tuple[str, ...]
+    kinks: Tensor
+    direction: Tensor
+    outside: Tensor
+    determined_energy: Tensor
+    determined_at_least: Tensor
+    least: Tensor
+    pixels: Tensor
+    size: Tensor
+    null_space: NullSpace
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form; what is unbounded is null."""
+        return {
+            "task": self.task,
+            "samples": self.samples,
+            "certified": len(self),
+            "tolerance": self.tolerance,
+            "box": self.box,
+            "null_space": self.null_space.to_json(),
+            "per_sample": [self._sample(i) for i in range(len(self))],
+            "seconds": self.seconds,
+            "notes": list(self.notes),
+        }
+
+    def _sample(self, i: int) -> dict[str, Any]:
+        names = (
+            "lam", "size", "radius", "radius_inside", "radius_most", "outside",
+            "determined_energy", "determined_at_least",
+        )  # fmt: skip
+        numbers = {name: _finite(float(getattr(self, name)[i])) for name in names}
+        return {
+            "index": int(self.index[i]),
+            "label": float(self.labels[i]),
+            **numbers,
+            "unbounded": math.isinf(float(self.radius[i])),
+            "blocked_by": self.blocked_by[i],
+            "kinks": int(self.kinks[i]),
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,18 +1,41 @@
-"""What the attacker is told. Everything else about the data stays unknown to the attack."""
+"""What an attacker has: what is released, and what is told.
+
+Everything else about the data stays unknown to the attack.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from residuum.errors import InputError
-from residuum.records.base import Record
+from residuum.records.base import UNSAVED, Record
 from residuum.records.rundir import digest
 
 PROVENANCES = ("user", "train", "holdout")
 TENSORS = ("mean", "theta0", "norms")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint(Record):
+    """Weights under the parameter names of the network that ``arch`` describes.
+
+    arch: description such as ``mlp:784-1000-1000-1``; input_shape: shape of one sample, () when it
+    is not known; labels: class names by output; task: "binary", "multiclass" or "regression" where
+    the releaser said so; assumptions: what had to be guessed while reading; module: a live network that
+    no string describes, kept as given. It is code and is never saved: only its weights are.
+    """
+
+    theta: dict[str, Tensor]
+    arch: str
+    input_shape: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    task: str = ""
+    assumptions: tuple[str, ...] = ()
+    source_names: dict[str, str] = field(default_factory=dict)
+    module: nn.Module | None = field(default=None, metadata=UNSAVED)
 
 
 class Fact(NamedTuple):

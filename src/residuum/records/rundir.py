@@ -2,7 +2,7 @@
 
 Every file is written beside its place and renamed into it, the summary last: it completes a run. A kill
 at any moment leaves a folder that the same command takes up again; a run that was asked for otherwise,
-or a folder of somebody else's, is refused.
+or a folder of somebody else's, is refused. With what a run was measured, :func:`environment` says.
 """
 
 from __future__ import annotations
@@ -11,20 +11,35 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from residuum.errors import InputError, OutputError
 
 IGNORE, LOCK = ".gitignore", ".lock"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # what tempfile names beside a file to be written
+PACKAGES = (
+    "residuum",
+    "torch",
+    "numpy",
+    "scipy",
+    "safetensors",
+    "scikit-learn",
+    "clarabel",
+    "kornia",
+    "optuna",
+)
+OPTIONAL = ("opacus", "ray")  # of the extras dp and cluster: named where they are installed
 
 
 class RunDir:
@@ -215,3 +230,29 @@ def _locked(path: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Versions of what computes, the processor, and the device in words."""
+    found = {}
+    for name in (*PACKAGES, *OPTIONAL):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            if name in PACKAGES:
+                found[name] = "not installed"
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "packages": found,
+        "system": platform.system(),
+        "device": name,
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def sha256(path: str | Path) -> str:
+    """Hash of a file, read in pieces."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

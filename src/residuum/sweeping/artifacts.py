@@ -14,7 +14,7 @@ from torch import nn
 from residuum.checkpoints import as_checkpoint, weights_hash
 from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
 from residuum.records.data import samples_file, with_mean
-from residuum.records.environment import environment, sha256
+from residuum.records.rundir import environment, sha256
 from residuum.report.charts import Coordinate
 from residuum.report.gallery import Item
 from residuum.report.html import render_sweep

@@ -9,8 +9,7 @@ from typing import Any
 from residuum.checkpoints import build_model, save_checkpoint
 from residuum.errors import InconclusiveError
 from residuum.records import Checkpoint, Dataset, Split, write_atomic, write_json
-from residuum.records.environment import environment, sha256
-from residuum.records.rundir import RunDir
+from residuum.records.rundir import RunDir, environment, sha256
 from residuum.theory.rows import accuracy, choose_task
 from residuum.training.config import TrainingConfig, TrainingState
 from residuum.training.loop import released

@@ -25,8 +25,7 @@ from residuum.records import (
     write_atomic,
     write_json,
 )
-from residuum.records.environment import environment, sha256
-from residuum.records.rundir import RunDir, another, read_json
+from residuum.records.rundir import RunDir, another, environment, read_json, sha256
 from residuum.report import (
     family_figure,
     loss_figure,

@@ -23,8 +23,7 @@ from residuum.errors import InputError
 from residuum.evaluation.null import MIN_SUBSETS
 from residuum.networks import Architecture
 from residuum.records import Knowledge, Split, make_directory, write_atomic, write_json
-from residuum.records.environment import environment
-from residuum.records.rundir import RunDir, digest
+from residuum.records.rundir import RunDir, digest, environment
 from residuum.report import defenses as report
 from residuum.theory.rows import choose_task
 from residuum.training import TrainingConfig

@@ -39,7 +39,7 @@ from torch.func import functional_call, grad, jacfwd
 
 from residuum.errors import InputError
 from residuum.networks import dense_chain
-from residuum.records.uniqueness import NullSpace, Uniqueness
+from residuum.records.certificate import NullSpace, Uniqueness
 from residuum.stationarity import Theta, parameters
 from residuum.theory.kkt import evaluate
 from residuum.theory.patterns import (

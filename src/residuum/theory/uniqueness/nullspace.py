@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from residuum.networks import dense_chain
-from residuum.records.uniqueness import NullSpace
+from residuum.records.certificate import NullSpace
 from residuum.stationarity import parameters
 from residuum.theory.uniqueness.system import System
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from residuum.errors import InputError, did_you_mean
 from residuum.records import Knowledge, Reconstruction
-from residuum.records.uniqueness import Uniqueness
+from residuum.records.certificate import Uniqueness
 from residuum.theory.uniqueness.certificate import TOLERANCE, Watch, uniqueness
 from residuum.theory.uniqueness.cost import Cost, estimate
 
