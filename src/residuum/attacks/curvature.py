@@ -18,14 +18,13 @@ gradient for MLPs, and automatic differentiation three times over for any other 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from residuum.attacks.problem import Problem
-from residuum.engine import Pullback
 from residuum.networks import Polynomial
 
 
@@ -37,7 +36,7 @@ class Curvature:
         if problem.explicit is not None:
             with torch.no_grad():
                 self.errors = problem.explicit.errors(
-                    x.flatten(2), problem._activation(sharpness), self._covectors(lam)
+                    problem.candidates(x, lam), problem.objective, problem.activation(sharpness)
                 )
         else:
             self.residuals = [self._residual(run) for run in range(len(x))]
@@ -48,62 +47,42 @@ class Curvature:
         if problem.explicit is None:
             found = [self._split_generic(run, x[run], v[run], rows) for run in range(len(x))]
             return torch.stack(found)
-        activation = problem._activation(self.sharpness)
-        whole = slice(*rows.indices(self.x.shape[1])[:2])
+        at = problem.candidates(self.x, self.lam)[rows]
         # Gradients are enabled for the surrogate's own derivative rule; nothing requires any.
         with torch.enable_grad(), forward_ad.dual_level():
-            dual = forward_ad.make_dual(x.flatten(2), v.flatten(2))
-            covectors = self._covectors(self.lam)
-            gradient = problem.explicit.pull(dual, self.errors, activation, covectors, whole)
-            return _tangent(gradient, dual).view_as(x)
+            at = replace(at, x=forward_ad.make_dual(at.x, v.flatten(2)))
+            activation = problem.activation(self.sharpness)
+            gradient, _ = problem.explicit.pull(at, self.errors, problem.objective, activation)
+            return _tangent(gradient, at.x).view_as(x)
 
     def slope(self, x: Tensor, lam: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient in x and values (R, k) of sum_p -2 w_p r_p f_p for NEW candidates, r fixed.
 
         labels: (R, k). A value is the derivative of the loss along the candidate's multipliers.
         """
-        equation, value = self.problem.explicit, x.new_zeros(x.shape[:2])
-        if equation is None:
+        problem = self.problem.with_labels(labels)
+        if problem.explicit is None:
             pairs = [
                 self._slope_generic(run, x[run], lam[run], labels[run]) for run in range(len(x))
             ]
             return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
         with torch.no_grad():
-            covectors = self._covectors(lam, labels, value)
-            activation, rows = self.problem._activation(self.sharpness), slice(0, x.shape[1])
-            gradient = equation.pull(x.flatten(2), self.errors, activation, covectors, rows)
+            gradient, value = problem.explicit.pull(
+                problem.candidates(x, lam), self.errors, problem.objective,
+                problem.activation(self.sharpness),
+            )  # fmt: skip
         return gradient.view_as(x), value
 
     def full(self, v: Tensor) -> Tensor:
         """Hess_x L v, the whole Hessian of the loss: candidates influence each other through r."""
-        problem = self.problem
+        problem, at = self.problem, self.problem.candidates(self.x, self.lam)
         if problem.explicit is None:
             return torch.stack([self._full_generic(run, v[run]) for run in range(len(v))])
-        equation, activation = problem.explicit, problem._activation(self.sharpness)
         with torch.enable_grad(), forward_ad.dual_level():
-            dual = forward_ad.make_dual(self.x.flatten(2), v.flatten(2))
-            found = equation.evaluate(dual, activation, self._covectors(self.lam), False)
-            return _tangent(found.grad_x, dual).view_as(self.x)
-
-    def _covectors(
-        self, lam: Tensor, labels: Tensor | None = None, value: Tensor | None = None
-    ) -> Callable[[int, Tensor, slice], tuple[Tensor, Pullback]]:
-        """The objective's covectors; value: (R, m), gathers <E, f(x_i)>, which is linear in u."""
-        labels = self.problem.labels if labels is None else labels
-        objective = self.problem.objective
-
-        def covectors(point: int, outputs: Tensor, rows: slice) -> tuple[Tensor, Pullback]:
-            own, mine = labels[..., rows], lam[:, rows]
-            u = objective.covectors(point, outputs, own, mine)
-
-            def pullback(ubar: Tensor) -> Tensor | None:
-                if value is not None:
-                    value[:, rows].add_((u * ubar).sum(-1))
-                return objective.pullback(point, outputs, own, mine, ubar)[0]
-
-            return u, pullback
-
-        return covectors
+            at = replace(at, x=forward_ad.make_dual(at.x, v.flatten(2)))
+            activation = problem.activation(self.sharpness)
+            found = problem.explicit.evaluate(at, problem.objective, activation, False)
+            return _tangent(found.grad_x, at.x).view_as(self.x)
 
     def _labels(self, run: int) -> Tensor:
         labels = self.problem.labels

@@ -211,7 +211,7 @@ class Grower:
         equation = self.problem.explicit
         if self.config.split != "curvature" or equation is None or "vanishing" in self.notes:
             return
-        activation = self.problem._activation(sharpness)
+        activation = self.problem.activation(sharpness)
         if not isinstance(activation, SigmoidReLU | Softplus):
             return
         a = state.x.flatten(2)

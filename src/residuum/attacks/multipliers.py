@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from residuum.attacks.config import PerRun
 from residuum.attacks.problem import Problem
-from residuum.attacks.variation import PerRun
 from residuum.theory.multipliers import factor_gram, solve
 
 MAX_UNKNOWNS = 2000

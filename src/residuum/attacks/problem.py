@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from residuum.attacks.objectives import Objective
 from residuum.checkpoints.surfaces import CHANGE
-from residuum.engine import ExplicitEquation, Pullback
+from residuum.engine import Candidates, ExplicitEquation
 from residuum.errors import InputError
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge
@@ -124,9 +124,16 @@ class Problem:
 
         measure=False: gradients alone, loss and residuals may be zero.
         """
-        if self.explicit is not None:
-            return self._evaluate_explicit(x, lam, sharpness, measure)
-        return self._evaluate_generic(x, lam, sharpness)
+        if self.explicit is None:
+            return self._evaluate_generic(x, lam, sharpness)
+        at, activation = self.candidates(x, lam), self.activation(sharpness)
+        with torch.no_grad():
+            found = self.explicit.evaluate(at, self.objective, activation, measure)
+        gradients = found.grad_x.view_as(x), found.grad_lam
+        if not measure:
+            return Evaluation(found.parts[:, 0], found.parts, *gradients)
+        parts = found.parts + self._outside
+        return Evaluation(parts @ self._weights, parts / self._scales, *gradients)
 
     def with_labels(self, labels: Tensor) -> Problem:
         """The same problem for other candidates; everything else is shared."""
@@ -138,35 +145,15 @@ class Problem:
         """The problem of some candidates of one run."""
         return self.with_labels((self.labels if self.labels.ndim == 1 else self.labels[run])[there])
 
-    def _activation(self, sharpness: float | Tensor) -> Activation:
+    def activation(self, sharpness: float | Tensor) -> Activation:
+        """That of an MLP, or what stands for it."""
         if self.surrogate == "none":
             return self.true_activation
         return SURROGATES[self.surrogate](sharpness)
 
-    def _evaluate_explicit(
-        self, x: Tensor, lam: Tensor, sharpness: float | Tensor, measure: bool
-    ) -> Evaluation:
-        assert self.explicit is not None
-        grad_lam = torch.zeros_like(lam)
-
-        def covectors(point: int, outputs: Tensor, rows: slice) -> tuple[Tensor, Pullback]:
-            labels, own = self.labels[..., rows], lam[:, rows]
-
-            def pullback(ubar: Tensor) -> Tensor | None:
-                inner = self.objective.pullback(point, outputs, labels, own, ubar)
-                grad_lam[:, rows].add_(inner[1])
-                return inner[0]
-
-            return self.objective.covectors(point, outputs, labels, own), pullback
-
-        with torch.no_grad():
-            activation = self._activation(sharpness)
-            found = self.explicit.evaluate(x.flatten(2), activation, covectors, measure)
-        grad_x = found.grad_x.view_as(x)
-        if not measure:
-            return Evaluation(found.parts[:, 0], found.parts, grad_x, grad_lam)
-        parts = found.parts + self._outside
-        return Evaluation(parts @ self._weights, parts / self._scales, grad_x, grad_lam)
+    def candidates(self, x: Tensor, lam: Tensor) -> Candidates:
+        """As the engine takes them."""
+        return Candidates(x.flatten(2), lam, self.labels)
 
     @torch.enable_grad()
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
@@ -201,7 +188,7 @@ class Problem:
             return self.points
         if isinstance(sharpness, Tensor) and sharpness.ndim > 0:
             sharpness = sharpness.flatten()[run]
-        return [with_surrogate(point, self._activation(sharpness)) for point in self.points]
+        return [with_surrogate(point, self.activation(sharpness)) for point in self.points]
 
     def sum_of_gradients(
         self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor

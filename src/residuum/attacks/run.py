@@ -42,7 +42,7 @@ def attack(
     """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings.
 
     A live module or the path of a file is read first, as :func:`residuum.audit` does.
-    per_run: settings of each restart where they differ, see ``variation.py``.
+    per_run: settings of each restart where they differ, see ``PerRun``.
     """
     plugins.load()
     knowledge = knowledge or Knowledge()

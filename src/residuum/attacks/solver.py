@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import FAST, AttackConfig, Step
+from residuum.attacks.config import FAST, AttackConfig, PerRun, Step
 from residuum.attacks.grower import Grower
 from residuum.attacks.multipliers import balancing_scale, best_multipliers, stored_scale
 from residuum.attacks.objectives import Objective
@@ -38,7 +38,6 @@ from residuum.attacks.state import (
     look,
     progress,
 )
-from residuum.attacks.variation import PerRun
 from residuum.engine import Repeater, keep_freed_memory, matmul_precision
 from residuum.records import Knowledge
 
@@ -53,7 +52,7 @@ OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 class Solver:
     """One attack on one network. ``solve`` runs it to its end, or on from a saved state.
 
-    per_run: settings of each restart where they differ, see ``variation.py``.
+    per_run: settings of each restart where they differ, see ``PerRun``.
     """
 
     def __init__(
@@ -77,15 +76,21 @@ class Solver:
             self.notes, boxed = self.space.notes(boxed), False
         self.problem = self._problem(model, objective, candidates, outputs)
         self.nonnegative = objective.nonnegative
-        self.updates = Updates(self.settings, knowledge if boxed else None, objective.nonnegative)
+        self.box = knowledge if boxed else None  # whose box candidates are put into
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
-        floor = self.settings.value("lam_min", 2 + len(self.lam_shape))
+        lam_ndim, x_ndim = 2 + len(self.lam_shape), 2 + (1 if self.space else len(shape))
+        self.lam_min = self.settings.value("lam_min", lam_ndim)
+        self.rates = {
+            "x": self.settings.value("lr_x", x_ndim),
+            "lam": self.settings.value("lr_lam", lam_ndim),
+        }
+        self.sharpness = self.settings.value("sharpness", 3)  # at the end
         self.priors: list[Prior] = [
-            PRIORS[name](weight, floor, knowledge) for name, weight in self.settings.priors()
+            PRIORS[name](weight, self.lam_min, knowledge) for name, weight in self.settings.priors()
         ]
         self.scale = stored_scale(
-            self.settings, candidates, self._scale_at, 2 + len(self.lam_shape), self.problem.target
+            self.settings, candidates, self._scale_at, lam_ndim, self.problem.target
         )
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
@@ -93,7 +98,7 @@ class Solver:
         self.grower: Grower | None = None
         if config.split != "none":
             self.grower = Grower(
-                model, self.problem, config, knowledge if boxed else None, self.scale, candidates,
+                model, self.problem, config, self.box, self.scale, candidates,
                 lambda run, count, rng: self._draw(self.settings.one(run).sigma, rng, count),
                 lambda count: objective.labels(count, outputs, knowledge),
             )  # fmt: skip
@@ -257,9 +262,44 @@ class Solver:
 
     def _update(
         self, x: Tensor, lam: Tensor, gx: Tensor, gl: Tensor,
-        moments: dict[str, Tensor], step: Step, alive: Tensor,
+        moments: Moments, step: Step, alive: Tensor,
     ) -> None:  # fmt: skip
-        self.updates.apply(x, lam, gx, gl, moments, step, alive)
+        """Change x, lam and moments; gx and gl are used up.
+
+        alive: (R,) runs or (R, m) candidates; the others stay put.
+        """
+        moves = []
+        for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
+            mask = _over(alive, variable)
+            direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
+            moves.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
+        factor = self.config.rate_at(step)
+        for variable, direction, rate in moves:
+            variable.sub_(direction.mul_(rate * factor))
+        if self.config.constraint != "project":
+            return
+        if self.box is not None:
+            low, high = box(self.box, x)
+            torch.maximum(torch.minimum(x, high), low, out=x)
+        if self.nonnegative and alive.ndim == 1:
+            lam.clamp_(min=self.lam_min)
+        elif self.nonnegative:  # an empty slot has no multiplier, whatever the least one is
+            lam.copy_(torch.where(_over(alive, lam), lam.clamp(min=self.lam_min), lam))
+
+    def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
+        def moment(name: str) -> Tensor:
+            if name not in moments:
+                moments[name] = torch.zeros_like(g)
+            return moments[name]
+
+        if self.config.optimiser == "sgd":
+            return moment(name).mul_(self.config.momentum).add_(g)
+        t = step + 1
+        first, second = moment(f"{name}/1"), moment(f"{name}/2")
+        first.mul_(BETA1).add_(g, alpha=1 - BETA1)
+        second.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+        below = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
+        return (first / (1 - BETA1**t)).div_(below)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
         """The best multipliers for these candidates, per run; see ``multipliers.py``."""
@@ -277,7 +317,7 @@ class Solver:
         return best
 
     def _sharpness(self, step: Step) -> Step:
-        return self.config.sharpness_at(step, self.settings.value("sharpness", 3))
+        return self.config.sharpness_at(step, self.sharpness)
 
     def _problem(
         self, model: nn.Module, objective: Objective, candidates: int, outputs: int
@@ -302,58 +342,8 @@ class Solver:
         return balancing_scale(self.problem, x, self.lam_shape, sharpness)
 
 
-class Updates:
-    """knowledge: gives the box, None where candidates are not put into one; nonnegative: lam >= lam_min."""
-
-    def __init__(self, settings: PerRun, knowledge: Knowledge | None, nonnegative: bool) -> None:
-        self.settings, self.config = settings, settings.config
-        self.knowledge, self.nonnegative = knowledge, nonnegative
-
-    def apply(
-        self, x: Tensor, lam: Tensor, gx: Tensor, gl: Tensor,
-        moments: dict[str, Tensor], step: Step, alive: Tensor,
-    ) -> None:  # fmt: skip
-        """Change x, lam and moments; gx and gl are used up.
-
-        alive: (R,) runs or (R, m) candidates; the others stay put.
-        """
-        factor = self.config.rate_at(step)
-        for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
-            rate = self.settings.value(f"lr_{name}", variable.ndim)
-            mask = alive.view(*alive.shape, *[1] * (variable.ndim - alive.ndim))
-            gradient = gradient.masked_fill_(~mask, 0.0)
-            direction = self._direction(name, gradient, moments, step)
-            variable.sub_(torch.where(mask, direction, 0.0).mul_(rate * factor))
-        if self.config.constraint == "project":
-            self._project(x, lam, alive)
-
-    def _direction(self, name: str, g: Tensor, moments: dict[str, Tensor], step: Step) -> Tensor:
-        if self.config.optimiser == "sgd":
-            return _moment(moments, name, g).mul_(self.config.momentum).add_(g)
-        t = step + 1
-        first, second = _moment(moments, f"{name}/1", g), _moment(moments, f"{name}/2", g)
-        first.mul_(BETA1).add_(g, alpha=1 - BETA1)
-        second.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-        below = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
-        return (first / (1 - BETA1**t)).div_(below)
-
-    def _project(self, x: Tensor, lam: Tensor, alive: Tensor) -> None:
-        if self.knowledge is not None and self.knowledge.value_range is not None:
-            low, high = box(self.knowledge, x)
-            torch.maximum(torch.minimum(x, high), low, out=x)
-        if self.nonnegative:
-            least = self.settings.value("lam_min", lam.ndim)
-            if alive.ndim == 1:
-                lam.clamp_(min=least)
-            else:  # an empty slot has no multiplier, whatever the least one is
-                mask = alive.view(*alive.shape, *[1] * (lam.ndim - 2))
-                lam.copy_(torch.where(mask, lam.clamp(min=least), lam))
-
-
-def _moment(moments: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    if name not in moments:
-        moments[name] = torch.zeros_like(like)
-    return moments[name]
+def _over(alive: Tensor, like: Tensor) -> Tensor:
+    return alive.view(*alive.shape, *[1] * (like.ndim - alive.ndim))
 
 
 class StaticSteps:

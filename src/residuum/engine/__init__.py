@@ -1,16 +1,14 @@
 """The fast path for MLPs: explicit gradients of the attack's objective, same results as autograd."""
 
 from residuum.engine.cost import Cost, evaluation_cost
-from residuum.engine.explicit import ExplicitEquation, Plan, Pullback, Residual
+from residuum.engine.explicit import Candidates, ExplicitEquation
 from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
 
 __all__ = [
+    "Candidates",
     "Cost",
     "ExplicitEquation",
-    "Plan",
-    "Pullback",
     "Repeater",
-    "Residual",
     "evaluation_cost",
     "keep_freed_memory",
     "matmul_precision",

@@ -27,7 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -35,39 +36,57 @@ from torch import Tensor
 from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
-# covectors(point, outputs, rows) returns u of these candidates and a function that takes ubar, the
-# derivative in u, and returns the derivative in the outputs (None where u does not depend on them).
-Pullback = Callable[[Tensor], Tensor | None]
-Covectors = Callable[[int, Tensor, slice], tuple[Tensor, Pullback]]
-Layers = list[tuple[Tensor, Tensor | None]]
 Errors = list[tuple[Tensor, Tensor | None] | None]
+Products = list[tuple[list[Tensor], list[Tensor]]]  # pre and ungated of every gradient point
 
 WORKSPACE = 2 * 2**30  # bytes of intermediate results; what needs more goes through in chunks
 CHUNK = WORKSPACE // 8  # bytes of one chunk's intermediate results
 LIVE = 10  # tensors per hidden unit alive at once: five of the pass, five of its adjoint
 
 
+class Covectors(Protocol):
+    """What the engine asks of an objective."""
+
+    def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+        """u of these candidates."""
+
+    def pullback(
+        self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """From the derivative in u to those in the outputs (None: no dependence) and in lam."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """x: (R, m, d); lam: (R, m, ...) multipliers of the plain sum; labels: (m,) or (R, m)."""
+
+    x: Tensor
+    lam: Tensor
+    labels: Tensor
+
+    def __getitem__(self, rows: slice) -> Candidates:
+        return Candidates(self.x[:, rows], self.lam[:, rows], self.labels[..., rows])
+
+
 @dataclass(frozen=True)
 class Residual:
-    """parts: (R, L) squared residual of each layer; grad_x: like x."""
+    """parts: (R, L) squared residual of each layer; grad_x, grad_lam: like x and lam."""
 
     parts: Tensor
     grad_x: Tensor
+    grad_lam: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Pass:
-    """What one gradient point leaves for the adjoint. Lists run over layers, first to last.
-
-    pre and ungated are matrix products; the rest follows from them elementwise.
-    """
+    """What one gradient point leaves for the adjoint. Lists run over layers, first to last."""
 
     inputs: list[Tensor]
-    pre: list[Tensor]
+    outputs: Tensor
     slopes: list[Tensor]
+    curvatures: list[Tensor]
     ungated: list[Tensor]
     signals: list[Tensor]
-    pullback: Pullback
 
 
 @dataclass(frozen=True)
@@ -125,83 +144,90 @@ class ExplicitEquation:
         return Plan(chunk, min(chunks, kept), chunks)
 
     def evaluate(
-        self, x: Tensor, activation: Activation, covectors: Covectors, measure: bool = True
+        self, at: Candidates, objective: Covectors, activation: Activation, measure: bool = True
     ) -> Residual:
-        """Per-layer squared residuals and the gradient in x; covectors get their own.
+        """Per-layer squared residuals and the gradients in x and lam.
 
         measure=False leaves out what only a reader needs, the residuals, and returns zeros.
         """
-        runs, candidates = x.shape[:2]
+        runs, candidates = at.x.shape[:2]
         plan = self.plan(runs, candidates)
         if plan.chunks == 1:
-            passes = self._passes(x, activation, covectors, slice(0, candidates))
+            passes = self._passes(at, objective, activation, self._no_products())
             errors, parts = self._finish(self._subtract(None, passes, measure), runs, measure)
-            return Residual(parts, self._adjoints(passes, errors, activation))
+            return Residual(parts, *self._adjoints(passes, errors, at, objective)[:2])
         sums, kept = None, {}
         chunks = [slice(i, i + plan.chunk) for i in range(0, candidates, plan.chunk)]
         for i, rows in enumerate(chunks):
-            passes = self._passes(x[:, rows], activation, covectors, rows)
-            sums = self._subtract(sums, passes, measure)
+            products = self._no_products()
+            sums = self._subtract(
+                sums, self._passes(at[rows], objective, activation, products), measure
+            )
             if i < plan.kept:
-                kept[i] = [(one.pre, one.ungated) for one in passes]
+                kept[i] = products
         assert sums is not None
         errors, parts = self._finish(sums, runs, measure)
-        grad_x = torch.empty_like(x)
+        grad_x, grad_lam = torch.empty_like(at.x), torch.empty_like(at.lam)
         for i, rows in enumerate(chunks):
-            passes = self._passes(x[:, rows], activation, covectors, rows, kept.pop(i, None))
-            grad_x[:, rows] = self._adjoints(passes, errors, activation)
-        return Residual(parts, grad_x)
+            products = kept.pop(i, self._no_products())
+            passes = self._passes(at[rows], objective, activation, products)
+            found = self._adjoints(passes, errors, at[rows], objective)
+            grad_x[:, rows], grad_lam[:, rows] = found[:2]
+        return Residual(parts, grad_x, grad_lam)
 
-    def errors(self, x: Tensor, activation: Activation, covectors: Covectors) -> Errors:
+    def errors(self, at: Candidates, objective: Covectors, activation: Activation) -> Errors:
         """E_l at these candidates, for ``pull`` with the residual held fixed."""
         sums: Errors | None = None
-        chunk = self.plan(*x.shape[:2]).chunk
-        for i in range(0, x.shape[1], chunk):
-            rows = slice(i, i + chunk)
-            passes = self._passes(x[:, rows], activation, covectors, rows)
+        chunk = self.plan(*at.x.shape[:2]).chunk
+        for i in range(0, at.x.shape[1], chunk):
+            part = at[i : i + chunk]
+            passes = self._passes(part, objective, activation, self._no_products())
             sums = self._subtract(sums, passes, False)
         assert sums is not None
-        return self._finish(sums, len(x), False)[0]
+        return self._finish(sums, len(at.x), False)[0]
 
     def pull(
-        self, x: Tensor, errors: Errors, activation: Activation, covectors: Covectors, rows: slice
-    ) -> Tensor:
-        """Gradient in x of sum_l <E_l, T_l(x)> with E fixed; rows: which candidates x are."""
-        return self._adjoints(self._passes(x, activation, covectors, rows), errors, activation)
+        self, at: Candidates, errors: Errors, objective: Covectors, activation: Activation
+    ) -> tuple[Tensor, Tensor]:
+        """Gradient in x, and per candidate (R, m) the terms, of sum_l <E_l, T_l(x)> with E fixed."""
+        passes = self._passes(at, objective, activation, self._no_products())
+        grad_x, _, ubars = self._adjoints(passes, errors, at, objective)
+        terms = [(one.signals[-1] * ubar).sum(-1) for one, ubar in zip(passes, ubars, strict=True)]
+        return grad_x, torch.stack(terms).sum(0)
+
+    def _no_products(self) -> Products:
+        return [([], []) for _ in self.points]
 
     def _passes(
-        self, x: Tensor, activation: Activation, covectors: Covectors, rows: slice,
-        products: list[tuple[list[Tensor], list[Tensor]]] | None = None,
-    ) -> list[_Pass]:  # fmt: skip
-        """Forward and backward at every point; ``products`` of an earlier time are used again."""
-        if products is None:
-            products = [([], []) for _ in self.points]
-        return [
-            self._pass(point, x, activation, lambda z, i=i: covectors(i, z, rows), *products[i])  # type: ignore[misc]
-            for i, point in enumerate(self.points)
-        ]
+        self, at: Candidates, objective: Covectors, activation: Activation, products: Products
+    ) -> list[_Pass]:
+        """Forward and backward at every point.
 
-    def _pass(
-        self, layers: Layers, x: Tensor, activation: Activation,
-        covectors: Callable[[Tensor], tuple[Tensor, Pullback]],
-        pre: list[Tensor], ungated: list[Tensor],
-    ) -> _Pass:  # fmt: skip
-        """pre, ungated: filled where they are empty, taken as they are otherwise."""
-        inputs, known = [x], bool(pre)
-        for i, (weight, bias) in enumerate(layers):
-            if not known:
-                z = times(inputs[-1], weight.T, self.half)
-                pre.append(z if bias is None else z.add_(bias))
-            if i < len(layers) - 1:
-                inputs.append(activation(pre[i]))
-        slopes = [activation.derivative(z) for z in pre[:-1]]
-        u, pullback = covectors(pre[-1])
-        signals = [u]
-        for i in range(len(layers) - 1, 0, -1):
-            if not known:
-                ungated.insert(0, times(signals[0], layers[i][0], self.half))
-            signals.insert(0, ungated[i - 1 if known else 0] * slopes[i - 1])
-        return _Pass(inputs, pre, slopes, ungated, signals, pullback)
+        products: filled where they are empty, used again otherwise; the rest follows elementwise.
+        """
+        matmul = self._matmul()
+        found = []
+        for point, (layers, (pre, ungated)) in enumerate(zip(self.points, products, strict=True)):
+            inputs, slopes, curvatures, known = [at.x], [], [], bool(pre)
+            for i, (weight, bias) in enumerate(layers):
+                if not known:
+                    z = matmul(inputs[-1], weight.T)
+                    pre.append(z if bias is None else z.add_(bias))
+                if i < len(layers) - 1:
+                    value, slope, curvature = activation.jet(pre[i])
+                    inputs.append(value)
+                    slopes.append(slope)
+                    curvatures.append(curvature)
+            signals = [objective.covectors(point, pre[-1], at.labels, at.lam)]
+            for i in range(len(layers) - 1, 0, -1):
+                if not known:
+                    ungated.insert(0, matmul(signals[0], layers[i][0]))
+                signals.insert(0, ungated[i - 1 if known else 0] * slopes[i - 1])
+            found.append(_Pass(inputs, pre[-1], slopes, curvatures, ungated, signals))
+        return found
+
+    def _matmul(self) -> Callable[[Tensor, Tensor], Tensor]:
+        return partial(times, half=True) if self.half else torch.matmul
 
     def _subtract(self, sums: Errors | None, passes: list[_Pass], measure: bool) -> Errors:
         """target_l - T_l over the candidates so far, the weight's part times -2 w_l where w_l > 0.
@@ -249,52 +275,59 @@ class ExplicitEquation:
             errors.append((e, e_bias) if w else None)
         return errors, parts
 
-    def _adjoints(self, passes: list[_Pass], errors: Errors, activation: Activation) -> Tensor:
-        """The gradient in x, summed over gradient points."""
+    def _adjoints(
+        self, passes: list[_Pass], errors: Errors, at: Candidates, objective: Covectors
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Gradients in x and in lam, summed over gradient points, and in u at each of them."""
         grad_x: Tensor | None = None
-        for point, one in zip(self.points, passes, strict=True):
-            part = self._adjoint(point, one, errors, activation)
+        grad_lam, ubars = torch.zeros_like(at.lam), []
+        for point, one in enumerate(passes):
+            ubar, zbars = self._upwards(point, one, errors)
+            outbar, lambar = objective.pullback(point, one.outputs, at.labels, at.lam, ubar)
+            part = self._downwards(point, one, errors, outbar, zbars)
             grad_x = part if grad_x is None else grad_x.add_(part)
+            grad_lam.add_(lambar)
+            ubars.append(ubar)
         assert grad_x is not None
-        return grad_x
+        return grad_x, grad_lam, ubars
 
-    def _adjoint(
-        self,
-        layers: Layers,
-        one: _Pass,
-        errors: Errors,
-        activation: Activation,
-    ) -> Tensor:
-        depth = len(layers)
+    def _upwards(
+        self, point: int, one: _Pass, errors: Errors
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Along the backward chain: the derivative in u, and each zbar_l as far as dbar_l goes."""
+        layers, matmul = self.points[point], self._matmul()
         dbar: Tensor | None = None
         zbars: list[Tensor | None] = []
-        for i in range(depth):  # up the backward chain
-            below = dbar
-            dbar = None
-            if below is not None:
-                dbar = times(below * one.slopes[i - 1], layers[i][0].T, self.half)
-            if (error := errors[i]) is not None:
+        for i, error in enumerate(errors):
+            if dbar is not None:
+                dbar = matmul(dbar * one.slopes[i - 1], layers[i][0].T)
+            if error is not None:
                 dbar = accumulate(dbar, one.inputs[i], error[0].transpose(1, 2), half=self.half)
                 if error[1] is not None:
                     dbar = dbar.add_(error[1][:, None])
-            if i < depth - 1:
-                curvature = activation.second_derivative(one.pre[i])
-                zbars.append(None if dbar is None else dbar * one.ungated[i] * curvature)
+            if i < len(layers) - 1:
+                zbars.append(None if dbar is None else dbar * one.ungated[i] * one.curvatures[i])
         assert dbar is not None
-        zbar = one.pullback(dbar)
-        for i in range(depth - 1, -1, -1):  # down the forward chain
-            abar = None if zbar is None else times(zbar, layers[i][0], self.half)
+        return dbar, zbars
+
+    def _downwards(
+        self, point: int, one: _Pass, errors: Errors,
+        zbar: Tensor | None, zbars: list[Tensor | None],
+    ) -> Tensor:  # fmt: skip
+        """Along the forward chain, from the derivative in the outputs to that in x."""
+        layers, matmul = self.points[point], self._matmul()
+        for i in range(len(layers) - 1, -1, -1):
+            abar = None if zbar is None else matmul(zbar, layers[i][0])
             if (error := errors[i]) is not None:
                 abar = accumulate(abar, one.signals[i], error[0], half=self.half)
             if i == 0:
-                assert abar is not None
-                return abar
-            from_above = None if abar is None else abar * one.slopes[i - 1]
-            own = zbars[i - 1]
-            zbar = (
-                from_above if own is None else own if from_above is None else own.add_(from_above)
-            )
-        raise AssertionError("an MLP has at least one layer")
+                break
+            zbar = zbars[i - 1]
+            if abar is not None:
+                above = abar * one.slopes[i - 1]
+                zbar = above if zbar is None else zbar.add_(above)
+        assert abar is not None
+        return abar
 
 
 def _bias(bias: Tensor | None) -> Tensor | None:

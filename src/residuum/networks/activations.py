@@ -38,6 +38,10 @@ class Activation(nn.Module, ABC):
     def second_derivative(self, z: Tensor) -> Tensor:
         """What the double backward pass multiplies by."""
 
+    def jet(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Value, derivative and second derivative."""
+        return self(z), self.derivative(z), self.second_derivative(z)
+
 
 class ReLU(nn.ReLU, Activation):
     """max(z, 0) with derivative 1[z > 0]: zero at the kink, as torch has it."""

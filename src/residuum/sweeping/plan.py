@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from residuum.attacks import AttackConfig
+from residuum.attacks.config import NUMBERS
 from residuum.attacks.dryrun import Estimate
 from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
-from residuum.attacks.variation import NUMBERS
 from residuum.errors import InputError, did_you_mean
 from residuum.sweeping.space import SAMPLERS, SPACE, Setting, check
 from residuum.sweeping.trials import SEEDS

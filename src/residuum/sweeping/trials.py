@@ -1,6 +1,6 @@
 """One trial of a sweep: what a worker is given, what it does, and what it hands back.
 
-A job is one trial, or several that share a program (``attacks/variation.py``); which trials share one
+A job is one trial, or several that share a program (``PerRun``); which trials share one
 is decided by their numbers, so that every engine computes the same. Nothing a worker meets ends the
 sweep: a trial that diverges, crashes or finds no memory comes back with its reason.
 """
