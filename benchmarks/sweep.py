@@ -24,7 +24,7 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.run import resolve
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
-from residuum.evaluation.pools import selected_pool
+from residuum.evaluation.scoring import selected_pool
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
 from residuum.sweeping import Plan
 from residuum.sweeping.engines import Resources

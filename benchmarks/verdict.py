@@ -20,7 +20,7 @@ from residuum.auditing.verdict import LEAK, AttackOutcome, Verdict, decide
 from residuum.checkpoints.surfaces import weights
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
-from residuum.evaluation.pools import whole_pool
+from residuum.evaluation.scoring import whole_pool
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
 from residuum.training import TrainingConfig, released, train
 

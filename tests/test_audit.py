@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import residuum as rs
+from residuum.auditing.artifacts import AuditRun
 from residuum.auditing.budget import Batch
-from residuum.auditing.folder import AuditRun
-from residuum.auditing.published import publish
-from residuum.auditing.scale import scale_notes
+from residuum.auditing.inputs import scale_notes
+from residuum.auditing.schema import publish
 from residuum.auditing.stages import merged
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
 from residuum.checkpoints import build_model

@@ -12,12 +12,12 @@ import torch
 from residuum import similarity
 from residuum.errors import InputError
 from residuum.evaluation import Calibration, calibrate, score
+from residuum.evaluation.matching import why_not_calibrated
 from residuum.evaluation.null import (
     count_interval,
     draw_sets,
     percentile,
     smallest_significant,
-    why_not_calibrated,
 )
 from residuum.records import Dataset
 from tests.test_evaluation import naive_greedy, noise, victim

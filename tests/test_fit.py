@@ -13,7 +13,7 @@ from torch import nn
 
 import residuum as rs
 from residuum.auditing.budget import Batch
-from residuum.auditing.fit import fit_of
+from residuum.auditing.inputs import fit_of
 from residuum.checkpoints import ASSUMED_RELU, as_checkpoint, build_model
 from residuum.cli.main import main
 from residuum.records import Dataset

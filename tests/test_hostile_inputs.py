@@ -23,7 +23,7 @@ from numpy.lib import format as npy
 from sklearn.datasets import load_digits
 
 from residuum.auditing import AuditResult
-from residuum.auditing.settings import read_settings, write_toml
+from residuum.auditing.artifacts import read_settings, write_toml
 from residuum.checkpoints import inspect_checkpoint, load_checkpoint, save_checkpoint
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError, ResiduumError, UnsafeFileError

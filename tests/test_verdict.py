@@ -34,7 +34,7 @@ from residuum.auditing.verdict import (
 from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError
 from residuum.evaluation import score
-from residuum.evaluation.pools import whole_pool
+from residuum.evaluation.scoring import whole_pool
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores
 from residuum.records.scores import MetricScore
 from tests.victims import knowledge, leaky

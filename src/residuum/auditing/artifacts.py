@@ -1,19 +1,29 @@
-"""Every file of a finished audit, and reading one back. ``result.json`` comes last: it completes."""
+"""The run directory of an audit: its batches while it runs, every file of a finished one, reading back.
+
+A folder belongs to an audit when it holds ``work/`` (one that can go on) or ``result.json`` (one that
+is complete, written last). ``config.toml`` is all that was asked for and the batches that repeat it.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+import tomllib
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from residuum.auditing.folder import RESULT, AuditRun
-from residuum.auditing.published import Result, publish
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from residuum.auditing.budget import Batch, Positive, Seed
 from residuum.auditing.result import AuditResult
-from residuum.auditing.settings import write_toml
+from residuum.auditing.schema import Result, publish
 from residuum.checkpoints import save_checkpoint
-from residuum.errors import InputError
-from residuum.records import Reconstruction, write_atomic, write_json
-from residuum.records.rundir import sha256
+from residuum.errors import InputError, OutputError
+from residuum.records import Certificate, Reconstruction, Scores
+from residuum.records.certificate import Uniqueness
+from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report.html import render
 from residuum.report.model_card import model_card
 from residuum.report.sarif import sarif
@@ -23,6 +33,8 @@ CONFIG, ENVIRONMENT, SCORES, CERTIFICATE = (
 )  # fmt: skip
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
+MAX_BYTES = 1 << 20
+WORK, RESULT, STATE, PLAN = "work", "result.json", "state", "plan.json"
 MAIN = "reconstruction.safetensors"
 
 
@@ -58,8 +70,14 @@ def write_artifacts(
         ENVIRONMENT: _json({**result.environment, "seed": result.settings["seed"],
                             "sha256": result.hashes, "created": result.created}),
         SCORES: _json(_scores(result)),
-        CERTIFICATE: _json(_certificate(result)),
-        SARIF: _json(_sarif(result, file)),
+        CERTIFICATE: _json({
+            "of": result.certificate_of, "kkt": _plain(result.certificate),
+            "uniqueness": _plain(result.uniqueness), "uniqueness_reason": result.uniqueness_reason,
+        }),
+        SARIF: _json(sarif(
+            result.verdict, file=file, tool_version=version("residuum"),
+            sha256=result.hashes.get("checkpoint", ""), exit_code=result.exit_code,
+        )),
     }  # fmt: skip
     for name, content in texts.items():
         write_atomic(out / name, content)
@@ -120,27 +138,171 @@ def _config(result: AuditResult, sources: dict[str, Any]) -> str:
 def _scores(result: AuditResult) -> dict[str, Any]:
     if result.scores is None:
         return {"calibrated": False, "reason": result.verdict.reasons[0], "selected": None}
-    selected = None if result.selected is None else result.selected.to_json()
-    return {**result.scores.to_json(), "selected": selected}
+    return {**result.scores.to_json(), "selected": _plain(result.selected)}
 
 
-def _certificate(result: AuditResult) -> dict[str, Any]:
-    return {
-        "of": result.certificate_of,
-        "kkt": None if result.certificate is None else result.certificate.to_json(),
-        "uniqueness": None if result.uniqueness is None else result.uniqueness.to_json(),
-        "uniqueness_reason": result.uniqueness_reason,
-    }
-
-
-def _sarif(result: AuditResult, file: str) -> dict[str, Any]:
-    from importlib.metadata import version
-
-    return sarif(
-        result.verdict, file=file, tool_version=version("residuum"),
-        sha256=result.hashes.get("checkpoint", ""), exit_code=result.exit_code,
-    )  # fmt: skip
+def _plain(record: Scores | Certificate | Uniqueness | None) -> dict[str, Any] | None:
+    return None if record is None else record.to_json()
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+class AuditRun(RunDir):
+    """An open run directory, which keeps finished batches so that an interrupted audit goes on."""
+
+    what, own, summary, asked = "an audit", (WORK, RESULT), RESULT, f"{WORK}/request.json"
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self.work = self.path / WORK
+
+    @property
+    def started(self) -> bool:
+        """Whether a batch is finished or under way."""
+        return any(self.work.glob("*.safetensors"))
+
+    def forget(self) -> None:
+        """Drop the plan of a request that came to nothing."""
+        (self.work / PLAN).unlink(missing_ok=True)
+
+    def refuse_other_results(self) -> None:
+        """Nothing that another audit left is written over."""
+        if self.complete or self.work.exists():
+            raise OutputError(
+                f"{str(self.path)!r} holds an audit already.",
+                "Choose another folder, or remove that one.",
+            )
+
+    def load(self, batch: Batch) -> Reconstruction | None:
+        """The finished batch; one that cannot be read is run again."""
+        return Reconstruction.load_or_none(self._file(batch))
+
+    def save(self, batch: Batch, found: Reconstruction) -> None:
+        """Keep a finished batch; its state is of no more use."""
+        found.save(self._file(batch))
+        self.state(batch).unlink(missing_ok=True)
+
+    def state(self, batch: Batch) -> Path:
+        """Where the batch under way is kept: one that a stop left behind is nobody else's."""
+        return self.work / f"{STATE}-{self._file(batch).name}"
+
+    def planned(self, attack: str) -> Batch | None:
+        """The first batch of ``attack`` as planned before the interruption."""
+        plan = read_json(self.work / PLAN).get(attack)
+        with suppress(TypeError):
+            return Batch(**plan) if isinstance(plan, dict) else None
+        return None
+
+    def plan(self, batch: Batch) -> None:
+        """Keep the plan of an attack."""
+        write_json(self.work / PLAN, {**read_json(self.work / PLAN), batch.attack: vars(batch)})
+
+    def finish(self) -> None:
+        """Drop what only an unfinished audit needs."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _file(self, batch: Batch) -> Path:
+        name = f"{batch.attack}-{batch.seed}-{batch.restarts}x{batch.steps}.safetensors"
+        return self.work / name
+
+
+class AuditSettings(BaseModel):
+    """The options of ``residuum audit`` under their names; paths are relative to the file.
+
+    knowledge: a file with all that is granted, in place of shape, value_range and so on; batches:
+    what to run in place of a budget; sha256: of the files that were read, refused when they differ.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    checkpoint: str | None = None
+    data: str | None = None
+    holdout: str | None = None
+    arch: str | None = None
+    task: str | None = None
+    preset: str | None = None
+    budget: str | float | None = None
+    steps: Positive | None = None
+    seed: Seed | None = None
+    subsets: Annotated[int, Field(ge=200, le=100_000)] | None = None
+    device: str | None = None
+    baselines: bool | None = None
+    knowledge: str | None = None
+    shape: str | None = None
+    value_range: str | None = None
+    mean: str | None = None
+    sample_count: Positive | None = None
+    label_balance: str | None = None
+    init: str | None = None
+    loss: str | None = None
+    weight_decay: float | None = None
+    sha256: dict[str, str] = Field(default_factory=dict)
+    batches: Annotated[list[Batch], Field(max_length=10_000)] = Field(default_factory=list)
+
+
+def read_settings(path: Path) -> AuditSettings:
+    """The settings in a TOML file, checked; file names in it are made relative to its folder."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"A configuration file has at most {MAX_BYTES} bytes.", "Shorten it.")
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = AuditSettings.model_validate(values)
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InputError(
+            f"{str(path)!r} must be a configuration of residuum audit; reading it failed "
+            f"({_reason(problem)}).",
+            "Take config.toml of a finished run as a pattern.",
+        ) from problem
+    names = ("checkpoint", "data", "holdout", "knowledge", "mean", "init")
+    placed = {name: _beside(path, getattr(found, name)) for name in names}
+    return found.model_copy(update=placed)
+
+
+def write_toml(values: dict[str, Any], comments: tuple[str, ...] = ()) -> str:
+    """TOML of strings, numbers, truth values, one level of tables, and lists of tables."""
+    lines = [f"# {' '.join(line.split())}" for line in comments]
+    tables: list[str] = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            tables += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in value.items())]
+        elif isinstance(value, list):
+            for row in value:
+                tables += ["", f"[[{name}]]", *(f"{k} = {_toml(v)}" for k, v in row.items())]
+        else:
+            lines.append(f"{name} = {_toml(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _beside(path: Path, name: str | None) -> str | None:
+    """A file beside the configuration where there is one of that name; anything else as it is."""
+    if name is None or Path(name).is_absolute():
+        return name
+    beside = path.parent / name
+    return str(beside) if beside.exists() else name
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _text(str(value)) if isinstance(value, str | Path) else repr(value)
+
+
+def _text(text: str) -> str:
+    """A basic string: quotes, backslashes and control characters escaped."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise OutputError(
+            f"Names in a configuration must be Unicode text; {text!r} is not.", "Rename the file."
+        ) from problem
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, ValidationError):
+        first = problem.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))[:60]}: {first['msg']}"
+    return str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__

@@ -10,7 +10,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from residuum.auditing.budget import Batch
-from residuum.auditing.fit import Fit
+from residuum.auditing.inputs import Fit
 from residuum.auditing.verdict import AttackOutcome, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
@@ -122,8 +122,7 @@ class AuditResult(Record):
 
     def save(self, path: str | Path) -> Path:
         """Write every artifact into the folder ``path``: report.html, result.json and the rest."""
-        from residuum.auditing.artifacts import write_artifacts
-        from residuum.auditing.folder import AuditRun
+        from residuum.auditing.artifacts import AuditRun, write_artifacts
 
         with AuditRun.open(path) as folder:
             folder.refuse_other_results()
@@ -136,10 +135,7 @@ class AuditResult(Record):
         from residuum.auditing.artifacts import load_parts
 
         record, reconstructions = load_parts(Path(path))
-        found = super().load(record).replace(reconstructions=reconstructions)
-        if found.scores is None or found.verdict.rule:
-            return found
-        return found.replace(verdict=found.verdict.replace(rule=found.scores.rule))  # of older ones
+        return super().load(record).replace(reconstructions=reconstructions)
 
     def save_record(self, path: Path) -> None:
         """All but the reconstructions as one file."""

@@ -13,38 +13,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from residuum import plugins
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.attacks.state import Watcher
-from residuum.auditing.budget import (
-    CERTIFICATE_SHARE,
-    LEAST_SCORE,
-    SCORE_SHARE,
-    UNIQUENESS_SHARE,
-    Batch,
-    seconds_of,
-)
-from residuum.auditing.certificates import kkt_certificate, uniqueness_certificate
-from residuum.auditing.control import evidence
-from residuum.auditing.fit import fit_of
-from residuum.auditing.inputs import Data, as_dataset, check_fit, task_of
+from residuum.auditing.budget import LEAST_SCORE, SCORE_SHARE, Batch, seconds_of
+from residuum.auditing.controls import evidence
+from residuum.auditing.inputs import Data, as_dataset, check_fit, fit_of, scale_notes, task_of
 from residuum.auditing.result import AuditResult, Evidence
-from residuum.auditing.scale import scale_notes
-from residuum.auditing.stages import Attacked, AttackStage, Store
-from residuum.auditing.verdict import AttackOutcome, decide
-from residuum.auditing.wording import assumptions, limitations, opening
+from residuum.auditing.stages import Attacked, AttackStage, certified
+from residuum.auditing.verdict import AttackOutcome, assumptions, decide, limitations, opening
 from residuum.checkpoints import as_checkpoint, build_model, inspect_checkpoint
 from residuum.errors import InputError, did_you_mean
 from residuum.evaluation import score
-from residuum.evaluation.pools import CandidatePool, joined, selected_pool, whole_pool
-from residuum.evaluation.scoring import DECIDING
+from residuum.evaluation.scoring import DECIDING, CandidatePool, joined, selected_pool, whole_pool
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores
 from residuum.records.rundir import environment
 from residuum.theory.kkt import evaluate
+
+if TYPE_CHECKING:
+    from residuum.auditing.artifacts import AuditRun
 
 
 def audit(
@@ -63,7 +54,7 @@ def audit(
     arch: str | None = None,
     baselines: bool = True,
     batches: Sequence[Batch] = (),
-    store: Store | None = None,
+    store: AuditRun | None = None,
     watch: Callable[[str], Watcher] | None = None,
     hashes: dict[str, str] | None = None,
     stage: Callable[[str], None] | None = None,
@@ -122,14 +113,14 @@ def audit(
     with clock("score"):
         judged = _judge(checkpoint, attacked, train, control, seed, subsets, scoring)
     with clock("certify"):
-        certified = _certified(checkpoint, train, attacked, knowledge, seconds)
+        certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
     verdict = decide(judged.scores, judged.attacks, checkpoint.assumptions)
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
         subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=knowledge,
         reconstructions=attacked.found, batches=attacked.batches, seconds=clock.seconds,
-        **vars(judged), **certified,
+        **vars(judged), **certificates,
         settings={
             "preset": preset, "seed": seed, "subsets": drawn, "device": device, "task": task,
             "budget": seconds, "steps": steps, "baselines": baselines, "arch": checkpoint.arch,
@@ -208,24 +199,6 @@ def _judge(
         scores = scores.replace(notes=(*scores.notes, note))
     shown = evidence(pool.x, train, control, scores, outputs, seed)
     return _Judged(attacks, scores, selected, shown)
-
-
-def _certified(
-    checkpoint: Checkpoint, train: Dataset | None, attacked: Attacked, knowledge: Knowledge,
-    seconds: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Both certificates, or why there is none: fields of ``AuditResult``."""
-    task = checkpoint.task or "auto"
-    certificate, of = kkt_certificate(
-        checkpoint, train, attacked.found, task=task, seconds=CERTIFICATE_SHARE * seconds
-    )
-    unique, why_not = uniqueness_certificate(
-        checkpoint, attacked.found, knowledge, task=task, seconds=UNIQUENESS_SHARE * seconds
-    )
-    return {
-        "certificate": certificate, "certificate_of": of,
-        "uniqueness": unique, "uniqueness_reason": why_not,
-    }  # fmt: skip
 
 
 def _with_counts(outcome: AttackOutcome, scores: Scores | None) -> AttackOutcome:

@@ -1,4 +1,9 @@
-"""The attack stage: which attacks apply, their batches of restarts, and what they bring back."""
+"""The attack stage and the certificate stage.
+
+Which attacks apply, their batches of restarts, and what they bring back; then KKT residuals, and what
+equal pairs keep of a reconstruction. With training data the KKT certificate is of the data; without,
+of the best restart's candidates.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,10 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
 from residuum.attacks.contract import checked
@@ -19,7 +24,10 @@ from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
     ATTACK_SHARE,
     BASELINE_SHARE,
+    CERTIFICATE_SHARE,
     LEAST_BASELINE,
+    LEAST_UNIQUENESS,
+    UNIQUENESS_SHARE,
     Batch,
     Plan,
     first_batch,
@@ -27,31 +35,23 @@ from residuum.auditing.budget import (
     next_batch,
 )
 from residuum.auditing.verdict import AttackOutcome
+from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
-from residuum.errors import InputError
-from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.errors import InputError, ResiduumError
+from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction
+from residuum.records.certificate import Uniqueness
+from residuum.theory import certify
+from residuum.theory.uniqueness import uniqueness
+
+if TYPE_CHECKING:
+    from residuum.auditing.artifacts import AuditRun
 
 CONVICTS_ONLY = "it leaves no residual, so what it does not find says nothing"
+MOST_SAMPLES = 1000  # of a KKT certificate: its multipliers are a problem in as many unknowns
+MOST_CERTIFIED = 40
+MOST_UNKNOWNS = 400_000
+TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 MOST_REASON = 300  # characters of what a stranger's attack says when it fails
-
-
-class Store(Protocol):
-    """Where finished batches are kept, so that an interrupted audit goes on; see ``folder.py``."""
-
-    def load(self, batch: Batch) -> Reconstruction | None:
-        """The finished batch, None when it is not there."""
-
-    def save(self, batch: Batch, found: Reconstruction) -> None:
-        """Keep a finished batch."""
-
-    def state(self, batch: Batch) -> Path | None:
-        """File for the state of this batch while it is under way."""
-
-    def planned(self, attack: str) -> Batch | None:
-        """The first batch of ``attack`` as it was planned before."""
-
-    def plan(self, batch: Batch) -> None:
-        """Keep the plan of an attack before its first batch begins."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,16 @@ class Attacked:
 class AttackStage:
     """Everything the attacks need.
 
-    batches: exactly these instead of what the budget allows; say: told what it will all take; exact:
-    whether the steps of ``config`` were asked for; samples: of the training set, for the forecast.
+    store: keeps finished batches, so that an interrupted audit goes on; batches: exactly these
+    instead of what the budget allows; say: told what it will all take; exact: whether the steps of
+    ``config`` were asked for; samples: of the training set, for the forecast.
     """
 
     checkpoint: Checkpoint
     knowledge: Knowledge
     config: AttackConfig
     seconds: float
-    store: Store | None = None
+    store: AuditRun | None = None
     watch: Callable[[str], Watcher] | None = None
     batches: tuple[Batch, ...] = ()
     baselines: bool = True
@@ -247,12 +248,11 @@ def merged(parts: list[Reconstruction]) -> Reconstruction:
         return parts[0]
     offsets = [sum(part.restarts for part in parts[:i]) for i in range(len(parts))]
     found = parts[0].replace(
-        x=torch.cat([part.x for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        lam=torch.cat([part.lam for part in parts]),
+        **{
+            name: torch.cat([getattr(part, name) for part in parts])
+            for name in ("x", "labels", "lam", "loss", "layers")
+        },
         run=torch.cat([part.run + offset for part, offset in zip(parts, offsets, strict=True)]),
-        loss=torch.cat([part.loss for part in parts]),
-        layers=torch.cat([part.layers for part in parts]),
         status=tuple(status for part in parts for status in part.status),
         settings={**parts[0].settings, "restarts": sum(part.restarts for part in parts)},
         selection=None,
@@ -281,8 +281,98 @@ def outcome_of(one: Attack, surface: Surface, found: Reconstruction) -> AttackOu
         candidates=len(found.x),
         diverged=sum(status == "diverged" for status in found.status),
         residual=far.worst,
-        residuals=far.residuals,
-        judged=far.judged,
-        silent=far.silent,
+        **vars(far),
         seconds=found.seconds,
     )
+
+
+def certified(
+    checkpoint: Checkpoint,
+    train: Dataset | None,
+    found: tuple[Reconstruction, ...],
+    knowledge: Knowledge,
+    seconds: float,
+) -> dict[str, Any]:
+    """Both certificates, or why there is none: fields of ``AuditResult``."""
+    kkt, of = _kkt(checkpoint, train, found, CERTIFICATE_SHARE * seconds)
+    unique, why_not = _uniqueness(checkpoint, found, knowledge, UNIQUENESS_SHARE * seconds)
+    return {
+        "certificate": kkt, "certificate_of": of,
+        "uniqueness": unique, "uniqueness_reason": why_not,
+    }  # fmt: skip
+
+
+def _kkt(
+    checkpoint: Checkpoint, train: Dataset | None, found: tuple[Reconstruction, ...], seconds: float
+) -> tuple[Certificate | None, str]:
+    """The certificate and what it is of; None and the reason where there is none.
+
+    seconds: gates at kinks are freed as long as that.
+    """
+    if train is not None:
+        x, y, subject = train.x, train.y, TRAINING
+    else:
+        rows = _best_rows(found)
+        if rows is None:
+            return None, "no restart converged to candidates that could be certified"
+        x, y, subject = found[0].x[rows], found[0].labels[rows], CANDIDATES
+    if len(x) > MOST_SAMPLES:
+        return None, f"not computed for more than {MOST_SAMPLES} samples; there are {len(x)}"
+    try:
+        task = checkpoint.task or "auto"
+        return certify(build_model(checkpoint), x, y, task=task, seconds=seconds), subject
+    except ResiduumError as problem:
+        if train is not None:
+            raise
+        # Candidates are nobody's input: no error of the user's.
+        return None, f"candidates cannot be certified ({problem.message})"
+    except RuntimeError as problem:  # a forward of somebody's own that torch cannot transform
+        if checkpoint.module is None:
+            raise
+        return None, f"not for this kind of network ({str(problem).splitlines()[0][:200]})"
+
+
+def _uniqueness(
+    checkpoint: Checkpoint,
+    found: tuple[Reconstruction, ...],
+    knowledge: Knowledge,
+    seconds: float,
+) -> tuple[Uniqueness | None, str]:
+    """What equal pairs keep of the best restart's candidates, heaviest first, as time allows.
+
+    ``index`` of the result counts the candidates of the first reconstruction. None and the reason
+    where it is not computed.
+    """
+    if checkpoint.module is not None:
+        kept = (
+            "not for this kind: where a network that is kept as given has its switches is not known"
+        )
+        return None, kept
+    if seconds < LEAST_UNIQUENESS:
+        return None, f"not computed: the budget leaves it less than {LEAST_UNIQUENESS:g} seconds"
+    rows = _best_rows(found)
+    if rows is None:
+        return None, "no restart converged to candidates that could be certified"
+    part = found[0]
+    if len(rows) * part.x[0].numel() > MOST_UNKNOWNS:
+        return None, f"not computed for more than {MOST_UNKNOWNS} unknown values"
+    try:
+        unique = uniqueness(
+            build_model(checkpoint), part.x[rows], part.labels[rows], part.lam[rows],
+            task=checkpoint.task or "auto", box=knowledge.box(part.x[0].double()),
+            samples=MOST_CERTIFIED, seconds=seconds,
+        )  # fmt: skip
+    except ResiduumError as problem:  # candidates are nobody's input: no error of the user's
+        return None, f"not computed: {problem.message}"
+    return unique.replace(index=rows[unique.index]), ""
+
+
+def _best_rows(found: tuple[Reconstruction, ...]) -> Tensor | None:
+    """Candidates of the first attack's restart with the least loss, heaviest first. (k,)."""
+    run = found[0].best_restart if found else None
+    if run is None:
+        return None
+    part = found[0]
+    mine = (part.run == run) & torch.isfinite(part.x.flatten(1)).all(1) & (part.weight > 0)
+    rows = mine.nonzero().flatten()
+    return rows[part.weight[rows].argsort(descending=True, stable=True)] if len(rows) else None

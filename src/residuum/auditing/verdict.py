@@ -22,8 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from residuum.auditing.inputs import Fit
+from residuum.checkpoints import Inspection
 from residuum.evaluation.null import SIGNIFICANCE
-from residuum.records import Record, Scores
+from residuum.records import Checkpoint, Knowledge, Record, Scores
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
 EXIT_CODES = {NO_LEAK_FOUND: 0, LEAK: 1, INCONCLUSIVE: 3}
@@ -186,8 +188,8 @@ def _row(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict:
     if converged := [attack for attack in deciding if attack.converged]:
         reasons = (missing, *map(_explanation, converged), *_beside(scores, attacks))
         return _verdict(NO_LEAK_FOUND, reasons, scores)
-    reasons = (missing, *_shortfalls(deciding), *_beside(scores, attacks))
-    return _verdict(INCONCLUSIVE, reasons, scores)
+    shortfalls = map(_shortfall, deciding) if deciding else ["no attack applies to this network"]
+    return _verdict(INCONCLUSIVE, (missing, *shortfalls, *_beside(scores, attacks)), scores)
 
 
 def _verdict(outcome: str, reasons: tuple[str, ...], scores: Scores) -> Verdict:
@@ -207,19 +209,8 @@ def _beside(scores: Scores, attacks: tuple[AttackOutcome, ...]) -> tuple[str, ..
         f"{BASELINE_MEANING.get(attack.name, 'its candidates resemble training samples')}, though "
         "no deciding attack found them"
         for attack in attacks
-        if not attack.decides
-        and attack.recovered
-        and attack.expected_by_chance is not None
-        and attack.p_value is not None
-        and attack.p_value <= SIGNIFICANCE
+        if not attack.decides and attack.recovered and (attack.p_value or 1.0) <= SIGNIFICANCE
     )
-
-
-def _shortfalls(deciding: list[AttackOutcome]) -> tuple[str, ...]:
-    """Why none of the attacks counts as converged."""
-    if not deciding:
-        return ("no attack applies to this network",)
-    return tuple(map(_shortfall, deciding))
 
 
 def _shortfall(attack: AttackOutcome) -> str:
@@ -243,3 +234,61 @@ def _explanation(attack: AttackOutcome) -> str:
         f"{attack.name} explains {', '.join(attack.judged) or 'the weights'} to within "
         f"{RESIDUAL_LIMIT:g} (residual {attack.residual:.2g}){beside}"
     )
+
+
+def opening(checkpoint: Checkpoint, fit: Fit | None) -> tuple[str, ...]:
+    """What an audit says before it attacks, the accuracy of the network as read first."""
+    first = (
+        "no training samples: the network as read cannot be checked" if fit is None else fit.line
+    )
+    return (first, *checkpoint.assumptions)
+
+
+def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ...]:
+    """What the attacks take for granted about this network."""
+    if inspection.homogeneity_order is None:
+        order = (
+            "The network is not homogeneous: the theorem behind the KKT attack does not cover it."
+        )
+    else:
+        order = (
+            f"The network is homogeneous of order {inspection.homogeneity_order:g}; the KKT attack "
+            "assumes that training came near a KKT point of its margin problem."
+        )
+    exchangeable = (
+        "The held-out samples come from the distribution of the training samples, and were "
+        "preprocessed alike: the control compares the one with the other."
+    )
+    return (
+        order,
+        exchangeable,
+        *(f"Read from the file: {note}" for note in checkpoint.assumptions),
+    )
+
+
+def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
+    """What a reader must not conclude."""
+    found = [
+        "This is evidence about the attacks that were run, with the knowledge and the time they "
+        "had. It is no guarantee of privacy.",
+        "A sample counts as recovered when its match is closer than 99% of chance; whether a person "
+        "would recognise it is for the pictures to show. The interval of the count is naive: "
+        "Clopper-Pearson for independent samples, chance not subtracted.",
+    ]
+    if verdict.outcome == NO_LEAK_FOUND:
+        found.append(
+            f"A residual within {RESIDUAL_LIMIT:g} says that the candidates explain the layers that "
+            "were judged, not that they are the only ones that would; a narrow layer is explained "
+            "easily. Layers that were not judged may hold what no attack looked for."
+        )
+    if scores is not None and scores.smallest_significant is not None:
+        found.append(
+            f"With {scores.pool} held-out samples at least {scores.smallest_significant} recovered "
+            "samples are needed for significance."
+        )
+    if "train" in knowledge.provenance.values():
+        found.append(
+            "Facts granted from the training set make the strongest attacker; a real one may know "
+            "less."
+        )
+    return tuple(found)

@@ -92,8 +92,8 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Attack a checkpoint, score what came back, certify it, and give a verdict."""
+    from residuum.auditing.artifacts import AuditSettings, read_settings
     from residuum.auditing.gate import exit_code, read_condition
-    from residuum.auditing.settings import AuditSettings, read_settings
     from residuum.cli.audited import audit_into
     from residuum.errors import InputError
 

@@ -13,7 +13,7 @@ from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.auditing import Verdict
-    from residuum.auditing.settings import AuditSettings
+    from residuum.auditing.artifacts import AuditSettings
     from residuum.records import Checkpoint, Dataset, Knowledge
 
 FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
@@ -30,10 +30,8 @@ def audit_into(
 ) -> tuple[dict[str, Any], Verdict]:
     """Run, resume or show again the audit of ``settings`` in the folder ``out``."""
     from residuum.auditing import AuditResult, audit
-    from residuum.auditing.artifacts import read_result, write_artifacts
-    from residuum.auditing.folder import AuditRun
-    from residuum.auditing.inputs import check_fit
-    from residuum.auditing.scale import scale_notes
+    from residuum.auditing.artifacts import AuditRun, read_result, write_artifacts
+    from residuum.auditing.inputs import check_fit, scale_notes
     from residuum.checkpoints import locate
 
     inputs, options = _read_inputs(settings), _options(settings)
@@ -91,7 +89,7 @@ def _read_inputs(settings: AuditSettings) -> _Inputs:
 
 def _options(settings: AuditSettings) -> dict[str, Any]:
     """Arguments of ``audit``; what is wrong is refused before anything is written."""
-    from residuum.auditing.budget import Batch, seconds_of
+    from residuum.auditing.budget import seconds_of
     from residuum.auditing.run import attack_config
 
     found: dict[str, Any] = {
@@ -100,7 +98,7 @@ def _options(settings: AuditSettings) -> dict[str, Any]:
         "seed": settings.seed or 0, "subsets": settings.subsets or 500,
         "device": settings.device or "cpu", "task": settings.task or "auto",
         "baselines": settings.baselines is not False,
-        "batches": tuple(Batch(**row.model_dump()) for row in settings.batches),
+        "batches": tuple(settings.batches),
     }  # fmt: skip
     seconds_of(found["budget"])
     attack_config(found["preset"], found["steps"], found["seed"], found["device"])
@@ -182,7 +180,7 @@ def _request(
         **({"plugins": plugged} if plugged else {}),
         **{name: getattr(settings, name) for name in names},
         **{f"{name}_sha256": digest for name, digest in hashes.items()},
-        "batches": [row.model_dump() for row in settings.batches],
+        "batches": [vars(row) for row in settings.batches],
         "knowledge": {name: str(getattr(knowledge, name))[:80] for name in knowledge.granted
                       if name not in TENSORS},
         "provenance": dict(knowledge.provenance),

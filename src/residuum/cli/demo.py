@@ -114,9 +114,10 @@ def _save_untrained(out: Path, checkpoint: Checkpoint) -> None:
 
 def _settings(out: Path, network: str) -> Any:
     """The same for both; a fixed batch instead of a budget, so that figures repeat."""
-    from residuum.auditing.settings import AuditSettings, BatchSettings
+    from residuum.auditing.artifacts import AuditSettings
+    from residuum.auditing.budget import Batch
 
-    batch = BatchSettings(attack="binary-kkt", restarts=RESTARTS, steps=ATTACK_STEPS, seed=0)
+    batch = Batch("binary-kkt", RESTARTS, ATTACK_STEPS, 0)
     return AuditSettings(
         checkpoint=str(out / network / "model.safetensors"), data=str(out / "network"),
         holdout=str(out / "network"), value_range="0,1", mean="train", sample_count=SAMPLES,
@@ -130,7 +131,7 @@ def _write(
     """The picture of both side by side, and the figures in ``demo.json``."""
     from residuum.auditing.artifacts import read_result
     from residuum.checkpoints import build_model
-    from residuum.evaluation.pools import whole_pool
+    from residuum.evaluation.scoring import whole_pool
     from residuum.records import write_atomic, write_json
     from residuum.report import compared_figure
     from residuum.theory import certify

@@ -13,7 +13,7 @@ residuum schema > result.schema.json
 
 def command(json: Json = False, quiet: Quiet = False) -> None:
     """Print the JSON Schema of result.json; --json changes nothing, it is JSON anyway."""
-    from residuum.auditing.published import result_schema
+    from residuum.auditing.schema import result_schema
 
     if not quiet:
         print_json(result_schema())

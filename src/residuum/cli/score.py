@@ -13,7 +13,7 @@ from residuum.cli.output import number, print_json, print_line, print_table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from residuum.evaluation.pools import CandidatePool
+    from residuum.evaluation.scoring import CandidatePool
     from residuum.records import Dataset, Reconstruction, Scores
 
 EXAMPLES = """Examples:
@@ -59,7 +59,7 @@ def command(
     """Count recovered training samples, published and calibrated against held-out ones."""
     from residuum.errors import InputError, did_you_mean
     from residuum.evaluation import score
-    from residuum.evaluation.pools import selected_pool, whole_pool
+    from residuum.evaluation.scoring import selected_pool, whole_pool
     from residuum.verbs.attacking import load_run, write_scores
 
     if candidates not in CANDIDATES:
@@ -91,7 +91,7 @@ def command(
 
 def _refuse_audit(run: Path) -> None:
     """An audit's files stay as it wrote them: ``result.json`` holds their hashes."""
-    from residuum.auditing.folder import RESULT, WORK
+    from residuum.auditing.artifacts import RESULT, WORK
     from residuum.errors import InputError
 
     if (run / RESULT).is_file() or (run / WORK).is_dir():

@@ -25,7 +25,7 @@ from residuum.defenses.certificates import certificate_of, determined, rewritten
 from residuum.defenses.outcome import Attacked, Outcome, attacked
 from residuum.errors import InconclusiveError
 from residuum.evaluation import score
-from residuum.evaluation.pools import whole_pool
+from residuum.evaluation.scoring import whole_pool
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
 from residuum.theory.rows import accuracy, normalise_labels
 from residuum.training import TrainingState, released

@@ -1,18 +1,8 @@
 """Scoring against a held-out control: metrics, matching, the chance level, and the record of it."""
 
-from residuum.evaluation.matching import MATCHINGS, VOTES, Matching, vote
+from residuum.evaluation.matching import MATCHINGS, Matching
 from residuum.evaluation.metrics import METRICS, Metric
 from residuum.evaluation.null import Calibration, calibrate
 from residuum.evaluation.scoring import score
 
-__all__ = [
-    "MATCHINGS",
-    "METRICS",
-    "VOTES",
-    "Calibration",
-    "Matching",
-    "Metric",
-    "calibrate",
-    "score",
-    "vote",
-]
+__all__ = ["MATCHINGS", "METRICS", "Calibration", "Matching", "Metric", "calibrate", "score"]

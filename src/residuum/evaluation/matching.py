@@ -1,25 +1,30 @@
-"""Who is matched with whom: candidates to samples, given their similarity matrix.
+"""What is compared with what, and who is matched with whom given the similarity of all.
 
-Matrices are (m, n): candidates in rows, samples in columns. Each matching returns, for every
-sample, a candidate and its value; a sample that gets none has candidate -1 and the worst value
-there is (-inf, or +inf where lower is better), so that thresholds need no special case. An entry
-with that value marks a pair that may not be matched.
+Candidates, training samples and the held-out control are laid out once. Gains are (m, n): candidates
+in rows, samples in columns, higher is better. Each matching returns, for every sample, a candidate
+and its gain; a sample that gets none has candidate -1 and -inf, so that thresholds need no special
+case. -inf in the matrix marks a pair that may not be matched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import DataError, InconclusiveError, InputError
+from residuum.evaluation.metrics import Metric, display
+from residuum.records.data import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any]
+MIN_POOL = 100
+MOST_CLASSES = 1000
+MAX_POOL = 2000  # held-out samples used; more sharpen little and cost memory (m x pool)
 STATE = 1 << 24  # candidates held in memory over all subsets that are matched at once
 
 
@@ -31,30 +36,14 @@ class Matching:
     value: Array
 
 
-def nearest(similarity: Tensor | Array, higher_is_better: bool = True) -> Matching:
+def nearest(gain: Array) -> Matching:
     """Each sample's best candidate; one candidate may serve several samples (as published)."""
-    gain = _gain(similarity, higher_is_better)
-    return _matching(gain, gain.argmax(0), higher_is_better)
+    return _matching(gain, gain.argmax(0))
 
 
-def greedy(similarity: Tensor | Array, higher_is_better: bool = True) -> Matching:
+def greedy(gain: Array) -> Matching:
     """One-to-one: the best pair of all is matched, then the best of what is left, and so on."""
-    gain = _gain(similarity, higher_is_better)
-    samples = np.arange(gain.shape[1])
-    return _matching(gain, greedy_in_sets(gain, samples[None])[0], higher_is_better)
-
-
-def optimal(similarity: Tensor | Array, higher_is_better: bool = True) -> Matching:
-    """One-to-one with the best total value (the linear assignment problem)."""
-    gain = _gain(similarity, higher_is_better)
-    finite = gain[np.isfinite(gain)]
-    spread = np.ptp(finite) + 1.0 if finite.size else 1.0
-    # A forbidden pair costs more than all allowed ones could gain, so as few as can be are taken.
-    forbidden = (finite.min() if finite.size else 0.0) - spread * min(gain.shape)
-    rows, columns = linear_sum_assignment(np.where(np.isneginf(gain), forbidden, gain), True)
-    candidate = np.full(gain.shape[1], -1)
-    candidate[columns] = rows
-    return _matching(gain, candidate, higher_is_better)
+    return _matching(gain, greedy_in_sets(gain, np.arange(gain.shape[1])[None])[0])
 
 
 def greedy_in_sets(gain: Array, sets: Array) -> Array:
@@ -73,19 +62,6 @@ def greedy_in_sets(gain: Array, sets: Array) -> Array:
         for start in range(0, len(sets), step)
     ]
     return np.concatenate(parts)
-
-
-def vote(ncc: Tensor, candidates: Tensor, rule: str = "released") -> Tensor:
-    """Each sample's mean over the candidates that ``rule`` (a key of ``VOTES``) admits. (n, *shape).
-
-    ncc: (m, n) normalised cross-correlations. The best candidate is always admitted.
-    """
-    if rule not in VOTES:
-        raise InputError(f"There is no voting rule {rule!r}.", did_you_mean(rule, list(VOTES)))
-    best = ncc.amax(0)
-    admitted = (VOTES[rule](ncc, best) | (ncc == best)).to(candidates.dtype)  # (m, n)
-    means = (admitted / admitted.sum(0)).T @ candidates.flatten(1)
-    return means.reshape(-1, *candidates.shape[1:])
 
 
 def as_array(values: Tensor | Array) -> Array:
@@ -130,32 +106,203 @@ def _defer(order: Array, value: Array, sets: Array, m: int) -> Array:
     return candidate.reshape(s, n)
 
 
-def _gain(similarity: Tensor | Array, higher_is_better: bool) -> Array:
-    values = as_array(similarity)
-    if values.ndim != 2 or 0 in values.shape:
-        raise InputError(
-            f"Matching needs a matrix (m, n) of candidates by samples; got shape {values.shape}.",
-            "Give at least one candidate and one sample.",
-        )
-    if np.isnan(values).any():
-        raise InputError("A similarity matrix must not hold NaN.", "Leave out broken candidates.")
-    return values if higher_is_better else -values
-
-
-def _matching(gain: Array, candidate: Array, higher_is_better: bool) -> Matching:
+def _matching(gain: Array, candidate: Array) -> Matching:
     value = np.where(candidate >= 0, gain[candidate, np.arange(gain.shape[1])], -np.inf)
-    candidate = np.where(np.isneginf(value), -1, candidate)
-    return Matching(candidate, value if higher_is_better else -value)
+    return Matching(np.where(np.isneginf(value), -1, candidate), value)
 
 
-MATCHINGS: dict[str, Callable[..., Matching]] = {
-    "nearest": nearest,
-    "greedy": greedy,
-    "optimal": optimal,
-}
+MATCHINGS: dict[str, Callable[[Array], Matching]] = {"nearest": nearest, "greedy": greedy}
 
-VOTES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    # The released code compares squared distances of standardised images: 2 (1 - ncc) per pixel.
-    "released": lambda ncc, best: 1 - ncc < 1.1 * (1 - best),
-    "paper": lambda ncc, best: torch.gt(ncc, 0.9 * best),
-}
+
+@dataclass(frozen=True)
+class Field:
+    """All that is compared, training samples first: columns 0..n-1, the held-out pool after them.
+
+    kept: (m,) the candidates' indices as the caller knows them; strata: (n + N,) labels that subsets
+    are matched by; forbidden: (m, n + N) pairs that may not be matched; reason: why there is no pool.
+    """
+
+    n: int
+    kept: Array
+    candidates: Tensor  # (m, *shape)
+    samples: Tensor  # (n + N, *shape)
+    mean: Tensor | None
+    strata: Array | None
+    forbidden: Array | None
+    reason: str
+
+    @property
+    def pool(self) -> int:
+        """Held-out samples that serve as control."""
+        return len(self.samples) - self.n
+
+    def gain(self, metric: Metric) -> Array:
+        """What candidates are matched by, oriented: higher is better. (m, n + N)."""
+        gain = as_array(metric.search(self.candidates, self.samples))
+        gain = gain if metric.higher_is_better else -gain
+        return gain if self.forbidden is None else np.where(self.forbidden, -np.inf, gain)
+
+    def value(self, metric: Metric, candidate: Array, column: Array) -> Array:
+        """Oriented scores of the given pairs. (k,)."""
+        a, b = self.displayed if metric.needs_images else (self.candidates, self.samples)
+        index = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
+        values = as_array(metric.pairs(a, b, index))
+        return values if metric.higher_is_better else -values
+
+    def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
+        """What scores matches; None where the gain they were matched by is the score."""
+        return None if metric.search_is_score else partial(self.value, metric)
+
+    def scored(
+        self, metric: Metric, gain: Array, columns: Array, matching: Callable[[Array], Matching]
+    ) -> Matching:
+        """Match the given columns and score the matches, oriented."""
+        found = matching(gain[:, columns])
+        matched = found.candidate >= 0
+        found.value[matched] = self.value(metric, found.candidate[matched], columns[matched])
+        return found
+
+    @cached_property
+    def displayed(self) -> tuple[Tensor, Tensor]:
+        """Candidates and samples as the published figures show them; float32 is theirs, and faster."""
+        samples = self.samples if self.mean is None else self.samples + self.mean
+        return display(self.candidates, self.mean).float(), samples.float()
+
+    def original(self, candidate: int) -> int | None:
+        """The caller's index of a candidate; None for -1."""
+        return int(self.kept[candidate]) if candidate >= 0 else None
+
+
+def lay_out(
+    candidates: Tensor,
+    train: Dataset,
+    holdout: Dataset | None,
+    *,
+    candidate_labels: Tensor | None,
+    match_labels: bool,
+    same_label: bool,
+    seed: int,
+    notes: list[str],
+) -> Field:
+    """Check the inputs against each other and lay them out; what was left out goes into ``notes``."""
+    kept = _finite(candidates, notes)
+    pool, reason = _control(train, holdout, seed, notes)
+    labels = _labels(train, pool)
+    samples = [train.x] if pool is None else [train.x, pool.x]
+    device = candidates.device
+    return Field(
+        n=len(train),
+        kept=kept,
+        candidates=_in_shape(candidates, train)[kept],
+        samples=torch.cat([part.to(device, torch.float64) for part in samples]),
+        mean=None if train.mean is None else train.mean.to(device, torch.float64),
+        strata=_strata(labels, len(train), notes) if match_labels and pool is not None else None,
+        forbidden=_other_label(candidate_labels, labels)[kept] if same_label else None,
+        reason=reason,
+    )
+
+
+def why_not_calibrated(n: int, pool: int | None) -> str:
+    """Why a held-out pool of this size calibrates nothing; "" when it does."""
+    if pool is None:
+        return "not calibrated: no held-out set was given"
+    if pool == 0:  # a dataset has samples: none is left when all were trained on
+        return "not calibrated: all samples of the held-out set are training samples"
+    if pool < max(MIN_POOL, n):
+        need = (
+            f"{MIN_POOL} samples" if n <= MIN_POOL else f"as many samples as were trained on ({n})"
+        )
+        return f"not calibrated: the held-out set needs at least {need}; it has {pool}"
+    return ""
+
+
+def discrete(y: Tensor) -> bool:
+    """Whether targets are class labels: whole numbers, few of them, one per sample."""
+    whole = not y.is_floating_point() or bool((y == y.round()).all())
+    return y.ndim == 1 and whole and len(y.unique()) <= MOST_CLASSES
+
+
+def _finite(candidates: Tensor, notes: list[str]) -> Array:
+    """Indices of the candidates that can be compared at all."""
+    kept: Array = np.flatnonzero(as_array(torch.isfinite(candidates.flatten(1)).all(1)))
+    if not len(kept):
+        raise InconclusiveError(
+            f"Scoring needs at least one finite candidate; none of {len(candidates)} is.",
+            "If the attack diverged, lower its learning rate.",
+        )
+    if dropped := len(candidates) - len(kept):
+        notes.append(f"{dropped} candidates are not finite and were left out")
+    return kept
+
+
+def _control(
+    train: Dataset, holdout: Dataset | None, seed: int, notes: list[str]
+) -> tuple[Dataset | None, str]:
+    """The held-out pool fit for use, or None and the reason."""
+    if holdout is None:
+        return None, why_not_calibrated(len(train), None)
+    _check_alike(train, holdout)
+    seen = {row.tobytes() for row in as_array(train.x.double())}
+    fresh = [i for i, row in enumerate(as_array(holdout.x.double())) if row.tobytes() not in seen]
+    if repeats := len(holdout) - len(fresh):
+        notes.append(f"{repeats} held-out samples are also training samples and were left out")
+    if reason := why_not_calibrated(len(train), len(fresh)):
+        return None, reason
+    if len(fresh) > (limit := max(MAX_POOL, 4 * len(train))):
+        notes.append(f"{limit} of {len(fresh)} held-out samples were drawn for the control")
+        # Its own stream: the pool must not depend on what else the seed is used for.
+        fresh = np.random.default_rng((seed, 1)).choice(fresh, limit, replace=False).tolist()
+    return holdout.replace(x=holdout.x[fresh], y=holdout.y[fresh]), ""
+
+
+def _check_alike(train: Dataset, holdout: Dataset) -> None:
+    if holdout.shape != train.shape:
+        raise DataError(
+            f"Held-out samples must have the training samples' shape {train.shape}; "
+            f"got {holdout.shape}.",
+            "Preprocess both alike.",
+        )
+    means = [data.mean.double().cpu() for data in (train, holdout) if data.mean is not None]
+    if len(means) == 2 and not torch.allclose(means[0], means[1], atol=1e-5):
+        raise DataError(
+            "Training and held-out samples must be centred by the same mean; theirs differ.",
+            "Subtract the training mean from both: it is what the network was trained with.",
+        )
+
+
+def _in_shape(candidates: Tensor, train: Dataset) -> Tensor:
+    """Candidates in the samples' shape, in float64."""
+    if candidates[0].numel() != train.x[0].numel():
+        raise DataError(
+            f"Candidates must have the training samples' shape {train.shape}; "
+            f"got {tuple(candidates.shape[1:])}.",
+            "Score the reconstruction against the data its network was trained on.",
+        )
+    return candidates.detach().double().reshape(len(candidates), *train.shape)
+
+
+def _labels(train: Dataset, pool: Dataset | None) -> Array | None:
+    """Labels of all columns; None where they are regression targets."""
+    parts = [train.y] if pool is None else [train.y, pool.y]
+    return np.concatenate(list(map(as_array, parts))) if all(map(discrete, parts)) else None
+
+
+def _strata(labels: Array | None, n: int, notes: list[str]) -> Array | None:
+    """Labels to match subsets by, unless the pool has too few samples of one."""
+    if labels is None:
+        return None
+    values, wanted = np.unique(labels[:n], return_counts=True)
+    if any((labels[n:] == value).sum() < k for value, k in zip(values, wanted, strict=True)):
+        notes.append("the held-out set lacks samples of some label: subsets are not label-matched")
+        return None
+    return labels
+
+
+def _other_label(given: Tensor | None, labels: Array | None) -> Array:
+    if given is None or labels is None:
+        raise InputError(
+            "`same_label=True` needs candidate_labels, and samples with class labels.",
+            "Give both, or leave it False.",
+        )
+    forbidden: Array = as_array(given)[:, None] != labels
+    return forbidden

@@ -62,10 +62,6 @@ class Metric:
             return f"needs images (c, h, w) of at least {side} x {side}; samples are {shape}"
         return "" if find_spec("kornia") else "needs kornia, which is not installed"
 
-    def applies(self, shape: tuple[int, ...]) -> bool:
-        """Whether samples of ``shape`` can be scored by this metric."""
-        return not self.why_not(shape)
-
     def pairs(self, candidates: Tensor, samples: Tensor, index: Tensor) -> Tensor:
         """Scores of the pairs (candidate, sample) in the rows of ``index`` (k, 2), chunked. (k,)."""
         similarity.check_alike(candidates, samples)
@@ -76,14 +72,6 @@ class Metric:
             i, j = index[some].unbind(1)
             values[some] = self.score(candidates[i], samples[j]).to(values.dtype)
         return values
-
-    def pairwise(self, candidates: Tensor, samples: Tensor) -> Tensor:
-        """Scores of all pairs: by the closed form where there is one, else pair by pair. (m, n)."""
-        if self.search_is_score:
-            return self.search(candidates, samples)
-        m, n = len(candidates), len(samples)
-        index = torch.cartesian_prod(torch.arange(m), torch.arange(n)).to(candidates.device)
-        return self.pairs(candidates, samples, index.reshape(-1, 2)).reshape(m, n)
 
 
 def display(candidates: Tensor, mean: Tensor | None) -> Tensor:

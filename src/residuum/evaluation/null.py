@@ -31,11 +31,10 @@ import numpy as np
 from scipy.special import betaincinv
 
 from residuum.errors import InputError
-from residuum.evaluation.matching import Array, greedy_in_sets
+from residuum.evaluation.matching import Array, greedy_in_sets, why_not_calibrated
 
 ONE_IN = 100  # one false positive in this many
 SIGNIFICANCE = 0.01
-MIN_POOL = 100
 MIN_SUBSETS = 200
 
 
@@ -57,20 +56,6 @@ class Calibration:
     p_value: float
     reference: Array
     smallest_significant: int | None
-
-
-def why_not_calibrated(n: int, pool: int | None) -> str:
-    """Why a held-out pool of this size calibrates nothing; "" when it does."""
-    if pool is None:
-        return "not calibrated: no held-out set was given"
-    if pool == 0:  # a dataset has samples: none is left when all were trained on
-        return "not calibrated: all samples of the held-out set are training samples"
-    if pool < max(MIN_POOL, n):
-        need = (
-            f"{MIN_POOL} samples" if n <= MIN_POOL else f"as many samples as were trained on ({n})"
-        )
-        return f"not calibrated: the held-out set needs at least {need}; it has {pool}"
-    return ""
 
 
 def calibrate(

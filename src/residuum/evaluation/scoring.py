@@ -12,19 +12,23 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from residuum.errors import InputError, did_you_mean
-from residuum.evaluation.field import Field, lay_out
+from residuum.errors import DataError, InputError, did_you_mean
 from residuum.evaluation.matching import (
     MATCHINGS,
     Array,
+    Field,
     Matching,
     as_array,
+    discrete,
     greedy,
     greedy_in_sets,
+    lay_out,
 )
 from residuum.evaluation.metrics import METRICS, Metric
 from residuum.evaluation.null import (
@@ -34,11 +38,12 @@ from residuum.evaluation.null import (
     matched_values,
     smallest_significant,
 )
-from residuum.evaluation.slices import by_class, by_margin, discrete, margins
 from residuum.records.data import Dataset
-from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores
+from residuum.records.reconstruction import Reconstruction
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 
 DECIDING = "ncc"
+BINS = 5
 PILOT = 16  # sets that a control is timed on before it is drawn
 
 
@@ -267,13 +272,10 @@ def _choose(
         if why := METRICS[name].why_not(shape):
             raise InputError(f"Metric {name!r} {why}.", "Leave it out of metrics=(...).")
     if names is None:
-        notes += [f"{name} left out: it {why}" for name, why in _reasons(shape).items() if why]
-        names = [name for name, why in _reasons(shape).items() if not why]
+        reasons = {name: metric.why_not(shape) for name, metric in METRICS.items()}
+        notes += [f"{name} left out: it {why}" for name, why in reasons.items() if why]
+        names = [name for name, why in reasons.items() if not why]
     return tuple(METRICS[name] for name in dict.fromkeys([DECIDING, *names]))
-
-
-def _reasons(shape: tuple[int, ...]) -> dict[str, str]:
-    return {name: metric.why_not(shape) for name, metric in METRICS.items()}
 
 
 def _number(metric: Metric, oriented: float) -> float | None:
@@ -281,3 +283,110 @@ def _number(metric: Metric, oriented: float) -> float | None:
     if not np.isfinite(oriented):
         return None
     return float(oriented if metric.higher_is_better else -oriented)
+
+
+def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
+    """How clearly the network decides each sample; None for regression targets. (n,).
+
+    One output: m_i = y_i Phi(x_i), y in -1/+1 (0/1 is read as such). Several: the output of the
+    sample's class less the largest other one.
+    """
+    outputs, y = outputs.detach().cpu().double(), y.cpu()
+    if len(outputs) != len(y):
+        raise DataError(
+            f"outputs need one row per training sample; got {len(outputs)} for {len(y)}.",
+            "Give what the network says of train.x.",
+        )
+    if not discrete(y):
+        return None
+    outputs = outputs.reshape(len(outputs), -1)
+    if outputs.shape[1] == 1:
+        signs = torch.where(y > 0, 1.0, -1.0)
+        return signs * outputs[:, 0] if len(y.unique()) <= 2 else None
+    if y.min() < 0 or y.max() >= outputs.shape[1]:
+        raise DataError(
+            f"Labels must index the {outputs.shape[1]} outputs; they run from {int(y.min())} "
+            f"to {int(y.max())}.",
+            "Number the classes from 0.",
+        )
+    own = torch.zeros_like(outputs, dtype=torch.bool)
+    own[torch.arange(len(y)), y.long()] = True
+    return outputs[own] - outputs.masked_fill(own, -torch.inf).amax(1)
+
+
+def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
+    """One slice per label, in order; none for regression targets."""
+    labels = sorted({row.label for row in rows if row.label is not None})
+    return tuple(
+        _slice(label_name(label, train), [row for row in rows if row.label == label], metric)
+        for label in labels
+    )
+
+
+def label_name(label: float | int, train: Dataset) -> str:
+    """The class's own name where the data has one."""
+    at = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
+    return train.classes[at] if 0 <= at < len(train.classes) else f"{label:g}"
+
+
+def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
+    """Equally large slices by margin, smallest margins first; none where margins are unknown."""
+    known = sorted((row for row in rows if row.margin is not None), key=lambda row: row.margin or 0)
+    if not known:
+        return ()
+    parts = np.array_split(np.arange(len(known)), min(BINS, len(known)))
+    slices = []
+    for part in parts:
+        some = [known[i] for i in part]
+        name = f"{some[0].margin:.4g} .. {some[-1].margin:.4g}"
+        slices.append(_slice(name, some, metric))
+    return tuple(slices)
+
+
+def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
+    flags = [row.recovered for row in rows if row.recovered is not None]
+    values = [m.score for row in rows if (m := row.matches[metric]).score is not None]
+    return ScoreSlice(
+        name=name,
+        samples=len(rows),
+        recovered=sum(flags) if flags else None,
+        rate=sum(flags) / len(rows) if flags else None,
+        median=float(np.median(values)) if values else None,
+    )
+
+
+class CandidatePool(NamedTuple):
+    """Candidates (m, *shape) with their labels (m,) and total multipliers (m,)."""
+
+    x: Tensor
+    labels: Tensor
+    lam: Tensor
+
+
+def whole_pool(found: Reconstruction) -> CandidatePool:
+    """Every candidate, as the published counts pool them, and the means of groups of them."""
+    x, labels, lam = found.x, found.labels, found.weight
+    if found.selection is not None:
+        mean = found.selection.members > 1
+        x = torch.cat([x, found.selection.x[mean].to(x)])
+        labels = torch.cat([labels, found.selection.labels[mean].to(labels)])
+        lam = torch.cat([lam, found.selection.lam[mean].to(lam)])
+    return CandidatePool(x, labels, lam)
+
+
+def selected_pool(found: Reconstruction) -> CandidatePool:
+    """The attack's own choice: what several restarts hold; all it ranked where none agree."""
+    chosen = found.selection
+    if chosen is None:
+        return CandidatePool(found.x[:0], found.labels[:0], found.weight[:0])
+    agreed = chosen.support > 1
+    keep = agreed if bool(agreed.any()) else agreed | True
+    return CandidatePool(chosen.x[keep], chosen.labels[keep], chosen.lam[keep])
+
+
+def joined(pools: list[CandidatePool]) -> CandidatePool:
+    """The candidates of several attacks as one pool, so that one test judges them together."""
+    x, labels, lam = (
+        torch.cat([part.double() for part in parts]) for parts in zip(*pools, strict=True)
+    )
+    return CandidatePool(x, labels, lam)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.evaluation.pools import joined, whole_pool
+from residuum.evaluation.scoring import joined, whole_pool
 from residuum.records.data import with_mean
 from residuum.report.drawing import is_image, pixels
 from residuum.similarity import cosine

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from residuum.evaluation import score
-from residuum.evaluation.pools import CandidatePool, selected_pool, whole_pool
+from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
 from residuum.records import Dataset, Scores
 from residuum.sweeping.run import Sweep
 from residuum.sweeping.study import SweepRun

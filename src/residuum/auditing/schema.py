@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from residuum.auditing.budget import Batch
 from residuum.evaluation.null import SIGNIFICANCE
 
 if TYPE_CHECKING:
@@ -136,15 +137,6 @@ class ScoreSummary(_Model):
     pool: Count
 
 
-class BatchRow(_Model):
-    """Restarts that ran side by side; all batches together repeat the audit."""
-
-    attack: str
-    restarts: Count
-    steps: Count
-    seed: int
-
-
 class Result(_Model):
     """The whole of ``result.json``."""
 
@@ -164,7 +156,7 @@ class Result(_Model):
     certificate_of: str = Field(description="what it is of, or why there is none")
     uniqueness: dict[str, Any] | None
     uniqueness_reason: str = Field(description="why it is null; empty otherwise")
-    batches: list[BatchRow]
+    batches: list[Batch]
     seconds: dict[str, float]
     settings: dict[str, Any]
     request: dict[str, Any] | None
@@ -208,7 +200,7 @@ def publish(
         "candidates": _candidates(result),
         "certificate": None if result.certificate is None else result.certificate.to_json(),
         "uniqueness": None if result.uniqueness is None else result.uniqueness.to_json(),
-        "batches": [vars(batch) for batch in result.batches],
+        "batches": result.batches,
         "request": request,
         "inputs": result.hashes,
         "artifacts": artifacts,

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from residuum.auditing.result import Evidence
-from residuum.evaluation.field import lay_out
-from residuum.evaluation.matching import greedy_in_sets
+from residuum.evaluation.matching import greedy_in_sets, lay_out
 from residuum.evaluation.metrics import METRICS
 from residuum.evaluation.null import draw_sets
-from residuum.evaluation.slices import margins
+from residuum.evaluation.scoring import label_name, margins
 from residuum.records import Dataset, Scores
 
 MOST_SETS, MOST_VALUES = (
@@ -47,7 +46,9 @@ def evidence(
         mean=train.mean,
         outputs=shown_outputs,
         output_name="network output" if single else "margin",
-        labels=tuple(_name(row.label, train) for row in scores.per_sample),
+        labels=tuple(
+            "" if row.label is None else label_name(row.label, train) for row in scores.per_sample
+        ),
     )
 
 
@@ -75,11 +76,3 @@ def null_values(
     matched = candidate >= 0
     values = gain[candidate[matched], sets[matched]]
     return torch.from_numpy(values if metric.higher_is_better else -values)
-
-
-def _name(label: float | int | None, train: Dataset) -> str:
-    """The class's own name where the data has one."""
-    if label is None:
-        return ""
-    index = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
-    return train.classes[index] if 0 <= index < len(train.classes) else f"{label:g}"
