@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import residuum as rs
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.explained import explained
 from residuum.attacks.objectives import NTK, BinaryKKT
-from residuum.attacks.problem import Problem
+from residuum.attacks.problem import Problem, explained
 from residuum.auditing.budget import Batch
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
 from residuum.checkpoints import as_checkpoint, build_model

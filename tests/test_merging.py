@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from residuum.attacks.merging import merge, patterns, prune
+from residuum.attacks.growth import merge, patterns, prune
 from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.population import Population
-from residuum.attacks.slots import Newcomer, population_of, remove, settle
 from residuum.attacks.solver import Solver
+from residuum.attacks.state import Newcomer, Population, population_of, remove, settle
 from residuum.records import Knowledge
 from tests.cases import relu_point
 from tests.test_growth import SMALL, small_solver

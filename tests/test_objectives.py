@@ -10,7 +10,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from residuum.attacks.config import AttackConfig
-from residuum.attacks.multipliers import best_multipliers
 from residuum.attacks.objectives import (
     NTK,
     OBJECTIVES,
@@ -19,6 +18,7 @@ from residuum.attacks.objectives import (
     Objective,
     WeightDecay,
 )
+from residuum.attacks.problem import best_multipliers
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState
 from residuum.errors import InputError

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 import residuum.records.rundir as files
-from residuum.attacks.explained import Explained
-from residuum.attacks.population import Population
+from residuum.attacks.problem import Explained
 from residuum.attacks.solver import SolverState
+from residuum.attacks.state import Population
 from residuum.checkpoints import Inspection, ParameterSummary
 from residuum.errors import (
     DataError,

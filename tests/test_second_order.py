@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from residuum.attacks.curvature import Curvature, residuals
 from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.splitting import joint_step, lowest_curvature, second_order
+from residuum.attacks.splitting import (
+    Curvature,
+    joint_step,
+    lowest_curvature,
+    residuals,
+    second_order,
+)
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
 from tests.cases import AllLayers

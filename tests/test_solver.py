@@ -10,11 +10,10 @@ import torch
 from scipy.optimize import lsq_linear
 
 from residuum.attacks import PRESETS, AttackConfig, attack
-from residuum.attacks.multipliers import best_multipliers
+from residuum.attacks.config import stream
 from residuum.attacks.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.priors import PRIORS
-from residuum.attacks.problem import Problem
-from residuum.attacks.randomness import stream
+from residuum.attacks.problem import Problem, best_multipliers
 from residuum.attacks.run import FEWEST, MOST
 from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.checkpoints import build_model

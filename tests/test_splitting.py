@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks.curvature import Curvature, exact_degree, residuals
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.splitting import (
+    Curvature,
+    exact_degree,
     joint_step,
     lanczos,
     lowest_curvature,
     offspring,
+    residuals,
 )
 from residuum.networks import MLP
 from residuum.records import Knowledge

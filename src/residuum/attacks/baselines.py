@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks.config import AttackConfig
+from residuum.attacks.config import AttackConfig, stream
 from residuum.attacks.contract import Attack
 from residuum.attacks.priors import box
-from residuum.attacks.randomness import stream
 from residuum.attacks.selection import select
 from residuum.checkpoints import first_layer
 from residuum.checkpoints.surfaces import Surface

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ class AttackConfig:
     whose singular value exceeds this share of the largest (``rowspace.py``); compile: fuse
     elementwise work with torch.compile on a GPU; seconds: wall clock of all restarts together.
 
-    How the candidate set grows (``growth.py``, ``grower.py``). split: curvature, random,
+    How the candidate set grows (``growth.py``). split: curvature, random,
     frank-wolfe or none; split_trigger: a round every ``split_every`` steps ("period"), when the
     loss fell by less than the share ``split_tolerance`` over so many steps ("stagnation"), or when
     |grad_x L| is at most ``split_tolerance`` ("gradient"), at the earliest so many steps after the
@@ -285,3 +286,13 @@ class PerRun:
                     f"Runs side by side may differ in {', '.join(VARIED)} alone.",
                     "Run configurations that differ otherwise one after the other.",
                 )
+
+
+def stream(*names: str | int) -> torch.Generator:
+    """A generator of its own for these names: equal ones give equal numbers, on any machine.
+
+    Datasets, initial weights and attacks all take small seeds. With one generator per plain seed an
+    attack could start at the very numbers that synthetic data were made of, and find what it was given.
+    """
+    digest = hashlib.sha256(repr(("attack", *names)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from residuum.attacks.config import FAST, AttackConfig
-from residuum.attacks.multipliers import MAX_UNKNOWNS
+from residuum.attacks.problem import MAX_UNKNOWNS
 from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.engine import Cost, evaluation_cost

@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig
+from residuum.attacks.config import AttackConfig, stream
 from residuum.attacks.contract import Attack
 from residuum.attacks.power import BUDGET, Growth, grow, levenberg_marquardt, refinement_cost
-from residuum.attacks.randomness import stream
 from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError

@@ -2,24 +2,38 @@
 
 MLPs go through the explicit engine, any other ``nn.Module`` through automatic differentiation of
 the same equation. x: (R, m, *shape) for R independent runs; lam: (R, m, *multiplier_shape).
+
+For fixed candidates the best multipliers are a (nonnegative) least-squares problem:
+
+    min_{lam >= floor} sum_l w_l || target_l - sum_i lam_i g_i,l ||^2
+
+A floor is a shift: lam = floor + nu with nu >= 0 and the right side lessened by G floor. The g_i are
+read off the problem itself: its gradient in lam at lam = 0 and along lam gives the right side and the
+products with the Gram matrix, so every objective that is linear in lam is covered.
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.attacks.objectives import Objective
-from residuum.checkpoints.surfaces import CHANGE
+from residuum.attacks.config import AttackConfig, PerRun
+from residuum.attacks.objectives import OBJECTIVES, Objective
+from residuum.checkpoints.surfaces import CHANGE, Surface
 from residuum.engine import Candidates, ExplicitEquation
 from residuum.errors import InputError
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
-from residuum.records import Knowledge
+from residuum.records import Knowledge, Reconstruction, Record
 from residuum.stationarity import Theta, by_layer, parameters
+from residuum.theory.multipliers import factor_gram, solve
+
+MAX_UNKNOWNS = 2000
 
 
 @dataclass(frozen=True)
@@ -207,3 +221,136 @@ class Problem:
 
 def _squared(theta: Theta, names: list[str]) -> float:
     return float(torch.stack([theta[n].square().sum() for n in names]).sum())
+
+
+def best_multipliers(
+    problem: Problem,
+    x: Tensor,
+    lam: Tensor,
+    floor: float | None,
+    scale: float,
+    sharpness: float | Tensor,
+) -> Tensor:
+    """Stored multipliers (R, m, ...) that minimise the loss at x, each run on its own.
+
+    floor: the least value allowed; None leaves them free. A run that has left the finite numbers,
+    or none of whose gradients is alive, keeps the multipliers it has.
+    """
+    flat = lam.flatten(1)
+    unknowns = flat.shape[1]
+    if unknowns > MAX_UNKNOWNS:
+        return lam
+    solved = []
+    for run in range(len(x)):
+        here = x[run : run + 1]
+
+        def gradient(values: Tensor, here: Tensor = here, run: int = run) -> Tensor:
+            shaped = values.view_as(lam[run : run + 1])
+            return (
+                problem.evaluate(here, shaped * scale, sharpness).grad_lam.flatten().double()
+                * scale
+            )
+
+        zero = torch.zeros_like(flat[run])
+        right = -gradient(zero) / 2  # <g_i, target>_w
+        columns = [
+            gradient(e) / 2 + right for e in torch.eye(unknowns, dtype=x.dtype, device=x.device)
+        ]
+        gram, shift = torch.stack(columns).cpu(), floor or 0.0
+        if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
+            solved.append(lam[run])
+            continue
+        factor = factor_gram(gram, right.cpu() - shift * gram.sum(1))
+        values = shift + solve(factor, free=floor is None)
+        solved.append(values.to(lam).view_as(lam[run]))
+    return torch.stack(solved)
+
+
+def stored_scale(
+    settings: PerRun, candidates: int, balancing: Callable[[float], float], ndim: int,
+    target: Mapping[str, Tensor],
+) -> float | Tensor:  # fmt: skip
+    """Factor from stored to plain-sum multipliers; per run where their sharpness differs.
+
+    balancing: the scale at a sharpness; ndim: dimensions of lam; target: gives dtype and device.
+    """
+    rule = settings.config.lam_scale
+    if rule != "auto":
+        return 1.0 if rule == "one" else 1 / candidates
+    if not settings.differs("sharpness"):
+        return balancing(settings.one(0).sharpness)
+    found = torch.tensor([balancing(run.sharpness) for run in settings.runs], dtype=torch.float64)
+    return found.to(next(iter(target.values()))).view(-1, *[1] * (ndim - 1))
+
+
+def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
+    """The common multiplier that makes the first explained layer's sum over x as large as its target.
+
+    x: (1, m, ...); shape: of one candidate's multipliers.
+    """
+    ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
+    # residual(s) = target - s T: from three values of s the size of T follows.
+    first = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
+    at = [problem.evaluate(x, s * ones, sharpness).layers[0, first] for s in (-1.0, 0.0, 1.0)]
+    squared = float((at[0] + at[2]) / 2 - at[1])  # ||T||^2 / ||target||^2
+    return 1 / math.sqrt(squared) if squared > 0 else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Explained(Record):
+    """residuals: norm over norm of every layer, of the best restart; judged: the layers that count;
+    worst: the largest of theirs, None where nothing could be measured; silent: why even a small
+    residual would say nothing, "" where it speaks.
+    """
+
+    residuals: dict[str, float] = field(default_factory=dict)
+    judged: tuple[str, ...] = ()
+    silent: str = ""
+
+    @property
+    def worst(self) -> float | None:
+        """Of the judged layers."""
+        found = [self.residuals[name] for name in self.judged if name in self.residuals]
+        return max(found) if len(found) == len(self.judged) and found else None
+
+
+def explained(surface: Surface, found: Reconstruction) -> Explained:
+    """The best restart that did not diverge, measured anew in float64 with its own surrogate.
+
+    r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||, layer by layer; the layers
+    that count are the surface's.
+    """
+    judged, silent = surface.layers, surface.silent
+    best = _best_restart(found, judged)
+    if best is None:
+        return Explained({}, judged, silent)
+    if not found.settings:  # recovered in closed form: its one residual is of all equations, exact
+        return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1], silent)
+    run, step, _ = best
+    config = AttackConfig.from_json(found.settings)
+    objective = OBJECTIVES[config.objective].configured(config, found.knowledge)
+    mine = found.run == run
+    problem = Problem(
+        surface.model(), objective, found.knowledge, found.labels[mine],
+        surrogate=config.surrogate, layers="all", dtype=torch.float64,
+    )  # fmt: skip
+    x, lam = found.x[mine].double()[None], found.lam[mine].double()[None]
+    squared = problem.evaluate(x, lam, config.sharpness_at(step)).layers[0].tolist()
+    values = dict(zip(problem.layer_names, squared, strict=True))
+    finite = {name: math.sqrt(max(v, 0.0)) for name, v in values.items() if math.isfinite(v)}
+    return Explained(finite, judged, silent)
+
+
+def _best_restart(found: Reconstruction, judged: tuple[str, ...]) -> tuple[int, int, float] | None:
+    """(restart, step, residual) of the kept point whose worst judged layer is least, as recorded."""
+    wanted = [i for i, name in enumerate(found.layer_names) if name in judged] or [0]
+    best: tuple[int, int, float] | None = None
+    for run, status in enumerate(found.status):
+        if status == "diverged" or not found.loss.shape[1]:
+            continue
+        loss = found.loss[run].nan_to_num(nan=math.inf)
+        at = int(loss.argmin())
+        worst = float(found.layers[run, at, wanted].max())
+        if math.isfinite(worst) and (best is None or worst < best[2] ** 2):
+            best = run, int(found.steps[at]), math.sqrt(max(worst, 0.0))
+    return best

@@ -17,10 +17,9 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.contract import Attack
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.attacks.polynomial import PolynomialAttack
-from residuum.attacks.population import Population
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
-from residuum.attacks.state import SolverState, Watcher
+from residuum.attacks.state import Population, SolverState, Watcher
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
 from residuum.checkpoints.surfaces import SURFACES, Surface, sample_shape, task_of
 from residuum.errors import InputError, did_you_mean

@@ -21,16 +21,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import FAST, AttackConfig, PerRun, Step
-from residuum.attacks.grower import Grower
-from residuum.attacks.multipliers import balancing_scale, best_multipliers, stored_scale
+from residuum.attacks.config import FAST, AttackConfig, PerRun, Step, stream
+from residuum.attacks.growth import Grower
 from residuum.attacks.objectives import Objective
-from residuum.attacks.population import Population
 from residuum.attacks.priors import PRIORS, Prior, box, penalty
-from residuum.attacks.problem import Problem
-from residuum.attacks.randomness import stream
+from residuum.attacks.problem import Problem, balancing_scale, best_multipliers, stored_scale
 from residuum.attacks.rowspace import RowSpace
 from residuum.attacks.state import (
+    Population,
     SolverState,
     Watcher,
     fingerprint,
@@ -302,7 +300,7 @@ class Solver:
         return (first / (1 - BETA1**t)).div_(below)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
-        """The best multipliers for these candidates, per run; see ``multipliers.py``."""
+        """The best multipliers for these candidates, per run; see ``problem.py``."""
         best = lam.clone()
         for run in range(len(x)):
             own, scale = self.settings.one(run), self.scale

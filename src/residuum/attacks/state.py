@@ -1,21 +1,78 @@
-"""An attack at one moment: what a watcher sees, what is saved, and what a saved state belongs to."""
+"""An attack at one moment: who lives in which slot, what is saved, what a watcher sees.
+
+Runs side by side share tensors (R, m, ...) and may hold different numbers of candidates. A slot is
+alive or empty; an empty one holds zeros, its multiplier is zero and never moves, so it adds nothing
+to the equation. Every candidate has a number of its own, never used again in its run: those of the
+start are 0..m-1, and a split gives two new ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import Objective
-from residuum.attacks.population import Population
 from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest
 
 DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
+OWN = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")
+PER_SLOT = ("x", "lam", "best_x", "best_lam")
+
+
+@dataclass(frozen=True, eq=False)
+class Population(Record):
+    """labels, active, ident: (R, m), and the same of the best point of every run.
+
+    born: numbers used up in each run; last: step of each run's latest round; events: what happened,
+    see ``growth.py``; stopped: why a run grows no more, "" while it may.
+    """
+
+    labels: Tensor
+    active: Tensor
+    ident: Tensor
+    best_labels: Tensor
+    best_active: Tensor
+    best_ident: Tensor
+    born: tuple[int, ...]
+    last: tuple[int, ...]
+    stopped: tuple[str, ...]
+    events: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def start(cls, runs: int, labels: Tensor) -> Population:
+        """Every run with the same candidates, all alive; labels: (m,)."""
+        m = len(labels)
+        own = labels.expand(runs, m).clone()
+        active = torch.ones(runs, m, dtype=torch.bool, device=labels.device)
+        ident = torch.arange(m, device=labels.device).expand(runs, m).clone()
+        return cls(own, active, ident, own, active, ident, (m,) * runs, (0,) * runs, ("",) * runs)
+
+    def to(self, device: str) -> Population:
+        """The same on another device."""
+        return self.replace(**{name: getattr(self, name).to(device) for name in OWN})
+
+    def keep_best(self, better: Tensor) -> Population:
+        """Runs (R,) that reached a better point remember who was alive there."""
+        mask = better[:, None]
+        return self.replace(
+            **{
+                f"best_{name}": torch.where(
+                    mask, getattr(self, name), getattr(self, f"best_{name}")
+                )
+                for name in ("labels", "active", "ident")
+            }
+        )
+
+    def index(self, run: int) -> Tensor:
+        """Slots that are alive in one run."""
+        return self.active[run].nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -151,3 +208,97 @@ def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
     if not bool(runs.any()):
         return old
     return torch.where(runs.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """One candidate more. parent: the slot that it splits from, whose other half takes ``moved``.
+
+    lam: stored multiplier, of both halves where there is a parent.
+    """
+
+    x: Tensor
+    lam: Tensor
+    label: Tensor
+    parent: int | None = None
+    moved: Tensor | None = None
+
+
+def population_of(state: SolverState) -> Population:
+    """The state's population; only states of attacks that grow have one."""
+    assert state.population is not None
+    return state.population
+
+
+def settle(
+    state: SolverState, newcomers: list[list[Newcomer]]
+) -> tuple[SolverState, list[list[tuple[int, ...]]]]:
+    """Give every run's newcomers slots, empty ones first, and numbers; optimiser state is inherited.
+
+    Returns the numbers of each newcomer: (child, child) of a split, (candidate,) otherwise.
+    """
+    if not any(newcomers):
+        return state, [[] for _ in newcomers]
+    population, m = population_of(state), state.x.shape[1]
+    wanted = max(
+        (int(population.active[run].sum()) + len(new) for run, new in enumerate(newcomers)),
+        default=0,
+    )
+    state = widen(state, max(m, wanted))
+    population = population_of(state)
+    tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
+    moments = {name: t.clone() for name, t in state.moments.items()}
+    own = {name: getattr(population, name).clone() for name in ("labels", "active", "ident")}
+    born = list(population.born)
+    numbers: list[list[tuple[int, ...]]] = []
+    for run, new in enumerate(newcomers):
+        empty = (~population.active[run]).nonzero()[:, 0].tolist()
+        numbers.append([])
+        for slot, one in zip(empty, new, strict=False):
+            tensors["x"][run, slot], tensors["lam"][run, slot] = one.x, one.lam
+            own["labels"][run, slot], own["active"][run, slot] = one.label, True
+            own["ident"][run, slot] = born[run]
+            fresh: tuple[int, ...] = (born[run],)
+            if one.parent is not None and one.moved is not None:
+                tensors["x"][run, one.parent] = one.moved
+                tensors["lam"][run, one.parent] = one.lam
+                own["ident"][run, one.parent] = born[run] + 1
+                fresh = (born[run] + 1, born[run])
+            for moment in moments.values():
+                moment[run, slot] = 0.0 if one.parent is None else moment[run, one.parent]
+            born[run] += len(fresh)
+            numbers[run].append(fresh)
+    population = population.replace(**own, born=tuple(born))
+    return state.replace(**tensors, moments=moments, population=population), numbers
+
+
+def remove(state: SolverState, gone: Tensor) -> SolverState:
+    """Empty these slots (R, m)."""
+    population = population_of(state)
+
+    def emptied(tensor: Tensor) -> Tensor:
+        return tensor.masked_fill(gone.view(*gone.shape, *[1] * (tensor.ndim - 2)), 0.0)
+
+    return state.replace(
+        x=emptied(state.x),
+        lam=emptied(state.lam),
+        moments={name: emptied(t) for name, t in state.moments.items()},
+        population=population.replace(active=population.active & ~gone),
+    )
+
+
+def widen(state: SolverState, slots: int) -> SolverState:
+    """The same with empty slots at the end, up to so many."""
+    more = slots - state.x.shape[1]
+    if more <= 0:
+        return state
+
+    def padded(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor.new_zeros(len(tensor), more, *tensor.shape[2:])], 1)
+
+    population = population_of(state)
+    return state.replace(
+        **{name: padded(getattr(state, name)) for name in PER_SLOT},
+        moments={name: padded(t) for name, t in state.moments.items()},
+        population=population.replace(**{name: padded(getattr(population, name)) for name in OWN}),
+    )

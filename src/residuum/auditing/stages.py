@@ -18,7 +18,7 @@ from torch import Tensor
 
 from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
 from residuum.attacks.contract import checked
-from residuum.attacks.explained import Explained, explained
+from residuum.attacks.problem import Explained, explained
 from residuum.attacks.run import FEWEST, resolve
 from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (

@@ -8,7 +8,7 @@
 | present              | explains every judged layer             | not significant | no-leak-found | 0    |
 | present              | any                                     | significant     | leak          | 1    |
 
-Judged layers (``attacks/explained.py``): with a start those that moved, and none of them counts where
+Judged layers (``attacks/problem.py``): with a start those that moved, and none of them counts where
 the first did not; without one the first. Residuals are recomputed in float64.
 
 Significant: p <= 1% in ONE permutation test, on the candidates of all attacks pooled. Several

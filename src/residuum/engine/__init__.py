@@ -1,7 +1,6 @@
 """The fast path for MLPs: explicit gradients of the attack's objective, same results as autograd."""
 
-from residuum.engine.cost import Cost, evaluation_cost
-from residuum.engine.explicit import Candidates, ExplicitEquation
+from residuum.engine.explicit import Candidates, Cost, ExplicitEquation, evaluation_cost
 from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
 
 __all__ = [
