@@ -2,7 +2,8 @@
 
 Overhead: 200 trials of a fraction of a second each, on one core in this process, and on two workers of
 a Ray cluster started for the purpose. It is everything but the trials: storage, files, transport,
-pooling, and the cluster's start; wall clock times workers over the workers' own seconds, less one.
+pooling, the report, and the cluster's start; wall clock times workers over the workers' own seconds,
+less one.
 
 Search: 32 random trials on a digits network against 32 trials of the default preset that differ in
 their random start alone, all of the same length: the preset's typical residual is what one attack
@@ -26,12 +27,10 @@ from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.evaluation.scoring import selected_pool
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
-from residuum.sweeping import Plan
-from residuum.sweeping.engines import Resources
+from residuum.sweeping import Plan, sweep
+from residuum.sweeping.executors import Job, Resources, Task, judged, work
 from residuum.sweeping.pooling import pooled
-from residuum.sweeping.run import run_trials
 from residuum.sweeping.scoring import rankings
-from residuum.sweeping.trials import Job, Task, judged, work
 from residuum.training import TrainingConfig, released, train
 
 SEEDS = (40, 41)
@@ -85,7 +84,7 @@ def overheads(checkpoint: Checkpoint, knowledge: Knowledge, place: Path) -> dict
             raise ModuleNotFoundError("this benchmark needs: pip install 'residuum[cluster]'")
         before = os.getloadavg()[0]
         done, wall = clock(
-            lambda engine=engine, workers=workers: run_trials(
+            lambda engine=engine, workers=workers: sweep(
                 checkpoint,
                 knowledge,
                 plan,
@@ -107,7 +106,7 @@ def searched(
 ) -> dict[str, Any]:
     """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
     config = AttackConfig(restarts=2, steps=STEPS)
-    done = run_trials(checkpoint, knowledge, Plan(TRIALS, seed=seed, config=config), out=out)
+    done = sweep(checkpoint, knowledge, Plan(TRIALS, seed=seed, config=config), out=out)
     same = preset_trials(checkpoint, knowledge, config, seed)
     values = [
         judged(n, {}, found, ("residual",)).residual or float("inf") for n, found in enumerate(same)
@@ -141,7 +140,7 @@ def preset_trials(
 ) -> list[Reconstruction]:
     """Trials that differ in nothing but their random start."""
     task = Task(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
-    jobs = (Job((n,), ({},), seed * 100_003 + n) for n in range(TRIALS))
+    jobs = (Job({n: {}}, seed) for n in range(TRIALS))
     return [work(task, job).found[0] for job in jobs]
 
 

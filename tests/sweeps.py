@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -19,8 +20,8 @@ from residuum.checkpoints import checkpoint_from_module, save_checkpoint
 from residuum.cli.main import main
 from residuum.records import Checkpoint, Knowledge
 from residuum.sweeping import Plan
-from residuum.sweeping.space import draw
-from residuum.sweeping.trials import Job, Task, Trial, jobs
+from residuum.sweeping.executors import Job, Task, jobs
+from residuum.sweeping.space import Setting, Trial, draw
 from tests.cases import relu_point
 from tests.program import start
 
@@ -45,7 +46,14 @@ def task(**changes: Any) -> Task:
 
 def some_jobs(count: int, steps: int = 50) -> list[Job]:
     wanted = plan(count, steps)
-    return jobs(list(range(count)), draw("random", wanted.space, range(count), 3, ()), 3, 1)
+    return jobs(dict(enumerate(draw("random", wanted.space, range(count), 3, ()))), 3, 1)
+
+
+def share(setting: Setting, value: float) -> float:
+    """The inverse of ``Setting.at``."""
+    if setting.log:
+        return math.log(value / setting.low) / math.log(setting.high / setting.low)
+    return (value - setting.low) / (setting.high - setting.low)
 
 
 class Deadly:

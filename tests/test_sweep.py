@@ -15,12 +15,11 @@ from residuum.attacks import AttackConfig
 from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
-from residuum.sweeping import Plan, Setting, Sweep, sweep, trials
-from residuum.sweeping.engines import ENGINES, Processes, Resources
-from residuum.sweeping.plan import ETA
-from residuum.sweeping.space import SAMPLERS
-from residuum.sweeping.study import SweepRun, open_study
-from residuum.sweeping.trials import COMPLETE, FAILED, PRUNED
+from residuum.sweeping import Plan, Setting, Sweep, executors, sweep
+from residuum.sweeping.executors import ENGINES, Processes, Resources
+from residuum.sweeping.run import Study
+from residuum.sweeping.scoring import SweepRun
+from residuum.sweeping.space import COMPLETE, ETA, FAILED, PRUNED, SAMPLERS, SEEDS
 from tests.sweeps import (
     KNOWLEDGE,
     Deadly,
@@ -111,7 +110,7 @@ def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Pa
     history = {
         n: Reconstruction.load(tmp_path / f"whole/trials/{n:06d}.safetensors") for n in range(9)
     }
-    at = {n: trials.measured(h.loss[:, :2], h.layers[:, :2]) for n, h in history.items()}
+    at = {n: executors.measured(h.loss[:, :2], h.layers[:, :2]) for n, h in history.items()}
     assert {n for n, value in at.items() if value < worst} == set(range(9)) - set(stopped[25])
     assert not list((tmp_path / "halved/trials").glob("*.state.*"))
     assert ETA == 3
@@ -155,20 +154,20 @@ def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
 def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trials.attack
+    real = executors.attack
 
     def sometimes(checkpoint: Any, knowledge: Any, config: Any, **rest: Any) -> Any:
         if config.seed % 3 == 1:
             raise RuntimeError("a bad day\nfor sums")
         return real(checkpoint, knowledge, config, **rest)
 
-    monkeypatch.setattr(trials, "attack", sometimes)
+    monkeypatch.setattr(executors, "attack", sometimes)
     config = AttackConfig(restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6,
                           constraint="penalty")  # fmt: skip
     mixed = plan(6, config=config, space={"lr_lam": Setting(1e5, 1e6)})
     done = run(tmp_path / "s", mixed)
     reasons = {t.number: t.reason for t in done.trials}
-    crashed = [n for n in range(6) if (3 * trials.SEEDS + n) % 3 == 1]
+    crashed = [n for n in range(6) if (3 * SEEDS + n) % 3 == 1]
     assert crashed
     assert all(reasons[n] == "RuntimeError: a bad day for sums" for n in crashed)
     assert all(reasons[n] == "diverged" for n in range(6) if n not in crashed)
@@ -180,7 +179,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
 def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, sizes = trials.attack, []
+    real, sizes = executors.attack, []
 
     def small(checkpoint: Any, knowledge: Any, config: Any, **rest: Any) -> Any:
         sizes.append(config.restarts)
@@ -188,7 +187,7 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
             raise torch.OutOfMemoryError("no more")
         return real(checkpoint, knowledge, config, **rest)
 
-    monkeypatch.setattr(trials, "attack", small)
+    monkeypatch.setattr(executors, "attack", small)
     done = run(tmp_path / "s", plan(4, batch=4))
     assert sizes == [8, 4, 4]
     assert [t.state for t in done.trials] == [COMPLETE] * 4
@@ -256,13 +255,13 @@ def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
     first = run(tmp_path / "a", plan(2), storage=url)
     second = run(tmp_path / "b", plan(3), storage=url)
     assert (first.fresh, second.fresh) == (2, 3)
-    held = open_study(plan(2), json.loads((tmp_path / "a/request.json").read_text()), tmp_path, url)
+    held = Study(plan(2), json.loads((tmp_path / "a/request.json").read_text()), tmp_path, url)
     assert [facts(t) for t in held.ended()] == [facts(t) for t in first.trials]
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys, residuum.cli.main, residuum.sweeping.run, residuum.sweeping.engines;"
+        "import sys, residuum.cli.main, residuum.sweeping.run;"
         "print(sorted({'ray', 'optuna', 'sqlalchemy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -12,8 +12,7 @@ import pytest
 from residuum.checkpoints import save_checkpoint
 from residuum.records import same
 from residuum.sweeping import Sweep, sweep
-from residuum.sweeping.cluster import LOOPBACK, QUIET
-from residuum.sweeping.engines import Resources, open_engine
+from residuum.sweeping.executors import LOOPBACK, QUIET, Resources, open_engine
 from tests.program import start
 from tests.sweeps import (
     KNOWLEDGE,

@@ -11,10 +11,9 @@ import pytest
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.errors import InputError
 from residuum.sweeping import SPACE, Setting
-from residuum.sweeping.space import draw, numeric
-from residuum.sweeping.study import front, ranked
-from residuum.sweeping.trials import COMPLETE, FAILED, Trial
-from tests.sweeps import plan
+from residuum.sweeping.scoring import front, ranked
+from residuum.sweeping.space import COMPLETE, FAILED, Trial, draw, numeric
+from tests.sweeps import plan, share
 
 RELEASED = {
     "lr_x": (1e-5, 1.0),
@@ -39,8 +38,8 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
 def test_a_setting_spans_its_range_evenly(setting: Setting) -> None:
     assert setting.at(0) == pytest.approx(setting.low)
     assert setting.at(1) == pytest.approx(setting.high)
-    for share in (0.1, 0.5, 0.77):
-        assert setting.share(setting.at(share)) == pytest.approx(share)
+    for part in (0.1, 0.5, 0.77):
+        assert share(setting, setting.at(part)) == pytest.approx(part)
     middle = (
         math.sqrt(setting.low * setting.high) if setting.log else (setting.low + setting.high) / 2
     )
@@ -65,10 +64,10 @@ def test_a_draw_depends_on_the_seed_and_the_number_alone(sampler: str) -> None:
 def test_sobol_points_fill_every_slice() -> None:
     drawn = draw("sobol", SPACE, range(32), 0, ())
     for name, setting in SPACE.items():
-        slices = {int(32 * setting.share(row[name])) for row in drawn}
+        slices = {int(32 * share(setting, row[name])) for row in drawn}
         assert len(slices) == 32, name
     chance = draw("random", SPACE, range(32), 0, ())
-    assert len({int(32 * SPACE["lr_x"].share(row["lr_x"])) for row in chance}) < 32
+    assert len({int(32 * share(SPACE["lr_x"], row["lr_x"])) for row in chance}) < 32
 
 
 def test_tpe_learns_where_the_residual_is_low() -> None:

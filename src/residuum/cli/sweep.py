@@ -126,7 +126,7 @@ def command(
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
     from residuum.checkpoints import load_checkpoint
     from residuum.sweeping import sweep
-    from residuum.sweeping.engines import Resources
+    from residuum.sweeping.executors import Resources
 
     given = {"objective": objective, "candidates": candidates, "restarts": restarts, "steps": steps,
              "dtype": dtype, "device": device, "seed": seed}  # fmt: skip
@@ -193,7 +193,7 @@ def show(done: Sweep, out: Path) -> None:
         f"{pooled['consensus']} held by several runs"
     )
     if scored is not None:
-        from residuum.sweeping.artifacts import choice_lines, score_lines
+        from residuum.sweeping.scoring import choice_lines, score_lines
 
         for line in (*choice_lines(scored), *score_lines(scored)):
             print_line(line)
@@ -206,7 +206,7 @@ def _dry_run(
 ) -> None:
     """Cost of one trial, measured, times the number of trials that run to their end."""
     from residuum.attacks import estimate
-    from residuum.sweeping.plan import cost
+    from residuum.sweeping.space import cost
 
     found = cost(plan, estimate(released, knowledge, plan.config))
     if json:

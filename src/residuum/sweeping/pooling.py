@@ -92,16 +92,13 @@ class Pool:
 
     def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, at: Tensor, count: int) -> None:
         """Candidates into the groups ``at``, of which there are ``count`` with the new ones."""
-        groups, d = self._groups, x.shape[1]
-        new = count - len(self)
-        empty = {
-            "sum": torch.zeros(new, d), "unit": torch.zeros(new, d), "x": torch.zeros(new, d),
-            "weight": torch.zeros(new), "heaviest": torch.zeros(new), "label": torch.zeros(new),
-            "support": torch.zeros(new), "members": torch.zeros(new), "run": torch.zeros(new),
-        }  # fmt: skip
+        new, none = count - len(self), x.new_zeros(0)
         groups = {
-            name: torch.cat([groups[name], part.double()]) if groups else part.double()
-            for name, part in empty.items()
+            name: torch.cat([self._groups.get(name, none), x.new_zeros(new)])
+            for name in ("weight", "heaviest", "label", "support", "members", "run")
+        } | {
+            name: torch.cat([self._groups.get(name, x[:0]), x.new_zeros(new, x.shape[1])])
+            for name in ("sum", "unit", "x")
         }
         groups["sum"].index_add_(0, at, weight[:, None] * x)
         groups["unit"].index_add_(0, at, weight[:, None] * x / x.norm(dim=1, keepdim=True))

@@ -1,25 +1,96 @@
-"""Both rankings side by side: the one by weights alone, fixed before, and the one by the data.
+"""A finished sweep: ranked by the weights alone, scored by the data, shown.
 
-Nothing here can change the order of trials: it reads a finished sweep and the secret data, and says
-what choosing without the data has lost.
+Nothing here that reads the secret data can change the order of trials, which is fixed before: it puts
+both rankings side by side and says what choosing without the data has lost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
-from residuum.records import Dataset, Scores
-from residuum.sweeping.run import Sweep
-from residuum.sweeping.study import SweepRun
+from residuum.records import Dataset, Reconstruction, Scores
+from residuum.records.data import with_mean
+from residuum.records.rundir import RunDir
+from residuum.report.charts import Coordinate
+from residuum.report.gallery import Item
+from residuum.report.html import render_sweep
+from residuum.report.page import Row as Figure
+from residuum.sweeping.executors import Task
+from residuum.sweeping.pooling import Pool
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Plan, Trial
 
+SUMMARY = "sweep.json"
 SUBSETS = 200  # held-out subsets per trial, the least a control takes; the pooled result gets 500
 TOP = 5
+SHOWN, CARDS = 12, 60
+
+
+class SweepRun(RunDir):
+    """An open directory of a sweep: one driver at a time, a file per trial."""
+
+    what, own, summary = "a sweep", ("request.json",), SUMMARY
+
+    def trial(self, number: int) -> Path:
+        """Where a finished trial's candidates are."""
+        return self.path / "trials" / f"{number:06d}.safetensors"
+
+    def state(self, number: int) -> Path:
+        """Where a trial that successive halving paused goes on from."""
+        return self.trial(number).with_suffix(".state.safetensors")
+
+    def load(self, number: int) -> Reconstruction | None:
+        """A finished trial's candidates; None where there are none, or none that can be read."""
+        return Reconstruction.load_or_none(self.trial(number))
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A finished sweep. compute: seconds of all workers together in this session, seconds: of the
+    wall clock; said: what ``sweep.json`` says; scored: both rankings, where data was given.
+    """
+
+    plan: Plan
+    task: Task
+    trials: tuple[Trial, ...]
+    found: Reconstruction | None
+    pool: Pool
+    seconds: float
+    compute: float
+    fresh: int
+    said: dict[str, Any]
+    scored: Rankings | None = None
+
+    @property
+    def order(self) -> list[Trial]:
+        """Complete trials, least residual first."""
+        return ranked(self.trials)
+
+    @property
+    def front(self) -> list[Trial]:
+        """Trials that none beats: one, or several where two objectives compete."""
+        return front(self.trials)
+
+
+def ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """Complete trials, least first-layer residual first; the lower number breaks a tie."""
+    done = (trial for trial in trials if trial.state == COMPLETE)
+    return sorted(done, key=lambda trial: (trial.values[0], trial.number))
+
+
+def front(trials: Iterable[Trial]) -> list[Trial]:
+    """Complete trials that no other one beats in every objective, in ranked order."""
+    kept: list[Trial] = []
+    for trial in ranked(trials):  # the residual rises: only a higher agreement earns a place
+        if not kept or trial.values[1:] > kept[-1].values[1:]:
+            kept.append(trial)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -69,41 +140,140 @@ class Rankings:
 
 
 def rankings(
-    done: Sweep,
-    out: Path,
-    train: Dataset,
-    holdout: Dataset | None,
-    *,
-    seed: int = 0,
-    watch: Callable[[int, int], None] | None = None,
+    done: Sweep, out: Path, train: Dataset, holdout: Dataset | None, seed: int = 0
 ) -> Rankings:
     """Score every complete trial and the pooled result of a finished sweep."""
+
+    def scores(pool: CandidatePool, subsets: int) -> Scores:
+        return score(
+            pool.x, train, holdout, candidate_labels=pool.labels, multipliers=pool.lam,
+            metrics=["ncc"], seed=seed, subsets=subsets,
+        )  # fmt: skip
+
     assert done.found is not None
     folder, rows = SweepRun(out), []
-    for place, trial in enumerate(done.order):
+    for trial in done.order:
         found = folder.load(trial.number)
         if found is None:
             continue
-        part = _score(whole_pool(found), train, holdout, seed, SUBSETS).metrics["ncc"]
+        part = scores(whole_pool(found), SUBSETS).metrics["ncc"]
         rows.append({
             "number": trial.number, "residual": trial.residual, "recovered": part.recovered,
             "expected_by_chance": part.expected_by_chance, "p_value": part.p_value,
             "threshold": part.threshold_null99, "top10": part.top10_mean,
         })  # fmt: skip
-        if watch is not None:
-            watch(place + 1, len(done.order))
     chosen = selected_pool(done.found)
     agreed = len(chosen.x) and bool((done.found.selection.support > 1).any())  # type: ignore[union-attr]
-    return Rankings(
-        tuple(rows), _score(whole_pool(done.found), train, holdout, seed, 500),
-        _score(chosen, train, holdout, seed, 500) if agreed else None, len(train),
+    consensus = scores(chosen, 500) if agreed else None
+    return Rankings(tuple(rows), scores(whole_pool(done.found), 500), consensus, len(train))
+
+
+def page(done: Sweep, subject: str) -> str:
+    """The report."""
+    order, said, scored = done.order, done.said, done.scored
+    counts, found, space = said["counts"], done.found, done.plan.space
+    coordinates = [
+        Coordinate(name, [t.params[name] for t in order], s.log, s.low, s.high)
+        for name, s in space.items()
+    ]
+    coordinates.append(Coordinate("residual", [t.residual for t in order], True))
+    best = order[0].residual if order else None
+    tiles = (
+        ("trials complete", str(len(order))),
+        ("runs pooled", str(done.pool.runs)),
+        ("candidates pooled", str(done.pool.candidates)),
+        ("trials per hour", f"{3600 * done.fresh / done.seconds:.0f}" if done.fresh else "–"),
+    )
+    return render_sweep(
+        subject=subject, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        headline="No trial was complete" if best is None
+        else f"First-layer residual {best:.3g} at best",
+        sentence=f"{len(done.trials)} of {done.plan.trials} trials ended: {counts[COMPLETE]} "
+        f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. Of the candidates of "
+        f"{done.pool.runs} runs, {said['pooled']['consensus']} groups are held by several runs.",
+        tiles=tiles, coordinates=coordinates if order else (),
+        columns=("trial", "residual", "agreement", "expected", *space,
+                 *(("recovered",) if scored else ())),
+        rows=_rows(done), choice=choice_lines(scored) if scored else (),
+        scores=_scores(scored) if scored else (),
+        items=_items(done), total=said["pooled"]["consensus"],
+        shape=() if found is None else tuple(found.x.shape[1:]),
+        knowledge=done.task.knowledge.facts, failures=tuple(said["failures"].items()),
+        notes=() if found is None else found.notes,
+        settings={k: v for k, v in said["plan"].items() if k != "space"},
+        environment=said["environment"],
     )  # fmt: skip
 
 
-def _score(
-    pool: CandidatePool, train: Dataset, holdout: Dataset | None, seed: int, subsets: int
-) -> Scores:
-    return score(
-        pool.x, train, holdout, candidate_labels=pool.labels, multipliers=pool.lam,
-        metrics=["ncc"], seed=seed, subsets=subsets,
-    )  # fmt: skip
+def _rows(done: Sweep) -> list[tuple[str, ...]]:
+    """Rank and figures of the best trials, and where two objectives compete all of the front."""
+    ahead = {trial.number for trial in done.front} if len(done.plan.objectives) > 1 else set()
+    shown = done.order[:SHOWN]
+    shown += [t for t in done.front[:SHOWN] if t.number in ahead and t not in shown]
+    rows = []
+    for trial in shown:
+        rank = f"{done.order.index(trial) + 1}{' front' if trial.number in ahead else ''}"
+        values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
+        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
+        if done.scored is not None:
+            counts = {row["number"]: _count(row) for row in done.scored.rows}
+            cells.append(counts.get(trial.number, "–"))
+        rows.append((rank, *cells))
+    return rows
+
+
+def choice_lines(scored: Rankings) -> tuple[str, ...]:
+    """What the ranking by the weights alone lost, in sentences."""
+    said = scored.to_json()
+    chosen, best, top = said["chosen"], said["best_with_data"], said["best_of_top"]
+    if chosen["recovered"] is None:
+        return ("Without a held-out control no count can be told from chance.",)
+    rho = said["spearman"]
+    return (
+        f"Of {scored.n} training samples trial {chosen['number']}, best by the weights alone, recovered "
+        f"{_count(chosen)}; trial {best['number']}, best by the data, {_count(best)}. Of the five best "
+        f"without the data, trial {top['number']} recovered {_count(top)}.",
+        "Rank correlation of a low residual with recovered samples: "
+        + ("none, one of them is constant." if rho is None else f"{rho:.2f}."),
+        "The data was read after the ranking was fixed and changed nothing in it.",
+    )
+
+
+def _count(row: dict[str, Any]) -> str:
+    """Recovered samples of a trial, with what they had to beat."""
+    if row["recovered"] is None:
+        return "–"
+    return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
+
+
+def _scores(scored: Rankings) -> tuple[Figure, ...]:
+    parts = (("all groups", scored.pooled), ("consensus alone", scored.consensus))
+    return tuple(
+        (
+            f"recovered of {scored.n}, {name}",
+            f"{part.recovered} ({part.rule}; chance {part.expected_by_chance:.2g}, p {part.p_value:.2g})",
+            "one-to-one matches beyond 99% of held-out ones",
+        )
+        for name, scores in parts
+        if scores is not None and (part := scores.metrics["ncc"]).recovered is not None
+    )
+
+
+def score_lines(scored: Rankings) -> tuple[str, ...]:
+    """The pooled result against chance, in lines."""
+    return tuple(f"{name}: {value}" for name, value, _ in _scores(scored))
+
+
+def _items(done: Sweep) -> list[Item]:
+    if done.found is None or done.found.selection is None:
+        return []
+    chosen, mean = done.found.selection, done.task.knowledge.mean
+    agreed = (chosen.support > 1).nonzero().flatten()[:CARDS].tolist()
+    return [
+        Item(
+            number=place + 1, found=with_mean(chosen.x[i], mean).numpy(),
+            label=f"label {chosen.labels[i].item():g}", confidence=float(chosen.confidence[i]),
+            support=int(chosen.support[i]), restarts=done.pool.runs,
+        )
+        for place, i in enumerate(agreed)
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which settings a sweep varies, how far, and in which order they are tried.
+"""What a sweep is asked to do: which settings it varies, how far, and in which order they are tried.
 
 A setting is a number of :class:`AttackConfig`; its range is wider than the box that was searched for
 the published runs, whose best ones ended at its edges (lambda_min 0.5, alpha about 20). Random and
@@ -11,20 +11,53 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from residuum.attacks import AttackConfig
+from residuum.attacks.config import NUMBERS
+from residuum.attacks.dryrun import Estimate
+from residuum.attacks.run import ATTACKS
+from residuum.attacks.solver import CHECK_EVERY
 from residuum.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-    from residuum.sweeping.trials import Trial
-
 Params = dict[str, float]
+COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
+SEEDS = 100_003  # trials of one sweep at most; sweeps with other seeds share no random number
+OBJECTIVES = ("residual", "agreement")
+DIRECTIONS = ("minimize", "maximize")
+ETA = 3  # of a rung's trials one in so many goes on to the next, for so many times the steps
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as it is remembered. values: what it is ranked by, () unless complete.
+
+    residual: relative first-layer residual (a norm), median of the restarts that did not diverge;
+    agreement: share of its candidates that several restarts hold; expected: sum of the confidences
+    of those, the number of reconstructions that it takes to be real.
+    """
+
+    number: int
+    params: Params
+    state: str
+    values: tuple[float, ...] = ()
+    residual: float | None = None
+    agreement: float | None = None
+    expected: float | None = None
+    step: int | None = None
+    diverged: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, plainly."""
+        return dataclasses.asdict(self) | {"values": list(self.values)}
 
 
 @dataclass(frozen=True)
@@ -43,12 +76,6 @@ class Setting:
         if self.log:
             return self.low * (self.high / self.low) ** share
         return self.low + share * (self.high - self.low)
-
-    def share(self, value: float) -> float:
-        """The inverse of :meth:`at`."""
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
 
     def distribution(self) -> BaseDistribution:
         """The same range in Optuna's words."""
@@ -81,7 +108,7 @@ def numeric() -> dict[str, Any]:
     }
 
 
-def check(space: Mapping[str, Setting]) -> None:
+def _check(space: Mapping[str, Setting]) -> None:
     """Every name is a setting of the attack, and both ends of its range are valid for it."""
     known = numeric()
     if not space:
@@ -122,8 +149,6 @@ def draw(
     sampler: str, space: Mapping[str, Setting], numbers: range, seed: int, told: Sequence[Trial]
 ) -> list[Params]:
     """Settings of the trials ``numbers``; told: earlier trials, of which only ``tpe`` takes notice."""
-    if sampler not in SAMPLERS:
-        raise InputError(f"No sampler {sampler!r}.", did_you_mean(sampler, tuple(SAMPLERS)))
     points = SAMPLERS[sampler]
     if points is None:
         return _tpe(space, numbers, seed, told)
@@ -143,12 +168,11 @@ def _tpe(
     """
     import optuna
 
-    ended = [trial for trial in told if trial.state == "complete"]
-    several = bool(ended) and len(ended[0].values) > 1
+    ended = [trial for trial in told if trial.state == COMPLETE]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
-        directions=["minimize", "maximize"] if several else ["minimize"],
-        sampler=optuna.samplers.TPESampler(seed=seed * 100_003 + numbers.start, constant_liar=True),
+        directions=DIRECTIONS[: len(ended[0].values)] if ended else DIRECTIONS[:1],
+        sampler=optuna.samplers.TPESampler(seed=seed * SEEDS + numbers.start, constant_liar=True),
     )
     distributions = {name: setting.distribution() for name, setting in space.items()}
     for trial in sorted(ended, key=lambda one: one.number):
@@ -166,3 +190,100 @@ SAMPLERS: dict[str, Callable[[int, int, int], np.ndarray[Any, Any]] | None] = {
     "sobol": _sobol,
     "tpe": None,
 }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of a sweep: everything that decides them, and nothing that does not.
+
+    config: what is not varied; restarts and steps are those of one trial; space: what is; batch:
+    trials that share a program, side by side (1: each alone); wave: trials drawn together by a
+    sampler that learns; rungs: pauses of successive halving, 0 for none; objectives: ("residual",)
+    or ("residual", "agreement"), the second for a front of trials none of which beats another.
+    """
+
+    trials: int = 32
+    sampler: str = "random"
+    seed: int = 0
+    config: AttackConfig = field(default_factory=lambda: AttackConfig(restarts=2))
+    space: Mapping[str, Setting] = field(default_factory=lambda: dict(SPACE))
+    batch: int = 1
+    wave: int = 16
+    rungs: int = 0
+    objectives: tuple[str, ...] = ("residual",)
+
+    def __post_init__(self) -> None:
+        _check(self.space)
+        if self.sampler not in SAMPLERS:
+            raise InputError(
+                f"No sampler {self.sampler!r}.", did_you_mean(self.sampler, tuple(SAMPLERS))
+            )
+        if not 1 <= self.trials <= SEEDS:
+            raise InputError(f"Trials are from 1 to {SEEDS}; got {self.trials}.", "Correct it.")
+        if min(self.batch, self.wave) < 1 or self.rungs < 0:
+            raise InputError("batch and wave are at least 1, rungs at least 0.", "Correct them.")
+        if self.objectives not in (OBJECTIVES[:1], OBJECTIVES):
+            raise InputError(
+                f"A sweep ranks by residual, or by residual,agreement; got {self.objectives}.",
+                "Use --rank-by residual.",
+            )
+        if self.config.objective in ATTACKS:
+            raise InputError(
+                f"A sweep varies attacks on the weights' equation; {self.config.objective} takes "
+                "no steps on it.",
+                "Run it with residuum attack.",
+            )
+        alone = [name for name in self.space if name not in NUMBERS]
+        if self.batch > 1 and alone:
+            raise InputError(
+                f"Trials that share a program may differ in {', '.join(NUMBERS)} alone; "
+                f"{alone[0]} is varied too.",
+                "Use --batch 1.",
+            )
+        if self.batch > 1 and self.rungs:
+            raise InputError(
+                "Successive halving stops trials one by one; trials that share a program stop "
+                "together.",
+                "Use --batch 1, or --rungs 0.",
+            )
+        if "agreement" in self.objectives and self.config.restarts < 2:
+            raise InputError(
+                "Agreement is between restarts; a trial has one.", "Use --restarts 2 or more."
+            )
+
+    @property
+    def waves(self) -> list[range]:
+        """Trials that are drawn together: all of them, unless the sampler learns."""
+        size = self.trials if SAMPLERS[self.sampler] is not None else self.wave
+        return [range(at, min(at + size, self.trials)) for at in range(0, self.trials, size)]
+
+    @property
+    def pauses(self) -> list[int]:
+        """Steps at which the worst trials of a wave end, in whole looks at the loss."""
+        wanted = (self.config.steps / ETA**k for k in range(self.rungs, 0, -1))
+        rounded = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in wanted}
+        return sorted(step for step in rounded if step < self.config.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: what a stored study is compared with."""
+        config = {k: v for k, v in self.config.to_json().items() if k != "seconds"}
+        space = {name: dataclasses.asdict(setting) for name, setting in self.space.items()}
+        return {**vars(self), "config": config, "space": space, "objectives": list(self.objectives)}
+
+
+def cost(plan: Plan, trial: Estimate) -> dict[str, float]:
+    """What a sweep takes on one device like the measured one; trial: the cost of a whole trial."""
+    left, before, steps = plan.trials, 0, 0
+    for pause in plan.pauses:
+        steps += left * (pause - before)
+        left, before = math.ceil(left / ETA), pause
+    steps += left * (plan.config.steps - before)
+    seconds = steps * trial.seconds / plan.config.steps
+    return {
+        "seconds_per_trial": trial.seconds,
+        "trials_per_hour": 3600 * plan.trials / seconds,
+        "hours_of_this_sweep": seconds / 3600,
+        "hours_of_10000_runs": 10_000 / plan.config.restarts * seconds / plan.trials / 3600,
+        "memory_bytes_per_trial": float(sum(trial.memory.values())),
+        "gflop_per_step": trial.flops_per_step / 1e9,
+    }
