@@ -12,6 +12,7 @@ jobs end; the sweep sorts by number wherever order matters. A new engine is a cl
 from __future__ import annotations
 
 import dataclasses
+import logging
 import multiprocessing as mp
 import os
 import signal
@@ -383,7 +384,7 @@ class Ray:
         }  # fmt: skip
         options: dict[str, Any] = {"address": address} if address else alone
         try:
-            self._ray.init(**options, log_to_driver=False, logging_level="ERROR")
+            self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as problem:
             raise InputError(
                 f"No Ray cluster answers at {address or 'this machine'!r} "

@@ -19,17 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.attacks.selection import (
-    DUPLICATE,
-    FEATURES,
-    FEW_VALUES,
-    SIMILARITY,
-    alive,
-    confidence_of,
-    effective_dimension,
-    features_of,
-    groups_of,
-)
+from residuum.attacks import selection as grouping
+from residuum.attacks.selection import SIMILARITY, alive, confidence_of, features_of, groups_of
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
@@ -55,14 +46,14 @@ class Pool:
             mine = keep & (found.run == run)
             if status != "diverged" and bool(mine.any()):
                 weight = found.weight[mine].double()
-                self.add_run(found.x[mine], found.labels[mine], weight / weight.max())
+                x, labels = found.x[mine].flatten(1).double(), found.labels[mine].double()
+                self._add_run(x, labels, weight / weight.max())
+        self.shape, self.label_type = tuple(found.x.shape[1:]), found.labels.dtype
 
-    def add_run(self, x: Tensor, labels: Tensor, weight: Tensor) -> None:
-        """One run's candidates (k, *shape), finite and not zero."""
-        self.shape, self.label_type = tuple(x.shape[1:]), labels.dtype
-        x, labels = x.flatten(1).double(), labels.double()
-        if self.radius is None and x.shape[1] < FEW_VALUES:
-            self.radius = DUPLICATE * float(x.norm(dim=1).median())
+    def _add_run(self, x: Tensor, labels: Tensor, weight: Tensor) -> None:
+        """One run's candidates (k, d), finite and not zero."""
+        if self.radius is None and x.shape[1] < grouping.FEW_VALUES:
+            self.radius = grouping.DUPLICATE * float(x.norm(dim=1).median())
         at = self._nearest(x, labels)
         rest = (at < 0).nonzero().flatten()
         first = len(self)
@@ -73,7 +64,10 @@ class Pool:
                 first += 1
         self._merge(x, labels, weight, at, first)
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
-        self._prune()
+        if len(self) > self.limit:
+            kept = self.order()[: self.limit].sort().values
+            self.dropped += len(self) - len(kept)
+            self._groups = {name: part[kept] for name, part in self._groups.items()}
 
     def __len__(self) -> int:
         return len(self._groups["support"]) if self._groups else 0
@@ -112,12 +106,6 @@ class Pool:
         groups["run"][at[mine]] = float(self.runs)
         self._groups = groups
 
-    def _prune(self) -> None:
-        if len(self) > self.limit:
-            kept = self.order()[: self.limit].sort().values
-            self.dropped += len(self) - len(kept)
-            self._groups = {name: part[kept] for name, part in self._groups.items()}
-
     def order(self) -> Tensor:
         """Groups, most supported first, heaviest first among equals."""
         support, weight = self._groups["support"], self._groups["weight"]
@@ -138,14 +126,14 @@ class Pool:
             for s, w, t in zip(part["support"], part["weight"], inner / part["weight"], strict=True)
         ]
         heaviest = max((row["lam"] for row in rows), default=0.0)
-        spread = math.log(effective_dimension(mean))
+        spread = math.log(grouping.effective_dimension(mean))
         features = [features_of(row, self.runs, heaviest, spread) for row in rows]
         chosen = Selection(
             x=mean.reshape(-1, *self.shape), labels=part["label"],
             lam=torch.tensor([row["lam"] for row in rows]), support=part["support"].long(),
             members=part["members"].long(), index=torch.arange(len(rows)),
             confidence=torch.tensor([confidence_of(row, self.runs) for row in features]),
-            features=torch.tensor(features).reshape(-1, len(FEATURES)),
+            features=torch.tensor(features).reshape(-1, len(grouping.FEATURES)),
         )  # fmt: skip
         return chosen, part
 

@@ -30,20 +30,10 @@ from residuum.errors import InputError
 from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
 from residuum.records.data import samples_file
 from residuum.records.rundir import digest, environment, sha256
-from residuum.sweeping.executors import (
-    MEMORY,
-    Engine,
-    Job,
-    Outcome,
-    Resources,
-    Task,
-    jobs,
-    judged,
-    open_engine,
-    paused_value,
-)
+from residuum.sweeping import executors
+from residuum.sweeping.executors import Engine, Job, Outcome, Resources, Task, judged
 from residuum.sweeping.pooling import pooled
-from residuum.sweeping.scoring import SUMMARY, Sweep, SweepRun, front, page, ranked, rankings
+from residuum.sweeping.scoring import Sweep, SweepRun, front, page, ranked, rankings
 from residuum.sweeping.space import (
     COMPLETE,
     DIRECTIONS,
@@ -130,7 +120,7 @@ def sweep(
         study = Study(plan, whole, out, storage)
         stack.callback(study.close)
         driver = Driver(plan, task, folder, study, watch)
-        driver.run(lambda: open_engine(engine, task, resources))
+        driver.run(lambda: executors.open_engine(engine, task, resources))
         done = driver.result(request, engine)
         subject = Path(str(model)).name if named else released.arch
         _write(out, done, request, subject)
@@ -156,7 +146,7 @@ def _write(out: Path, done: Sweep, request: dict[str, Any], subject: str) -> Non
     if done.scored is not None:
         write_json(out / RANKINGS, done.scored.to_json())
     write_atomic(out / REPORT, page(done, subject))
-    write_json(out / SUMMARY, done.said)
+    write_json(out / SweepRun.summary, done.said)
 
 
 class Study:
@@ -219,11 +209,10 @@ class Study:
 
         if trial.number in self.trials:
             return
-        facts = trial.to_json()
-        states = {"failed": "FAIL"}
+        facts, state = trial.to_json(), "FAIL" if trial.state == FAILED else trial.state.upper()
         self._study.add_trial(
             optuna.trial.create_trial(
-                state=optuna.trial.TrialState[states.get(trial.state, trial.state.upper())],
+                state=optuna.trial.TrialState[state],
                 values=list(trial.values) or None,
                 params=facts.pop("params"),
                 distributions=self._distributions,
@@ -333,16 +322,16 @@ class Driver:
             number: own
             for number, own in params.items()
             if number not in self.study.trials
-            and (not until or paused_value(self.folder.state(number))[0] < until)
+            and (not until or executors.paused_value(self.folder.state(number))[0] < until)
         }
-        todo = jobs(left, self.plan.seed, self.plan.batch)
+        todo = executors.jobs(left, self.plan.seed, self.plan.batch)
         while todo:
             smaller: list[Job] = []
             for outcome in engine.run(self._resumed(job, until) for job in todo):
                 self.compute += outcome.seconds
                 if outcome.state is not None:
                     write_atomic(self.folder.state(outcome.job.numbers[0]), outcome.state)
-                elif outcome.reason.startswith(MEMORY) and len(outcome.job.numbers) > 1:
+                elif outcome.reason.startswith(executors.MEMORY) and len(outcome.job.numbers) > 1:
                     smaller += outcome.job.halves()
                 else:
                     self._end(outcome)
@@ -359,7 +348,7 @@ class Driver:
         reached = {
             number: math.inf if value is None else value
             for number in params.keys() - self.study.trials.keys()
-            for value in (paused_value(self.folder.state(number))[1],)
+            for value in (executors.paused_value(self.folder.state(number))[1],)
         }
         # Trials that an earlier session ended at this rung count among those it began with.
         ended = [t for t in self.study.ended(PRUNED) if t.step == until and t.number in params]

@@ -26,7 +26,6 @@ from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Plan, Trial
 
-SUMMARY = "sweep.json"
 SUBSETS = 200  # held-out subsets per trial, the least a control takes; the pooled result gets 500
 TOP = 5
 SHOWN, CARDS = 12, 60
@@ -35,7 +34,7 @@ SHOWN, CARDS = 12, 60
 class SweepRun(RunDir):
     """An open directory of a sweep: one driver at a time, a file per trial."""
 
-    what, own, summary = "a sweep", ("request.json",), SUMMARY
+    what, own, summary = "a sweep", ("request.json",), "sweep.json"
 
     def trial(self, number: int) -> Path:
         """Where a finished trial's candidates are."""

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,7 @@ Params = dict[str, float]
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 SEEDS = 100_003  # trials of one sweep at most; sweeps with other seeds share no random number
 OBJECTIVES = ("residual", "agreement")
-DIRECTIONS = ("minimize", "maximize")
+DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 ETA = 3  # of a rung's trials one in so many goes on to the next, for so many times the steps
 
 
