@@ -12,8 +12,7 @@ from residuum.attacks.polynomial import PolynomialRecovery, recover
 from residuum.errors import InputError
 from residuum.networks import MLP, Polynomial, PolynomialNetwork, ReLU
 from residuum.theory import certify
-from residuum.theory.forms import interpolate, live_neurons, signal_subspace
-from residuum.theory.polynomial import identifiability
+from residuum.theory.polynomial import identifiability, interpolate, live_neurons, signal_subspace
 from tests.cases import ExactPoint, coherent_point, polynomial_point
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from residuum.attacks.polynomial import PolynomialRecovery, recover
 from residuum.attacks.power import Completion, misfit, normal_equations
 from residuum.theory import certify
-from residuum.theory.forms import interpolate, live_neurons, signal_subspace
+from residuum.theory.polynomial import interpolate, live_neurons, signal_subspace
 from tests.cases import ExactPoint, polynomial_point
 from tests.test_polynomial import errors, network
 

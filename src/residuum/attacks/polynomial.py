@@ -29,8 +29,14 @@ from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.records import Knowledge, Reconstruction
-from residuum.theory.forms import Interpolant, interpolate, live_neurons, signal_subspace
-from residuum.theory.polynomial import Identifiability, conditions
+from residuum.theory.polynomial import (
+    Identifiability,
+    Interpolant,
+    conditions,
+    interpolate,
+    live_neurons,
+    signal_subspace,
+)
 
 PAIRS = 10
 STEPS = 10

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from residuum.theory.forms import Interpolant
+from residuum.theory.polynomial import Interpolant
 
 STARTS, CLIMB, SHIFT = 48, 100, 0.3
 INNER, FINAL = 15, 100

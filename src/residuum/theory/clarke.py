@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
-from torch.func import functional_call, jvp
 
 from residuum.networks import MLP, ReLU, Trace
-from residuum.stationarity import Rows, Theta, mlp_gram, norm, parameters
+from residuum.stationarity import Rows, Theta, flatten, mlp_gram, norm, parameters
 from residuum.theory.multipliers import DENSE_BYTES, Factor, factor_dense, factor_gram
 
 ROUNDS = 4
@@ -78,7 +77,7 @@ def clarke_residual(
         pairs = find_kinks(model, trace, rows, layer, tolerance)
         kinks += len(pairs)
         if len(pairs):
-            value, used, fine = _free_layer(model, trace, rows, x, pairs, lam, plain, limit, end)
+            value, used, fine = _free_layer(model, trace, rows, pairs, lam, plain, limit, end)
             solved = solved and fine
             freed += used
             best = min(best, value)
@@ -105,7 +104,6 @@ def _free_layer(
     model: MLP,
     trace: Trace,
     rows: Rows,
-    x: Tensor,
     pairs: Kinks,
     lam: Tensor,
     plain: Theta,
@@ -117,7 +115,7 @@ def _free_layer(
     chosen = torch.zeros(len(pairs), dtype=torch.bool)
     residual, value, fine = plain, norm(plain), True
     for _ in range(ROUNDS):
-        gain = _first_order_gain(model, trace, rows, x, pairs, residual)
+        gain = _first_order_gain(model, trace, rows, pairs, residual)
         gain = torch.where(gates, -gain, gain).masked_fill(chosen, -torch.inf)
         room = limit - int(chosen.sum())
         wanted = gain.topk(min(room, len(pairs))).indices if len(pairs) > limit else gain.argsort()
@@ -136,30 +134,20 @@ def _free_layer(
 
 
 def _first_order_gain(
-    model: MLP, trace: Trace, rows: Rows, x: Tensor, pairs: Kinks, residual: Theta
+    model: MLP, trace: Trace, rows: Rows, pairs: Kinks, residual: Theta
 ) -> Tensor:
     """<e_rj, r>: positive when opening gate j for row r would shrink the residual."""
-    theta = parameters(model)
-
-    def pre_activation(t: Theta) -> Tensor:
-        return functional_call(
-            _Pre(model, pairs.layer), {f"model.{n}": v for n, v in t.items()}, (x,)
-        )
-
-    change = jvp(pre_activation, (theta,), (residual,))[1]
+    change = torch.zeros(
+        (), dtype=torch.float64
+    )  # of the layer's pre-activations, were theta moved by r
+    for i, layer in enumerate(model.linears[: pairs.layer + 1]):
+        if i:
+            change = change * model.activation.derivative(trace.pre[i - 1]) @ layer.weight.T
+        change = change + trace.inputs[i] @ residual[f"layers.{i}.weight"].T
+        if layer.bias is not None:
+            change = change + residual[f"layers.{i}.bias"]
     strength = _strength(model, trace, rows, pairs.layer)
     return (strength * change[rows.index])[pairs.row, pairs.neuron]
-
-
-class _Pre(torch.nn.Module):
-    """Pre-activations of one layer as a function of the parameters."""
-
-    def __init__(self, model: MLP, layer: int) -> None:
-        super().__init__()
-        self.model, self.layer = model, layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model.trace(x).pre[self.layer]
 
 
 def _strength(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
@@ -211,14 +199,11 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> F
         for i, signal in enumerate(signals):
             inner += (signal * trace.pre[i][index]).sum(1)  # <d a^T, W> + <d, b> = <d, pre>
         return factor_gram(mlp_gram(model, trace, index, signals), inner)
-    parts, flat = [], []
+    parts = []
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
         parts.append((signal[:, :, None] * trace.inputs[i][index][:, None, :]).flatten(1))
-        flat.append(theta[f"layers.{i}.weight"].flatten())
-        if layer.bias is not None:
-            parts.append(signal)
-            flat.append(theta[f"layers.{i}.bias"])
-    return factor_dense(torch.cat(parts, 1), torch.cat(flat))
+        parts += [signal] if layer.bias is not None else []
+    return factor_dense(torch.cat(parts, 1), flatten(theta))
 
 
 def _quadratic_programme(

@@ -57,11 +57,7 @@ def certify(
     seconds: no further gates are freed after that time; the Clarke residual is then an upper bound.
     """
     end = time.monotonic() + seconds
-    model = copy.deepcopy(model).double().requires_grad_(False)
-    x = x.double()
-    outputs = evaluate(model, x)
-    task = choose_task(task, outputs.shape[1])
-    rows = constraint_rows(outputs, normalise_labels(y, task, outputs.shape[1]), task, rivals)
+    model, x, y, outputs, task, rows = posed(model, x, y, task, rivals)
     theta, notes = parameters(model), []
     lam, condition, note = fit_multipliers(model, x, rows, free=task == "regression")
     notes += [note] if note else []
@@ -106,6 +102,19 @@ def certify(
         status=_status(clarke / size, margin),
         notes=tuple(notes),
     )
+
+
+def posed(
+    model: nn.Module, x: Tensor, y: Tensor, task: str = "auto", rivals: str = "tied"
+) -> tuple[nn.Module, Tensor, Tensor, Tensor, str, Rows]:
+    """The margin problem in float64 on the CPU: a copy of the network, samples, labels as the
+    mathematics has them, outputs, task and rows.
+    """
+    model, x = copy.deepcopy(model).cpu().double().requires_grad_(False), x.detach().cpu().double()
+    outputs = evaluate(model, x)
+    task = choose_task(task, outputs.shape[1])
+    y = normalise_labels(y.cpu(), task, outputs.shape[1])
+    return model, x, y, outputs, task, constraint_rows(outputs, y, task, rivals)
 
 
 def evaluate(model: nn.Module, x: Tensor) -> Tensor:

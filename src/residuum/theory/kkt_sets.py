@@ -33,9 +33,8 @@ from residuum.similarity import l2
 from residuum.stationarity import Theta, norm, parameters, weighted_gradient
 from residuum.theory.budgets import Budgets, exact_budgets, unit
 from residuum.theory.directions import DIRECTIONS, SLOW, hidden_basis
-from residuum.theory.kkt import evaluate, fit_multipliers
+from residuum.theory.kkt import evaluate, fit_multipliers, posed
 from residuum.theory.patterns import HypothesisError, Switches, check_piecewise_linear, switches
-from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
 
 TOLERANCE = 1e-9  # relative: below it a residual or a gap to the margin counts as zero
 CHUNK = 4  # samples between two looks at the progress
@@ -74,13 +73,8 @@ class KKTSet:
         rivals: str = "tied",
     ) -> KKTSet:
         """A set on given samples. lam: one per constraint row; by default the best ones (NNLS)."""
-        model = copy.deepcopy(model).double().requires_grad_(False)
         check_piecewise_linear(model)
-        x = x.double()
-        outputs = evaluate(model, x)
-        task = choose_task(task, outputs.shape[1])
-        y = normalise_labels(y, task, outputs.shape[1])
-        rows = constraint_rows(outputs, y, task, rivals)
+        model, x, y, _, task, rows = posed(model, x, y, task, rivals)
         if lam is None:
             lam = fit_multipliers(model, x, rows, free=task == "regression")[0]
         if task == "binary":
@@ -293,10 +287,10 @@ class KKTSet:
         self, i: int, direction: Tensor, alpha: float, beta: float | None = None, *, check: bool = True
     ) -> KKTSet:  # fmt: skip
         """Two samples for sample i, in its place; check=False goes beyond the budget as told."""
-        lengths = [
-            torch.tensor([v], dtype=torch.float64) for v in (alpha, alpha if beta is None else beta)
-        ]
-        return self._split(torch.tensor([i]), unit(direction)[None], *lengths, check=check)
+        nu, some = direction.reshape(1, -1), torch.tensor([i])
+        first = torch.tensor([alpha], dtype=torch.float64)
+        second = None if beta is None else torch.full_like(first, beta)
+        return self.split_all(nu, first, second, samples=some, check=check)
 
     def split_all(
         self, directions: Tensor, alpha: Tensor, beta: Tensor | None = None, *,
@@ -305,7 +299,31 @@ class KKTSet:
         """Every sample (or those named) split along its own direction (k, d) by its own lengths (k,)."""
         some = torch.arange(len(self)) if samples is None else samples
         nu = torch.stack([unit(one) for one in directions.expand(len(some), -1)])
-        return self._split(some, nu, alpha, alpha if beta is None else beta, check=check)
+        self._check_multiplier(some)
+        alpha, beta = (
+            length.double().expand(len(some)) for length in (alpha, alpha if beta is None else beta)
+        )
+        if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
+            raise HypothesisError(
+                "budget",
+                "Both halves of a split must move by a positive finite length.",
+                "Raise it.",
+            )
+        if check:
+            self._check_budget(some, nu, alpha, beta)
+        shape = (-1, *[1] * (self.x.ndim - 1))
+        step = nu.reshape(len(some), *self.x.shape[1:])
+        share = alpha / (alpha + beta)
+        copies = torch.ones(len(self), dtype=torch.long).index_fill(0, some, 2)
+        first = (copies.cumsum(0) - copies)[some]  # where the halves go
+        x, y, lam, c = (
+            t.repeat_interleave(copies, 0) for t in (self.x, self.y, self.lam, self.covectors)
+        )
+        x[first] += alpha.reshape(shape) * step
+        x[first + 1] -= beta.reshape(shape) * step
+        lam[first] *= 1 - share
+        lam[first + 1] *= share
+        return self._with(x, y, lam, c)
 
     def used(self) -> KKTSet:
         """The set without samples of multiplier zero, which explain nothing."""
@@ -339,33 +357,6 @@ class KKTSet:
     def distance(self, other: KKTSet) -> float:
         """d(A, B): the least distance between a sample of this set and one of another."""
         return float(l2(self.x, other.x).min())
-
-    def _split(
-        self, some: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor, *, check: bool
-    ) -> KKTSet:
-        self._check_multiplier(some)
-        alpha, beta = alpha.double().expand(len(some)), beta.double().expand(len(some))
-        if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
-            raise HypothesisError(
-                "budget",
-                "Both halves of a split must move by a positive finite length.",
-                "Raise it.",
-            )
-        if check:
-            self._check_budget(some, nu, alpha, beta)
-        shape = (-1, *[1] * (self.x.ndim - 1))
-        step = nu.reshape(len(some), *self.x.shape[1:])
-        share = alpha / (alpha + beta)
-        copies = torch.ones(len(self), dtype=torch.long).index_fill(0, some, 2)
-        first = (copies.cumsum(0) - copies)[some]  # where the halves go
-        x, y, lam, c = (
-            t.repeat_interleave(copies, 0) for t in (self.x, self.y, self.lam, self.covectors)
-        )
-        x[first] += alpha.reshape(shape) * step
-        x[first + 1] -= beta.reshape(shape) * step
-        lam[first] *= 1 - share
-        lam[first + 1] *= share
-        return self._with(x, y, lam, c)
 
     def _check_budget(self, some: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
         found = self.budgets(nu, some)
