@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -50,6 +51,30 @@ class Wide(Objective):
 
 ATTACKS.update(flat=Flat(), refuses=Refuses())
 OBJECTIVES["wide"] = Wide
+"""
+
+
+REPLACES = """
+from residuum.{module} import {table}
+{table}["own-part"] = object()
+{table}{how}
+"""
+BLIND = """
+from residuum.networks import KINDS, Kind
+
+class Blind(Kind):
+    example = "blind:4-1"
+    def recognise(self, state):
+        raise LookupError("no such tensor")
+
+KINDS["blind"] = Blind()
+"""
+KNOWS = """
+def recognise(self, state):
+    known = {"first.weight", "last.weight", "around.weight"} == {*state}
+    return (Architecture("skip", (64, 30, 1)), dict(zip(state, state))) if known else None
+
+Skip.recognise = recognise
 """
 
 
@@ -180,6 +205,68 @@ def test_plug_ins_are_imported_once_and_the_variable_turns_them_off(
     assert plugins.Plugin("counted", "2.5") in plugins.load()
     plugins.load()
     assert (tmp_path / "counted_import.n").read_text() == "x"
+
+
+BUILT_IN = {
+    "attack": ("attacks", "ATTACKS", "polynomial"),
+    "objective": ("attacks", "OBJECTIVES", "ntk"),
+    "prior": ("attacks", "PRIORS", "value-box"),
+    "metric": ("evaluation", "METRICS", "ncc"),
+    "defense": ("defenses", "DEFENSES", "shift-rewrite"),
+    "network kind": ("networks", "KINDS", "mlp"),
+}
+
+
+@pytest.mark.parametrize("sort", BUILT_IN)
+@pytest.mark.parametrize(
+    "how", ["[{!r}] = object()", ".update({{{!r}: object()}})", " |= {{{!r}: 1}}"]
+)
+def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
+    sort: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, table, name = BUILT_IN[sort]
+    parts = getattr(importlib.import_module(f"residuum.{module}"), table)
+    before = dict(parts)
+    source = REPLACES.format(module=module, table=table, how=how.format(name))
+    own = f"takes_{table.lower()}_{len(how)}"
+    install(tmp_path, "taker", own, source)
+    install(tmp_path, "other", f"{own}_other", f"from residuum.{module} import {table}\n"
+            f"{table}['another'] = object()")  # fmt: skip
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_loaded", None)
+    found = {one.name: one.error for one in plugins.load()}
+    assert "'taker'" in found["taker"]
+    assert f"{sort} {name!r} of residuum." in found["taker"]
+    assert found["other"] == ""
+    assert "another" in parts
+    del parts["another"]
+    assert dict(parts) == before
+
+
+def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are run by name, and an attack would come first."""
+    source = "from residuum.attacks import {0}; {0}['{1}'] = object()"
+    install(tmp_path, "one", "takes_one", source.format("ATTACKS", "ntk"))
+    install(tmp_path, "two", "takes_two", source.format("OBJECTIVES", "polynomial"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_loaded", None)
+    found = {one.name: one.error for one in plugins.load()}
+    assert "'ntk'" in found["one"]
+    assert "'polynomial'" in found["two"]
+
+
+def test_a_network_kind_that_raises_costs_its_own_row(victims: Path, tmp_path: Path) -> None:
+    knows = (EXAMPLES / "skip-network" / "skip_network.py").read_text() + KNOWS
+    install(tmp_path / "site", "blind", "blind_kind", BLIND)
+    install(tmp_path / "site", "skip-network", "skip_network", knows)
+    found = audit(tmp_path / "site", victims, "skip.pt", tmp_path / "run")
+    assert found["network"]["arch"] == "skip:64-30-1"
+    rows = {row["name"]: row for row in found["attacks"]}
+    assert "no such tensor" in rows["blind"]["reason"]
+    assert not rows["blind"]["ran"]
+    assert rows["binary-kkt"]["ran"]
 
 
 CHECKPOINT = rs.Checkpoint({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")

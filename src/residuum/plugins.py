@@ -1,8 +1,8 @@
 """Plug-ins: installed packages that bring attacks, objectives, network kinds, priors, metrics, defenses.
 
 A package names a module under the entry-point group ``residuum.plugins``; that module adds its parts
-to the dicts they belong to (``docs/extending.md``), and importing it is all that happens here. One
-that cannot be imported says why and harms nobody.
+to the tables they belong to (``docs/extending.md``), and importing it is all that happens here. One
+that cannot be imported, or that would replace what is there, says why and harms nobody.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
 
 GROUP = "residuum.plugins"
 OFF = "RESIDUUM_NO_PLUGINS"
+Part = TypeVar("Part")
+faults: dict[str, str] = {}  # parts of plug-ins that raised when asked, and what they said
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,40 @@ class Plugin:
     error: str = ""
 
 
+class Table(dict[str, Part]):
+    """Parts of one sort by name. Plug-ins may add to it; what stands there, none may replace.
+
+    beside: a table of parts that go by name together with these.
+    """
+
+    def __init__(self, sort: str, parts: dict[str, Part], beside: dict[str, Any] | None = None):
+        super().__init__(parts)
+        self.sort, self.beside = sort, {} if beside is None else beside
+
+    def __setitem__(self, name: str, part: Part) -> None:
+        if _importing:
+            if name in self or name in self.beside:
+                owner = getattr(self.get(name, self.beside.get(name)), "__module__", "another")
+                raise ValueError(
+                    f"plug-in {_importing[-1]!r} must not replace the {self.sort} {name!r} of "
+                    f"{owner}; give its own another name"
+                )
+            _added.append((self, name))
+        super().__setitem__(name, part)
+
+    def update(self, *parts: Any, **named: Any) -> None:
+        """One by one, so that each is looked at."""
+        for name, part in dict(*parts, **named).items():
+            self[name] = part
+
+    def __ior__(self, parts: Any) -> Any:  # type: ignore[misc]
+        self.update(parts)
+        return self
+
+
 _loaded: tuple[Plugin, ...] | None = None
+_importing: list[str] = []
+_added: list[tuple[Table[Any], str]] = []  # by the plug-in that is being imported
 
 
 def load(wanted: bool = True) -> tuple[Plugin, ...]:
@@ -43,9 +79,20 @@ def load(wanted: bool = True) -> tuple[Plugin, ...]:
 
 def _import(entry: EntryPoint) -> Plugin:
     name, dist = entry.name, entry.dist
-    version = dist.version if dist is not None else "unknown"
+    version, error = dist.version if dist is not None else "unknown", ""
+    _importing.append(name)
+    _added.clear()
     try:
         entry.load()
     except (Exception, SystemExit) as problem:  # noqa: BLE001  a stranger's code may raise anything
-        return Plugin(name, version, f"{type(problem).__name__}: {problem}"[:300])
-    return Plugin(name, version)
+        error = describe(problem)
+        for table, part in _added:  # all of it or nothing
+            del table[part]
+    finally:
+        _importing.pop()
+    return Plugin(name, version, error)
+
+
+def describe(problem: BaseException) -> str:
+    """One line about a fault of somebody else's code."""
+    return f"{type(problem).__name__}: {problem}"[:300]

@@ -31,6 +31,7 @@ from residuum.attacks.config import AttackConfig
 from residuum.checkpoints.inspection import order_of
 from residuum.checkpoints.surfaces import CHANGE, SURFACES, WEIGHTS, Surface
 from residuum.errors import InputError, did_you_mean
+from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge
 from residuum.stationarity import Theta
 
@@ -331,6 +332,6 @@ class NTK(Objective):
         return None, inner
 
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    cls.name: cls for cls in (BinaryKKT, MulticlassKKT, WeightDecay, NTK)
-}
+OBJECTIVES: Table[type[Objective]] = Table(
+    "objective", {cls.name: cls for cls in (BinaryKKT, MulticlassKKT, WeightDecay, NTK)}
+)

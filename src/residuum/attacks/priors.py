@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from residuum.errors import InputError
+from residuum.plugins import Table
 from residuum.records import Knowledge
 
 
@@ -147,3 +148,4 @@ PRIORS: dict[str, type[Prior]] = {
     "total-variation": TotalVariation,
     "high-frequency": HighFrequency,
 }
+PRIORS = Table("prior", PRIORS)

@@ -124,9 +124,12 @@ class Stationarity(Attack):
 
 
 # Attacks of their own; every objective makes one more.
-ATTACKS: dict[str, Attack] = {
-    one.name: one for one in (PolynomialAttack(), ModelInversion(), FirstLayerWeights())
-}
+ATTACKS: plugins.Table[Attack] = plugins.Table(
+    "attack",
+    {one.name: one for one in (PolynomialAttack(), ModelInversion(), FirstLayerWeights())},
+    beside=OBJECTIVES,
+)
+OBJECTIVES.beside = ATTACKS
 
 
 def every_attack() -> dict[str, Attack]:

@@ -102,11 +102,10 @@ def audit(
     )
     with clock("attack"):
         attacked = attacks.run()
-    broken = tuple(
-        AttackOutcome(one.name, True, True, False, f"failed on import: {one.error}")
-        for one in plugged
-        if one.error
-    )
+    faults = {one.name: f"failed on import: {one.error}" for one in plugged if one.error}
+    faults |= {name: f"failed: {said}" for name, said in plugins.faults.items()}
+    plugins.faults.clear()  # said once
+    broken = tuple(AttackOutcome(name, True, True, False, said) for name, said in faults.items())
     attacked = replace(attacked, outcomes=(*attacked.outcomes, *broken))
     # Repeated batches have no clock: what was drawn then is drawn again.
     scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)

@@ -11,6 +11,7 @@ from residuum.attacks.shift import move_biases
 from residuum.defenses.base import Defense, Secret, Training
 from residuum.defenses.loops import private, smoothed
 from residuum.errors import InputError, did_you_mean
+from residuum.plugins import Table
 from residuum.records import Checkpoint, Dataset
 
 DP_STEPS, DP_RATE = 0.05, 0.6
@@ -161,3 +162,4 @@ DEFENSES: dict[str, Defense] = {
         extra="dp", module="opacus",
     ),
 }  # fmt: skip
+DEFENSES = Table("defense", DEFENSES)

@@ -19,6 +19,7 @@ from torch.nn.functional import interpolate
 
 from residuum import similarity
 from residuum.errors import InputError, MissingExtraError
+from residuum.plugins import Table
 
 # SSIM holds five filtered maps of every pair at a time and runs fastest where these fit the caches.
 PAIRS_CHUNK = 1 << 20
@@ -147,7 +148,7 @@ def _ssim(name: str, threshold: float | None, window: int, description: str) -> 
     )
 
 
-METRICS = {
+METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric(
@@ -181,3 +182,4 @@ METRICS = {
         ),
     )
 }
+METRICS = Table("metric", METRICS)

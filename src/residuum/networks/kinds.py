@@ -26,6 +26,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from residuum import plugins
 from residuum.errors import ArchitectureError, did_you_mean
 from residuum.networks.activations import ACTIVATIONS, OTHERS_REFUSED, Polynomial, is_other
 from residuum.networks.modules import BIAS_RULES, MLP, ConvNet, PolynomialNetwork, bias_rule
@@ -313,6 +314,21 @@ KINDS: dict[str, Kind] = {
     "polynomial": _Polynomial(),
     "module": _Kept(),
 }
+KINDS = plugins.Table("network kind", KINDS)
+
+
+def recognised(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
+    """By the first kind that knows its own; one from outside that raises knows nothing."""
+    for name, kind in KINDS.items():
+        try:
+            if (found := kind.recognise(state)) is not None:
+                arch, names = found
+                return arch, names
+        except Exception as problem:
+            if type(kind).__module__.startswith("residuum."):
+                raise
+            plugins.faults[name] = plugins.describe(problem)
+    return None
 
 
 def kind_of(model: nn.Module) -> Kind | None:

@@ -15,11 +15,11 @@ from torch import Size, Tensor
 
 from residuum.errors import ArchitectureError, CheckpointError
 from residuum.networks.kinds import (
-    KINDS,
     Architecture,
     Named,
     attach_vectors,
     orders,
+    recognised,
     weights_and_vectors,
 )
 from residuum.networks.modules import bias_rule
@@ -60,8 +60,7 @@ IN_ORDER = (
 
 def recognise(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
     """The network whose tensors these are, and for each of our parameter names the file's name."""
-    found = (kind.recognise(state) for kind in KINDS.values())
-    known = next((one for one in found if one is not None), None)
+    known = recognised(state)
     if known is None:
         raise unreadable(state)
     return known
