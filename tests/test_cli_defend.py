@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from residuum.cli.main import main
-from residuum.defenses import DEFENSES
-from residuum.defenses import base as defenses_base
+from residuum.defenses import DEFENSES, catalogue
 from tests.program import interrupt, listing, printed
 
 TINY = [
@@ -132,7 +131,7 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_the_list_names_every_defense(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defenses_base, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
     assert main(["defend", "--list", "--json"]) == 0
     rows = printed(capsys)["defenses"]
     assert [row["name"] for row in rows] == list(DEFENSES)

@@ -19,12 +19,19 @@ from residuum.attacks.adaptive import ADAPTIVE
 from residuum.attacks.shift import move_biases
 from residuum.checkpoints import build_model, save_checkpoint
 from residuum.datasets import load_dataset
-from residuum.defenses import DEFENSES, Outcome, Secret, Setting, Training, find, release, run_trial
-from residuum.defenses import base as defenses_base
-from residuum.defenses.catalogue import noisy
-from residuum.defenses.certificates import rewrite_residuals
-from residuum.defenses.loops import _smoothed_loss, private
-from residuum.defenses.trial import RETRAINED, REWRITTEN
+from residuum.defenses import (
+    DEFENSES,
+    Outcome,
+    Secret,
+    Setting,
+    Training,
+    catalogue,
+    find,
+    release,
+    run_trial,
+)
+from residuum.defenses.catalogue import _smoothed_loss, noisy, private
+from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
 from residuum.records import Checkpoint, Knowledge, Split, same
 from residuum.report import defenses as report
@@ -272,7 +279,7 @@ def test_the_accountant_says_what_was_spent() -> None:
 def test_without_its_extra_a_defense_names_the_install_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(defenses_base, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
     assert not DEFENSES["dp"].available
     assert DEFENSES["noise"].available
     with pytest.raises(MissingExtraError, match=r'pip install "residuum\[dp\]"'):

@@ -1,20 +1,254 @@
-"""The defenses: each one record, its hooks above it; a new one is a line in ``DEFENSES``."""
+"""The defenses: each one record, its hooks above it; a new one is a line in ``DEFENSES``.
+
+A defense has up to three hooks, says what it changes, and what stays with the owner. Two of them need
+training loops that the usual one has no room for: smoothed labels, and DP-SGD through Opacus.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import replace
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from residuum.attacks.shift import move_biases
-from residuum.defenses.base import Defense, Secret, Training
-from residuum.defenses.loops import private, smoothed
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import InputError, MissingExtraError, did_you_mean
+from residuum.networks import Architecture
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Dataset
+from residuum.theory.rows import normalise_labels
+from residuum.training import TrainingConfig, TrainingState, initialise, train
+from residuum.training.loop import snapshot
+from residuum.training.losses import margins
 
 DP_STEPS, DP_RATE = 0.05, 0.6
+CLIP = 1.0  # of per-sample gradients
+BATCHES = 4  # expected batches per epoch of DP-SGD
+POINTS = 100
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What the owner keeps: the shift of the inputs (*shape), absent without one, and a seed."""
+
+    seed: int
+    shift: Tensor | None = None
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Samples as the defended network is given them."""
+        return x if self.shift is None else x + self.shift.to(x)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the owner's private folder."""
+        shift = None if self.shift is None else self.shift.flatten().tolist()
+        return {"seed": self.seed, "shift": shift}
+
+
+Facts = dict[str, Any]
+Loop = Callable[[str, Dataset, TrainingConfig, str, str], tuple[TrainingState, Facts]]
+
+
+def usual(
+    arch: str, data: Dataset, config: TrainingConfig, task: str, device: str
+) -> tuple[TrainingState, Facts]:
+    """Training as :func:`residuum.training.train` does it, with nothing to say about itself."""
+    return train(arch, data, config, task=task, device=device), {}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the network is trained, on how many samples; descent: where gradient descent is needed."""
+
+    config: TrainingConfig
+    descent: TrainingConfig
+    samples: int
+    loop: Loop = usual
+
+
+@dataclass(frozen=True)
+class Defense:
+    """One defense. Every hook is left alone at the strength ``off``, which is the identity.
+
+    changes: what it changes; secret: what stays with the owner; unit: what the strength is;
+    data, training, release: the hooks; shift: how the secret shift of the inputs is drawn, "" for
+    none; rewrites: the shift goes into the biases after training (App. D of Refael et al. 2025)
+    instead of into the training data; adaptive: the attacker who knows, a key of ``ADAPTIVE``;
+    releases: whether several releases of the same weights differ; extra: of the package, needed;
+    most: largest strength; switch: 0 or 1 and nothing between.
+    """
+
+    changes: str
+    secret: str
+    unit: str
+    adaptive: str
+    data: Callable[[Dataset, Secret], Dataset] | None = None
+    training: Callable[[Training, float, int], Training] | None = None
+    release: Callable[[Checkpoint, float, Secret], Checkpoint] | None = None
+    shift: str = ""
+    off: float = 0.0
+    most: float = math.inf
+    switch: bool = False
+    releases: bool = False
+    extra: str = ""
+    module: str = ""
+
+    @property
+    def available(self) -> bool:
+        """Whether what it needs is installed."""
+        return not self.module or find_spec(self.module) is not None
+
+    @property
+    def install(self) -> str:
+        """The exact line that installs what it needs; "" when nothing."""
+        return f'pip install "residuum[{self.extra}]"' if self.extra else ""
+
+    def check(self, name: str, strength: float) -> None:
+        """Refuse a strength that means nothing, and a defense that cannot run here."""
+        positive = self.off == math.inf
+        if math.isnan(strength) or strength < 0 or (positive and strength == 0):
+            raise InputError(
+                f"The strength of {name} is {self.unit}; got {strength:g}.",
+                f"It starts above 0; {self.off:g} leaves the network as it is.",
+            )
+        wrong_switch = self.switch and strength not in (0, 1)
+        if strength > self.most or wrong_switch or (strength == math.inf and not positive):
+            raise InputError(
+                f"The strength of {name} is {self.unit}; got {strength:g}.",
+                "Use 1." if self.switch else f"It is finite and at most {self.most:g}.",
+            )
+        if not self.available:
+            raise MissingExtraError(
+                f"{name} needs the extra {self.extra!r}, which is not installed.",
+                f"Install it with: {self.install}",
+            )
+
+    def draw(self, strength: float, shape: tuple[int, ...], seed: int, name: str) -> Secret:
+        """The secret of this strength; another for every seed."""
+        digest = hashlib.sha256(f"{name}:{seed}".encode()).digest()
+        own = int.from_bytes(digest[:7], "little")
+        if not self.shift:
+            return Secret(own)
+        if self.shift == "constant":
+            return Secret(own, torch.full(shape, strength, dtype=torch.float64))
+        generator = torch.Generator().manual_seed(own)
+        return Secret(own, strength * torch.randn(shape, generator=generator, dtype=torch.float64))
+
+
+def smoothed(strength: float) -> Loop:
+    """Gradient descent on the loss of labels that are right with probability 1 - strength / 2.
+
+    One output: (1 - s/2) softplus(-m) + (s/2) softplus(m) with m = y Phi; more: cross-entropy with
+    the share s spread over all classes.
+    """
+
+    def loop(
+        arch: str, data: Dataset, config: TrainingConfig, task: str, device: str
+    ) -> tuple[TrainingState, Facts]:
+        model, x, y = _begin(arch, data, config, task, device)
+        optimiser = torch.optim.SGD(
+            model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
+        )
+        theta0, history = snapshot(model), []
+        for step in range(config.steps):
+            optimiser.zero_grad()
+            loss = _smoothed_loss(model(x), y, strength)
+            loss.backward()
+            optimiser.step()
+            if (step + 1) % max(1, config.steps // POINTS) == 0:
+                history.append({"step": float(step + 1), "loss": float(loss.detach())})
+        return _state(model, theta0, config.steps, history), {}
+
+    return loop
+
+
+def private(epsilon: float) -> Loop:
+    """DP-SGD: per-sample gradients clipped, noise for (epsilon, 1/(10 n)) by Opacus' accountant."""
+    return partial(_private, epsilon=epsilon)
+
+
+def _private(
+    arch: str, data: Dataset, config: TrainingConfig, task: str, device: str, *, epsilon: float
+) -> tuple[TrainingState, Facts]:
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model, x, y = _begin(arch, data, config, task, device)
+    theta0, n = snapshot(model), len(data)
+    batch = config.batch or math.ceil(n / BATCHES)
+    epochs, delta = max(1, round(config.steps * batch / n)), 1 / (10 * n)
+    order = torch.Generator().manual_seed(config.seed)
+    noise = torch.Generator(device=device).manual_seed(config.seed + 1)
+    history, step = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the generator is not a cryptographic one: said below
+        engine = PrivacyEngine(accountant="rdp")
+        wrapped, optimiser, loader = engine.make_private_with_epsilon(
+            module=model, loss_reduction="sum", noise_generator=noise, max_grad_norm=CLIP,
+            optimizer=torch.optim.SGD(model.parameters(), config.lr / batch, config.momentum),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=batch, generator=order),
+            target_epsilon=epsilon, target_delta=delta, epochs=epochs,
+        )  # fmt: skip
+        for _ in range(epochs):
+            for inputs, labels in loader:
+                optimiser.zero_grad()
+                outputs = wrapped(inputs.to(device))  # Opacus makes empty batches on the CPU
+                loss = _smoothed_loss(outputs, labels.to(device), 0.0, torch.sum)
+                loss.backward()
+                optimiser.step()
+                step += 1
+            history.append({"step": float(step), "loss": float(loss.detach()) / batch})
+        spent = float(engine.get_epsilon(delta))
+    facts: Facts = {
+        "epsilon": spent, "epsilon_wanted": epsilon, "delta": delta, "accountant": "rdp",
+        "noise_multiplier": float(optimiser.noise_multiplier), "clip": CLIP,
+        "epochs": epochs, "batch": batch,
+        "generator": "seeded, for repeatable measurements: not for a release",
+    }  # fmt: skip
+    return _state(model, theta0, step, history), facts
+
+
+def _begin(
+    arch: str, data: Dataset, config: TrainingConfig, task: str, device: str
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """Model, samples and labels on the device; only classification has labels to smooth."""
+    if task == "regression":
+        raise InputError(
+            "Label smoothing and DP-SGD are for classification; this is a regression.",
+            "Choose other defenses.",
+        )
+    network = Architecture.parse(arch)
+    model, dtype = initialise(network, config).to(device), getattr(torch, config.dtype)
+    y = normalise_labels(data.y, task, network.outputs)
+    kind = torch.long if task == "multiclass" else dtype
+    return model, data.x.to(device, dtype), y.to(device, kind)
+
+
+def _smoothed_loss(
+    outputs: Tensor, y: Tensor, strength: float, reduce: Callable[[Tensor], Tensor] = torch.mean
+) -> Tensor:
+    if outputs.shape[1] > 1:
+        return reduce(F.cross_entropy(outputs, y, label_smoothing=strength, reduction="none"))
+    m = margins(outputs, y)
+    wrong = F.softplus(m, threshold=40) * (strength / 2) if strength else 0.0
+    return reduce(F.softplus(-m, threshold=40) * (1 - strength / 2) + wrong)
+
+
+def _state(
+    model: nn.Module, theta0: dict[str, Tensor], steps: int, history: list[dict[str, float]]
+) -> TrainingState:
+    theta = snapshot(model)
+    fine = all(bool(torch.isfinite(t).all()) for t in theta.values())
+    return TrainingState(
+        theta, theta0, steps, "", "steps" if fine else "diverged", history=tuple(history)
+    )
 
 
 def shifted_data(data: Dataset, secret: Secret) -> Dataset:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,21 +20,120 @@ from torch import Tensor, nn
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.adaptive import Released, adaptive_attack
 from residuum.checkpoints import build_model
-from residuum.defenses.base import Defense, Facts, Secret, Training, per_pixel_and_norm
-from residuum.defenses.certificates import certificate_of, determined, rewritten_certificate
-from residuum.defenses.outcome import Attacked, Outcome, attacked
-from residuum.errors import InconclusiveError
+from residuum.defenses.catalogue import Defense, Facts, Secret, Training
+from residuum.errors import InconclusiveError, ResiduumError
 from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
+from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction, Split
+from residuum.records.base import Record
+from residuum.stationarity import Rows, norm, parameters, residual
+from residuum.theory import certify
+from residuum.theory.kkt import fit_multipliers, posed
 from residuum.theory.rows import accuracy, normalise_labels
+from residuum.theory.uniqueness import uniqueness
 from residuum.training import TrainingState, released
 from residuum.training.losses import LOSSES, choose_loss
 
 NONE, TOLD = "none", "told-the-shift"
+UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
+CERTIFIED, CERTIFYING = 4, 3.0  # samples of the uniqueness certificate, and its seconds
+NO_KINKS = -1.0  # a distance that nothing is within
+SHOWN = 8
 Stage = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked(Record):
+    """One attack on the released weights, scored; images (k, 2, *shape): found, and its sample.
+
+    attacker: "unaware" or the name of the adaptive strategy; values: (k,) score of each pair;
+    rule: what a recovered sample had to beat, such as "ncc > 0.83"; findings: what the adaptive
+    attacker inferred, plain values.
+    """
+
+    attacker: str
+    recovered: int | None
+    expected_by_chance: float | None
+    p_value: float | None
+    first_layer_residual: float | None
+    seconds: float
+    images: Tensor
+    values: Tensor
+    beyond_chance: tuple[bool, ...] = ()
+    findings: dict[str, Any] = field(default_factory=dict)
+    rule: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the images."""
+        left_out = ("images", "values", "beyond_chance")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome(Record):
+    """A defense at one strength. name "none" is the undefended network, the "before" of all others.
+
+    changes, secret: as the defense states them; shift: of the inputs, its kind (rewritten into the
+    biases, or there during training), per pixel and as a norm; accuracy, loss: on held-out samples,
+    as the defended network is given them; kkt: relative residuals at the training samples as the
+    network is given them; rewrite: the three residuals of bias rewriting; determined_energy: mean
+    share of a training sample's energy that every equal pair in its place keeps, attained, and
+    determined_at_least the lower bound; facts: of the training.
+    """
+
+    name: str
+    strength: float | None
+    n: int
+    changes: str
+    secret: str
+    shift: dict[str, Any]
+    accuracy: float | None
+    loss: float
+    train_loss: float
+    kkt_plain: float
+    kkt_clarke: float
+    margin: float | None
+    rewrite: dict[str, float]
+    determined_energy: float | None
+    uniqueness_note: str
+    attacks: tuple[Attacked, ...]
+    seconds: dict[str, float]
+    facts: dict[str, Any] = field(default_factory=dict)
+    theta_sha256: str = ""
+    determined_at_least: float | None = None
+
+    @property
+    def label(self) -> str:
+        """NAME:STRENGTH, as it was asked for."""
+        return self.name if self.strength is None else f"{self.name}:{self.strength:g}"
+
+    @property
+    def unaware(self) -> Attacked:
+        """The attacker who does not know of the defense."""
+        return self.attacks[0]
+
+    @property
+    def adaptive(self) -> Attacked | None:
+        """The attacker who does; None for the undefended network."""
+        return self.attacks[1] if len(self.attacks) > 1 else None
+
+    @property
+    def told(self) -> Attacked | None:
+        """The attacker who was told the shift; None where there is none."""
+        return self.attacks[2] if len(self.attacks) > 2 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form, without images and without the secret's value."""
+        rows = {k: v for k, v in vars(self).items() if k not in ("attacks", "strength", "name")}
+        known = {"adaptive": self.adaptive, "told": self.told}
+        return {
+            "defense": self.label, "name": self.name,
+            "strength": "inf" if self.strength == math.inf else self.strength, **rows,
+            "unaware": self.unaware.to_json(),
+            **{key: None if part is None else part.to_json() for key, part in known.items()},
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,21 +159,16 @@ class Setting:
 
 
 def release(
-    setting: Setting, name: str, defense: Defense | None, strength: float | None
+    setting: Setting, name: str, defense: Defense, strength: float | None
 ) -> tuple[Checkpoint, Checkpoint, Secret, TrainingState, Facts, Training]:
     """Train and defend: the released weights, those before the last hook, the secret, the run."""
-    on = defense is not None and strength is not None and strength != defense.off
-    shape = setting.split.train.shape
-    secret = Secret(0)
-    training, data = setting.training, setting.split.train
-    if on:
-        assert defense is not None
-        assert strength is not None
-        secret = defense.draw(strength, shape, setting.seed, name)
+    training, data, secret = setting.training, setting.split.train, Secret(0)
+    level = defense.off if strength is None else strength
+    if level != defense.off:
+        secret = defense.draw(level, data.shape, setting.seed, name)
         data = defense.data(data, secret) if defense.data else data
-        training = (
-            defense.training(training, strength, secret.seed) if defense.training else training
-        )
+        if defense.training:
+            training = defense.training(training, level, secret.seed)
     state, facts = training.loop(setting.arch, data, training.config, setting.task, setting.device)
     if state.status == "diverged":
         raise InconclusiveError(
@@ -82,8 +176,8 @@ def release(
             "Lower --lr or the strength.",
         )
     before = after = released(state, setting.arch, data, setting.task)
-    if on and defense is not None and strength is not None and defense.release:
-        after = defense.release(before, strength, secret)
+    if level != defense.off and defense.release:
+        after = defense.release(before, level, secret)
     return after, before, secret, state, facts, training
 
 
@@ -92,34 +186,102 @@ def run_trial(
     strength: float | None = None, stage: Stage = lambda _: None,
 ) -> tuple[Outcome, Checkpoint, Secret]:  # fmt: skip
     """One defense at one strength: what it did, what is released, and what the owner keeps."""
-    seconds: dict[str, float] = {}
+    defense, seconds, split = defense or UNDEFENDED, dict[str, float](), setting.split
     stage("training")
     start = time.monotonic()
     checkpoint, before, secret, state, facts, training = release(setting, name, defense, strength)
     seconds["train"] = time.monotonic() - start
     stage("unaware attack")
-    attacks = [_attacked(setting, "unaware", *_unaware(setting, checkpoint))]
+    found = attack(checkpoint, setting.knowledge, setting.attack)
+    attacks = [_attacked(setting, "unaware", found, {}, found.seconds)]
     seconds["unaware"] = attacks[0].seconds
-    if defense is not None:
+    if defense.adaptive:
         stage(f"adaptive attack, {defense.adaptive}")
-        known = _Known(state.theta0, training, secret, defense.release is not None)
-        strategies = (defense.adaptive, *([TOLD] if secret.shift is not None else []))
+        public: dict[str, Any] = {
+            "theta0": state.theta0,
+            "weight_decay": training.config.weight_decay,
+            "loss": choose_loss(training.config.loss, setting.task),
+        }
+        told = {"shift": secret.shift, "rewritten": defense.release is not None}
         releases = _releases(setting, name, defense, strength, checkpoint, before)
-        attacks += [_adaptive(setting, each, releases, known) for each in strategies]
+        attacks.append(_adaptive(setting, defense.adaptive, releases, public))
+        if secret.shift is not None:
+            attacks.append(_adaptive(setting, TOLD, releases, public | told))
         seconds["adaptive"] = attacks[1].seconds
     stage("certificates")
     start = time.monotonic()
-    measured = _measured(setting, checkpoint, secret)
-    rewrite = _rewrite(setting, defense, before, checkpoint, secret)
+    shift, rewrite, measured = {}, {}, _measured(setting, checkpoint, secret)
+    if secret.shift is not None:
+        shift = {
+            "kind": REWRITTEN if defense.release else RETRAINED, "form": defense.shift,
+            "per_pixel": float(secret.shift.norm()) / math.sqrt(max(1, secret.shift.numel())),
+            "norm": float(secret.shift.norm()),
+        }  # fmt: skip
+        if defense.release:
+            rewrite = rewritten_certificate(
+                before, checkpoint, split.train, setting.task, secret.shift
+            )
     seconds["certify"] = time.monotonic() - start
     outcome = Outcome(
-        name=name, strength=strength, n=len(setting.split.train),
-        changes=defense.changes if defense else "nothing", secret=defense.secret if defense else "",
-        shift=_shift(defense, secret), rewrite=rewrite, attacks=tuple(attacks), facts=facts,
+        name=name, strength=strength, n=len(split.train), changes=defense.changes,
+        secret=defense.secret, shift=shift, rewrite=rewrite, attacks=tuple(attacks), facts=facts,
         seconds={key: round(value, 3) for key, value in seconds.items()},
         theta_sha256=hashlib.sha256(save(checkpoint.theta)).hexdigest(), **measured,
     )  # fmt: skip
     return outcome, checkpoint, secret
+
+
+def _releases(
+    setting: Setting, name: str, defense: Defense, strength: float | None, checkpoint: Checkpoint,
+    before: Checkpoint,
+) -> tuple[Checkpoint, ...]:  # fmt: skip
+    """The release, and others of the same weights where they differ."""
+    if not defense.releases or not defense.release or strength is None or strength == defense.off:
+        return (checkpoint,)
+    seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
+    secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
+    return (checkpoint, *(defense.release(before, strength, secret) for secret in secrets))
+
+
+def _adaptive(
+    setting: Setting, strategy: str, releases: tuple[Checkpoint, ...], facts: dict[str, Any]
+) -> Attacked:
+    """The attacker who knows the defense; facts: what may be public besides the weights."""
+    start = time.monotonic()
+    handed = Released(releases, setting.knowledge, setting.attack, facts)
+    found, adapted, _ = adaptive_attack(strategy, handed)
+    return _attacked(setting, strategy, found, adapted.findings, time.monotonic() - start)
+
+
+def _attacked(
+    setting: Setting, attacker: str, found: Reconstruction, findings: dict[str, Any], seconds: float
+) -> Attacked:
+    """The record of an attack: counts, and the best pairs of candidate and training sample."""
+    pool, train = whole_pool(found), setting.split.train
+    scores = score(
+        pool.x, train, setting.split.holdout, candidate_labels=pool.labels, metrics=["ncc"],
+        seed=setting.seed, subsets=setting.subsets,
+    )  # fmt: skip
+    rows = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
+    matched = [(i, m) for i, m in rows if m.score is not None and m.candidate is not None]
+    best = sorted(matched, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
+    pairs = [torch.stack([pool.x[m.candidate].double(), train.x[i].double()]) for i, m in best]
+    mean = 0.0 if train.mean is None else train.mean.double()
+    return Attacked(
+        attacker, scores.recovered, scores.expected_by_chance, scores.p_value,
+        _first_residual(found), seconds,
+        torch.stack(pairs) + mean if pairs else torch.zeros(0, 2, *train.shape),
+        torch.tensor([float(m.score or 0.0) for _, m in best]),
+        tuple(bool(m.recovered) for _, m in best), dict(findings), scores.rule,
+    )  # fmt: skip
+
+
+def _first_residual(found: Reconstruction) -> float | None:
+    """Best first-layer residual of all restarts, relative where the attack normalises."""
+    if not found.layers.numel():
+        return None
+    best = float(found.layers[:, :, 0].nan_to_num(nan=math.inf).min())
+    return math.sqrt(max(best, 0.0)) if math.isfinite(best) else None
 
 
 def _measured(setting: Setting, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:
@@ -139,84 +301,6 @@ def _measured(setting: Setting, checkpoint: Checkpoint, secret: Secret) -> dict[
     }  # fmt: skip
 
 
-def _rewrite(
-    setting: Setting, defense: Defense | None, before: Checkpoint, after: Checkpoint, secret: Secret
-) -> dict[str, float]:
-    if defense is None or defense.release is None or secret.shift is None:
-        return {}
-    return rewritten_certificate(before, after, setting.split.train, setting.task, secret.shift)
-
-
-def _unaware(
-    setting: Setting, checkpoint: Checkpoint
-) -> tuple[Reconstruction, dict[str, Any], float]:
-    found = attack(checkpoint, setting.knowledge, setting.attack)
-    return found, {}, found.seconds
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What may be public besides the weights, and the secret, for the attacker who is told it."""
-
-    theta0: dict[str, Tensor]
-    training: Training
-    secret: Secret
-    rewritten: bool
-
-
-def _releases(
-    setting: Setting, name: str, defense: Defense, strength: float | None, checkpoint: Checkpoint,
-    before: Checkpoint,
-) -> tuple[Checkpoint, ...]:  # fmt: skip
-    """The release, and others of the same weights where they differ."""
-    if not defense.releases or not defense.release or strength in (None, defense.off):
-        return (checkpoint,)
-    assert strength is not None
-    seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
-    secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
-    return (checkpoint, *(defense.release(before, strength, secret) for secret in secrets))
-
-
-def _adaptive(
-    setting: Setting, strategy: str, releases: tuple[Checkpoint, ...], known: _Known
-) -> Attacked:
-    """The attacker who knows the defense; told: who knows its secret too."""
-    config = known.training.config
-    facts: dict[str, Any] = {
-        "theta0": known.theta0,
-        "weight_decay": config.weight_decay,
-        "loss": choose_loss(config.loss, setting.task),
-    }
-    if strategy == TOLD:
-        facts |= {"shift": known.secret.shift, "rewritten": known.rewritten}
-    start = time.monotonic()
-    handed = Released(releases, setting.knowledge, setting.attack, facts)
-    found, adapted, _ = adaptive_attack(strategy, handed)
-    spent = time.monotonic() - start
-    return _attacked(setting, strategy, found, adapted.findings, spent)
-
-
-def _attacked(
-    setting: Setting, attacker: str, found: Reconstruction, findings: dict[str, Any], seconds: float
-) -> Attacked:
-    pool, split = whole_pool(found), setting.split
-    scores = score(
-        pool.x, split.train, split.holdout, candidate_labels=pool.labels, metrics=["ncc"],
-        seed=setting.seed, subsets=setting.subsets,
-    )  # fmt: skip
-    return attacked(
-        attacker, pool.x, split.train, scores, _first_residual(found), seconds, findings
-    )
-
-
-def _first_residual(found: Reconstruction) -> float | None:
-    """Best first-layer residual of all restarts, relative where the attack normalises."""
-    if not found.layers.numel():
-        return None
-    best = float(found.layers[:, :, 0].nan_to_num(nan=math.inf).min())
-    return math.sqrt(max(best, 0.0)) if math.isfinite(best) else None
-
-
 def _held_out(model: nn.Module, data: Dataset, task: str) -> tuple[float | None, float]:
     """Accuracy and loss on samples as the network is given them."""
     with torch.no_grad():
@@ -226,18 +310,74 @@ def _held_out(model: nn.Module, data: Dataset, task: str) -> tuple[float | None,
     return None if task == "regression" else accuracy(outputs, y, task), loss
 
 
-def _shift(defense: Defense | None, secret: Secret) -> dict[str, Any]:
-    if defense is None or not defense.shift or secret.shift is None:
-        return {}
-    kind = REWRITTEN if defense.release else RETRAINED
-    return {"kind": kind, "form": defense.shift, **per_pixel_and_norm(secret.shift)}
+def certificate_of(model: nn.Module, data: Dataset, task: str, kinks: int = 0) -> Certificate:
+    """KKT certificate; without kinks to free, none is looked for and no programme is solved."""
+    gates: dict[str, Any] = {"kink_limit": kinks} if kinks else {"kink_tolerance": NO_KINKS}
+    return certify(model, data.x, data.y, task=task, **gates)
+
+
+def rewrite_residuals(
+    before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, lam: Tensor, rows: Rows, u: Tensor
+) -> dict[str, float]:
+    """Residuals of rewritten biases over the norm of the weights before: measured, closed form, refitted.
+
+    At the original multipliers the first layer keeps b u^T and the bias W u, all else is zero at a KKT
+    point: sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Other multipliers can only do better.
+    """
+    theta, z = parameters(before), x + u
+    size = norm(theta)
+    weight, bias = theta["layers.0.weight"], theta["layers.0.bias"]
+    flat = u.flatten().to(weight)
+    left = norm(residual(after, parameters(after), z, rows.combine(lam, len(z))))
+    closed = math.sqrt(
+        float(bias.square().sum() * flat.square().sum() + (weight @ flat).square().sum())
+    )
+    refitted = certificate_of(after, Dataset(z, y), "auto")
+    return {
+        "original_multipliers": left / size,
+        "closed_form": closed / size,
+        "refitted": refitted.eps / size,
+        "before": norm(residual(before, theta, x, rows.combine(lam, len(x)))) / size,
+    }
+
+
+def rewritten_certificate(
+    before: Checkpoint, after: Checkpoint, train: Dataset, task: str, shift: Tensor
+) -> dict[str, float]:
+    """:func:`rewrite_residuals` at the best multipliers of the network before."""
+    old, x, _, _, task, rows = posed(build_model(before), train.x, train.y, task)
+    lam = fit_multipliers(old, x, rows, free=task == "regression")[0]
+    new = build_model(after, torch.float64).requires_grad_(False)
+    return rewrite_residuals(old, new, x, train.y, lam, rows, shift)
+
+
+def determined(
+    model: nn.Module, train: Dataset, certificate: Certificate, knowledge: Knowledge, secret: Secret
+) -> dict[str, Any]:
+    """Mean energy that pairs keep of the heaviest samples, attained and at least; or why none."""
+    if certificate.task != "binary":
+        return {"determined_energy": None, "uniqueness_note": "computed for one output only"}
+    lam = certificate.multipliers
+    order = lam.argsort(descending=True)
+    box = knowledge.box(train.x[0].double())  # as the defended network receives it
+    try:
+        found = uniqueness(
+            model, train.x[order], train.y[order], lam[order], task="binary",
+            box=box and (secret.inputs(box[0]), secret.inputs(box[1])), samples=CERTIFIED, seconds=CERTIFYING,
+        )  # fmt: skip
+    except ResiduumError as problem:
+        return {"determined_energy": None, "uniqueness_note": f"not computed: {problem.message}"}
+    return {
+        "determined_energy": float(found.determined_energy.mean()),
+        "determined_at_least": float(found.determined_at_least.mean()),
+        "uniqueness_note": f"mean of {len(found)} samples, heaviest first",
+    }
 
 
 def at_seed(setting: Setting, seed: int) -> Setting:
     """The same setting with another seed for weights, attack and secret."""
-    training = replace(
-        setting.training,
-        config=replace(setting.training.config, seed=seed),
-        descent=replace(setting.training.descent, seed=seed),
+    config, descent = (
+        replace(part, seed=seed) for part in (setting.training.config, setting.training.descent)
     )
+    training = replace(setting.training, config=config, descent=descent)
     return replace(setting, training=training, attack=replace(setting.attack, seed=seed), seed=seed)

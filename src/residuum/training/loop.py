@@ -18,8 +18,8 @@ from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Checkpoint, Dataset, make_directory
 from residuum.records.rundir import another, digest
 from residuum.stationarity import by_layer, norm, parameters, residual
-from residuum.theory.kkt import evaluate, fit_multipliers
-from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
+from residuum.theory.kkt import evaluate, fit_multipliers, posed
+from residuum.theory.rows import choose_task, normalise_labels
 from residuum.training.config import TrainingConfig, TrainingState
 from residuum.training.losses import LOSSES, choose_loss, margins
 from residuum.training.methods import GradientDescent, MarginMaximisation, Method
@@ -108,7 +108,7 @@ class _Run:
         self.path = Path(state_path) if state_path is not None else None
         self.fingerprint = _fingerprint(arch, data, config, task)
         self.model = initialise(arch, config).to(device)
-        self.theta0 = _cpu(parameters(self.model))
+        self.theta0 = snapshot(self.model)
         dtype = getattr(torch, config.dtype)
         self.x = data.x.to(device, dtype)
         evaluate(self.model, self.x[:1])  # refuses samples that do not fit
@@ -188,15 +188,13 @@ class _Run:
 
     def _residual(self) -> float:
         """||theta - sum lam_r g_r|| with the best multipliers, in float64 on the CPU."""
-        model = _double_copy(self.model)
-        x = self.x.detach().double().cpu()
-        rows = constraint_rows(evaluate(model, x), self.y.cpu(), self.task)
+        model, x, _, _, _, rows = posed(self.model, self.x, self.y, self.task)
         lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
         return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
 
     def _state(self, status: str) -> TrainingState:
         return TrainingState(
-            theta=_cpu(parameters(self.model)),
+            theta=snapshot(self.model),
             theta0=self.theta0,
             step=self.step,
             fingerprint=self.fingerprint,
@@ -244,11 +242,10 @@ def _held_interrupts() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """The weights as they are now, on the CPU."""
+    return _cpu(parameters(model))
+
+
 def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().cpu().clone() for name, t in tensors.items()}
-
-
-def _double_copy(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model).double().cpu().requires_grad_(False)
