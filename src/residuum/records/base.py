@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -21,11 +21,8 @@ from residuum.errors import InputError, ResiduumError
 from residuum.records.rundir import write_atomic
 
 METADATA_KEY = "residuum"
-SMALL_TEXT = (
-    4 << 20
-)  # JSON takes forty times its length in memory; longer ones stand beside tensors
+SMALL_TEXT = 4 << 20  # JSON takes forty times its length in memory; longer ones have tensors beside
 UNSAVED = {"saved": False}  # metadata of a field that no file holds: its default comes back
-R = TypeVar("R", bound="Record")
 _UNREADABLE = (
     OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError,
 )  # fmt: skip
@@ -79,9 +76,26 @@ class Record:
         except ResiduumError:
             return None
 
-    def replace(self: R, **changes: Any) -> R:
+    def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form: the fields by their names, as plain values."""
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+def plain(value: Any) -> Any:
+    """A value of a record as JSON has it: tensors and tuples are lists, what is not finite is null."""
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -97,7 +111,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float):
-        return a == b or (np.isnan(a) and np.isnan(b))
+        return a == b or (math.isnan(a) and math.isnan(b))
     return bool(a == b)
 
 

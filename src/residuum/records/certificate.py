@@ -4,13 +4,16 @@ could have been instead.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from residuum.records.base import Record
+from residuum.records.base import Record, plain
+
+WHOLE = ["task", "samples", "tolerance", "box", "null_space", "seconds", "notes"]
+PER_SAMPLE = ["index", "lam", "size", "radius", "radius_inside", "radius_most", "outside"]
+PER_SAMPLE += ["determined_energy", "determined_at_least", "blocked_by", "kinks"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +60,9 @@ class Certificate(Record):
         """The published form (``residuum certify --json``)."""
         lam = self.multipliers
         active = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
-        plain = {k: v for k, v in vars(self).items() if k not in ("layers", "multipliers", "rows")}
-        return plain | {
-            "layers": [dict(vars(part)) for part in self.layers],
-            "multipliers": {
-                "active": active,
-                "sum": float(lam.sum()),
-                "max": float(lam.max()) if len(lam) else 0.0,
-            },
-            "notes": list(self.notes),
-        }
+        largest = float(lam.max()) if len(lam) else 0.0
+        said = {name: value for name, value in super().to_json().items() if name != "rows"}
+        return said | {"multipliers": {"active": active, "sum": float(lam.sum()), "max": largest}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +93,9 @@ class NullSpace(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
-        names = {
-            "pairs_inside": "pairs_inside_row_space",
-            "pairs_outside": "pairs_outside_row_space",
-        }
-        return {names.get(name, name): value for name, value in vars(self).items()}
+        said = super().to_json()
+        places = ("inside", "outside")
+        return said | {f"pairs_{at}_row_space": said.pop(f"pairs_{at}") for at in places}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,33 +144,8 @@ class Uniqueness(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The published form; what is unbounded is null."""
-        return {
-            "task": self.task,
-            "samples": self.samples,
-            "certified": len(self),
-            "tolerance": self.tolerance,
-            "box": self.box,
-            "null_space": self.null_space.to_json(),
-            "per_sample": [self._sample(i) for i in range(len(self))],
-            "seconds": self.seconds,
-            "notes": list(self.notes),
-        }
-
-    def _sample(self, i: int) -> dict[str, Any]:
-        names = (
-            "lam", "size", "radius", "radius_inside", "radius_most", "outside",
-            "determined_energy", "determined_at_least",
-        )  # fmt: skip
-        numbers = {name: _finite(float(getattr(self, name)[i])) for name in names}
-        return {
-            "index": int(self.index[i]),
-            "label": float(self.labels[i]),
-            **numbers,
-            "unbounded": math.isinf(float(self.radius[i])),
-            "blocked_by": self.blocked_by[i],
-            "kinks": int(self.kinks[i]),
-        }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        rows = {name: plain(getattr(self, name)) for name in PER_SAMPLE}
+        rows |= {"label": self.labels.double().tolist(), "unbounded": self.radius.isinf().tolist()}
+        per_sample = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        said = {name: plain(getattr(self, name)) for name in WHOLE}
+        return said | {"certified": len(self), "per_sample": per_sample}

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from residuum.records.base import Record
 
+RENAMED = {"n_r": "N_r", "rank_k": "rank_K", "cond_k": "cond_K"}
+APART = ("input_shape", "dead", "carrying", "aggregate", "eigenvalues", "eigenvectors")
+
 
 @dataclass(frozen=True, eq=False)
 class Identification(Record):
@@ -50,36 +53,14 @@ class Identification(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum identify --json``)."""
-        rows = zip(self.x, self.weights, self.residuals, self.certified, strict=True)
-        return {
-            "arch": self.arch,
-            "order": self.order,
-            "r": self.r,
-            "spectral_gap": self.spectral_gap,
-            "N_r": self.n_r,
-            "rank_K": self.rank_k,
-            "cond_K": self.cond_k,
-            "outside": self.outside,
-            "balance_gap": self.balance_gap,
+        said = super().to_json()
+        columns = [said.pop(name) for name in ("x", "weights", "residuals", "certified")]
+        names = ("x", "weight", "residual", "certified")
+        return {RENAMED.get(k, k): value for k, value in said.items() if k not in APART} | {
             "neurons": {"live": self.neurons, "dead": self.dead, "carrying": self.carrying},
-            "theta_norm": self.theta_norm,
-            "min_margin": self.min_margin,
             "normalized_margin": self.normalized_margin,
-            "method": self.method,
-            "residual": self.residual,
-            "scale": self.scale,
-            "symmetry": self.symmetry,
-            "samples": [
-                {
-                    "x": x.tolist(),
-                    "weight": float(b),
-                    "residual": float(residual),
-                    "certified": bool(certified),
-                }
-                for x, b, residual, certified in rows
-            ],
+            "samples": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
             "aggregates": self._aggregates(),
-            "notes": list(self.notes),
         }
 
     @property

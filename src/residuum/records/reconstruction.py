@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.records.base import Record
+from residuum.records.base import Record, plain
 from residuum.records.knowledge import Knowledge
 
 
@@ -101,23 +101,21 @@ class Reconstruction(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Summary without the candidates themselves; what is not finite is null."""
-        final = self.layers[:, -1] if self.layers.shape[1] else None
+        chosen = self.selection
         return {
             "attack": self.attack,
             "restarts": self.restarts,
             "candidates": len(self.x),
             "status": list(self.status),
             "seconds": self.seconds,
-            "final_loss": _finite(self.loss[:, -1]) if self.loss.shape[1] else [],
+            "final_loss": plain(self.loss[:, -1:].flatten()),
             "layer_residuals_squared": {
-                name: _finite(final[:, i]) if final is not None else []
+                name: plain(self.layers[:, -1:, i].flatten())
                 for i, name in enumerate(self.layer_names)
             },
             "runs": [self._run(i) for i in range(self.restarts)],
-            "selected": len(self.selection) if self.selection is not None else 0,
-            "consensus": int((self.selection.support > 1).sum())
-            if self.selection is not None
-            else 0,
+            "selected": 0 if chosen is None else len(chosen),
+            "consensus": 0 if chosen is None else int((chosen.support > 1).sum()),
             "knowledge": dict(self.knowledge.provenance),
             "settings": self.settings,
             "notes": list(self.notes),
@@ -127,10 +125,10 @@ class Reconstruction(Record):
 
     def _run(self, i: int) -> dict[str, Any]:
         """One restart: its last loss, and step, loss and residuals (norms) of the best one, kept."""
-        loss = _finite(self.loss[i])
+        loss = plain(self.loss[i])
         known = [(value, t) for t, value in enumerate(loss) if value is not None]
         best, at = min(known) if known else (None, None)
-        layers = _finite(self.layers[i, at]) if at is not None else [None] * len(self.layer_names)
+        layers = plain(self.layers[i, at]) if at is not None else [None] * len(self.layer_names)
         return {
             "status": self.status[i],
             "final_loss": loss[-1] if loss else None,
@@ -141,7 +139,3 @@ class Reconstruction(Record):
                 for name, value in zip(self.layer_names, layers, strict=True)
             },
         }
-
-
-def _finite(values: Tensor) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]

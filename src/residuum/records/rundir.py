@@ -28,17 +28,8 @@ from residuum.errors import InputError, OutputError
 
 IGNORE, LOCK = ".gitignore", ".lock"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # what tempfile names beside a file to be written
-PACKAGES = (
-    "residuum",
-    "torch",
-    "numpy",
-    "scipy",
-    "safetensors",
-    "scikit-learn",
-    "clarabel",
-    "kornia",
-    "optuna",
-)
+PACKAGES = ["residuum", "torch", "numpy", "scipy", "safetensors", "scikit-learn", "clarabel"]
+PACKAGES += ["kornia", "optuna"]
 OPTIONAL = ("opacus", "ray")  # of the extras dp and cluster: named where they are installed
 
 

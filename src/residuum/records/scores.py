@@ -7,18 +7,8 @@ from typing import Any
 
 from residuum.records.base import Record
 
-HEAD = (
-    "metric",
-    "recovered",
-    "by chance",
-    "p",
-    "threshold",
-    "published",
-    "train",
-    "held-out",
-    "top 10",
-    "best",
-)
+HEAD = ["metric", "recovered", "by chance", "p", "threshold"]  # against the held-out control
+HEAD += ["published", "train", "held-out", "top 10", "best"]  # as published
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +53,7 @@ class MetricScore(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The published form; the metric's name is the key it stands under."""
-        fields = {k: v for k, v in vars(self).items() if k != "name"}
-        return fields | {"interval": list(self.interval) if self.interval else None}
+        return {k: v for k, v in super().to_json().items() if k != "name"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +81,6 @@ class SampleScore(Record):
     multiplier: float | None
     recovered: bool | None
     matches: dict[str, SampleMatch]
-
-    def to_json(self) -> dict[str, Any]:
-        """The published form."""
-        return vars(self) | {"matches": {k: dict(vars(v)) for k, v in self.matches.items()}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,16 +141,8 @@ class Scores(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum score --json``)."""
-        return vars(self) | {
-            "recovered": self.recovered,
-            "expected_by_chance": self.expected_by_chance,
-            "p_value": self.p_value,
-            "metrics": {name: metric.to_json() for name, metric in self.metrics.items()},
-            "classes": [dict(vars(part)) for part in self.classes],
-            "margins": [dict(vars(part)) for part in self.margins],
-            "per_sample": [sample.to_json() for sample in self.per_sample],
-            "notes": list(self.notes),
-        }
+        counts = ("recovered", "expected_by_chance", "p_value")
+        return super().to_json() | {name: getattr(self, name) for name in counts}
 
     def table(self) -> str:
         """Calibrated and published numbers side by side, one metric per row, as plain text."""
@@ -173,19 +150,16 @@ class Scores(Record):
         for name, metric in self.metrics.items():
             sign = ">" if metric.higher_is_better else "<"
             bar = metric.published_threshold
+            above = metric.above_published_threshold, metric.above_published_threshold_holdout
             rows.append(
-                (
+                [
                     f"{name} *" if name == self.deciding else name,
                     _cell(metric.recovered, f"/{self.n}"),
-                    _cell(metric.expected_by_chance),
-                    _cell(metric.p_value),
+                    *map(_cell, (metric.expected_by_chance, metric.p_value)),
                     metric.threshold,
                     "-" if bar is None else f"{sign} {bar:g}",
-                    _cell(metric.above_published_threshold),
-                    _cell(metric.above_published_threshold_holdout),
-                    _cell(metric.top10_mean),
-                    _cell(metric.best),
-                )
+                    *map(_cell, (*above, metric.top10_mean, metric.best)),
+                ]
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
