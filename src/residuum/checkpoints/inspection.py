@@ -81,29 +81,8 @@ class Inspection(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum inspect --json``)."""
-        return {
-            "arch": self.arch,
-            "input_shape": list(self.input_shape),
-            "outputs": self.outputs,
-            "layers": [
-                {
-                    "name": layer.name,
-                    "shape": list(layer.shape),
-                    "parameters": layer.parameters,
-                    "norm": layer.norm if math.isfinite(layer.norm) else None,
-                }
-                for layer in self.layers
-            ],
-            "parameters": self.parameters,
-            "bytes": self.bytes,
-            "dtype": self.dtype,
-            "homogeneity_order": self.homogeneity_order,
-            "directions": self.directions,
-            "directions_of": self.directions_of,
-            "ranks": {f"{tolerance:g}": rank for tolerance, rank in self.ranks},
-            "balance": self.balance,
-            "assumptions": list(self.assumptions),
-        }
+        ranks = {f"{tolerance:g}": rank for tolerance, rank in self.ranks}
+        return super().to_json() | {"ranks": ranks}
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:

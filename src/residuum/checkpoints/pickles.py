@@ -76,7 +76,7 @@ class View:
 
     def __post_init__(self) -> None:
         numbers = (self.offset, *self.size, *self.stride)
-        if len(self.size) != len(self.stride) or not all(_is_size(n) for n in numbers):
+        if len(self.size) != len(self.stride) or not all(is_size(n) for n in numbers):
             raise ValueError("a tensor needs as many strides as sizes, none negative")
         if len(self.size) > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has at most {MAX_DIMENSIONS} dimensions")
@@ -205,7 +205,7 @@ class Machine:
         claim = _expect(self._stack.pop(), tuple)
         self._charge(CALL_WORK + len(claim))
         kind, word, key, _location, numel, *views = claim
-        if kind != "storage" or not _is_size(numel) or any(v is not None for v in views):
+        if kind != "storage" or not is_size(numel) or any(v is not None for v in views):
             raise ValueError("a storage reads ('storage', type, key, location, size)")
         storage = Storage(_expect(_key(key), str), numel, STORAGES[_expect(word, Word).name])
         if self.storages.setdefault(storage.key, storage) != storage:
@@ -241,7 +241,7 @@ def _rebuild_parameter(data: View, grad: bool, hooks: Any) -> View:
 
 
 def _size(numbers: tuple[int, ...]) -> tuple[int, ...]:
-    if len(_expect(numbers, tuple, list)) > MAX_DIMENSIONS or not all(map(_is_size, numbers)):
+    if len(_expect(numbers, tuple, list)) > MAX_DIMENSIONS or not all(map(is_size, numbers)):
         raise ValueError(f"a size has at most {MAX_DIMENSIONS} numbers, none negative")
     return tuple(numbers)
 
@@ -264,7 +264,8 @@ def _key(value: Any) -> str | int:
     raise ValueError(f"a key is a number below 2^60 or a text of at most {MAX_KEY} characters")
 
 
-def _is_size(value: Any) -> bool:
+def is_size(value: Any) -> bool:
+    """Whether a number from a file can be a length or a place in it."""
     return type(value) is int and 0 <= value < 2**63
 
 

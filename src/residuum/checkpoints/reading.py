@@ -20,10 +20,10 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -42,29 +42,20 @@ from residuum.checkpoints.safe import (
 from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
 from residuum.networks import KINDS, Architecture, kind_of, match_architecture, recognise
 from residuum.networks.kinds import ASSUMED_RELU
-from residuum.records import Checkpoint, write_atomic
+from residuum.records import TASKS, Checkpoint, write_atomic
 from residuum.records.rundir import sha256
 
 DEFAULT_MAX_BYTES = 8 << 30
 RUN_FILE = "model.safetensors"
 FORMAT_KEY = "residuum_format"
 FORMAT = "1"
-TASKS = ("", "binary", "multiclass", "regression")
 MAX_ARCHITECTURE = 256
 MAX_TEXT = 200
 MAX_TEXTS = 10_000
 MAX_DIMENSIONS = 8
 
-T = TypeVar("T")
-PASSED_OVER = (  # parts that do nothing in evaluation
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.Identity,
-)
+PASSED_OVER: set[type[nn.Module]] = {nn.Identity, nn.AlphaDropout, nn.FeatureAlphaDropout}
+PASSED_OVER |= {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d}  # nothing in evaluation
 KEPT = (
     "a {} is kept as given: what its forward does is not read; surrogates replace its nn.ReLU modules, a "
     "ReLU called as a function stays as it is"
@@ -104,7 +95,7 @@ def as_checkpoint(
     if isinstance(model, str | Path):
         return load_checkpoint(model, arch)
     if isinstance(model, Mapping):
-        return _checkpoint(dict(model), Metadata(), arch=arch)
+        return _checkpoint(dict(model), NOTHING_SAID, arch=arch)
     raise CheckpointError(
         "A network is a Checkpoint, a module, its state_dict() or the path of a file; got "
         f"{type(model).__name__}.",
@@ -174,32 +165,32 @@ def _read(path: Path, max_bytes: int) -> tuple[Any, dict[str, str], int]:
 
 def _checkpoint(
     content: Any,
-    known: Metadata,
+    known: Checkpoint,
     size: int | None = None,
     arch: str | None = None,
     input_shape: tuple[int, ...] | None = None,
 ) -> Checkpoint:
-    """``content``: what a file held, of ``size`` bytes, or a dict that is in memory (None)."""
+    """``content``: what a file held, of ``size`` bytes, or a dict that is in memory (None).
+
+    known: what the file says of itself.
+    """
     state, source, notes = clean_state(find_state(content), size)
     network, names, guesses = _identify(state, arch, known)
-    return Checkpoint(
+    shape = known.input_shape if input_shape is None else input_shape
+    return known.replace(
         theta={ours: state[theirs] for ours, theirs in names.items()},
         arch=str(network),
-        input_shape=fitting_shape(
-            network, known.input_shape if input_shape is None else input_shape
-        ),
-        labels=known.labels,
-        task=known.task,
+        input_shape=fitting_shape(network, shape),
         assumptions=(*guesses, *notes),
         source_names={ours: source[theirs] for ours, theirs in names.items()},
     )
 
 
 def _identify(
-    state: dict[str, Tensor], arch: str | None, known: Metadata
+    state: dict[str, Tensor], arch: str | None, known: Checkpoint
 ) -> tuple[Architecture, dict[str, str], list[str]]:
     """The network, for each of its parameters (in its order) the name in ``state``, the guesses."""
-    text = arch if arch is not None else known.architecture
+    text = arch if arch is not None else known.arch
     try:
         with torch.device("meta"):  # a claimed architecture must not allocate its size
             network, names = _named(text, state) if text else recognise(state)
@@ -210,7 +201,7 @@ def _identify(
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
     guesses = [*known.assumptions]
-    if not known.architecture:
+    if not known.arch:
         guesses += KINDS[network.kind].assumed(network)
     if "activation=" in text:
         guesses = [note for note in guesses if note != ASSUMED_RELU]
@@ -232,17 +223,6 @@ def _sort_header(content: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[start:]
 
 
-@dataclass(frozen=True)
-class Metadata:
-    """The fields of a checkpoint that are not weights; all empty for a file that is not ours."""
-
-    architecture: str = ""
-    input_shape: tuple[int, ...] = ()
-    labels: tuple[str, ...] = ()
-    task: str = ""
-    assumptions: tuple[str, ...] = ()
-
-
 def encode_metadata(checkpoint: Checkpoint) -> dict[str, str]:
     """Metadata of a safetensors file; ``format`` is what other libraries look for."""
     metadata = {
@@ -258,72 +238,54 @@ def encode_metadata(checkpoint: Checkpoint) -> dict[str, str]:
     return metadata
 
 
-def decode_metadata(metadata: dict[str, str]) -> Metadata:
-    """Read back what :func:`encode_metadata` wrote, or say which value is not what it must be."""
+def decode_metadata(metadata: dict[str, str]) -> Checkpoint:
+    """What a file says of itself, without weights, or which value is not what it must be."""
     if FORMAT_KEY not in metadata:
-        return Metadata()
+        return NOTHING_SAID
     if metadata[FORMAT_KEY] != FORMAT:
         raise CheckpointError(
             f"This version reads checkpoint format {FORMAT}; got {metadata[FORMAT_KEY][:20]!r}.",
             "Upgrade residuum.",
         )
-    return Metadata(
-        _field(metadata, "architecture", _architecture),
-        _field(metadata, "input_shape", _sizes),
-        _field(metadata, "labels", _texts),
-        _field(metadata, "task", _task),
-        _field(metadata, "assumptions", _texts),
-    )
+    found: dict[str, Any] = {key: metadata.get(key, "") for key in RULES}
+    for key, (most, allowed, rule) in RULES.items():
+        if key not in ("architecture", "task"):
+            found[key] = _list(found[key])
+        value = found[key]
+        if value is None or len(value) > most or not allowed(value):
+            raise CheckpointError(
+                f"The checkpoint's {key!r} must be {rule}; got {metadata.get(key, '')[:40]!r}.",
+                "Save it again with save_checkpoint, or its tensors without metadata.",
+            )
+    return Checkpoint({}, found.pop("architecture"), **found)
 
 
-def _field(metadata: dict[str, str], key: str, read: Callable[[str], T]) -> T:
+def _list(text: str) -> tuple[Any, ...] | None:
+    """What a JSON list holds, nothing for no text; None for anything else."""
     try:
-        return read(metadata.get(key, ""))
-    except ValueError as problem:
-        raise CheckpointError(
-            f"The checkpoint's {key!r} must be {problem}; got {metadata.get(key, '')[:40]!r}.",
-            "Save it again with save_checkpoint, or its tensors without metadata.",
-        ) from problem
-
-
-def _architecture(text: str) -> str:
-    if not text or len(text) > MAX_ARCHITECTURE:
-        raise ValueError(f"a text of 1 to {MAX_ARCHITECTURE} characters")
-    return text
-
-
-def _task(text: str) -> str:
-    if text not in TASKS:
-        raise ValueError(f"one of {', '.join(TASKS[1:])}, or empty")
-    return text
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    found = _json_list(text)
-    if len(found) > MAX_DIMENSIONS or not all(type(n) is int and 0 < n < 2**31 for n in found):
-        raise ValueError(f"at most {MAX_DIMENSIONS} positive whole numbers")
-    return tuple(found)
-
-
-def _texts(text: str) -> tuple[str, ...]:
-    found = _json_list(text)
-    if len(found) > MAX_TEXTS or not all(map(_is_text, found)):
-        raise ValueError(f"at most {MAX_TEXTS} printable texts of at most {MAX_TEXT} characters")
-    return tuple(found)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
-
-
-def _json_list(text: str) -> list[Any]:
-    try:
-        found = json.loads(text) if text else []
+        found = json.loads(text or "[]")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
-        raise ValueError("a JSON list")
-    return found
+        return None
+    return tuple(found) if isinstance(found, list) else None
+
+
+def _are_sizes(values: tuple[Any, ...]) -> bool:
+    return all(type(n) is int and 0 < n < 2**31 for n in values)
+
+
+def _are_texts(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(v, str) and len(v) <= MAX_TEXT and v.isprintable() for v in values)
+
+
+NOTHING_SAID = Checkpoint({}, "")
+TEXTS = (MAX_TEXTS, _are_texts, f"up to {MAX_TEXTS} printable texts of up to {MAX_TEXT} characters")
+RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {  # longest, what it holds, in words
+    "architecture": (MAX_ARCHITECTURE, bool, f"a text of 1 to {MAX_ARCHITECTURE} characters"),
+    "input_shape": (MAX_DIMENSIONS, _are_sizes, f"up to {MAX_DIMENSIONS} positive whole numbers"),
+    "labels": TEXTS,
+    "task": (MAX_TEXT, ("", *TASKS).__contains__, f"one of {', '.join(TASKS)}, or empty"),
+    "assumptions": TEXTS,
+}
 
 
 def build_model(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> nn.Module:
@@ -402,7 +364,8 @@ def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]] | None
 
 
 def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]] | None:
-    leaves = (part for part in _leaves(model) if type(part) not in PASSED_OVER)
+    every = (part for _, part in model.named_modules(remove_duplicate=False))  # a ReLU used twice
+    leaves = (part for part in every if type(part) not in {nn.Sequential, *PASSED_OVER})
     parts = list(itertools.dropwhile(lambda part: type(part) is nn.Flatten, leaves))
     linear = len(parts) > 1 and all(type(part) is nn.Linear for part in parts)
     layers, between = (parts, []) if linear else (parts[::2], parts[1::2])
@@ -419,15 +382,6 @@ def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, 
     found, _ = recognise(state)
     activation = "linear" if linear else "relu"
     return replace(found, options={**found.options, "activation": activation}), state
-
-
-def _leaves(model: nn.Sequential) -> Iterator[nn.Module]:
-    for module in model._modules.values():  # children() leaves out a ReLU used twice
-        assert module is not None
-        if type(module) is nn.Sequential:
-            yield from _leaves(module)
-        else:
-            yield module
 
 
 def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:
@@ -458,15 +412,8 @@ def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:
     model.register_forward_pre_hook(functools.partial(_as_samples, shape))
     arch = Architecture("module", (outputs,), shape, {"class": name[:80]})
     theta = {n: p.detach().clone() for n, p in model.named_parameters()}
-    names = {n: n for n in theta}
-    return Checkpoint(
-        theta,
-        str(arch),
-        shape,
-        assumptions=(KEPT.format(name[:40]),),
-        source_names=names,
-        module=model,
-    )
+    notes, names = (KEPT.format(name[:40]),), {n: n for n in theta}
+    return Checkpoint(theta, str(arch), shape, assumptions=notes, source_names=names, module=model)
 
 
 def _outputs(model: nn.Module, shape: tuple[int, ...]) -> int:

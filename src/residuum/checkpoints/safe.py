@@ -28,13 +28,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from residuum.checkpoints.pickles import EXPORT, MAX_PICKLE_BYTES, Machine
+from residuum.checkpoints.pickles import (
+    EXPORT,
+    MAX_DIMENSIONS,
+    MAX_PICKLE_BYTES,
+    Machine,
+    is_size,
+)
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.networks import refuse_by_name
 from residuum.records.data import open_zip
 
 MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
-MAX_DIMENSIONS = 16
 ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1, "C64": 8,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
@@ -68,13 +73,15 @@ def read_safetensors(
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _damaged("its metadata are not strings")
     end = 0
-    for name, entry in sorted(header.items(), key=_begin):
-        end = _check_entry(name, entry, end)
-    if end > max_bytes:
-        raise UnsafeFileError(
-            f"Weights may take {max_bytes} bytes; this file claims {end}.",
-            "Raise max_bytes for a large model.",
-        )
+    for begin, over, claimed, name in sorted(_span(*item) for item in header.items()):
+        if begin != end or claimed != over - begin:
+            raise UnsafeFileError(
+                f"A tensor must fill the bytes its header gives it; {name[:80]!r} claims {claimed} "
+                f"bytes and has {max(over - begin, 0)} from {begin} (free from {end}).",
+                AGAIN,
+            )
+        end = over
+    _bound(end, max_bytes)
     if start + end != size:
         _damaged(f"its header describes {start + end} bytes and it has {size}")
     try:
@@ -110,35 +117,24 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _begin(item: tuple[str, Any]) -> tuple[int, int]:
-    """Where a tensor's bytes begin and end."""
-    name, entry = item
-    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        _damaged(f"tensor {name[:80]!r} has no pair of offsets")
-    return offsets[0], offsets[1]
+def _span(name: str, entry: Any) -> tuple[int, int, int, str]:
+    """Where a tensor's bytes begin and end, how many its shape claims, and its name."""
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]} if (
+            dtype in ITEM_SIZES
+            and len(shape) <= MAX_DIMENSIONS
+            and all(map(is_size, (*shape, begin, end)))
+        ):
+            return begin, end, math.prod(shape) * ITEM_SIZES[dtype], name
+    _damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
 
 
-def _check_entry(name: str, entry: dict[str, Any], expected: int) -> int:
-    """Where this tensor ends; it must begin where the one before ended and fill its bytes."""
-    begin, end = _begin((name, entry))
-    shape, dtype = entry.get("shape"), entry.get("dtype")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
-        _damaged(f"tensor {name[:80]!r} has no shape")
-    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        _damaged(f"tensor {name[:80]!r} has the unknown dtype {str(dtype)[:20]!r}")
-    claimed = math.prod(shape) * ITEM_SIZES[dtype]
-    if begin != expected or claimed != end - begin:
+def _bound(claimed: int, max_bytes: int) -> None:
+    if claimed > max_bytes:
         raise UnsafeFileError(
-            f"A tensor must fill the bytes its header gives it; {name[:80]!r} claims {claimed} bytes "
-            f"and has {max(end - begin, 0)} from {begin} (free from {expected}).",
-            AGAIN,
+            f"Weights may take {max_bytes} bytes; this file claims {claimed}.",
+            "Raise max_bytes for a large model.",
         )
-    return end
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
 
 
 def _damaged(why: str, cause: BaseException | None = None) -> NoReturn:
@@ -194,12 +190,7 @@ def read_legacy(stream: BinaryIO, size: int, max_bytes: int) -> Any:
     listed = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not listed or sorted(keys) != sorted(machine.storages):
         raise CheckpointError("The file must list the storages it refers to; it does not.", AGAIN)
-    total = sum(storage.nbytes for storage in machine.storages.values())
-    if total > max_bytes:
-        raise UnsafeFileError(
-            f"Weights may take {max_bytes} bytes; this file claims {total}.",
-            "Raise max_bytes for a large model.",
-        )
+    _bound(sum(storage.nbytes for storage in machine.storages.values()), max_bytes)
     stream.seek(head.tell())
     for key in keys:
         storage = machine.storages[key]
