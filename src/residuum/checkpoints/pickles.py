@@ -1,10 +1,10 @@
-"""What a pickled state dict claims, found without unpickling anything.
+"""What a pickle claims, a state dict or published data, found without unpickling anything.
 
 ``torch.load(weights_only=True)`` runs no foreign code, yet it allocates what a file asks for: a
 kilobyte can name ``bytearray(10**12)``, a storage of a terabyte, a tensor of 10^9 elements over one,
 or a dict key that overflows the stack when hashed. :class:`Machine` runs the same instructions over
 inert values, knows only the few words that a state dict needs, and refuses everything else, so that
-the real loader sees only files whose claims were checked.
+the real loader sees only files whose claims were checked. A subclass knows other words.
 
 Work is counted: 1 for an instruction, ``CALL_WORK`` more for a call, and 1 for each entry that a call
 or a ``BUILD`` copies. A file may ask for ``WORK_PER_BYTE`` per byte (those of torch.save ask for less
@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 import pickletools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 from residuum.errors import CheckpointError, UnsafeFileError
 
@@ -101,8 +101,13 @@ class Word:
 class Machine:
     """Runs the instructions of a pickle over inert values and collects the storages it names.
 
-    size: bytes of the pickles it will run, together; work: what they asked for so far.
+    size: bytes of the pickles it will run, together; work: what they asked for so far. steps: the known
+    instructions; calls: words that may be called, and what stands for each; words: those only named.
     """
+
+    steps: ClassVar[Mapping[str, Callable[[Any, Any], None]]]
+    calls: ClassVar[Mapping[str, Callable[..., Any]]]
+    words: ClassVar[Collection[str]] = {*STORAGES, *DTYPES}
 
     def __init__(self, size: int) -> None:
         self.storages: dict[str, Storage] = {}
@@ -111,7 +116,7 @@ class Machine:
         self._forget()
 
     def _forget(self) -> None:
-        self._stack: list[Any] = []
+        self.stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
@@ -119,11 +124,11 @@ class Machine:
         """The value that one pickle of ``stream`` describes; the stream is left behind it."""
         try:
             for opcode, argument, _ in pickletools.genops(stream):
-                self._charge(1)
+                self.charge(1)
                 if opcode.name == "STOP":
-                    return self._stack.pop()
-                if (step := _STEPS.get(opcode.name)) is None:
-                    _refuse(f"the instruction {opcode.name}")
+                    return self.stack.pop()
+                if (step := self.steps.get(opcode.name)) is None:
+                    self.refuse(f"the instruction {opcode.name}")
                 step(self, argument)
         except MALFORMED as problem:
             raise CheckpointError(
@@ -135,7 +140,8 @@ class Machine:
             self._forget()
         raise CheckpointError("The pickle has no end; the file is truncated.", "Copy it again.")
 
-    def _charge(self, work: int) -> None:
+    def charge(self, work: int) -> None:
+        """Count work before it is done."""
         self.work += work
         if self.work > self._allowed:
             raise UnsafeFileError(
@@ -144,31 +150,32 @@ class Machine:
                 EXPORT,
             )
 
-    def _push(self, value: Any) -> None:
-        self._stack.append(value)
+    def push(self, value: Any) -> None:
+        """Put a value on the stack."""
+        self.stack.append(value)
 
     def _mark(self, _: None) -> None:
-        self._below.append(self._stack)
-        self._stack = []
+        self._below.append(self.stack)
+        self.stack = []
 
     def _above_mark(self) -> list[Any]:
-        items, self._stack = self._stack, self._below.pop()
+        items, self.stack = self.stack, self._below.pop()
         return items
 
     def _last(self, count: int) -> list[Any]:
-        return [self._stack.pop() for _ in range(count)][::-1]
+        return [self.stack.pop() for _ in range(count)][::-1]
 
     def _put(self, index: int) -> None:
-        self._memo[index] = self._stack[-1]
+        self._memo[index] = self.stack[-1]
 
     def _get(self, index: int) -> None:
-        self._push(self._memo[index])
+        self.push(self._memo[index])
 
     def _append(self, items: list[Any]) -> None:
-        _expect(self._stack[-1], list).extend(items)
+        expect(self.stack[-1], list).extend(items)
 
     def _set(self, items: list[Any]) -> None:
-        target = _expect(self._stack[-1], dict)
+        target = expect(self.stack[-1], dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[_key(key)] = value
 
@@ -179,48 +186,48 @@ class Machine:
                 f"Weights must be dense tensors of real numbers; the file holds {UNSUPPORTED[name]}.",
                 "Convert it before saving, e.g. with .to_dense() or .dequantize().",
             )
-        if name not in _CALLS and name not in STORAGES and name not in DTYPES:
-            _refuse(name)
-        self._push(Word(name))
+        if name not in self.calls and name not in self.words:
+            self.refuse(name)
+        self.push(Word(name))
 
     def _stack_word(self, _: None) -> None:
-        module, name = (_expect(part, str) for part in self._last(2))
+        module, name = (expect(part, str) for part in self._last(2))
         self._word(f"{module} {name}")
 
     def _call(self, _: None) -> None:
         word, arguments = self._last(2)
-        _expect(word, Word)
-        if word.name not in _CALLS:
-            _refuse(f"a call of {word.name}")
-        copied = [a for a in _expect(arguments, tuple) if type(a) in (dict, list, tuple)]
-        self._charge(CALL_WORK + len(arguments) + sum(map(len, copied)))
-        self._push(_CALLS[word.name](*arguments))
+        expect(word, Word)
+        if word.name not in self.calls:
+            self.refuse(f"a call of {word.name}")
+        copied = [a for a in expect(arguments, tuple) if type(a) in (dict, list, tuple)]
+        self.charge(CALL_WORK + len(arguments) + sum(map(len, copied)))
+        self.push(self.calls[word.name](*arguments))
 
     def _build(self, _: None) -> None:
         """Attributes of an ordered dict, such as a state dict's versions; they are dropped."""
-        self._charge(CALL_WORK + len(_expect(self._stack.pop(), dict)))
-        _expect(self._stack[-1], dict)
+        self.charge(CALL_WORK + len(expect(self.stack.pop(), dict)))
+        expect(self.stack[-1], dict)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Say what the pickle needs that it may not have."""
+        raise UnsafeFileError(
+            f"A checkpoint may hold only tensors and plain values; this one needs {what[:200]!r}, "
+            "which could run code or take memory that the file does not fill.",
+            EXPORT,
+        )
 
     def _persistent(self, _: None) -> None:
-        claim = _expect(self._stack.pop(), tuple)
-        self._charge(CALL_WORK + len(claim))
+        claim = expect(self.stack.pop(), tuple)
+        self.charge(CALL_WORK + len(claim))
         kind, word, key, _location, numel, *views = claim
         if kind != "storage" or not is_size(numel) or any(v is not None for v in views):
             raise ValueError("a storage reads ('storage', type, key, location, size)")
-        storage = Storage(_expect(_key(key), str), numel, STORAGES[_expect(word, Word).name])
+        storage = Storage(expect(_key(key), str), numel, STORAGES[expect(word, Word).name])
         if self.storages.setdefault(storage.key, storage) != storage:
             raise UnsafeFileError(
                 f"A storage has one size; {key!r} is claimed with two.", "Save the weights again."
             )
-        self._push(storage)
-
-
-def _ordered_dict() -> dict[Any, Any]:
-    return {}
-
-
-def _counter(counts: dict[Any, Any]) -> dict[Any, Any]:
-    return dict(_expect(counts, dict))
+        self.push(storage)
 
 
 def _rebuild_tensor(
@@ -228,27 +235,27 @@ def _rebuild_tensor(
 ) -> View:
     if hooks or extra:
         raise ValueError("hooks and conjugate views cannot be read")
-    _expect(grad, bool)
-    _expect(storage, Storage)
-    return View(storage, offset, _expect(size, tuple), _expect(stride, tuple))
+    expect(grad, bool)
+    expect(storage, Storage)
+    return View(storage, offset, expect(size, tuple), expect(stride, tuple))
 
 
 def _rebuild_parameter(data: View, grad: bool, hooks: Any) -> View:
     if hooks:
         raise ValueError("hooks cannot be read")
-    _expect(grad, bool)
-    return _expect(data, View)
+    expect(grad, bool)
+    return expect(data, View)
 
 
 def _size(numbers: tuple[int, ...]) -> tuple[int, ...]:
-    if len(_expect(numbers, tuple, list)) > MAX_DIMENSIONS or not all(map(is_size, numbers)):
+    if len(expect(numbers, tuple, list)) > MAX_DIMENSIONS or not all(map(is_size, numbers)):
         raise ValueError(f"a size has at most {MAX_DIMENSIONS} numbers, none negative")
     return tuple(numbers)
 
 
 def _device(kind: str, index: int = 0) -> str:
-    _expect(index, int)
-    return _expect(kind, str)
+    expect(index, int)
+    return expect(kind, str)
 
 
 def _key(value: Any) -> str | int:
@@ -269,40 +276,30 @@ def is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _expect(value: Any, *kinds: type) -> Any:
+def expect(value: Any, *kinds: type) -> Any:
+    """The value, of one of these very classes."""
     if type(value) not in kinds:
         raise ValueError(f"{type(value).__name__} where {kinds[0].__name__} belongs")
     return value
 
 
-def _refuse(what: str) -> NoReturn:
-    raise UnsafeFileError(
-        f"A checkpoint may hold only tensors and plain values; this one needs {what[:200]!r}, "
-        "which could run code or take memory that the file does not fill.",
-        EXPORT,
-    )
-
-
-_STEPS: dict[str, Callable[[Machine, Any], None]] = {
+Machine.steps = {
     **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),
-    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), Machine._push),
-    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "SHORT_BINSTRING"), Machine._push),
-    "NONE": Machine._push,
-    "NEWTRUE": lambda machine, _: machine._push(True),
-    "NEWFALSE": lambda machine, _: machine._push(False),
-    "EMPTY_TUPLE": lambda machine, _: machine._push(()),
-    "EMPTY_LIST": lambda machine, _: machine._push([]),
-    "EMPTY_DICT": lambda machine, _: machine._push({}),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), Machine.push),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "SHORT_BINSTRING", "NONE"), Machine.push),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
     "MARK": Machine._mark,
-    "TUPLE": lambda machine, _: machine._push(tuple(machine._above_mark())),
-    "TUPLE1": lambda machine, _: machine._push(tuple(machine._last(1))),
-    "TUPLE2": lambda machine, _: machine._push(tuple(machine._last(2))),
-    "TUPLE3": lambda machine, _: machine._push(tuple(machine._last(3))),
-    "BINPUT": Machine._put,
-    "LONG_BINPUT": Machine._put,
+    "TUPLE": lambda machine, _: machine.push(tuple(machine._above_mark())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine._last(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine._last(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine._last(3))),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), Machine._put),
     "MEMOIZE": lambda machine, _: machine._put(len(machine._memo)),
-    "BINGET": Machine._get,
-    "LONG_BINGET": Machine._get,
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), Machine._get),
     "APPEND": lambda machine, _: machine._append(machine._last(1)),
     "APPENDS": lambda machine, _: machine._append(machine._above_mark()),
     "SETITEM": lambda machine, _: machine._set(machine._last(2)),
@@ -313,9 +310,9 @@ _STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "BUILD": Machine._build,
     "BINPERSID": Machine._persistent,
 }
-_CALLS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": _ordered_dict,
-    "collections.Counter": _counter,
+Machine.calls = {
+    "collections.OrderedDict": lambda: {},
+    "collections.Counter": lambda counts: dict(expect(counts, dict)),
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
     "torch._utils._rebuild_parameter": _rebuild_parameter,
     "torch.Size": _size,

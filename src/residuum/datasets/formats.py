@@ -8,29 +8,21 @@ code named by the file ever runs and no array is larger than the bytes that fill
 from __future__ import annotations
 
 import gzip
-import io
 import math
-import pickle
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from residuum.errors import DataError, UnsafeFileError
+from residuum.checkpoints.pickles import Machine, expect
+from residuum.errors import CheckpointError, DataError, UnsafeFileError
 from residuum.records.data import MAX_BYTES, may_hold
 
 MAX_BATCH_BYTES = 256 << 20  # eight times a published batch
-MAX_BATCH_STEPS = 500_000  # of its pickle; a published batch takes 50 000
-MAX_KEY = 1000
-UINT8 = ("u1", "|u1", b"u1", b"|u1")
-COPYING = pickle.REDUCE + pickle.BUILD
-KEYED = pickle.SETITEM + pickle.SETITEMS + pickle.DICT
-UNUSED = pickle.EMPTY_SET + pickle.ADDITEMS + pickle.FROZENSET  # hash what they are given
-UNUSED += pickle.BYTEARRAY8  # takes the memory it claims
-UNUSED += pickle.OBJ + pickle.INST + pickle.NEWOBJ + pickle.NEWOBJ_EX  # other ways to call
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
@@ -68,19 +60,16 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
                 f"A CIFAR-10 batch may have {MAX_BATCH_BYTES} bytes; {str(path)!r} has {length}.",
                 "Download the batch again.",
             )
-        batch = _BatchUnpickler(path).load()
+        with path.open("rb") as stream:
+            batch = _Batch(path, length).run(stream)
     except OSError as problem:
         raise _broken_batch(path, problem.strerror or "it cannot be read") from problem
-    except (
-        pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, AttributeError,
-        ArithmeticError, AssertionError, MemoryError, RecursionError, struct.error,
-    ) as problem:  # fmt: skip
-        raise _broken_batch(path, f"{type(problem).__name__} while reading it") from problem
+    except CheckpointError as problem:
+        raise _broken_batch(path, "it is no pickle of plain data") from problem
     if not isinstance(batch, dict):
         raise _broken_batch(path, "it holds no dictionary")
-    data = batch.get(b"data", batch.get("data"))
-    labels = batch.get(b"labels", batch.get("labels"))
-    if not isinstance(data, _Array) or (images := data.decode()) is None:
+    labels = batch.get("labels")
+    if (images := _decode(batch.get("data"))) is None:
         raise _broken_batch(path, "its 'data' is no matrix of unsigned bytes")
     if images.shape[1] != 3 * 32 * 32:
         raise _broken_batch(path, f"its 'data' has shape {images.shape}, not (N, 3072)")
@@ -91,102 +80,76 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
 
 
-class _Array:
-    """Stand-in for a pickled numpy array: keeps the pickled state as plain data."""
+@dataclass
+class _Made:
+    """Stand-in for what a call would have made: its arguments, and the state that was set."""
 
+    arguments: tuple[Any, ...]
     state: Any = None
 
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
 
-    def decode(self) -> np.ndarray | None:
-        """The array, if the state is that of a matrix of unsigned bytes."""
-        match self.state:
-            case (_, (int(rows), int(width)), _Dtype(code=code), fortran, bytes(raw)) if (
-                code in UINT8
-            ):
-                if 0 <= min(rows, width) <= max(rows, width) <= len(raw) == rows * width:
-                    flat = np.frombuffer(bytearray(raw), np.uint8)
-                    matrix = flat.reshape((rows, width), order="F" if fortran else "C")
-                    return np.ascontiguousarray(matrix)
-        return None
+def _decode(data: Any) -> np.ndarray | None:
+    """The array that was pickled, if it is a matrix of unsigned bytes."""
+    match data:
+        case _Made(
+            state=(_, (int(rows), int(width)), _Made(arguments=("u1" | "|u1", *_)), order, str(raw))
+        ) if 0 <= min(rows, width) <= max(rows, width) <= len(raw):
+            flat = np.frombuffer(bytearray(raw, "latin-1", "ignore"), np.uint8)
+            if len(flat) == rows * width:
+                matrix = flat.reshape((rows, width), order="F" if order else "C")
+                return np.ascontiguousarray(matrix)
+    return None
 
 
-class _Dtype:
-    """Stand-in for a pickled numpy dtype."""
+class _Batch(Machine):
+    """Reads dictionaries, lists, numbers, text and numpy arrays; bytes are text of as many letters.
 
-    def __init__(self, code: Any, *_: Any) -> None:
-        self.code = code
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and alignment mean nothing for single bytes."""
-
-
-def _admitted(code: int, step: Callable[[Any], None]) -> Callable[[Any], None]:
-    def run(reader: _BatchUnpickler) -> None:
-        reader.admit(code)
-        step(reader)
-
-    return run
-
-
-class _BatchUnpickler(pickle._Unpickler):
-    """Reads dictionaries, lists, numbers, bytes, text and numpy arrays; any other name is refused.
-
-    The pure Python reader is used because its memo is a dictionary: the C one allocates as many
-    slots as the file names. Every call returns a new function, so a file can alter nothing that
-    outlives it. Steps are counted, with what they copy.
+    Python 2 wrote both alike, and what encodes text as bytes in protocol 2 has nothing left to do.
     """
 
-    stack: list[Any]
+    words: ClassVar[Collection[str]] = ("numpy.ndarray",)
 
-    def __init__(self, path: Path) -> None:
-        content = path.read_bytes()
-        super().__init__(io.BytesIO(content), encoding="bytes")
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(size)
         self.path = path
-        self.steps, self.bytes = MAX_BATCH_STEPS, len(content)
 
-    def admit(self, code: int) -> None:
-        """Count an instruction and what it copies, before it runs; keys must be short texts.
-
-        Hashing a nested tuple overflows the stack or never ends; long equal keys are compared in full.
-        """
-        self.steps -= 1 + (len(self.stack[-1]) if code in COPYING else 0)
-        if self.steps < 0:
-            raise ValueError("more steps than a batch takes")
-        if code in KEYED:
-            keys = self.stack[-2:-1] if code == pickle.SETITEM[0] else self.stack[::2]
-            if not all(type(key) in (str, bytes) and len(key) <= MAX_KEY for key in keys):
-                raise ValueError("a key that is no short text")
-
-    dispatch: ClassVar = {
-        code: _admitted(code, step)
-        for code, step in pickle._Unpickler.dispatch.items()
-        if code not in UNUSED
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a name that an array of numbers or a byte string needs."""
-        match module, name:
-            case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return lambda *_: _Array()
-            case ("numpy", "ndarray"):
-                return "ndarray"
-            case ("numpy", "dtype"):
-                return lambda *arguments: _Dtype(*arguments)
-            case ("_codecs", "encode"):  # how Python 3 writes bytes in protocol 2
-                return lambda text, _codec: self._encode(text)
+    def refuse(self, what: str) -> NoReturn:
+        """Say what the batch names that is neither an array nor plain."""
         raise UnsafeFileError(
             f"A CIFAR-10 batch may hold arrays and plain data only; {str(self.path)!r} names "
-            f"{f'{module}.{name}'[:80]!r}, which could run code.",
+            f"{what[:80]!r}, which could run code.",
             "Do not open it with other tools; download the batch again.",
         )
 
-    def _encode(self, text: str) -> bytes:
-        self.bytes -= len(text)
-        if self.bytes < 0:
-            raise ValueError("more bytes than the file has")
-        return text.encode("latin-1")
+    def make_dict(self, _: None) -> None:
+        """Protocol 0 opens a dictionary so."""
+        items = self._above_mark()
+        self.push({})
+        self._set(items)
+
+    def set_state(self, _: None) -> None:
+        """Keep the state of an array, or of its dtype."""
+        state = expect(self.stack.pop(), tuple)
+        self.charge(len(state))
+        expect(self.stack[-1], _Made).state = state
+
+
+_Batch.steps = {
+    **Machine.steps,
+    **dict.fromkeys(("BINSTRING", "UNICODE"), Machine.push),
+    **dict.fromkeys(
+        ("SHORT_BINBYTES", "BINBYTES"), lambda batch, raw: batch.push(raw.decode("latin-1"))
+    ),
+    "PUT": Machine.steps["BINPUT"],
+    "DICT": _Batch.make_dict,
+    "BUILD": _Batch.set_state,
+}
+_Batch.calls = {
+    "_codecs.encode": lambda text, _codec: text,
+    "numpy.dtype": lambda *arguments: _Made(arguments),
+    "numpy.core.multiarray._reconstruct": lambda *arguments: _Made(arguments),
+    "numpy._core.multiarray._reconstruct": lambda *arguments: _Made(arguments),
+}
 
 
 def _broken_idx(path: Path, why: str) -> DataError:
