@@ -2,7 +2,6 @@
 
 from residuum.checkpoints.inspection import Inspection, ParameterSummary, inspect_checkpoint
 from residuum.checkpoints.reading import (
-    DEFAULT_MAX_BYTES,
     as_checkpoint,
     build_model,
     checkpoint_from_module,
@@ -13,20 +12,3 @@ from residuum.checkpoints.reading import (
 )
 from residuum.checkpoints.surfaces import first_layer
 from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
-
-__all__ = [
-    "ASSUMED_RELU",
-    "ASSUMED_STRIDES",
-    "DEFAULT_MAX_BYTES",
-    "Inspection",
-    "ParameterSummary",
-    "as_checkpoint",
-    "build_model",
-    "checkpoint_from_module",
-    "first_layer",
-    "inspect_checkpoint",
-    "load_checkpoint",
-    "locate",
-    "save_checkpoint",
-    "weights_hash",
-]

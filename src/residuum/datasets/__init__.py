@@ -20,8 +20,6 @@ from residuum.datasets.sources import cifar10, circle, digits, mnist, sphere
 from residuum.errors import DataError, did_you_mean
 from residuum.records import Split
 
-__all__ = ["DATASETS", "Pool", "Request", "Source", "load_dataset"]
-
 ROOT_VARIABLE = "RESIDUUM_DATA"
 
 

@@ -15,30 +15,3 @@ from residuum.networks.homogeneity import balance, homogeneity_order, probe_inpu
 from residuum.networks.kinds import KINDS, Architecture, Kind, kind_of
 from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace, dense_chain
 from residuum.networks.recognition import match_architecture, recognise, refuse_by_name
-
-__all__ = [
-    "ACTIVATIONS",
-    "KINDS",
-    "MLP",
-    "SURROGATES",
-    "Activation",
-    "Architecture",
-    "ConvNet",
-    "Kind",
-    "Linear",
-    "Polynomial",
-    "PolynomialNetwork",
-    "ReLU",
-    "SigmoidReLU",
-    "Softplus",
-    "Trace",
-    "balance",
-    "dense_chain",
-    "homogeneity_order",
-    "kind_of",
-    "match_architecture",
-    "probe_inputs",
-    "recognise",
-    "refuse_by_name",
-    "with_surrogate",
-]

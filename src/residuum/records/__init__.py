@@ -7,25 +7,3 @@ from residuum.records.knowledge import Checkpoint, Knowledge
 from residuum.records.reconstruction import Reconstruction, Selection
 from residuum.records.rundir import make_directory, read_json, write_atomic, write_json
 from residuum.records.scores import Scores
-
-__all__ = [
-    "TASKS",
-    "Certificate",
-    "Checkpoint",
-    "Dataset",
-    "Knowledge",
-    "LayerResidual",
-    "NullSpace",
-    "Reconstruction",
-    "Record",
-    "Scores",
-    "Selection",
-    "Split",
-    "Uniqueness",
-    "make_directory",
-    "read_json",
-    "read_npz",
-    "same",
-    "write_atomic",
-    "write_json",
-]
