@@ -168,9 +168,6 @@ class Machine:
     def _put(self, index: int) -> None:
         self._memo[index] = self.stack[-1]
 
-    def _get(self, index: int) -> None:
-        self.push(self._memo[index])
-
     def _append(self, items: list[Any]) -> None:
         expect(self.stack[-1], list).extend(items)
 
@@ -189,10 +186,6 @@ class Machine:
         if name not in self.calls and name not in self.words:
             self.refuse(name)
         self.push(Word(name))
-
-    def _stack_word(self, _: None) -> None:
-        module, name = (expect(part, str) for part in self._last(2))
-        self._word(f"{module} {name}")
 
     def _call(self, _: None) -> None:
         word, arguments = self._last(2)
@@ -253,11 +246,6 @@ def _size(numbers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _device(kind: str, index: int = 0) -> str:
-    expect(index, int)
-    return expect(kind, str)
-
-
 def _key(value: Any) -> str | int:
     """A short text or a number of one word, so that hashing and comparing it takes no time.
 
@@ -299,13 +287,13 @@ Machine.steps = {
     "TUPLE3": lambda machine, _: machine.push(tuple(machine._last(3))),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), Machine._put),
     "MEMOIZE": lambda machine, _: machine._put(len(machine._memo)),
-    **dict.fromkeys(("BINGET", "LONG_BINGET"), Machine._get),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, i: machine.push(machine._memo[i])),
     "APPEND": lambda machine, _: machine._append(machine._last(1)),
     "APPENDS": lambda machine, _: machine._append(machine._above_mark()),
     "SETITEM": lambda machine, _: machine._set(machine._last(2)),
     "SETITEMS": lambda machine, _: machine._set(machine._above_mark()),
     "GLOBAL": Machine._word,
-    "STACK_GLOBAL": Machine._stack_word,
+    "STACK_GLOBAL": lambda m, _: m._word(" ".join(expect(part, str) for part in m._last(2))),
     "REDUCE": Machine._call,
     "BUILD": Machine._build,
     "BINPERSID": Machine._persistent,
@@ -316,5 +304,5 @@ Machine.calls = {
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
     "torch._utils._rebuild_parameter": _rebuild_parameter,
     "torch.Size": _size,
-    "torch.device": _device,
+    "torch.device": lambda kind, index=0: (expect(kind, str), expect(index, int)),
 }

@@ -34,7 +34,6 @@ from residuum.checkpoints.safe import (
     ZIP_MAGIC,
     clean_state,
     find_state,
-    is_safetensors,
     read_legacy,
     read_safetensors,
     read_zip,
@@ -112,19 +111,14 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> Path:
 def locate(path: str | Path) -> Path:
     """The file of weights: a file, or that of a directory of ``residuum train``."""
     path = Path(path)
-    if path.is_dir():
-        if not (path / RUN_FILE).is_file():
-            raise CheckpointError(
-                f"A run directory must hold {RUN_FILE}; {str(path)!r} does not.",
-                "Name the checkpoint file itself.",
-            )
-        return path / RUN_FILE
-    if not path.is_file():
-        what = "is not a regular file" if path.exists() else "does not exist"
+    file = path / RUN_FILE if path.is_dir() else path
+    if not file.is_file():
+        what = f"holds no {RUN_FILE}" if path.is_dir() else "does not exist"
+        what = "is not a regular file" if file.exists() else what
         raise CheckpointError(
             f"A checkpoint is a file or a run directory; {str(path)!r} {what}.", "Check the path."
         )
-    return path
+    return file
 
 
 def weights_hash(path: str | Path) -> str:
@@ -143,7 +137,7 @@ def _read(path: Path, max_bytes: int) -> tuple[Any, dict[str, str], int]:
                     "Raise max_bytes for a large model.",
                 )
             head = stream.read(16)
-            if is_safetensors(head):
+            if head[8:9] == b"{":  # the JSON object behind its length
                 return *read_safetensors(path, stream, size, max_bytes), size
             if head.startswith(ZIP_MAGIC):
                 return read_zip(stream, size), {}, size
@@ -200,11 +194,8 @@ def _identify(
             f"An architecture must be one that can be built; got {text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
-    guesses = [*known.assumptions]
-    if not known.arch:
-        guesses += KINDS[network.kind].assumed(network)
-    if "activation=" in text:
-        guesses = [note for note in guesses if note != ASSUMED_RELU]
+    said = known.assumptions if known.arch else KINDS[network.kind].assumed(network)
+    guesses = [note for note in said if note != ASSUMED_RELU or "activation=" not in text]
     return network, {name: names[name] for name in order}, guesses
 
 
@@ -225,15 +216,10 @@ def _sort_header(content: bytes) -> bytes:
 
 def encode_metadata(checkpoint: Checkpoint) -> dict[str, str]:
     """Metadata of a safetensors file; ``format`` is what other libraries look for."""
-    metadata = {
-        "format": "pt",
-        FORMAT_KEY: FORMAT,
-        "architecture": checkpoint.arch,
-        "input_shape": json.dumps(list(checkpoint.input_shape)),
-        "labels": json.dumps(list(checkpoint.labels)),
-        "task": checkpoint.task,
-        "assumptions": json.dumps(list(checkpoint.assumptions)),
-    }
+    lists = ("input_shape", "labels", "assumptions")
+    metadata = {"format": "pt", FORMAT_KEY: FORMAT, "architecture": checkpoint.arch}
+    metadata |= {key: json.dumps(getattr(checkpoint, key)) for key in lists}
+    metadata |= {"task": checkpoint.task}
     decode_metadata(metadata)  # never write what cannot be read back
     return metadata
 
@@ -437,9 +423,7 @@ def _outputs(model: nn.Module, shape: tuple[int, ...]) -> int:
     return outputs.shape[1]
 
 
-def _as_samples(
-    shape: tuple[int, ...], model: nn.Module, inputs: tuple[Any, ...]
-) -> tuple[Any, ...]:
+def _as_samples(shape: tuple[int, ...], _: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """Before the forward of a kept network: flat samples get their shape."""
     x, *others = inputs
     return (x.reshape(len(x), *shape), *others)

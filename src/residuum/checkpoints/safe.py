@@ -59,11 +59,6 @@ MAX_TENSORS = 1000  # 500 layers; what recognises them looks at pairs
 MAX_SHARING = 4  # tied weights appear under several names, a memory bomb under thousands
 
 
-def is_safetensors(head: bytes) -> bool:
-    """Whether a file that begins so is meant as safetensors: after the length comes a JSON object."""
-    return head[8:9] == b"{"
-
-
 def read_safetensors(
     path: Path, stream: BinaryIO, size: int, max_bytes: int
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -281,7 +276,12 @@ def clean_state(
     if not state:
         raise CheckpointError("A checkpoint must hold tensors; this one has none.", EXPORT)
     for name in state:
-        _check_name(name)
+        if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
+            raise CheckpointError(
+                f"Tensors need printable names of at most {MAX_NAME} characters; got "
+                f"{str(name)[:40]!r}.",
+                EXPORT,
+            )
     refuse_by_name(state)
     for name, tensor in state.items():
         _check_tensor(name, tensor)
@@ -290,7 +290,12 @@ def clean_state(
             f"A network may have {MAX_TENSORS} tensors; this one has {len(state)}.",
             "Save the weights of one network alone.",
         )
-    dtype, notes = _common_dtype(state)
+    found = {t.dtype for t in state.values()}
+    dtype = torch.float64 if torch.float64 in found else torch.float32
+    to = f"weights converted to {dtype}".replace("torch.", "")
+    notes = [
+        f"{str(other).removeprefix('torch.')} {to}" for other in sorted(found - {dtype}, key=str)
+    ]
     total = sum(t.numel() * dtype.itemsize for t in state.values())
     if held is not None and total > MAX_SHARING * held:
         raise UnsafeFileError(
@@ -310,14 +315,6 @@ def clean_state(
                 "The training diverged or the file is damaged; use an earlier checkpoint.",
             )
     return owned, {ours: name for name, ours in short.items()}, notes
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
-        raise CheckpointError(
-            f"Tensors need printable names of at most {MAX_NAME} characters; got {str(name)[:40]!r}.",
-            EXPORT,
-        )
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
@@ -341,14 +338,6 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
             f"{tensor.untyped_storage().nbytes() // tensor.element_size()}.",
             "Save a full copy with .clone().",
         )
-
-
-def _common_dtype(state: dict[str, Tensor]) -> tuple[torch.dtype, list[str]]:
-    found = sorted({t.dtype for t in state.values()}, key=str)
-    dtype = torch.float64 if torch.float64 in found else torch.float32
-    names = [str(d).removeprefix("torch.") for d in found if d != dtype]
-    target = str(dtype).removeprefix("torch.")
-    return dtype, [f"{name} weights converted to {target}" for name in names]
 
 
 def _strip_prefixes(names: list[str]) -> dict[str, str]:

@@ -102,7 +102,7 @@ def split_pool(
     generator = None if request.seed is None else seeded(request.seed)
     rows = take(labels, [n // len(names)] * len(names), generator)
 
-    rest = _others(pool, rows) if pool.test is None else pool.test
+    rest = pool.test or pool
     rest_labels = lookup[rest.labels]
     kept = _unlike(rest.images, pool.images[rows])
     quotas = _holdout_quotas(pool, n, request.holdout, rest_labels[kept], names)
@@ -230,13 +230,6 @@ def _holdout_quotas(
             f"Use holdout={total} or fewer." if total else "Use a smaller n.",
         )
     return spread(available, holdout)
-
-
-def _others(pool: Pool, rows: Tensor) -> Pool:
-    """The samples of ``pool`` outside ``rows``."""
-    mask = torch.ones(len(pool.labels), dtype=torch.bool)
-    mask[rows] = False
-    return Pool(pool.name, pool.images[mask], pool.labels[mask], pool.classes)
 
 
 def _unlike(candidates: Tensor, images: Tensor) -> Tensor:

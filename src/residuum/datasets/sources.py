@@ -48,14 +48,10 @@ def mnist(request: Request) -> Pool:
         return _from_npz("mnist", request, place)
 
     def part(prefix: str, test: Pool | None = None) -> Pool:
-        files = [
-            read_idx(_existing(place, name, f"{name}.gz"), ndim)
-            for name, ndim in (
-                (f"{prefix}-images-idx3-ubyte", 3),
-                (f"{prefix}-labels-idx1-ubyte", 1),
-            )
-        ]
-        return _ten_classes("mnist", files[0][:, None], files[1], test)
+        names = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
+        files = (read_idx(_existing(place, n, f"{n}.gz"), ndim) for ndim, n in names.items())
+        images, labels = files
+        return _ten_classes("mnist", images[:, None], labels, test)
 
     return part("train", part("t10k"))
 

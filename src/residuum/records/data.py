@@ -231,15 +231,12 @@ def samples_file(path: Path, name: str) -> Path:
 
 def own_data(checkpoint: Path, given: Path | None = None) -> Path:
     """The samples ``given``, or else those that a training directory was trained on."""
-    if given is not None:
-        return samples_file(given, "train.npz")
-    own = checkpoint / "private" / "train.npz"
-    if not own.is_file():
+    if given is None and not (checkpoint / "private" / "train.npz").is_file():
         raise DataError(
             f"A certificate needs the samples; {str(checkpoint)!r} has no private/train.npz.",
             "Say --data FILE.npz.",
         )
-    return own
+    return samples_file(given or checkpoint, "train.npz")
 
 
 def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
