@@ -102,7 +102,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         arch=checkpoint.arch,
         input_shape=checkpoint.input_shape,
         outputs=arch.outputs,
-        layers=tuple(_summary(name, t) for name, t in theta.items()),
+        layers=tuple(
+            ParameterSummary(name, tuple(t.shape), t.numel(), float(t.double().norm()))
+            for name, t in theta.items()
+        ),
         parameters=sum(t.numel() for t in theta.values()),
         bytes=sum(t.numel() * t.element_size() for t in theta.values()),
         dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
@@ -120,11 +123,6 @@ def order_of(checkpoint: Checkpoint) -> float | None:
     """The homogeneity order of a network, None when it is not homogeneous."""
     inputs = probe_inputs(Architecture.parse(checkpoint.arch).inputs)
     return homogeneity_order(build_model(checkpoint, torch.float64), inputs)
-
-
-def _summary(name: str, tensor: Tensor) -> ParameterSummary:
-    norm = float(torch.linalg.vector_norm(tensor.double()))
-    return ParameterSummary(name, tuple(tensor.shape), tensor.numel(), norm)
 
 
 def directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:

@@ -107,9 +107,5 @@ def _check_options(name: str, source: Source, options: dict[str, Any]) -> None:
 
 
 DATASETS: dict[str, Source] = {
-    "circle": circle,
-    "cifar10": cifar10,
-    "digits": digits,
-    "mnist": mnist,
-    "sphere": sphere,
+    source.__name__: source for source in (circle, cifar10, digits, mnist, sphere)
 }

@@ -102,14 +102,11 @@ def _labels(
         raise DataError(f"Labels of {str(path)!r} mix numbers and text.", "Save one kind.")
     values, indices = np.unique(np.concatenate(whole), return_inverse=True)
     classes = tuple(map(str, values.tolist()))
-    if names is not None and len(names) == len(values):
-        classes = tuple(map(str, names.tolist()))
-    elif (
-        names is not None
-        and whole[0].dtype.kind != "U"
-        and 0 <= values[0] <= values[-1] < len(names)
-    ):
-        classes = tuple(str(names[value]) for value in values)
+    named = () if names is None else tuple(map(str, names.tolist()))
+    if len(named) == len(values):
+        classes = named
+    elif whole[0].dtype.kind != "U" and 0 <= values[0] <= values[-1] < len(named):
+        classes = tuple(named[value] for value in values)
     if len(set(classes)) < len(classes):
         raise DataError(f"Class names must differ; {str(path)!r} repeats one.", "Rename it.")
     ends = np.cumsum([len(y) for y in whole])[:-1]

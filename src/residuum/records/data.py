@@ -211,10 +211,8 @@ def with_mean(x: Tensor, mean: Tensor | None) -> Tensor:
     """One sample or several as a person would look at them: a mean of one or many values added."""
     if mean is None:
         return x
-    mean = mean.to(x)
-    if mean.numel() == 1:
-        return x + mean.reshape(())
-    return x + mean.reshape(x.shape if mean.numel() == x.numel() else x.shape[1:])
+    whole = x.shape if mean.numel() == x.numel() else x.shape[1:]
+    return x + mean.to(x).reshape(() if mean.numel() == 1 else whole)
 
 
 def samples_file(path: Path, name: str) -> Path:

@@ -12,6 +12,17 @@ from torch import Tensor
 from residuum.records.base import Record, plain
 from residuum.records.knowledge import Knowledge
 
+PUBLISHED = [
+    "attack",
+    "restarts",
+    "status",
+    "seconds",
+    "settings",
+    "notes",
+    "events",
+    "second_order",
+]
+
 
 @dataclass(frozen=True, eq=False)
 class Selection(Record):
@@ -102,12 +113,8 @@ class Reconstruction(Record):
     def to_json(self) -> dict[str, Any]:
         """Summary without the candidates themselves; what is not finite is null."""
         chosen = self.selection
-        return {
-            "attack": self.attack,
-            "restarts": self.restarts,
+        return {name: plain(getattr(self, name)) for name in PUBLISHED} | {
             "candidates": len(self.x),
-            "status": list(self.status),
-            "seconds": self.seconds,
             "final_loss": plain(self.loss[:, -1:].flatten()),
             "layer_residuals_squared": {
                 name: plain(self.layers[:, -1:, i].flatten())
@@ -117,10 +124,6 @@ class Reconstruction(Record):
             "selected": 0 if chosen is None else len(chosen),
             "consensus": 0 if chosen is None else int((chosen.support > 1).sum()),
             "knowledge": dict(self.knowledge.provenance),
-            "settings": self.settings,
-            "notes": list(self.notes),
-            "events": [dict(event) for event in self.events],
-            "second_order": [dict(part) for part in self.second_order],
         }
 
     def _run(self, i: int) -> dict[str, Any]:
