@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
 from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.records.data import is_size
 
 MAX_PICKLE_BYTES = 4 << 20
 MAX_WORK = 500_000
@@ -257,11 +258,6 @@ def _key(value: Any) -> str | int:
     if type(value) is int and abs(value) < 2**60:
         return value
     raise ValueError(f"a key is a number below 2^60 or a text of at most {MAX_KEY} characters")
-
-
-def is_size(value: Any) -> bool:
-    """Whether a number from a file can be a length or a place in it."""
-    return type(value) is int and 0 <= value < 2**63
 
 
 def expect(value: Any, *kinds: type) -> Any:

@@ -28,16 +28,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from residuum.checkpoints.pickles import (
-    EXPORT,
-    MAX_DIMENSIONS,
-    MAX_PICKLE_BYTES,
-    Machine,
-    is_size,
-)
+from residuum.checkpoints.pickles import EXPORT, MAX_DIMENSIONS, MAX_PICKLE_BYTES, Machine
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.networks import refuse_by_name
-from residuum.records.data import open_zip
+from residuum.records.data import is_size, open_zip
 
 MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
 ITEM_SIZES = {

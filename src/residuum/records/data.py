@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
@@ -205,6 +205,11 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         array = npy.read_array(stream, allow_pickle=False)
     kind = array.dtype.newbyteorder("=")
     return array.astype(np.float64 if kind == np.longdouble else kind, copy=False)
+
+
+def is_size(value: Any) -> bool:
+    """Whether a number from a file can be a length or a place in it."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def with_mean(x: Tensor, mean: Tensor | None) -> Tensor:
