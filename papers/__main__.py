@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from papers import buzaglo2023, drawing, haim2022, loo2024, refael2025, shen2026, uniqueness
-from papers.outcome import PICTURE, TABLE, load, save
-from papers.runs import SCALES, Context
+from papers.runs import PICTURE, SCALES, TABLE, Context, load, save
 from residuum.datasets import ROOT_VARIABLE
 from residuum.errors import InputError, ResiduumError, did_you_mean
 from residuum.records import make_directory, write_atomic

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from papers import drawing
-from papers.outcome import Figure, Outcome
-from papers.runs import OURS, Context, ImageRun
+from papers.runs import OURS, Context, Figure, ImageRun, Outcome
 
 WEIGHT_DECAY = 7.5e-4
 TRAINING: dict[str, Any] = {"method": "gd", "loss": "squared", "weight_decay": WEIGHT_DECAY}

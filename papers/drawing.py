@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from papers.outcome import Array, Outcome
+from papers.runs import Array, Outcome
 from residuum.report import drawing as base
 from residuum.report.drawing import BLUE, CYCLE, GREY, INK, ORANGE, Cell
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import residuum as rs
 from papers import drawing
-from papers.outcome import Figure, Outcome
-from papers.runs import OURS, Context, ImageRun, Performed, figures_of, first_residual, mlp
+from papers import runs as common
+from papers.runs import OURS, Context, Figure, ImageRun, Outcome, Performed, figures_of, mlp
 from residuum.attacks.selection import DUPLICATE, drop_duplicates
 from residuum.similarity import l2
 
@@ -211,7 +211,7 @@ def circle(context: Context) -> Outcome:
     out.row("candidates after both filters", len(kept))
     farthest = float(l2(kept, data.x).amin(0).max())
     out.row("largest distance of a true point to a candidate", farthest)
-    out.row("first-layer residual", first_residual(found))
+    out.row("first-layer residual", common.first_residual(found))
     return out
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import residuum as rs
 from papers import drawing
-from papers.outcome import Figure, Outcome
-from papers.runs import Context, ImageRun, Scale
+from papers.runs import Context, Figure, ImageRun, Outcome, Scale
 
 ATTACK = replace(rs.PRESETS["ntk"], candidates=400)
 VICTIM = ImageRun("MNIST", "mnist", 200, (2048, 2048), "all", "regression", metric="l2")

@@ -1,4 +1,5 @@
-"""What figures are made of: three sizes, kept work, victims, attacks, and one scored run on images.
+"""What figures are made of: three sizes, kept work, victims, attacks, one scored run on images, and what
+a figure found: rows of published against measured, and all that its picture is drawn from.
 
 Experiments are written down at the paper's size; a scale says what each of their numbers becomes.
 Victims and attacks are kept in files named by the hash of everything that decided them.
@@ -6,6 +7,9 @@ Victims and attacks are kept in files named by the hash of everything that decid
 
 from __future__ import annotations
 
+import io
+import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -19,13 +23,16 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import AttackConfig
-from residuum.errors import DataError
+from residuum.errors import DataError, InputError
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Record, Scores, Split
-from residuum.records.data import with_mean
-from residuum.records.rundir import digest
+from residuum.records.data import read_npz, with_mean
+from residuum.records.rundir import digest, write_atomic, write_json
 from residuum.training import TrainingConfig, released
 from residuum.training.losses import LOSSES, choose_loss
 
+RESULT, ARRAYS, PICTURE, TABLE = "result.json", "arrays.npz", "figure.png", "table.md"
+COLUMNS = ("published", "corrected", "measured", "chance")
+Array = np.ndarray[Any, Any]
 SHOWN = 45  # images of a published grid
 SUBSETS = 300
 TEST_SAMPLES = {"mnist": 10_000, "cifar10": 8_000}  # the balanced test sets of Haim et al. 2022
@@ -344,3 +351,102 @@ def as_bytes(images: Tensor) -> Any:
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
     stretched = (flat - low) / (high - low).clamp(min=1e-12)
     return (255 * stretched).round().to(torch.uint8).reshape(images.shape).numpy()
+
+
+@dataclass
+class Outcome:
+    """rows: the table; arrays: for the picture; details: settings and victims; notes: what to know."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def row(
+        self, what: str, measured: Any, published: Any = None, chance: Any = None, **more: Any
+    ) -> None:
+        """One more quantity. published: as printed; chance: the same where nothing was learnt (held-out
+        samples, another seed, a rotation); more: corrected (what the mathematics says where that
+        differs from print) and note.
+        """
+        row = {"what": what, "measured": measured, "published": published, "chance": chance}
+        self.rows.append({**row, "corrected": None, "note": "", **more})
+
+    def recovered(self, name: str, scores: Scores, note: str = "") -> None:
+        """How many samples an attack brought back, and how many it would by chance."""
+        ncc = scores.metrics["ncc"]
+        parts = (f"of {scores.n}", ncc.rule, f"p {ncc.p_value:.2g}" if ncc.p_value else "", note)
+        what, note = f"{name}: recovered (NCC beyond 99% of chance)", "; ".join(filter(None, parts))
+        self.row(what, ncc.recovered, None, ncc.expected_by_chance, note=note)
+
+    def keep(self, name: str, arrays: dict[str, Array]) -> None:
+        """Arrays of one part of the figure, under its name."""
+        self.arrays |= {f"{name}/{key}": value for key, value in arrays.items()}
+
+    def column(self, name: str) -> dict[str, Any]:
+        """The values of one column by what they are of."""
+        return {row["what"]: row[name] for row in self.rows if row[name] is not None}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """title: one line; draw: None for a table, which is written as text alone."""
+
+    title: str
+    compute: Callable[[Context], Outcome]
+    draw: Callable[[Outcome], bytes] | None = None
+
+
+def save(outcome: Outcome, folder: Path, head: dict[str, Any]) -> None:
+    """Write result.json, table.md and arrays.npz; head: what the run knows about itself."""
+    columns = {name: outcome.column(name) for name in COLUMNS}
+    found = columns["measured"].get("recovered")
+    top = {} if found is None else {"recovered": found}
+    rest = {"rows": outcome.rows, "details": outcome.details, "notes": outcome.notes}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **outcome.arrays)
+    write_atomic(folder / ARRAYS, buffer.getvalue())
+    write_atomic(folder / TABLE, table(outcome, head["title"]))
+    write_json(folder / RESULT, _plain({**head, **columns, **top, **rest}))
+
+
+def load(folder: Path) -> tuple[Outcome, dict[str, Any]]:
+    """What :func:`save` wrote, to draw it again."""
+    try:
+        summary = json.loads((folder / RESULT).read_text())
+        rows, details, notes = (summary[name] for name in ("rows", "details", "notes"))
+    except (OSError, ValueError, LookupError) as problem:
+        raise InputError(
+            f"{str(folder)!r} holds no finished figure ({type(problem).__name__}).",
+            "Run it without --draw-only first.",
+        ) from problem
+    return Outcome(rows, read_npz(folder / ARRAYS), details, notes), summary
+
+
+def table(outcome: Outcome, title: str) -> str:
+    """The rows as a Markdown table; columns that nobody fills are left out."""
+    names = [*COLUMNS, "note"]
+    filled = [name for name in names if any(row[name] not in (None, "") for row in outcome.rows)]
+    lines = [["what", *filled], ["---"] * (1 + len(filled))]
+    lines += [[row["what"], *(_shown(row[name]) for name in filled)] for row in outcome.rows]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return f"# {title}\n\n{text}\n" + "".join(f"\n- {note}" for note in outcome.notes) + "\n"
+
+
+def _shown(value: Any) -> str:
+    """A value for a person."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN, infinity, tuples or numpy numbers."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

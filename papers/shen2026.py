@@ -14,9 +14,8 @@ from torch import Tensor
 
 import residuum as rs
 from papers import buzaglo2023, drawing, loo2024
-from papers.outcome import Array, Figure, Outcome
 from papers.points import ExactPoint, noisy, normal, polynomial_point
-from papers.runs import Context, ImageRun, Victim, as_bytes, attack_identity
+from papers.runs import Array, Context, Figure, ImageRun, Outcome, Victim, as_bytes, attack_identity
 from residuum.attacks import GROWTH_PRESETS, AttackConfig
 from residuum.attacks.identify import identify
 from residuum.attacks.polynomial import recover

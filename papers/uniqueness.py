@@ -27,10 +27,9 @@ import torch
 
 import residuum as rs
 from papers import drawing, refael2025
-from papers.outcome import Figure, Outcome
 from papers.points import normal
 from papers.refael2025 import BIAS, FIRST, SIZES, five_best, layer_residuals, row_space, squares
-from papers.runs import Context, Settings, Victim, first_residual, mlp
+from papers.runs import Context, Figure, Outcome, Settings, Victim, first_residual, mlp
 from residuum.attacks import AttackConfig
 from residuum.checkpoints.inspection import rank_above, singular_values
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split

@@ -24,10 +24,9 @@ import residuum as rs
 from papers import drawing, haim2022
 from papers.__main__ import FIGURES, main, reproduce
 from papers.haim2022 import RUNS, TABLE1, TABLE2, heavy_enough, matched
-from papers.outcome import Outcome, load, save
 from papers.points import polynomial_point, relu_point, steep_point, triangle
 from papers.refael2025 import compare, repeats
-from papers.runs import RELEASED, SCALES, Context
+from papers.runs import RELEASED, SCALES, Context, Outcome, load, save
 from papers.shen2026 import ARMS, Case, cases, grown, top_rule
 from papers.uniqueness import from_balance, some_neurons
 from residuum.attacks.state import SolverState
