@@ -21,8 +21,7 @@ from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Dataset
 from residuum.stationarity import norm, parameters
 from residuum.training import TrainingConfig, initialise, train
-from residuum.training.losses import margins
-from residuum.training.methods import MarginMaximisation
+from residuum.training.methods import MarginMaximisation, margins
 
 ARCH, SAMPLES = "mlp:64-50-1", 20
 SEEDS = (0, 1, 2)  # of the initial weights; the samples are the first digits of each label

@@ -28,7 +28,7 @@ from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Rec
 from residuum.records.data import read_npz, with_mean
 from residuum.records.rundir import digest, write_atomic, write_json
 from residuum.training import TrainingConfig, released
-from residuum.training.losses import LOSSES, choose_loss
+from residuum.training.methods import LOSSES, choose_loss
 
 RESULT, ARRAYS, PICTURE, TABLE = "result.json", "arrays.npz", "figure.png", "table.md"
 COLUMNS = ("published", "corrected", "measured", "chance")

@@ -23,8 +23,13 @@ from residuum.records import Dataset, same
 from residuum.stationarity import flatten, norm, parameters, residual
 from residuum.theory import certify
 from residuum.training import Progress, TrainingConfig, TrainingState, initialise, released, train
-from residuum.training.losses import LOSSES, choose_loss, margins
-from residuum.training.methods import GradientDescent, MarginMaximisation
+from residuum.training.methods import (
+    LOSSES,
+    GradientDescent,
+    MarginMaximisation,
+    choose_loss,
+    margins,
+)
 from tests.reference import row_gradients
 
 ARCH = "mlp:4-6-1"

@@ -200,7 +200,7 @@ def _initial(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
 
 
 def _loss(text: str) -> str:
-    from residuum.training.losses import LOSSES
+    from residuum.training.methods import LOSSES
 
     if text not in LOSSES:
         raise InputError(f"No loss {text!r}.", did_you_mean(text, tuple(LOSSES)))

@@ -27,7 +27,7 @@ from residuum.records import Checkpoint, Dataset
 from residuum.theory.rows import normalise_labels
 from residuum.training import TrainingConfig, TrainingState, initialise, train
 from residuum.training.loop import snapshot
-from residuum.training.losses import margins
+from residuum.training.methods import margins
 
 DP_STEPS, DP_RATE = 0.05, 0.6
 CLIP = 1.0  # of per-sample gradients

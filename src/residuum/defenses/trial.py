@@ -32,7 +32,7 @@ from residuum.theory.kkt import fit_multipliers, posed
 from residuum.theory.rows import accuracy, normalise_labels
 from residuum.theory.uniqueness import uniqueness
 from residuum.training import TrainingState, released
-from residuum.training.losses import LOSSES, choose_loss
+from residuum.training.methods import LOSSES, choose_loss
 
 NONE, TOLD = "none", "told-the-shift"
 UNDEFENDED = Defense("nothing", "", "", "")

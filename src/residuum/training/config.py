@@ -11,7 +11,7 @@ from torch import Tensor
 
 from residuum.errors import InputError, did_you_mean
 from residuum.records import Record
-from residuum.training.losses import LOSSES
+from residuum.training.methods import LOSSES
 
 METHODS = ("margin", "gd", "sgd")
 INITS = ("small", "default", "lecun")

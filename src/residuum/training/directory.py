@@ -42,7 +42,16 @@ def write_run(
     A run that diverged has no weights to release: it leaves everything else, and exit code 3.
     """
     checkpoint = released(state, arch, split.train, task)
-    files = _write_files(out, checkpoint, split, state)
+    write_atomic(out / ".gitignore", "*\n")
+    (out / "private").chmod(0o700)  # the rest may be released, this may not
+    (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
+    files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
+    save_checkpoint(checkpoint.replace(theta=state.theta0), out / files[0])
+    split.train.to_npz(out / files[1])
+    split.holdout.to_npz(out / files[2])
+    if state.status != DIVERGED:
+        files.insert(0, "model.safetensors")
+        save_checkpoint(checkpoint, out / files[0])
     summary = _summary(checkpoint, split, state)
     protocol = {
         **summary,
@@ -60,23 +69,6 @@ def write_run(
             "Lower --lr, or use --method margin.",
         )
     return summary
-
-
-def _write_files(
-    out: Path, checkpoint: Checkpoint, split: Split, state: TrainingState
-) -> list[str]:
-    """Weights and data, each in its place; the names of what was written."""
-    write_atomic(out / ".gitignore", "*\n")
-    (out / "private").chmod(0o700)  # the rest may be released, this may not
-    files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
-    save_checkpoint(checkpoint.replace(theta=state.theta0), out / "init.safetensors")
-    split.train.to_npz(out / "private" / "train.npz")
-    split.holdout.to_npz(out / "private" / "holdout.npz")
-    if state.status == DIVERGED:
-        (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
-        return files
-    save_checkpoint(checkpoint, out / "model.safetensors")
-    return ["model.safetensors", *files]
 
 
 def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict[str, Any]:

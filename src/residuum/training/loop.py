@@ -20,9 +20,9 @@ from residuum.records.rundir import another, digest
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers, posed
 from residuum.theory.rows import choose_task, normalise_labels
+from residuum.training import methods
 from residuum.training.config import TrainingConfig, TrainingState
-from residuum.training.losses import LOSSES, choose_loss, margins
-from residuum.training.methods import GradientDescent, MarginMaximisation, Method
+from residuum.training.methods import LOSSES, choose_loss, margins
 
 SAVE_EVERY = 20.0  # seconds between checkpoints of a run
 HISTORY_POINTS = 400
@@ -115,11 +115,11 @@ class _Run:
         y = normalise_labels(data.y, task, arch.outputs)
         self.y = y.to(device, torch.long if task == "multiclass" else dtype)
         self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
-        self.method: Method
+        self.method: methods.Method
         if config.method == "margin":
-            self.method = MarginMaximisation(self.model, self.x, self.y, self.order)
+            self.method = methods.MarginMaximisation(self.model, self.x, self.y, self.order)
         else:
-            self.method = GradientDescent(self.model, self.x, self.y, self.loss, config)
+            self.method = methods.GradientDescent(self.model, self.x, self.y, self.loss, config)
         self.history: list[dict[str, float]] = []
         self.step, self.status = 0, "running"
         self._resume()
