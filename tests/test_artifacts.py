@@ -15,6 +15,7 @@ from residuum.auditing import AuditResult
 from residuum.auditing.schema import SCHEMA_VERSION, result_schema
 from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
 from residuum.cli.main import COMMANDS, main
+from residuum.cli.options import flat
 from residuum.records import Knowledge
 from residuum.report.model_card import model_card
 from residuum.report.page import STATUS
@@ -226,7 +227,7 @@ def test_every_command_has_json_and_quiet() -> None:
     from inspect import signature
 
     for module in COMMANDS.values():
-        assert {"json", "quiet"} <= signature(module.command).parameters.keys()
+        assert {"json", "quiet"} <= signature(flat(module.command)).parameters.keys()
 
 
 def test_quiet_commands_print_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from residuum.cli.options import Arch, CheckpointPath, Json, OwnData, Quiet, Task
-from residuum.cli.output import number, print_json, print_line, print_table, split_progress
+from residuum.cli import options
+from residuum.cli.options import option
+from residuum.cli.output import number, print_line, print_table, split_progress
 
 EXAMPLES = """Examples:
 
@@ -23,30 +22,22 @@ NAMED = 5
 
 
 def command(
-    checkpoint: CheckpointPath,
-    out: Annotated[Path, typer.Option(help="Folder for the alternative set and its picture.")],
-    data: OwnData = None,
-    far: Annotated[
-        float | None,
-        typer.Option(help="Move every sample at least this far from all of them.", show_default=False),
-    ] = None,
-    budget_frac: Annotated[
-        float | None,
-        typer.Option(
-            help=f"Split every sample by this share of its budget (default {SHARE}).", show_default=False
-        ),
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge samples of one label and activation pattern.")
-    ] = False,
-    direction: Annotated[
-        str, typer.Option(help="How a sample's direction is found: softest, largest, weights, data, tangent.")
-    ] = "softest",
-    arch: Arch = None,
-    task: Task = "auto",
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:  # fmt: skip
+    checkpoint: options.CheckpointPath,
+    *,
+    out: Path = option("Folder for the alternative set and its picture.", ...),
+    data: Path | None = options.OWN_DATA,
+    far: float | None = option("Move every sample at least this far from all of them."),
+    budget_frac: float | None = option(
+        f"Split every sample by this share of its budget (default {SHARE})."
+    ),
+    merge: bool = option("Merge samples of one label and activation pattern.", False, "--merge"),
+    direction: str = option(
+        "How a sample's direction is found: softest, largest, weights, data, tangent.", "softest"
+    ),
+    arch: str | None = options.ARCH,
+    task: str = options.TASK,
+    voice: options.Voice,
+) -> None:
     """Write another training set that an attack on the weights cannot tell from the true one."""
     from residuum.errors import InputError
     from residuum.records import Dataset
@@ -63,15 +54,13 @@ def command(
             f"One kind of alternative at a time; got {' and '.join(asked)}.", "Keep one of them."
         )
     samples = Dataset.from_npz(own_data(checkpoint, data))
-    with split_progress(not (json or quiet)) as watch:
+    with split_progress(voice.spoken) as watch:
         found = alternatives(
             checkpoint, samples, far=far, share=budget_frac, merge=merge, direction=direction,
             task=task, arch=arch, out=out, watch=watch,
         )  # fmt: skip
-    if json:
-        print_json(found.to_json())
-    elif not quiet:
-        _show(found.to_json(), f"{found.arch}, {len(samples)} samples", out)
+    summary = found.to_json()
+    voice.answer(summary, lambda: _show(summary, f"{found.arch}, {len(samples)} samples", out))
 
 
 def _show(summary: dict[str, Any], title: str, out: Path) -> None:

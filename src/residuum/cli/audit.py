@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from residuum.cli import options
-from residuum.cli.output import attack_progress, number, print_json, print_line, print_table
+from residuum.cli.options import Granted, option
+from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
 
 EXAMPLES = """Examples:
 
@@ -23,73 +25,58 @@ residuum audit --config a/config.toml --out again
 AFTER = {"score": "scoring against the held-out control", "certify": "certifying"}
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What the network is compared with, and for how long it is attacked."""
+
+    data: str | None = option("Training samples: an .npz with x and y, or a training directory.")
+    holdout: str | None = option("Samples the network never saw, likewise; at least 100.")
+    budget: str | None = option("Wall clock, such as 90s, 10min or 1h (default: 1min).")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Everything else that ``AuditSettings`` holds too, under the same names."""
+
+    preset: str | None = option("Settings of the attack.")
+    steps: int | None = option("Steps of every restart.", min=1)
+    seed: int | None = options.SEED_OR_NONE
+    subsets: int | None = option("Held-out subsets drawn.", min=200, max=100_000)
+    device: str | None = options.DEVICE_OR_NONE
+    baselines: bool | None = option("Run the baselines beside the attacks.")
+    arch: str | None = options.ARCH
+    task: str | None = option("auto, binary, multiclass or regression.")
+    shape: str | None = Granted.shape
+    value_range: str | None = Granted.value_range
+    mean: str | None = option(
+        "Granted: train or holdout (the mean stored in that file), a number, or a file.",
+        metavar="MEAN",
+    )
+    sample_count: int | None = Granted.sample_count
+    label_balance: str | None = Granted.label_balance
+    init: str | None = Granted.init
+    loss: str | None = Granted.loss
+    weight_decay: float | None = Granted.weight_decay
+
+
 def command(
     checkpoint: options.CheckpointPathOrNone = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write; an interrupted audit there is continued.", show_default=False
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Training samples: an .npz with x and y, or a training directory."),
-    ] = None,
-    holdout: Annotated[
-        str | None, typer.Option(help="Samples the network never saw, likewise; at least 100.")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Wall clock, such as 90s, 10min or 1h (default: 1min).")
-    ] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Exit code 1 when this holds: leak (default), or a comparison of recovered, "
-            "expected, excess, share or p_value with a number; repeatable, any of them.",
-        ),
-    ] = None,
-    exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Exit code 0 whatever the verdict is.")
-    ] = False,
-    preset: Annotated[str | None, typer.Option(help="Settings of the attack.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of every restart.")] = None,
-    seed: options.SeedOrNone = None,
-    subsets: Annotated[
-        int | None, typer.Option(min=200, max=100_000, help="Held-out subsets drawn.")
-    ] = None,
-    device: options.DeviceOrNone = None,
-    baselines: Annotated[
-        bool | None, typer.Option(help="Run the baselines beside the attacks.", show_default=False)
-    ] = None,
-    arch: options.Arch = None,
-    task: Annotated[
-        str | None, typer.Option(help="auto, binary, multiclass or regression.")
-    ] = None,
-    shape: options.Shape = None,
-    value_range: options.ValueRange = None,
-    mean: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MEAN",
-            help="Granted: train or holdout (the mean stored in that file), a number, or a file.",
-        ),
-    ] = None,
-    sample_count: options.SampleCount = None,
-    label_balance: options.LabelBalance = None,
-    init: options.InitialWeights = None,
-    loss: options.TrainingLoss = None,
-    weight_decay: options.WeightDecay = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="A config.toml: repeats that audit; options given here override it."),
-    ] = None,
-    blur: Annotated[
-        bool, typer.Option("--blur", help="Images of the report are blurred until asked for.")
-    ] = False,
-    no_plugins: options.NoPlugins = False,  # seen by ``main`` before anything is read
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    *,
+    out: Path | None = option("Folder to write; an interrupted audit there is continued."),
+    compared: Compared,
+    fail_on: list[str] | None = option(
+        "Exit code 1 when this holds: leak (default), or a comparison of recovered, "
+        "expected, excess, share or p_value with a number; repeatable, any of them.",
+        metavar="CONDITION",
+    ),
+    exit_zero: bool = option("Exit code 0 whatever the verdict is.", False, "--exit-zero"),
+    asked: Asked,
+    config: Path | None = option(
+        "A config.toml: repeats that audit; options given here override it."
+    ),
+    blur: bool = option("Images of the report are blurred until asked for.", False, "--blur"),
+    no_plugins: bool = options.NO_PLUGINS,  # seen by ``main`` before anything is read
+    voice: options.Voice,
 ) -> None:
     """Attack a checkpoint, score what came back, certify it, and give a verdict."""
     from residuum.auditing.artifacts import AuditSettings, read_settings
@@ -98,13 +85,7 @@ def command(
     from residuum.errors import InputError
 
     conditions = [read_condition(text) for text in fail_on or ["leak"]]
-    given = {
-        "checkpoint": None if checkpoint is None else str(checkpoint), "data": data,
-        "holdout": holdout, "budget": budget, "preset": preset, "steps": steps, "seed": seed,
-        "subsets": subsets, "device": device, "baselines": baselines, "arch": arch, "task": task,
-        "shape": shape, "value_range": value_range, "mean": mean, "sample_count": sample_count,
-        "label_balance": label_balance, "init": init, "loss": loss, "weight_decay": weight_decay,
-    }  # fmt: skip
+    given = {"checkpoint": checkpoint and str(checkpoint), **vars(compared), **vars(asked)}
     settings = read_settings(config) if config is not None else AuditSettings()
     settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
     if settings.checkpoint is None:
@@ -112,13 +93,10 @@ def command(
     if out is None:
         raise InputError("An audit needs a folder to write.", "Say --out runs/a.")
     options.check_device(settings.device or "cpu")
-    with _progress(not (json or quiet)) as (watch, stage):
-        say = None if json or quiet else print_line
+    with _progress(voice.spoken) as (watch, stage):
+        say = print_line if voice.spoken else None
         summary, verdict = audit_into(out, settings, watch=watch, stage=stage, say=say, blur=blur)
-    if json:
-        print_json(summary)
-    elif not quiet:
-        show(summary, out)
+    voice.answer(summary, lambda: show(summary, out))
     raise typer.Exit(0 if exit_zero else exit_code(verdict, conditions))
 
 
@@ -143,8 +121,7 @@ def show(summary: dict[str, Any], out: Path) -> None:
         )
     granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in summary["knowledge"])
     print_line(f"granted to the attacker: {granted or 'nothing but the weights'}")
-    for note in summary["notes"]:
-        print_line(f"note: {note}")
+    print_notes(summary["notes"])
     print_line(f"verdict: {verdict['outcome']}. {verdict['sentence']}")
     for reason in verdict["reasons"]:
         print_line(f"  {reason}")

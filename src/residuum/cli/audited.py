@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from residuum import plugins
-from residuum.cli.granted import grant, read_knowledge
+from residuum.cli.options import check_mean, grant
 from residuum.errors import InputError
 
 if TYPE_CHECKING:
@@ -143,6 +143,27 @@ def _knowledge(
     knowledge = grant(path, released, **facts)
     provenance = {**knowledge.provenance, "mean": settings.mean}
     return knowledge.replace(mean=data.mean.double(), provenance=provenance)
+
+
+def read_knowledge(path: str) -> Knowledge:
+    """A saved Knowledge whose facts are of their own kind, whatever wrote the file."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    from residuum.records import Knowledge
+
+    found = Knowledge.load(path)
+    rule = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
+    kinds = get_type_hints(Knowledge)
+    for name in found.granted:
+        try:
+            TypeAdapter(kinds[name], config=rule).validate_python(getattr(found, name))
+        except ValidationError as problem:
+            raise InputError(
+                f"{path!r} must hold what an attacker is granted; its {name} is no such thing.",
+                "Take knowledge.safetensors of a finished audit.",
+            ) from problem
+    check_mean(found)
+    return found
 
 
 def _hashes(path: Path, *data: Path | None) -> dict[str, str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from residuum.cli import options
-from residuum.cli.output import certificate_progress, number, print_json, print_line, print_table
+from residuum.cli.options import option
+from residuum.cli.output import certificate_progress, number, print_line, print_notes, print_table
 from residuum.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,92 +29,51 @@ ROWS = 30  # of a table
 
 def command(
     checkpoint: options.CheckpointPath,
-    data: options.OwnData = None,
-    arch: options.Arch = None,
-    task: options.Task = "auto",
-    rivals: Annotated[
-        str, typer.Option(help="Multiclass: a multiplier per tied rival, or for the best one.")
-    ] = "tied",
-    kink_tolerance: Annotated[
-        float, typer.Option(help="Relative pre-activation below which a pair is a kink.")
-    ] = 1e-3,
-    reconstruction: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Folder of an attack: what equal pairs keep of its reconstructions instead.",
-            show_default=False,
-        ),
-    ] = None,
-    candidates: Annotated[
-        str,
-        typer.Option(
-            help="With RUN: selected (what several restarts hold) or best (all of the best restart)."
-        ),
-    ] = "selected",
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="With RUN: certify the first so many.", show_default=False),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="With RUN: change of the residual, over the layers' norms, that still counts as none."
-        ),
-    ] = 1e-6,
-    device: options.Device = "cpu",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for certificate.json; with RUN for uniqueness.json, .safetensors and "
-            "ambiguity.png.",
-            show_default=False,
-        ),
-    ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    *,
+    data: Path | None = options.OWN_DATA,
+    arch: str | None = options.ARCH,
+    task: str = options.TASK,
+    rivals: str = option("Multiclass: a multiplier per tied rival, or for the best one.", "tied"),
+    kink_tolerance: float = option("Relative pre-activation below which a pair is a kink.", 1e-3),
+    reconstruction: Path | None = option(
+        "Folder of an attack: what equal pairs keep of its reconstructions instead.", metavar="RUN"
+    ),
+    candidates: str = option(
+        "With RUN: selected (what several restarts hold) or best (all of the best restart).",
+        "selected",
+    ),
+    samples: int | None = option("With RUN: certify the first so many.", min=1),
+    tolerance: float = option(
+        "With RUN: change of the residual, over the layers' norms, that still counts as none.", 1e-6
+    ),
+    device: str = options.DEVICE,
+    out: Path | None = option(
+        "Directory for certificate.json; with RUN for uniqueness.json, .safetensors and ambiguity.png."
+    ),
+    voice: options.Voice,
 ) -> None:
     """Measure KKT residuals and margins on samples, or what equal pairs keep of a reconstruction."""
-    from residuum.checkpoints import build_model, load_checkpoint
-    from residuum.records import Dataset, write_json
-    from residuum.records.data import own_data
-    from residuum.theory import certify
-    from residuum.verbs.certifying import certified
+    from residuum.verbs.certifying import certified, kkt
 
-    if reconstruction is not None:
-        if data is not None:
-            raise InputError(
-                "--data and --reconstruction are two different certificates.", "Give one of them."
-            )
-        options.check_device(device)
-        spoken = not (json or quiet)
-        with certificate_progress(spoken) as watch:
-            answer = certified(
-                checkpoint, reconstruction, candidates, samples, tolerance, task, arch, device, out,
-                watch, print_line if spoken else None,
-            )  # fmt: skip
-        if json:
-            print_json(answer.to_json())
-        elif spoken:
-            show_uniqueness(
-                answer, f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
-            )
-            if out is not None:
-                print_line(f"written to {out}")
+    if reconstruction is None:
+        found, title = kkt(checkpoint, data, arch, task, rivals, kink_tolerance, out)
+        voice.answer(found.to_json(), lambda: show(found, title))
         return
-    released = load_checkpoint(checkpoint, arch)
-    given = Dataset.from_npz(own_data(checkpoint, data))
-    wanted = released.task if task == "auto" and released.task else task
-    found = certify(
-        build_model(released), given.x, given.y,
-        task=wanted, rivals=rivals, kink_tolerance=kink_tolerance,
-    )  # fmt: skip
-    if out is not None:
-        write_json(out / "certificate.json", found.to_json())
-    if json:
-        print_json(found.to_json())
-    elif not quiet:
-        show(found, f"{released.arch} on {found.samples} samples")
+    if data is not None:
+        raise InputError(
+            "--data and --reconstruction are two different certificates.", "Give one of them."
+        )
+    options.check_device(device)
+    with certificate_progress(voice.spoken) as watch:
+        answer = certified(
+            checkpoint, reconstruction, candidates=candidates, samples=samples, tolerance=tolerance,
+            task=task, arch=arch, device=device, out=out, watch=watch,
+            say=print_line if voice.spoken else None,
+        )  # fmt: skip
+    title = f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
+    voice.answer(answer.to_json(), lambda: show_uniqueness(answer, title))
+    if out is not None and voice.spoken:
+        print_line(f"written to {out}")
 
 
 def show(found: Certificate, title: str) -> None:
@@ -135,8 +93,7 @@ def show(found: Certificate, title: str) -> None:
         ("status", found.status, ""),
     ]  # fmt: skip
     print_table(title, ("what", "value", "meaning"), rows)
-    for note in found.notes:
-        print_line(f"note: {note}")
+    print_notes(found.notes)
 
 
 def show_uniqueness(found: Certified, title: str) -> None:
@@ -173,8 +130,7 @@ def show_uniqueness(found: Certified, title: str) -> None:
     )
     print_line("not covered, and may keep less: unequal splits, exchanges between candidates")
     print_line(f"granted to the attacker: {found.found.knowledge.line}")
-    for note in unique.notes:
-        print_line(f"note: {note}")
+    print_notes(unique.notes)
 
 
 def _agreement(row: dict[str, Any], restarts: int) -> tuple[str, str]:

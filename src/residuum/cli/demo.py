@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from residuum.cli.options import Json, Quiet
-from residuum.cli.output import (
-    attack_progress,
-    number,
-    print_json,
-    print_line,
-    print_table,
-    training_progress,
-)
+from residuum.cli.options import Voice, option
+from residuum.cli.output import attack_progress, number, print_line, print_table, training_progress
 
 if TYPE_CHECKING:
     from residuum.auditing import AuditResult
@@ -40,12 +31,10 @@ NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # audit fol
 
 
 def command(
-    out: Annotated[
-        Path, typer.Option(help="Folder for both audits, the picture and demo.json.")
-    ] = Path("runs/demo"),
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:  # fmt: skip
+    *,
+    out: Path = option("Folder for both audits, the picture and demo.json.", Path("runs/demo")),
+    voice: Voice,
+) -> None:
     """Train on bundled digits, audit the weights beside a network never trained, report."""
     from residuum.auditing import AuditResult
     from residuum.cli.audited import audit_into
@@ -54,23 +43,19 @@ def command(
 
     make_directory(out)  # before the work, not after it
     write_atomic(out / ".gitignore", "*\n")
-    spoken = not (json or quiet)
     split = load_dataset("digits", SAMPLES)
     with _one_thread():
-        checkpoint = _train(out, split, spoken)
+        checkpoint = _train(out, split, voice.spoken)
         _save_untrained(out, checkpoint)
         for audit, network in NETWORKS.items():
-            with attack_progress(spoken) as watch:
+            with attack_progress(voice.spoken) as watch:
                 watcher = None if watch is None else lambda _name, watch=watch: watch
                 audit_into(out / audit, _settings(out, network), watch=watcher, blur=False)
     results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
     summary = _write(out, split, checkpoint, results)
-    if json:
-        print_json(summary)
-    elif spoken:
-        _show(results, summary)
+    voice.answer(summary, lambda: _show(results, summary))
     _check(results)
-    if spoken:
+    if voice.spoken:
         print_line(f"report: {out / 'trained' / 'report.html'}")
 
 

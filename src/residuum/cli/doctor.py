@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from residuum.cli.options import Json, Quiet
-from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli.options import Voice
+from residuum.cli.output import number, print_line, print_table
 
 EXAMPLES = """Examples:
 
@@ -18,13 +18,10 @@ NAMED = ("mnist", "cifar10")
 ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0
 
 
-def command(json: Json = False, quiet: Quiet = False) -> None:
+def command(voice: Voice) -> None:
     """Show versions, device, extras, data found, and the time of one attack step."""
     found = examine()
-    if json:
-        print_json(found)
-    elif not quiet:
-        show(found)
+    voice.answer(found, lambda: show(found))
 
 
 def examine() -> dict[str, Any]:

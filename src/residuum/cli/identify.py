@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from residuum.cli.options import Arch, CheckpointPath, Json, Quiet
-from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli import options
+from residuum.cli.options import option
+from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from residuum.records.identification import Identification
@@ -24,41 +23,22 @@ residuum identify weights.pt --activation poly:0,1,0,-0.5 --data train.npz --jso
 
 
 def command(
-    checkpoint: CheckpointPath,
-    activation: Annotated[
-        str | None,
-        typer.Option(
-            help="linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...; needed where the "
-            "file does not say.",
-            show_default=False,
-        ),
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(help="Dimension r of the samples' span, if known.", show_default=False),
-    ] = None,
-    norm: Annotated[
-        float | None,
-        typer.Option(help="Norm of every sample, if known: settles the scale.", show_default=False),
-    ] = None,
-    augmented: Annotated[
-        bool,
-        typer.Option("--augmented", help="Samples end in a constant 1: settles scale and sign."),
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="An .npz with x and y, to report the least margin.", show_default=False),
-    ] = None,
-    arch: Arch = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random slices and starts.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for the samples, the figures and a picture.", show_default=False
-        ),
-    ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    checkpoint: options.CheckpointPath,
+    *,
+    activation: str | None = option(
+        "linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...; needed where the file does "
+        "not say."
+    ),
+    rank: int | None = option("Dimension r of the samples' span, if known."),
+    norm: float | None = option("Norm of every sample, if known: settles the scale."),
+    augmented: bool = option(
+        "Samples end in a constant 1: settles scale and sign.", False, "--augmented"
+    ),
+    data: Path | None = option("An .npz with x and y, to report the least margin."),
+    arch: str | None = options.ARCH,
+    seed: int = option("Seed of the random slices and starts.", 0),
+    out: Path | None = option("Directory for the samples, the figures and a picture."),
+    voice: options.Voice,
 ) -> None:
     """Recover the samples of a polynomial network, or say what is determined instead."""
     from residuum.records import Dataset
@@ -69,10 +49,7 @@ def command(
         checkpoint, activation, rank=rank, norm=norm, augmented=augmented, data=samples, seed=seed,
         arch=arch, out=out,
     )  # fmt: skip
-    if json:
-        print_json(found.to_json())
-    elif not quiet:
-        show(found)
+    voice.answer(found.to_json(), lambda: show(found))
 
 
 def show(found: Identification) -> None:
@@ -110,5 +87,4 @@ def show(found: Identification) -> None:
         values = " ".join(number(v) for v in found.eigenvalues.tolist())
         print_line(f"eigenvalues of the moment matrix: {values}")
     print_line(f"not determined: {found.symmetry}")
-    for note in found.notes:
-        print_line(f"note: {note}")
+    print_notes(found.notes)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from residuum.cli.granted import INIT_FILE, OWN, grant
-from residuum.cli.options import Arch, CheckpointPath, Json, Quiet
-from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli.options import ARCH, INIT_FILE, OWN, CheckpointPath, Voice, grant
+from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from residuum.checkpoints import Inspection
@@ -20,9 +19,7 @@ residuum inspect weights.pt --arch mlp:784-1000-1000-1 --json
 """
 
 
-def command(
-    checkpoint: CheckpointPath, arch: Arch = None, json: Json = False, quiet: Quiet = False
-) -> None:
+def command(checkpoint: CheckpointPath, *, arch: str | None = ARCH, voice: Voice) -> None:
     """Show layers, homogeneity, directions of the first layer, and which attacks apply."""
     from residuum.attacks import every_attack
     from residuum.checkpoints import inspect_checkpoint, load_checkpoint
@@ -43,10 +40,7 @@ def command(
         why_not = attack.why_not(surface, knowledge)
         reason = why_not or attack.why(surface)
         attacks.append({"attack": name, "applies": not why_not, "reason": reason})
-    if json:
-        print_json({**found.to_json(), "attacks": attacks})
-    elif not quiet:
-        show(found, attacks)
+    voice.answer({**found.to_json(), "attacks": attacks}, lambda: show(found, attacks))
 
 
 def show(found: Inspection, attacks: list[dict[str, Any]]) -> None:
@@ -77,5 +71,4 @@ def show(found: Inspection, attacks: list[dict[str, Any]]) -> None:
         ("attack", "applies", "why"),
         [(a["attack"], "yes" if a["applies"] else "no", a["reason"]) for a in attacks],
     )
-    for note in found.assumptions:
-        print_line(f"assumed: {note}")
+    print_notes(found.assumptions, "assumed")

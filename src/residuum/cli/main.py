@@ -8,26 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 import typer
 
 from residuum import plugins
-from residuum.cli import (
-    alternatives,
-    attack,
-    audit,
-    certify,
-    defend,
-    demo,
-    doctor,
-    identify,
-    inspect,
-    report,
-    schema,
-    score,
-    sweep,
-    train,
-)
+from residuum.cli.options import flat
 from residuum.cli.output import print_json
 from residuum.errors import ResiduumError
 
@@ -61,26 +47,15 @@ def _root(
     pass
 
 
-COMMANDS = {
-    "demo": demo,
-    "train": train,
-    "inspect": inspect,
-    "attack": attack,
-    "score": score,
-    "certify": certify,
-    "alternatives": alternatives,
-    "identify": identify,
-    "defend": defend,
-    "audit": audit,
-    "sweep": sweep,
-    "report": report,
-    "schema": schema,
-    "doctor": doctor,
-}
+NAMES = (
+    "demo train inspect attack score certify alternatives identify defend audit sweep report "
+    "schema doctor"
+)
+COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split()}
 # Installed plug-ins take part in these, from the reading of the architecture on.
 PLUGGED = ("inspect", "attack", "score", "certify", "defend", "audit", "sweep")
 for name, module in COMMANDS.items():
-    app.command(name, epilog=module.EXAMPLES)(module.command)
+    app.command(name, epilog=module.EXAMPLES)(flat(module.command))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,106 +1,151 @@
-"""Options that several commands share, each with its help text."""
+"""Options that several commands share, and what they amount to: settings of an attack, what is granted.
+
+A group is a class whose fields are options; a command that takes one has them all (``flat``). Nothing
+here opens a ``private/`` folder by itself: a file is read when its name is typed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-NoPlugins = Annotated[
-    bool,
-    typer.Option("--no-plugins", help="Leave installed plug-ins alone (or RESIDUUM_NO_PLUGINS=1)."),
-]
+from residuum.cli.output import print_json
+from residuum.errors import DataError, InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from residuum.attacks import AttackConfig
+    from residuum.records import Checkpoint, Knowledge
+
+OWN = "own"
+INIT_FILE = "init.safetensors"
+
+
+def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:
+    """An option with its help text; names: where it is not called like the parameter."""
+    return typer.Option(default, *names, help=help, **more)
+
+
+def flat(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer takes it: in the place of every group the group's own options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {
+        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
+    }
+    options: dict[str, Parameter] = {}
+    for name, parameter in signature(command).parameters.items():
+        kinds, members = hints, {name: parameter.default}
+        if name in groups:
+            kinds = get_type_hints(groups[name])
+            members = {part.name: part.default for part in dataclasses.fields(groups[name])}
+        for own, default in members.items():
+            options[own] = Parameter(
+                own, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[own]
+            )
+
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            parts = {part.name: given.pop(part.name) for part in dataclasses.fields(group)}
+            given[name] = group(**parts)
+        command(**given)
+
+    run.__signature__ = Signature(list(options.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: part.annotation for name, part in options.items()}
+    run.__doc__ = command.__doc__
+    return run
+
+
 _CHECKPOINT = typer.Argument(
     metavar="CKPT",
     help="A .safetensors, .pt or .pth file, or a directory written by `residuum train`.",
-    show_default=False,
 )
 CheckpointPath = Annotated[Path, _CHECKPOINT]
 CheckpointPathOrNone = Annotated[Path | None, _CHECKPOINT]
-OwnData = Annotated[
-    Path | None,
-    typer.Option(
-        help="An .npz with x (as the network receives it) and y, or a training directory "
-        "(default: that of CKPT).",
-        show_default=False,
-    ),
-]
-Arch = Annotated[
-    str | None,
-    typer.Option(
-        "--arch",
-        metavar="ARCH",
-        help="Architecture where it cannot be read off the file, such as "
-        "convnet:1x28x28-8-16-10,bias=all, or to confirm the activation: mlp:784-128-10,bias=all,"
-        "activation=relu.",
-        show_default=False,
-    ),
-]
-Task = Annotated[
-    str, typer.Option("--task", help="auto, binary, multiclass or regression (auto: by outputs).")
-]
-Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-
-# Which samples a network is trained on; read by ``datasets.load_dataset``.
-Count = Annotated[
-    int | None,
-    typer.Option(
-        help="Training samples, equally many of each label (default: all; half, where the held-out "
-        "ones must come from the same file).",
-        show_default=False,
-    ),
-]
-DataRoot = Annotated[Path | None, typer.Option(help="Folder of data files (or RESIDUUM_DATA).")]
-DataSeed = Annotated[
-    int | None, typer.Option(help="Random choice of samples; without it the first n.")
-]
-
+NO_PLUGINS = option(
+    "Leave installed plug-ins alone (or RESIDUUM_NO_PLUGINS=1).", False, "--no-plugins"
+)
+OWN_DATA = option(
+    "An .npz with x (as the network receives it) and y, or a training directory (default: that of "
+    "CKPT)."
+)
+ARCH = option(
+    "Architecture where it cannot be read off the file, such as convnet:1x28x28-8-16-10,bias=all, "
+    "or to confirm the activation: mlp:784-128-10,bias=all,activation=relu.",
+    metavar="ARCH",
+)
+TASK = option("auto, binary, multiclass or regression (auto: by outputs).", "auto")
+DEVICE = option("cpu or cuda.", "cpu")
+SECONDS = option("Stop after this much wall-clock time.")
 # Settings of an attack; None where the preset decides.
-Steps = Annotated[int | None, typer.Option(help="Steps of every restart.")]
-Precision = Annotated[str | None, typer.Option(help="float64, float32; on a GPU also tf32, bf16.")]
-DeviceOrNone = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-SeedOrNone = Annotated[
-    int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of all random numbers.")
-]
+STEPS = option("Steps of every restart.")
+DTYPE = option("float64, float32; on a GPU also tf32, bf16.")
+DEVICE_OR_NONE = option("cpu or cuda.")
+SEED_OR_NONE = option("Seed of all random numbers.", min=0, max=2**31 - 1)
 
-# What an auditor may grant the attacker; read by ``granted.grant``.
-Shape = Annotated[str | None, typer.Option(metavar="C,H,W", help="Granted: shape of one sample.")]
-ValueRange = Annotated[
-    str | None, typer.Option(metavar="LOW,HIGH", help="Granted: least and greatest value.")
-]
-Mean = Annotated[
-    str | None,
-    typer.Option(metavar="MEAN", help="Granted: a number, an .npy, or an .npz with 'mean'."),
-]
-MeanProvenance = Annotated[
-    str, typer.Option(help="Where that mean is from: user, train or holdout.")
-]
-SampleCount = Annotated[
-    int | None, typer.Option(min=1, help="Granted: number of training samples.")
-]
-LabelBalance = Annotated[
-    str | None, typer.Option(metavar="SHARES", help="Granted: share of each label, as 0.5,0.5.")
-]
-InitialWeights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Granted: initial weights; own: those in the training directory."
-    ),
-]
-TrainingLoss = Annotated[
-    str | None, typer.Option(help="Granted: the training loss, as logistic or squared.")
-]
-WeightDecay = Annotated[float | None, typer.Option(help="Granted: weight decay of the training.")]
+
+@dataclass(frozen=True)
+class Voice:
+    """Who is told: a program (``--json``), nobody (``--quiet``), or a person."""
+
+    json: bool = option("Print one JSON object and nothing else.", False, "--json")
+    quiet: bool = option("Print nothing but errors.", False, "--quiet", "-q")
+
+    @property
+    def spoken(self) -> bool:
+        """Whether a person reads along."""
+        return not (self.json or self.quiet)
+
+    def answer(self, summary: Any, show: Callable[[], None]) -> None:
+        """The result as JSON, or as a person reads it."""
+        if self.json:
+            print_json(summary)
+        elif not self.quiet:
+            show()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which samples a network is trained on; read by ``datasets.load_dataset``."""
+
+    n: int | None = option(
+        "Training samples, equally many of each label (default: all; half, where the held-out "
+        "ones must come from the same file)."
+    )
+    data_root: Path | None = option("Folder of data files (or RESIDUUM_DATA).")
+    data_seed: int | None = option("Random choice of samples; without it the first n.")
+
+
+@dataclass(frozen=True)
+class Granted:
+    """What an auditor may grant the attacker; read by :func:`grant`."""
+
+    shape: str | None = option("Granted: shape of one sample.", metavar="C,H,W")
+    value_range: str | None = option("Granted: least and greatest value.", metavar="LOW,HIGH")
+    mean: str | None = option("Granted: a number, an .npy, or an .npz with 'mean'.", metavar="MEAN")
+    mean_provenance: str = option("Where that mean is from: user, train or holdout.", "user")
+    sample_count: int | None = option("Granted: number of training samples.", min=1)
+    label_balance: str | None = option(
+        "Granted: share of each label, as 0.5,0.5.", metavar="SHARES"
+    )
+    init: str | None = option(
+        "Granted: initial weights; own: those in the training directory.", metavar="FILE"
+    )
+    loss: str | None = option("Granted: the training loss, as logistic or squared.")
+    weight_decay: float | None = option("Granted: weight decay of the training.")
 
 
 def check_device(device: str) -> None:
     """Refuse a device that is not there, before any work."""
     import torch
-
-    from residuum.errors import InputError
 
     if device not in ("cpu", "cuda"):
         raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
@@ -110,10 +155,6 @@ def check_device(device: str) -> None:
 
 def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
     """Finite numbers between commas, or one line on what ``option`` takes."""
-    import math
-
-    from residuum.errors import InputError
-
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -124,3 +165,231 @@ def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
             f"Example: {option} {example}.",
         )
     return found
+
+
+def value_range_of(text: str | None) -> tuple[float, float] | None:
+    """``LOW,HIGH``, where it was said."""
+    if text is None:
+        return None
+    found = numbers(text, "--value-range", "0,1")
+    if len(found) != 2:
+        raise InputError(
+            f"A value range has two ends; got {text!r}.", "Example: --value-range 0,1."
+        )
+    return found[0], found[1]
+
+
+def configure(
+    preset: str,
+    prior: list[str] | None,
+    settings: list[str] | None,
+    split: str | None = None,
+    **given: Any,
+) -> AttackConfig:
+    """The preset with everything overridden that was said.
+
+    prior: ``NAME:WEIGHT``, replacing the preset's; settings: ``KEY=VALUE`` for those that have no
+    option; split: a way to grow, laid over the preset before everything else; given: values of the
+    other options, None where one was not used.
+    """
+    from residuum.attacks import GROWTH_PRESETS, PRESETS
+
+    for kind, name, known in (
+        ("No preset", preset, PRESETS),
+        ("--split has no", split or "none", GROWTH_PRESETS),
+        ("--rivals has no", given.get("rivals") or "tied", ("tied", "best")),
+        ("--gradients has no", given.get("gradients") or "both", ("theta", "theta0", "both")),
+    ):
+        if name not in known:
+            raise InputError(f"{kind} {name!r}.", did_you_mean(name, tuple(known)))
+    changes = dict(GROWTH_PRESETS[split]) if split is not None else {}
+    changes |= {name: value for name, value in given.items() if value is not None}
+    changes |= (_read_pair(pair, taken=(*given, "priors", "split")) for pair in settings or ())
+    if prior:
+        changes["priors"] = tuple(map(_prior, prior))
+    try:
+        return dataclasses.replace(PRESETS[preset], **changes)
+    except InputError as problem:  # a rule of the settings, said in the options' words
+        name, _, rest = problem.message.partition(" ")
+        if name not in given:
+            raise
+        raise InputError(f"{_option(name)} {rest}", problem.remedy) from problem
+
+
+def _read_pair(pair: str, taken: tuple[str, ...]) -> tuple[str, Any]:
+    """One ``KEY=VALUE``, as the type that the setting has."""
+    from residuum.attacks import AttackConfig
+
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(AttackConfig)
+        if field.name not in taken
+    }
+    name, equals, text = pair.partition("=")
+    name = name.strip().replace("-", "_")
+    if name in taken:
+        raise InputError(f"--set {name} has an option of its own.", f"Use {_option(name)}.")
+    if not equals or name not in defaults:
+        raise InputError(
+            f"--set takes KEY=VALUE with a setting of the attack; got {pair[:60]!r}.",
+            did_you_mean(name, tuple(defaults)),
+        )
+    return name, _typed(f"--set {name}=", text.strip(), defaults[name])
+
+
+def _typed(option: str, text: str, default: Any) -> Any:
+    """The text as a value of the default's type."""
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"{option} is true or false; got {text!r}.", f"Use {option}true.")
+        return text.lower() == "true"
+    many = default if isinstance(default, tuple) else (default,)
+    found = numbers(text, option, ",".join(f"{value:g}" for value in many))
+    whole = isinstance(default, int)
+    if len(found) != len(many) or (whole and found[0] != int(found[0])):
+        kind = "whole numbers" if whole else "numbers"
+        raise InputError(f"{option} takes {len(many)} {kind}; got {text!r}.", "Count them.")
+    return found if many is default else type(default)(found[0])
+
+
+def _prior(text: str) -> tuple[str, float]:
+    name, colon, weight = text.partition(":")
+    value = numbers(weight, f"--prior {name}:", "1e-4")[0] if colon else 1.0
+    if value < 0:
+        raise InputError(f"A prior's weight must not be negative; got {text!r}.", "Correct it.")
+    return name, value
+
+
+def _option(name: str) -> str:
+    return "--" + {"priors": "prior"}.get(name, name).replace("_", "-")
+
+
+def grant(
+    path: Path,
+    released: Checkpoint,
+    *,
+    shape: str | None = None,
+    value_range: str | None = None,
+    mean: str | None = None,
+    mean_provenance: str = "user",
+    label_balance: str | None = None,
+    init: str | None = None,
+    loss: str | None = None,
+    weight_decay: float | None = None,
+    **facts: Any,
+) -> Knowledge:
+    """The Knowledge that these options amount to; ``path``: of the checkpoint, for ``--init own``."""
+    from residuum.records import Knowledge
+    from residuum.records.knowledge import PROVENANCES
+    from residuum.training.methods import LOSSES
+
+    if mean_provenance not in PROVENANCES:
+        raise InputError(
+            f"No provenance {mean_provenance!r}.", did_you_mean(mean_provenance, PROVENANCES)
+        )
+    if loss is not None and loss not in LOSSES:
+        raise InputError(f"No loss {loss!r}.", did_you_mean(loss, tuple(LOSSES)))
+    if weight_decay is not None and not 0 <= weight_decay < math.inf:
+        raise InputError(
+            f"A weight decay is a finite number from 0; got {weight_decay}.", "Correct it."
+        )
+    knowledge = Knowledge(
+        **facts,
+        shape=None if shape is None else _shape(shape),
+        value_range=value_range_of(value_range),
+        mean=None if mean is None else _mean(mean),
+        label_balance=None if label_balance is None else _balance(label_balance, released),
+        theta0=None if init is None else _initial(init, path, released),
+        loss=loss,
+        weight_decay=weight_decay,
+        provenance={} if mean is None else {"mean": mean_provenance},
+    )
+    check_mean(knowledge)
+    return knowledge
+
+
+def check_mean(knowledge: Knowledge) -> None:
+    """The mean of values inside a range lies inside it, up to rounding."""
+    mean, span = knowledge.mean, knowledge.value_range
+    if mean is None or span is None:
+        return
+    slack = 1e-6 * (span[1] - span[0])
+    if mean.min() < span[0] - slack or mean.max() > span[1] + slack:
+        raise InputError(
+            f"The mean must lie in the value range {span[0]:g},{span[1]:g}; it runs from "
+            f"{float(mean.min()):.4g} to {float(mean.max()):.4g}.",
+            "Give both in the units of the images before the mean was subtracted.",
+        )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = numbers(text, "--shape", "1,28,28")
+    if not all(size >= 1 and size == int(size) for size in sizes):
+        raise InputError(f"A shape is of whole numbers from 1; got {text!r}.", "Correct --shape.")
+    return tuple(int(size) for size in sizes)
+
+
+def _mean(text: str) -> Tensor:
+    """A number, or the array ``mean`` of an .npz, or an .npy."""
+    import numpy as np
+    import torch
+
+    from residuum.records import read_npz
+
+    try:
+        values = np.asarray(float(text))
+    except ValueError:
+        if text.endswith(".npy"):
+            values = _read_npy(text)
+        else:
+            arrays = read_npz(text)
+            if "mean" not in arrays:
+                raise DataError(
+                    f"A mean is read from the array 'mean'; {text!r} holds {sorted(arrays)}.",
+                    "Save it with numpy.savez(path, mean=...), or say a number.",
+                ) from None
+            values = arrays["mean"]
+    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+        raise DataError(f"A mean is of finite numbers; that of {text!r} is not.", "Correct --mean.")
+    return torch.from_numpy(np.array(values, dtype=np.float64))
+
+
+def _read_npy(path: str) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    try:
+        # Mapped, so that a header that claims more than the file holds allocates nothing.
+        return np.lib.format.open_memmap(path, mode="r")
+    except FileNotFoundError as problem:
+        raise DataError(f"No file at {path!r}.", "Check the path.") from problem
+    except (OSError, ValueError, EOFError, SyntaxError) as problem:
+        raise DataError(
+            f"{path!r} must be an .npy of plain numbers; reading it failed ({problem}).",
+            "Save it with numpy.save(path, mean).",
+        ) from problem
+
+
+def _balance(text: str, released: Checkpoint) -> tuple[float, ...]:
+    from residuum.networks import Architecture
+
+    shares = numbers(text, "--label-balance", "0.5,0.5")
+    classes = max(2, Architecture.parse(released.arch).outputs)
+    if len(shares) != classes or min(shares) < 0 or abs(sum(shares) - 1) > 1e-3:
+        raise InputError(
+            f"A label balance has {classes} shares that add up to 1; got {text[:40]!r}.",
+            f"Example: --label-balance {','.join([f'{1 / classes:.4g}'] * classes)}.",
+        )
+    return shares
+
+
+def _initial(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
+    from residuum.checkpoints import load_checkpoint
+
+    if text == OWN and not (path / INIT_FILE).is_file():
+        raise InputError(
+            f"`--init own` needs {INIT_FILE} in a training directory; {str(path)!r} has none.",
+            "Name the file of the initial weights.",
+        )
+    return load_checkpoint(path / INIT_FILE if text == OWN else text, released.arch).theta

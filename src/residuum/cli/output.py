@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from residuum.sweeping.run import Progress as SweepProgress
     from residuum.training import Progress as TrainingProgress
 
-Update = Callable[[int, int, str], None]
+State = tuple[int, int, str]  # steps done, steps in all, and a line on where it stands
 
 
 def print_json(value: Any) -> None:
@@ -40,102 +41,20 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
     Console().print(table)
 
 
+def print_notes(notes: Iterable[str], kind: str = "note") -> None:
+    """What else is to be said, one line each."""
+    for note in notes:
+        print_line(f"{kind}: {note}")
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """A figure for a person; a missing one is a dash."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 @contextmanager
-def training_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for :func:`residuum.training.train`: bar, loss and margin, live on a terminal."""
-    with _bar("training", visible) as update:
-        if update is None:
-            yield None
-            return
-
-        def watch(progress: TrainingProgress) -> None:
-            shown = progress.normalized if progress.normalized is not None else progress.margin
-            state = f"step {progress.step}  loss {progress.loss:.2e}  margin {number(shown, 3)}"
-            update(progress.step, progress.steps, state)
-
-        yield watch
-
-
-@contextmanager
-def attack_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for :func:`residuum.attacks.attack`: best restart, residual per layer."""
-    with _bar("attacking", visible) as update:
-        if update is None:
-            yield None
-            return
-
-        def watch(progress: AttackProgress) -> None:
-            best = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
-            residuals = progress.layers[best].clamp(min=0).sqrt().tolist()
-            shown = " ".join(f"{value:.1e}" for value in residuals)
-            state = f"step {progress.step}  loss {float(progress.loss[best]):.1e}  layers {shown}"
-            update(progress.step, progress.steps, state)
-
-        yield watch
-
-
-@contextmanager
-def certificate_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for :func:`residuum.theory.uniqueness.uniqueness`: candidates done."""
-    with _bar("certifying", visible) as update:
-        if update is None:
-            yield None
-        else:
-            yield lambda done, total: update(done, total, f"{done} of {total}")
-
-
-@contextmanager
-def split_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for directions of splits, found sample by sample."""
-    with _bar("splitting", visible) as update:
-        if update is None:
-            yield None
-        else:
-            yield lambda done, of: update(done, of, f"sample {done} of {of}")
-
-
-@contextmanager
-def sweep_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for :func:`residuum.sweeping.sweep`: trials done, best residual, rate, time to go."""
-    with _bar("sweeping", visible) as update:
-        if update is None:
-            yield None
-            return
-
-        def watch(progress: SweepProgress) -> None:
-            left = progress.remaining
-            state = (
-                f"{progress.done} of {progress.total}  best {number(progress.best, 3)}  "
-                f"failed {progress.failed}  {progress.per_minute:.3g} per minute"
-                + ("" if left is None else f"  about {_duration(left)} left")
-            )
-            update(progress.done, progress.total, state)
-
-        yield watch
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
-@contextmanager
-def trial_progress(visible: bool) -> Iterator[Any]:
-    """A watcher for trials of defenses: which one, and its stage."""
-    with _bar("defending", visible) as update:
-        yield update
-
-
-@contextmanager
-def _bar(title: str, visible: bool) -> Iterator[Update | None]:
-    """One progress bar on standard error; None where nobody watches."""
+def progress(title: str, state: Callable[..., State], visible: bool) -> Iterator[Any]:
+    """A watcher: one bar on standard error with the ``state`` of what it is told; None for nobody."""
     if not visible or not sys.stderr.isatty():
         yield None
         return
@@ -151,7 +70,48 @@ def _bar(title: str, visible: bool) -> Iterator[Update | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None, state="")
 
-        def update(step: int, steps: int, state: str) -> None:
-            bars.update(task, total=steps, completed=step, state=state)
+        def watch(*told: Any) -> None:
+            step, steps, line = state(*told)
+            bars.update(task, total=steps, completed=step, state=line)
 
-        yield update
+        yield watch
+
+
+def _training(at: TrainingProgress) -> State:
+    """Loss and margin."""
+    shown = at.normalized if at.normalized is not None else at.margin
+    return at.step, at.steps, f"step {at.step}  loss {at.loss:.2e}  margin {number(shown, 3)}"
+
+
+def _attacking(at: AttackProgress) -> State:
+    """The best restart, residual per layer."""
+    best = int(at.loss.nan_to_num(nan=float("inf")).argmin())
+    residuals = at.layers[best].clamp(min=0).sqrt().tolist()
+    shown = " ".join(f"{value:.1e}" for value in residuals)
+    return at.step, at.steps, f"step {at.step}  loss {float(at.loss[best]):.1e}  layers {shown}"
+
+
+def _sweeping(at: SweepProgress) -> State:
+    """Trials done, best residual, rate, time to go."""
+    left = "" if at.remaining is None else f"  about {_duration(at.remaining)} left"
+    state = (
+        f"{at.done} of {at.total}  best {number(at.best, 3)}  failed {at.failed}  "
+        f"{at.per_minute:.3g} per minute{left}"
+    )
+    return at.done, at.total, state
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+# Each takes whether anybody watches.
+training_progress = partial(progress, "training", _training)
+attack_progress = partial(progress, "attacking", _attacking)
+sweep_progress = partial(progress, "sweeping", _sweeping)
+certificate_progress = partial(progress, "certifying", lambda at, of: (at, of, f"{at} of {of}"))
+split_progress = partial(progress, "splitting", lambda at, of: (at, of, f"sample {at} of {of}"))
+trial_progress = partial(progress, "defending", lambda at, of, state: (at, of, state))

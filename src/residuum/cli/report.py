@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from residuum.cli.options import Json, Quiet
-from residuum.cli.output import print_json, print_line
+from residuum.cli.options import Voice, option
+from residuum.cli.output import print_line
 
 EXAMPLES = """Examples:
 
@@ -19,22 +19,14 @@ residuum report runs/a --blur --out for-review.html
 
 
 def command(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a finished audit.", show_default=False)
-    ],
-    redact: Annotated[bool, typer.Option("--redact", help="Without any image.")] = False,
-    blur: Annotated[
-        bool, typer.Option("--blur", help="Images are blurred until asked for.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write (default: report-again.html or report-redacted.html in RUN).",
-            show_default=False,
-        ),
-    ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished audit.")],
+    *,
+    redact: bool = option("Without any image.", False, "--redact"),
+    blur: bool = option("Images are blurred until asked for.", False, "--blur"),
+    out: Path | None = option(
+        "File to write (default: report-again.html or report-redacted.html in RUN)."
+    ),
+    voice: Voice,
 ) -> None:
     """Write the HTML report of a finished audit again, redacted or blurred where asked."""
     from residuum.auditing import AuditResult
@@ -51,7 +43,5 @@ def command(
         ) from problem
     target = out if out is not None else run / f"report-{'redacted' if redact else 'again'}.html"
     write_atomic(target, text)
-    if json:
-        print_json({"report": str(target), "verdict": result.verdict.outcome, "redacted": redact})
-    elif not quiet:
-        print_line(f"report: {target}")
+    summary = {"report": str(target), "verdict": result.verdict.outcome, "redacted": redact}
+    voice.answer(summary, lambda: print_line(f"report: {target}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from residuum.cli.options import Json, Quiet
+from residuum.cli.options import Voice
 from residuum.cli.output import print_json
 
 EXAMPLES = """Examples:
@@ -11,9 +11,9 @@ residuum schema > result.schema.json
 """
 
 
-def command(json: Json = False, quiet: Quiet = False) -> None:
+def command(voice: Voice) -> None:
     """Print the JSON Schema of result.json; --json changes nothing, it is JSON anyway."""
     from residuum.auditing.schema import result_schema
 
-    if not quiet:
+    if not voice.quiet:
         print_json(result_schema())

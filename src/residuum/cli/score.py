@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from residuum.cli.options import Json, Quiet
-from residuum.cli.output import number, print_json, print_line, print_table
+from residuum.cli.options import Voice, option
+from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,35 +26,18 @@ CANDIDATES = ("all", "selected")
 
 
 def command(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of an attack.", show_default=False)
-    ],
-    data: Annotated[
-        Path, typer.Option(help="Training samples: an .npz with x and y, or a training directory.")
-    ],
-    holdout: Annotated[
-        Path | None,
-        typer.Option(
-            help="Samples the network never saw, likewise; at least 100.", show_default=False
-        ),
-    ] = None,
-    ckpt: Annotated[
-        Path | None,
-        typer.Option(help="The attacked checkpoint: adds margins.", show_default=False),
-    ] = None,
-    candidates: Annotated[
-        str,
-        typer.Option(
-            help="all: every candidate and consensus; selected: those held by several restarts."
-        ),
-    ] = "all",
-    metrics: Annotated[
-        str | None, typer.Option(help="Of ncc, ssim3, ssim, l2, psnr, between commas.")
-    ] = None,
-    subsets: Annotated[int, typer.Option(help="Held-out subsets drawn.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of those draws.")] = 0,
-    json: Json = False,
-    quiet: Quiet = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an attack.")],
+    *,
+    data: Path = option("Training samples: an .npz with x and y, or a training directory.", ...),
+    holdout: Path | None = option("Samples the network never saw, likewise; at least 100."),
+    ckpt: Path | None = option("The attacked checkpoint: adds margins."),
+    candidates: str = option(
+        "all: every candidate and consensus; selected: those held by several restarts.", "all"
+    ),
+    metrics: str | None = option("Of ncc, ssim3, ssim, l2, psnr, between commas."),
+    subsets: int = option("Held-out subsets drawn.", 500),
+    seed: int = option("Seed of those draws.", 0, min=0),
+    voice: Voice,
 ) -> None:
     """Count recovered training samples, published and calibrated against held-out ones."""
     from residuum.errors import InputError, did_you_mean
@@ -83,10 +66,7 @@ def command(
     scores = scores.replace(notes=(*scores.notes, *notes))
     selected = judge(chosen) if candidates == "all" and len(chosen[0]) else None
     summary = write_scores(run, found, scores, selected, candidates, pool[0], train, outputs)
-    if json:
-        print_json(summary)
-    elif not quiet:
-        show(scores, selected, found, run)
+    voice.answer(summary, lambda: show(scores, selected, found, run))
 
 
 def _refuse_audit(run: Path) -> None:
@@ -111,8 +91,7 @@ def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Pa
         or f"* decides; threshold: the 99th percentile of chance, by {scores.pool} held-out samples"
     )
     print_line(f"granted to the attacker: {found.knowledge.line}")
-    for note in scores.notes:
-        print_line(f"note: {note}")
+    print_notes(scores.notes)
     print_line(f"written to {run}")
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from residuum.cli import options
-from residuum.cli.granted import grant
-from residuum.cli.output import number, print_json, print_line, print_table, sweep_progress
-from residuum.cli.settings import configure
+from residuum.cli.options import option
+from residuum.cli.output import number, print_line, print_table, sweep_progress
+from residuum.errors import InconclusiveError, InputError
 
 if TYPE_CHECKING:
-    from residuum.attacks import AttackConfig
-    from residuum.records import Checkpoint, Knowledge
-    from residuum.sweeping import Plan, Setting, Sweep
+    from residuum.sweeping import Setting, Sweep
 
 EXAMPLES = """Examples:
 
@@ -32,141 +29,93 @@ residuum sweep runs/m --trials 32 --data runs/m --holdout runs/m --out runs/s
 ROWS = 8
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Of every attack, where they are not varied; read by ``options.configure``."""
+
+    preset: str = option("Settings that are not varied.", "residuum")
+    objective: str | None = option("As in residuum attack.")
+    candidates: int | None = option("Candidates per restart.", min=1)
+    restarts: int = option("Restarts of each trial.", 2, min=1)
+    steps: int | None = options.STEPS
+    prior: list[str] | None = option("As in residuum attack.", metavar="NAME:WEIGHT")
+    dtype: str | None = options.DTYPE
+    device: str | None = option("cpu or cuda, of the workers.")
+    seed: int = option("Seed of the trials and of every attack.", 0, min=0, max=2**31 - 1)
+    settings: list[str] | None = option(
+        "Any other setting of the attack.", None, "--set", metavar="KEY=VALUE"
+    )
+
+
 def command(
     checkpoint: options.CheckpointPath,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write; a sweep there that was stopped goes on. Required unless --dry-run.",
-            show_default=False,
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 32,
-    sampler: Annotated[str, typer.Option(help="random, sobol or tpe.")] = "random",
-    engine: Annotated[str, typer.Option(help="local, processes or ray.")] = "local",
-    address: Annotated[
-        str,
-        typer.Option(help="Ray cluster to join, such as auto; left out, one is started here."),
-    ] = "",
-    workers: Annotated[
-        int, typer.Option(min=0, help="Processes on this machine (0: as many as cores allow).")
-    ] = 0,
-    cpus_per_trial: Annotated[int, typer.Option(min=1, help="Cores, and threads, of a trial.")] = 1,
-    gpus_per_trial: Annotated[
-        float, typer.Option(min=0.0, help="Share of a GPU that a Ray trial reserves.")
-    ] = 0.0,
-    retries: Annotated[
-        int, typer.Option(min=0, help="How often a trial whose worker died is tried again.")
-    ] = 2,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            help="Optuna URL of the storage (default: SQLite in the folder).", show_default=False
-        ),
-    ] = None,
-    search: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=LOW:HIGH[:log]",
-            help="Vary this setting instead of the default ones; repeatable.",
-        ),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Trials that share one program: fills a GPU.")
-    ] = 1,
-    rungs: Annotated[
-        int, typer.Option(min=0, help="Successive halving: pauses at which two thirds end.")
-    ] = 0,
-    rank_by: Annotated[
-        str, typer.Option(help="residual, or residual,agreement for a front of both.")
-    ] = "residual",
-    preset: Annotated[str, typer.Option(help="Settings that are not varied.")] = "residuum",
-    objective: Annotated[str | None, typer.Option(help="As in residuum attack.")] = None,
-    candidates: Annotated[int | None, typer.Option(min=1, help="Candidates per restart.")] = None,
-    restarts: Annotated[int, typer.Option(min=1, help="Restarts of each trial.")] = 2,
-    steps: options.Steps = None,
-    prior: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:WEIGHT", help="As in residuum attack.")
-    ] = None,
-    dtype: options.Precision = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda, of the workers.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**31 - 1, help="Seed of the trials and of every attack.")
-    ] = 0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the attack."),
-    ] = None,
-    arch: options.Arch = None,
-    shape: options.Shape = None,
-    value_range: options.ValueRange = None,
-    mean: options.Mean = None,
-    mean_provenance: options.MeanProvenance = "user",
-    sample_count: options.SampleCount = None,
-    label_balance: options.LabelBalance = None,
-    init: options.InitialWeights = None,
-    loss: options.TrainingLoss = None,
-    weight_decay: options.WeightDecay = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Training samples, read once the ranking is fixed: scores it, changes nothing.",
-            show_default=False,
-        ),
-    ] = None,
-    holdout: Annotated[
-        Path | None, typer.Option(help="Samples the network never saw, for --data.", show_default=False)
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the sweep will cost; no trial is run.")
-    ] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:  # fmt: skip
+    *,
+    out: Path | None = option(
+        "Folder to write; a sweep there that was stopped goes on. Required unless --dry-run."
+    ),
+    trials: int = option("Settings to try.", 32, min=1),
+    sampler: str = option("random, sobol or tpe.", "random"),
+    engine: str = option("local, processes or ray.", "local"),
+    address: str = option("Ray cluster to join, such as auto; left out, one is started here.", ""),
+    workers: int = option("Processes on this machine (0: as many as cores allow).", 0, min=0),
+    cpus_per_trial: int = option("Cores, and threads, of a trial.", 1, min=1),
+    gpus_per_trial: float = option("Share of a GPU that a Ray trial reserves.", 0.0, min=0.0),
+    retries: int = option("How often a trial whose worker died is tried again.", 2, min=0),
+    storage: str | None = option("Optuna URL of the storage (default: SQLite in the folder)."),
+    search: list[str] | None = option(
+        "Vary this setting instead of the default ones; repeatable.", metavar="NAME=LOW:HIGH[:log]"
+    ),
+    batch: int = option("Trials that share one program: fills a GPU.", 1, min=1),
+    rungs: int = option("Successive halving: pauses at which two thirds end.", 0, min=0),
+    rank_by: str = option("residual, or residual,agreement for a front of both.", "residual"),
+    settings: Settings,
+    arch: str | None = options.ARCH,
+    granted: options.Granted,
+    data: Path | None = option(
+        "Training samples, read once the ranking is fixed: scores it, changes nothing."
+    ),
+    holdout: Path | None = option("Samples the network never saw, for --data."),
+    dry_run: bool = option("Print what the sweep will cost; no trial is run.", False, "--dry-run"),
+    voice: options.Voice,
+) -> None:
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
+    from residuum.attacks import estimate
     from residuum.checkpoints import load_checkpoint
-    from residuum.sweeping import sweep
+    from residuum.sweeping import SPACE, Plan, sweep
     from residuum.sweeping.executors import Resources
+    from residuum.sweeping.space import cost
 
-    given = {"objective": objective, "candidates": candidates, "restarts": restarts, "steps": steps,
-             "dtype": dtype, "device": device, "seed": seed}  # fmt: skip
-    config = configure(preset, given, prior, settings)
+    config = options.configure(**vars(settings))
     if engine != "ray":
         options.check_device(config.device)
-    planned = plan_of(config, trials, sampler, seed, search, batch, rungs, rank_by)
-    released = load_checkpoint(checkpoint, arch)
-    knowledge = grant(
-        checkpoint, released, shape=shape, value_range=value_range, mean=mean,
-        mean_provenance=mean_provenance, sample_count=sample_count, label_balance=label_balance,
-        init=init, loss=loss, weight_decay=weight_decay,
+    plan = Plan(
+        trials, sampler, settings.seed, config, dict(map(_setting, search)) if search else SPACE,
+        batch, rungs=rungs, objectives=tuple(part.strip() for part in rank_by.split(",")),
     )  # fmt: skip
-    resources = Resources(workers, cpus_per_trial, gpus_per_trial, address, retries)
-    if dry_run:
-        _dry_run(released, knowledge, planned, json, quiet)
+    released = load_checkpoint(checkpoint, arch)
+    knowledge = options.grant(checkpoint, released, **vars(granted))
+    if dry_run:  # one trial, measured, times the number of trials that run to their end
+        figures = cost(plan, estimate(released, knowledge, config))
+        rows = [(name.replace("_", " "), number(value)) for name, value in figures.items()]
+        title = "dry run: no trial was run"
+        voice.answer(figures, lambda: print_table(title, ("figure", "value"), rows))
         return
-    out = _named(out)
-    with sweep_progress(not (json or quiet)) as watch:
+    if out is None:
+        raise InputError("A sweep needs a folder to write.", "Say --out runs/s, or --dry-run.")
+    with sweep_progress(voice.spoken) as watch:
         done = sweep(
-            checkpoint, knowledge, planned, out=out, data=data, holdout=holdout, arch=arch,
-            engine=engine, resources=resources, storage=storage, watch=watch,
+            checkpoint, knowledge, plan, out=out, data=data, holdout=holdout, arch=arch,
+            engine=engine, storage=storage, watch=watch,
+            resources=Resources(workers, cpus_per_trial, gpus_per_trial, address, retries),
         )  # fmt: skip
-    _refuse_failure(done, out)
-    if json:
-        print_json({**done.said, **({"rankings": done.scored.to_json()} if done.scored else {})})
-    elif not quiet:
-        show(done, out)
-
-
-def plan_of(
-    config: AttackConfig, trials: int, sampler: str, seed: int, search: list[str] | None,
-    batch: int, rungs: int, rank_by: str,
-) -> Plan:  # fmt: skip
-    """The plan that these options amount to."""
-    from residuum.sweeping import SPACE, Plan
-
-    space = dict(map(_setting, search)) if search else dict(SPACE)
-    objectives = tuple(part.strip() for part in rank_by.split(","))
-    return Plan(trials, sampler, seed, config, space, batch, rungs=rungs, objectives=objectives)
+    if not done.order:
+        reason = next((t.reason for t in done.trials if t.reason), "")
+        raise InconclusiveError(
+            f"No trial was complete ({reason}); what there is stands in {str(out)!r}.",
+            "Correct what the reason names, or choose another --search.",
+        )
+    scored = {"rankings": done.scored.to_json()} if done.scored else {}
+    voice.answer({**done.said, **scored}, lambda: show(done, out))
 
 
 def show(done: Sweep, out: Path) -> None:
@@ -201,23 +150,7 @@ def show(done: Sweep, out: Path) -> None:
     print_line(f"written to {out}")
 
 
-def _dry_run(
-    released: Checkpoint, knowledge: Knowledge, plan: Plan, json: bool, quiet: bool
-) -> None:
-    """Cost of one trial, measured, times the number of trials that run to their end."""
-    from residuum.attacks import estimate
-    from residuum.sweeping.space import cost
-
-    found = cost(plan, estimate(released, knowledge, plan.config))
-    if json:
-        print_json(found)
-    elif not quiet:
-        rows = [(name.replace("_", " "), number(value)) for name, value in found.items()]
-        print_table("dry run: no trial was run", ("figure", "value"), rows)
-
-
 def _setting(text: str) -> tuple[str, Setting]:
-    from residuum.errors import InputError
     from residuum.sweeping import Setting
     from residuum.sweeping.space import numeric
 
@@ -234,22 +167,3 @@ def _setting(text: str) -> tuple[str, Setting]:
         )
     whole = isinstance(numeric().get(name), int)
     return name, Setting(low, high, log=parts[2:] == ["log"], whole=whole)
-
-
-def _named(out: Path | None) -> Path:
-    from residuum.errors import InputError
-
-    if out is None:
-        raise InputError("A sweep needs a folder to write.", "Say --out runs/s, or --dry-run.")
-    return out
-
-
-def _refuse_failure(done: Sweep, out: Path) -> None:
-    from residuum.errors import InconclusiveError
-
-    if not done.order:
-        reason = next((t.reason for t in done.trials if t.reason), "")
-        raise InconclusiveError(
-            f"No trial was complete ({reason}); what there is stands in {str(out)!r}.",
-            "Correct what the reason names, or choose another --search.",
-        )

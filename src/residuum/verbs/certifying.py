@@ -1,4 +1,4 @@
-"""``rs.uniqueness``: what equal pairs keep of what an attack brought back."""
+"""Certificates of files: how close to a KKT point, and ``rs.uniqueness``, what equal pairs keep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from torch import nn
 
 from residuum.attacks import OBJECTIVES
 from residuum.checkpoints import as_checkpoint, build_model
-from residuum.records import Checkpoint, Reconstruction, Uniqueness, write_json
+from residuum.records import (
+    Certificate,
+    Checkpoint,
+    Dataset,
+    Reconstruction,
+    Uniqueness,
+    write_json,
+)
+from residuum.records.data import own_data
 from residuum.report import ambiguity_figure
+from residuum.theory import certify
 from residuum.theory.uniqueness import question
 from residuum.theory.uniqueness.reconstruction import Candidates
 from residuum.verbs.attacking import attacked_other, load_run, write_figures
 
 SUMMARY, RECORD, PICTURE = "uniqueness.json", "uniqueness.safetensors", "ambiguity.png"
+KKT = "certificate.json"
 OTHER = "CKPT is not the checkpoint that was attacked"
 
 
@@ -57,6 +67,27 @@ class Certified:
         write_json(out / SUMMARY, self.to_json())
 
 
+def kkt(
+    checkpoint: Path,
+    data: Path | None,
+    arch: str | None,
+    task: str,
+    rivals: str,
+    kink_tolerance: float,
+    out: Path | None,
+) -> tuple[Certificate, str]:
+    """How close a checkpoint is to a KKT point on samples of a file, and what that is of."""
+    released = as_checkpoint(checkpoint, arch)
+    given = Dataset.from_npz(own_data(checkpoint, data))
+    found = certify(
+        build_model(released), given.x, given.y, rivals=rivals, kink_tolerance=kink_tolerance,
+        task=released.task if task == "auto" and released.task else task,
+    )  # fmt: skip
+    if out is not None:
+        write_json(out / KKT, found.to_json())
+    return found, f"{released.arch} on {found.samples} samples"
+
+
 def uniqueness(
     model: Checkpoint | nn.Module | str | Path,
     found: Reconstruction | str | Path,
@@ -77,21 +108,22 @@ def uniqueness(
     and a picture.
     """
     return certified(
-        model, found, candidates, samples, tolerance, task, arch, device,
-        None if out is None else Path(out),
+        model, found, candidates=candidates, samples=samples, tolerance=tolerance, task=task,
+        arch=arch, device=device, out=out,
     ).unique  # fmt: skip
 
 
 def certified(
     model: Checkpoint | nn.Module | str | Path,
     found: Reconstruction | str | Path,
-    which: str,
+    *,
+    candidates: str,
     samples: int | None,
     tolerance: float,
     task: str,
     arch: str | None,
     device: str,
-    out: Path | None,
+    out: str | Path | None,
     watch: Any = None,
     say: Callable[[str], None] | None = None,
 ) -> Certified:
@@ -100,7 +132,7 @@ def certified(
     if task == "auto" and part.attack in OBJECTIVES:
         task = OBJECTIVES[part.attack].task or task
     released = as_checkpoint(model, arch)
-    asked = question(build_model(released).double(), part, which, task)
+    asked = question(build_model(released).double(), part, candidates, task)
     cost = asked.cost(samples, device)
     if say is not None:
         say(f"cost: {cost}")
@@ -108,7 +140,7 @@ def certified(
     files = isinstance(model, str | Path) and not isinstance(found, Reconstruction)
     if files and attacked_other(Path(str(model)), Path(str(found))):
         unique = unique.replace(notes=(*unique.notes, OTHER))
-    result = Certified(unique, asked.candidates, part, which, cost.seconds, released.arch)
+    result = Certified(unique, asked.candidates, part, candidates, cost.seconds, released.arch)
     if out is not None:
-        result.write(out)
+        result.write(Path(out))
     return result
