@@ -20,8 +20,9 @@ from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge
 from residuum.records.data import with_mean
-from residuum.report import drawing, family_figure
+from residuum.report import drawing
 from residuum.report.drawing import CYCLE
+from residuum.report.figures import family_figure
 from residuum.training import TrainingConfig, train
 
 ARCH, SAMPLES, SEED = "mlp:64-200-200-1", 20, 3000

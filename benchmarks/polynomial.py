@@ -22,8 +22,9 @@ from residuum.datasets import load_dataset
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records import Dataset, write_atomic
 from residuum.records.identification import Identification
-from residuum.report import drawing, identified_figure
+from residuum.report import drawing
 from residuum.report.drawing import BLUE, GREY, INK, ORANGE
+from residuum.report.figures import identified_figure
 from residuum.theory import certify
 from residuum.training import TrainingConfig, train
 

@@ -17,8 +17,7 @@ from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
 from residuum.cli.main import COMMANDS, main
 from residuum.cli.options import flat
 from residuum.records import Knowledge
-from residuum.report.model_card import model_card
-from residuum.report.page import STATUS
+from residuum.report.html import STATUS, model_card
 from residuum.report.sarif import RULE, sarif
 from tests import pages
 from tests.victims import write

@@ -29,7 +29,7 @@ from residuum.cli.main import main
 from residuum.errors import DataError, OutputError
 from residuum.records import Dataset, same
 from residuum.records.rundir import sha256
-from residuum.report.gallery import items
+from residuum.report.html import items_of
 from tests.program import listing, start
 from tests.victims import knowledge, leaky, tight, untrained, write
 
@@ -193,7 +193,7 @@ def test_uniqueness_is_certified_where_the_budget_allows() -> None:
     # Each sample's data: its multiplier stands under the candidate that the index names.
     lam = found.reconstructions[0].weight[rows]
     assert torch.allclose(lam.double(), found.uniqueness.lam.double())
-    cards = [item for item in items(found) if item.certificate]
+    cards = [item for item in items_of(found) if item.certificate]
     assert cards
     for item in cards:
         assert 0 <= item.determined_at_least <= item.determined_energy + 1e-9

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from residuum.auditing import AuditResult
-from residuum.report.gallery import DETERMINED, items
-from residuum.report.html import render
-from residuum.report.safetext import visible
+from residuum.report.html import DETERMINED, items_of, render, visible
 from tests import pages
 
 pytestmark = pytest.mark.browser
@@ -191,18 +189,18 @@ def test_filters(opened: Reports) -> None:
     tab.check("#recovered")
     assert tab.evaluate(shown) == page.verdict.recovered
     tab.uncheck("#recovered")
-    label = sorted({item.label for item in items(page)})[0]
+    label = sorted({item.label for item in items_of(page)})[0]
     tab.select_option("#label", label=label)
-    assert tab.evaluate(shown) == sum(item.label == label for item in items(page))
+    assert tab.evaluate(shown) == sum(item.label == label for item in items_of(page))
     tab.select_option("#label", "")
     tab.select_option("#certificate-filter", label=DETERMINED)
-    expected = sum(item.certificate == DETERMINED for item in items(page))
+    expected = sum(item.certificate == DETERMINED for item in items_of(page))
     assert 0 < tab.evaluate(shown) == expected < 24
     tab.select_option("#certificate-filter", "none")
-    assert tab.evaluate(shown) == sum(not item.certificate for item in items(page))
+    assert tab.evaluate(shown) == sum(not item.certificate for item in items_of(page))
     tab.select_option("#certificate-filter", "")
     tab.fill("#confidence", "0.9")
-    assert tab.evaluate(shown) == sum((item.confidence or 0) >= 0.9 for item in items(page)) > 0
+    assert tab.evaluate(shown) == sum((item.confidence or 0) >= 0.9 for item in items_of(page)) > 0
     assert tab.inner_text("#count-shown") == f"{tab.evaluate(shown)} of 24 cards"
     tab.click("#reset-gallery")
     assert tab.evaluate(shown) == 24

@@ -12,14 +12,14 @@ from PIL import Image
 from residuum.attacks import select
 from residuum.evaluation import score
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores
-from residuum.report import (
+from residuum.report.drawing import Cell, image_grid, is_image, pixels
+from residuum.report.figures import (
     compared_figure,
     loss_figure,
     matches_figure,
     output_figure,
     selected_figure,
 )
-from residuum.report.drawing import Cell, image_grid, is_image, pixels
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (4, 12), (2,), (16,), (1,)]
 SAMPLES = 12

@@ -20,7 +20,7 @@ from residuum.cli.main import main
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.identification import Identification
-from residuum.report import identified_figure
+from residuum.report.figures import identified_figure
 from tests.cases import ExactPoint, polynomial_point
 
 KEYS = {"order", "r", "N_r", "rank_K", "cond_K", "samples", "aggregates", "notes"}

@@ -15,10 +15,9 @@ import torch
 from PIL import Image
 
 from residuum.auditing.verdict import INCONCLUSIVE
-from residuum.report import gallery
-from residuum.report.gallery import MAX_SIDE, Item, data_uri, fitted, frames
-from residuum.report.html import inline, render
-from residuum.report.safetext import isolated, visible
+from residuum.report import html
+from residuum.report.drawing import MAX_SIDE, data_uri, fitted
+from residuum.report.html import Item, frames, inline, isolated, render, visible
 from tests import pages
 
 DIRECTION_MARKS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x00\x1b]")
@@ -179,7 +178,7 @@ def test_vectors_are_numbers() -> None:
     text = render(pages.audited(12, (2,)))
     elements = Elements(text)
     assert not elements.named("img")
-    item = gallery.items(pages.audited(12, (2,)))[0]
+    item = html.items_of(pages.audited(12, (2,)))[0]
     assert item.found is not None
     assert f"{item.found[0]:.3f}" in elements.text
     assert "… 64 values" in render(pages.audited(3, (64,)))
@@ -190,7 +189,7 @@ def test_the_gallery_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(text) < 4_000_000
     assert "120 of 130 shown, best first; 10 left out" in Elements(text).text
     assert text.count('data-card="') == 120
-    monkeypatch.setattr(gallery, "MAX_BYTES", 60_000)
+    monkeypatch.setattr(html, "MAX_BYTES", 60_000)
     few = render(pages.audited(40, (3, 32, 32)))
     shown = few.count('data-card="')
     assert 1 <= shown < 20
@@ -299,7 +298,7 @@ def test_numbers_that_are_none_of_them() -> None:
     assert (card["margin"], card["confidence"]) == (None, None)
     assert "∞" in text
     assert not re.search(r"\b(nan|NaN|Infinity)\b", text.replace(Elements(text).raw["script"], ""))
-    assert gallery.keys(Item(0, None, radius=np.inf))["radius"] > 1e100
+    assert html.keys(Item(0, None, radius=np.inf))["radius"] > 1e100
 
 
 def test_residuals_that_are_zero_or_diverged() -> None:

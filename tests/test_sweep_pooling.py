@@ -15,9 +15,8 @@ from torch import Tensor
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.records import Dataset, Knowledge, Reconstruction
-from residuum.report.charts import Coordinate, parallel
-from residuum.report.gallery import Item
-from residuum.report.html import render_sweep
+from residuum.report.drawing import Coordinate, parallel
+from residuum.report.html import Item, render_sweep
 from residuum.sweeping import sweep
 from residuum.sweeping.pooling import Pool, pooled
 from residuum.sweeping.scoring import rankings

@@ -17,7 +17,7 @@ from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Linear
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.records.certificate import Uniqueness
-from residuum.report import ambiguity_figure
+from residuum.report.figures import ambiguity_figure
 from residuum.stationarity import by_layer, parameters
 from residuum.theory.patterns import slope_matrix
 from residuum.theory.polynomial import identifiability

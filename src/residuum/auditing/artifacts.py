@@ -24,8 +24,7 @@ from residuum.errors import InputError, OutputError
 from residuum.records import Certificate, Reconstruction, Scores
 from residuum.records.certificate import Uniqueness
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
-from residuum.report.html import render
-from residuum.report.model_card import model_card
+from residuum.report.html import model_card, render
 from residuum.report.sarif import sarif
 
 CONFIG, ENVIRONMENT, SCORES, CERTIFICATE = (

@@ -118,7 +118,7 @@ def _write(
     from residuum.checkpoints import build_model
     from residuum.evaluation.scoring import whole_pool
     from residuum.records import write_atomic, write_json
-    from residuum.report import compared_figure
+    from residuum.report.figures import compared_figure
     from residuum.theory import certify
 
     holdout = split.holdout

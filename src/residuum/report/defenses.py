@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from residuum.defenses import Attacked, Outcome
-from residuum.report import drawing, gallery, html
-from residuum.report.safetext import visible
+from residuum.report import drawing, html
+from residuum.report.html import visible
 
 HEAD = (
     "defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT", "pairs keep",
@@ -51,7 +51,7 @@ def markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str:
 
 def page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
     """The section as a page of its own: one file, no script, nothing loaded."""
-    uri = "" if picture is None else gallery.PNG + base64.b64encode(picture).decode()
+    uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
     return html.page(
         "defenses.html", subject="defenses", lead=_knows(outcomes), head=HEAD, rows=rows(outcomes),
         notes=notes(outcomes), picture=uri, limit=LIMIT,

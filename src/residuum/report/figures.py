@@ -19,17 +19,7 @@ from residuum.records.data import with_mean
 from residuum.records.identification import Identification
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
-from residuum.report.drawing import (
-    BLUE,
-    CYCLE,
-    GREEN,
-    GREY,
-    INK,
-    MARKERS,
-    ORANGE,
-    SHOWN,
-    Cell,
-)
+from residuum.report.drawing import SHOWN, Cell, positive
 
 LINES = 80  # of a family tree; a larger one shows the families with the most descendants
 GROWN = ("split", "random", "frank-wolfe")
@@ -116,7 +106,7 @@ def output_figure(
         _scatter(axes, x, scores, name)
         axes.set_xlabel("margin" if by_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
-    if 0 < len(labels) <= len(MARKERS):
+    if 0 < len(labels) <= len(drawing.MARKERS):
         figure.legend(marks, labels, loc="outside lower center", ncols=len(labels), fontsize=7.5,
                       frameon=False)  # fmt: skip
     return drawing.png(figure)
@@ -130,22 +120,22 @@ def loss_figure(found: Reconstruction) -> bytes | None:
     left, right = figure.subplots(1, 2)
     for run, status in enumerate(found.status):
         lost = status == "diverged"
-        style: dict[str, Any] = {"color": ORANGE, "ls": "--"} if lost else {"color": BLUE}
-        left.plot(found.steps, _positive(found.loss[run]), lw=1, alpha=0.8, **style)
+        colour, style = (drawing.ORANGE, "--") if lost else (drawing.BLUE, "-")
+        left.plot(found.steps, positive(found.loss[run]), style, color=colour, lw=1, alpha=0.8)
     lost_runs = sum(status == "diverged" for status in found.status)
     note = f", {lost_runs} diverged (dashed)" if lost_runs else ""
     plural = "" if found.restarts == 1 else "s"
     left.set_title(f"loss, {found.restarts} restart{plural}{note}", fontsize=9)
     residuals = found.layers.clamp(min=0).sqrt()  # (R, T, L)
     for i, name in enumerate(found.layer_names):
-        middle, low, high = _band(_positive(residuals[:, :, i]))
-        right.plot(found.steps, middle, color=CYCLE[i % len(CYCLE)], lw=1.4, label=name,
-                   ls=("-", "--", "-.", ":")[i % 4])  # fmt: skip
-        right.fill_between(found.steps, low, high, color=CYCLE[i % len(CYCLE)], alpha=0.15, lw=0)
+        middle, low, high = _band(positive(residuals[:, :, i]))
+        colour, style = drawing.CYCLE[i % len(drawing.CYCLE)], ("-", "--", "-.", ":")[i % 4]
+        right.plot(found.steps, middle, color=colour, lw=1.4, label=name, ls=style)
+        right.fill_between(found.steps, low, high, color=colour, alpha=0.15, lw=0)
     right.set_title("relative residual per layer, median and range", fontsize=9)
     right.legend(fontsize=7.5, frameon=False)
     for axes, values in ((left, found.loss), (right, residuals)):
-        if bool(_positive(values).isfinite().any()):
+        if bool(positive(values).isfinite().any()):
             axes.set_yscale("log")
         axes.set_xlabel("step", fontsize=8.5)
         drawing.tidy(axes)
@@ -259,15 +249,15 @@ def family_figure(found: Reconstruction, run: int = 0) -> bytes | None:
     for number in order:
         life, y = known[number], place[number]
         end = last if life.died is None else life.died
-        colour = GREY if life.died is not None and not life.children else BLUE
+        colour = drawing.GREY if life.died is not None and not life.children else drawing.BLUE
         axes.plot([life.born, end], [y, y], color=colour, linewidth=1.1)
         if life.parent is None and life.born > 0:
-            axes.plot([life.born], [y], "o", color=GREEN, markersize=3.5)
+            axes.plot([life.born], [y], "o", color=drawing.GREEN, markersize=3.5)
         for child in life.children:
             if child in place:
-                axes.plot([end, end], [y, place[child]], color=ORANGE, linewidth=0.9)
+                axes.plot([end, end], [y, place[child]], color=drawing.ORANGE, linewidth=0.9)
         if life.died is not None and not life.children:
-            axes.plot([end], [y], "x", color=INK, markersize=4)
+            axes.plot([end], [y], "x", color=drawing.INK, markersize=4)
     alive = sum(life.died is None for life in known.values())
     axes.set(xlabel="step", yticks=[], xlim=(0, last))
     axes.set_title(
@@ -287,8 +277,8 @@ def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
         mine = [i for i, row in enumerate(rows) if row.label == kind]
         y = [_value(rows[i].matches[name].nearest) for i in mine]
         axes.scatter(
-            x[mine], y, s=20, alpha=0.75, lw=0, color=CYCLE[k % len(CYCLE)],
-            marker=MARKERS[k % len(MARKERS)], label=None if kind is None else f"label {kind:g}",
+            x[mine], y, s=20, alpha=0.75, lw=0, **drawing.kind(k),
+            label=None if kind is None else f"label {kind:g}",
         )  # fmt: skip
     _thresholds(axes, scores.metrics[name])
     axes.set_title(f"best {name} of every training sample", fontsize=9)
@@ -303,9 +293,9 @@ def _thresholds(axes: Any, figures: MetricScore) -> None:
         (figures.published_threshold, "published", ":"),
     ):
         if value is not None:
-            axes.axhline(value, color=INK, lw=0.9, ls=style)
+            axes.axhline(value, color=drawing.INK, lw=0.9, ls=style)
             axes.text(1, value, f"{text} {value:.2f}", transform=axes.get_yaxis_transform(),
-                      ha="right", va="bottom", fontsize=7, color=INK)  # fmt: skip
+                      ha="right", va="bottom", fontsize=7, color=drawing.INK)  # fmt: skip
 
 
 def _selected_points(found: Reconstruction, title: str) -> bytes:
@@ -317,8 +307,7 @@ def _selected_points(found: Reconstruction, title: str) -> bytes:
         mine = chosen.labels == label
         axes.scatter(
             chosen.x[mine, 0], chosen.x[mine, 1], s=18 + 18 * chosen.support[mine],
-            color=CYCLE[k % len(CYCLE)], alpha=0.7, lw=0, marker=MARKERS[k % len(MARKERS)],
-            label=f"label {label:g}",
+            alpha=0.7, lw=0, label=f"label {label:g}", **drawing.kind(k),
         )  # fmt: skip
     return _plane(figure, axes, f"{title}; larger: held by more restarts")
 
@@ -327,11 +316,13 @@ def _matched_points(candidates: Tensor, found: Tensor, samples: Tensor, title: s
     figure = drawing.new_figure(4.8, 4.8)
     axes = figure.subplots()
     rest, a, b = (part.double().unbind(1) for part in (candidates.reshape(-1, 2), found, samples))
-    axes.scatter(rest[0], rest[1], s=8, color=GREY, lw=0, label="candidates")
-    axes.scatter(b[0], b[1], s=46, facecolors="none", edgecolors=BLUE, label="training samples")
+    axes.scatter(rest[0], rest[1], s=8, color=drawing.GREY, lw=0, label="candidates")
+    axes.scatter(
+        b[0], b[1], s=46, facecolors="none", edgecolors=drawing.BLUE, label="training samples"
+    )
     for line in torch.stack([found, samples], 1):
-        axes.plot(line[:, 0], line[:, 1], color=ORANGE, lw=0.8)
-    axes.scatter(a[0], a[1], s=24, color=ORANGE, marker="x", lw=1.2, label="matches")
+        axes.plot(line[:, 0], line[:, 1], color=drawing.ORANGE, lw=0.8)
+    axes.scatter(a[0], a[1], s=24, color=drawing.ORANGE, marker="x", lw=1.2, label="matches")
     return _plane(figure, axes, title)
 
 
@@ -381,17 +372,11 @@ def _value(score: float | None) -> float:
     return float("nan") if score is None else score
 
 
-def _positive(values: Tensor) -> Tensor:
-    """What a logarithmic axis can show; the rest is left out of the curve."""
-    values = values.double()
-    return torch.where(torch.isfinite(values) & (values > 0), values, torch.nan)
-
-
 def _band(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Median, least and greatest over the restarts, missing values left out. (T,) each."""
     low = values.nan_to_num(nan=torch.inf).amin(0)
     high = values.nan_to_num(nan=-torch.inf).amax(0)
-    return values.nanmedian(0).values, _positive(low), _positive(high)
+    return values.nanmedian(0).values, positive(low), positive(high)
 
 
 def _identified(found: Identification) -> tuple[Tensor | None, list[str], str]:

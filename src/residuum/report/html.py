@@ -1,34 +1,75 @@
 """Reports as one HTML file each: no network, no markup from names, readable without a script.
 
 Style sheet and script are written into the page and admitted by their hash; the policy forbids all
-else, so that even a mistake in escaping could load and run nothing.
+else, so that even a mistake in escaping could load and run nothing. Names from files are text: markup is
+escaped by the template engine, and what escaping leaves alone is made visible here: control characters,
+marks that turn the direction of writing, and characters that take no room. A dash stands for "not
+known". On a card the difference is taken after the reconstruction's scale and offset are fitted to the
+sample, because the deciding metric (NCC) ignores both; what it shows is what that metric sees.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from markupsafe import Markup
+import numpy as np
+from markupsafe import Markup, escape
+from torch import Tensor
 
-from residuum.report import charts, gallery
-from residuum.report.page import certificate_rows, fixed, p_text, shown, verdict_figures
-from residuum.report.safetext import finalize, isolated
+from residuum.evaluation.scoring import joined, whole_pool
+from residuum.records.data import with_mean
+from residuum.report import drawing
+from residuum.report.drawing import Array
+from residuum.similarity import cosine
+from residuum.theory.kkt import EXACT, NEAR
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
     from residuum.auditing.result import AuditResult
+    from residuum.auditing.verdict import Verdict
+    from residuum.records import Reconstruction
 
 HERE = Path(__file__).parent
+MAX_LENGTH = 600
+# Cc: controls; Cf: direction marks, zero-width; Cs: halves of a pair, no UTF-8; Co, Cn: without a meaning.
+UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # in Markdown
+MAX_CARDS = 120
+MAX_CANDIDATES = 60  # cards without data
+MAX_BYTES = 6_000_000  # of pictures in one file: it is mailed, and opened on phones
+BEYOND = 1e300
 PROVENANCE = {
     "user": "said by the auditor",
     "train": "computed from the training set: the strongest attacker",
     "holdout": "computed from the held-out set",
+}
+STATUS = {  # of a KKT certificate, in words
+    "kkt": f"Clarke residual at most {EXACT:g}: a KKT point up to rounding",
+    "near_kkt": f"Clarke residual at most {NEAR:g}: near a KKT point",
+    "far_from_kkt": f"Clarke residual above {NEAR:g}: far from a KKT point, which the KKT attack "
+    "assumes; the verdict does not rest on it",
+    "not_separated": "some sample is on the wrong side of its margin: not a KKT point",
+}
+# What the equal pairs in the place of a reconstruction keep of it; "" when no certificate was computed.
+DETERMINED, PARTLY, FREE = "pairs keep it", "pairs keep a part", "pairs lose it"
+SAME = 0.9  # cosine above which a certified candidate stands for another one
+# Shares of an image's energy: pairs keep it where the bound says so, and lose it where one does.
+KEPT, LOST = 0.9, 0.5
+SORTED = {
+    "margin": "margin",
+    "confidence": "confidence",
+    "determined_energy": "energy that pairs keep",
+    "radius": "certificate radius",
 }
 
 
@@ -48,16 +89,16 @@ def page(
 
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
     """The whole report. blur: images are shown when asked for; redact: the file holds no image."""
-    items = gallery.items(result)
-    cards = gallery.cards(gallery.redacted(items) if redact else items, result.shape)
-    shown, total, control = [card.item for card in cards], gallery.total(result), result.control
+    items, total, control = items_of(result), _total(result), result.control
+    cards = cards_of(items, result.shape, redact=redact)
+    shown = [card.item for card in cards]
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
-    table = charts.threshold_table(*evidence) if evidence else None
+    table = drawing.threshold_table(*evidence) if evidence else None
     labels, certificates = (
-        _distinct(getattr(item, name) for item in shown) for name in ("label", "certificate")
+        sorted({getattr(item, name) for item in shown} - {""}) for name in ("label", "certificate")
     )
     curves = (
-        charts.residual_chart(part, result.verdict.residual_limit)
+        drawing.residual_chart(part, result.verdict.residual_limit)
         for part in result.reconstructions
         if part.loss.shape[1]
     )
@@ -65,31 +106,32 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         f"{b.attack}: {b.restarts} restarts of {b.steps} steps, seed {b.seed}"
         for b in result.batches
     )
+    metrics = () if result.scores is None else result.scores.metrics.values()
+    lowest = [f"scores:{row.name}" for row in metrics if not row.higher_is_better]
     return page(
         "template.html", script="report.js", page=result, verdict=result.verdict, cards=cards,
-        subject=result.subject, created=f"{result.created[:16].replace('T', ' ')} UTC",
+        subject=result.subject, created=_clock(result),
         blur=blur and not redact, redact=redact, threshold=table,
-        histogram=charts.histogram(*evidence) if evidence else None,
-        scatter=charts.scatter(*evidence) if evidence else None,
+        histogram=drawing.histogram(*evidence) if evidence else None,
+        scatter=drawing.scatter(*evidence) if evidence else None,
         residuals=[chart for chart in curves if chart], labels=labels, certificates=certificates,
-        certificate=certificate_rows(result),
-        sorts=gallery.sort_keys(shown), left_out=total - len(cards), total=total,
+        sorts=_sort_keys(shown), left_out=total - len(cards), total=total,
         matched=any(item.matched for item in shown),
         frames=max((len(card.pictures) for card in cards), default=0),
         tables=_tables({
             "Settings": {**result.settings, "batches": batches},
             "Environment": result.environment, "SHA-256": result.hashes,
         }),
-        data={"threshold": table, "cards": [gallery.keys(item) for item in shown],
+        data={"threshold": table, "cards": [keys(item) for item in shown],
               "labels": labels, "certificates": certificates,
-              "ascending": gallery.ascending(result)},
+              "ascending": ["number", "margin", *lowest]},
     )  # fmt: skip
 
 
 def render_sweep(
     *,
-    coordinates: Sequence[charts.Coordinate] = (),
-    items: Sequence[gallery.Item] = (),
+    coordinates: Sequence[drawing.Coordinate] = (),
+    items: Sequence[Item] = (),
     shape: tuple[int, ...] = (),
     settings: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] | None = None,
@@ -100,14 +142,14 @@ def render_sweep(
     coordinates: one value per complete trial, best trial first; said: what the template names, all
     of it text.
     """
-    axes, lines = charts.parallel(coordinates)
+    axes, lines = drawing.parallel(coordinates)
     nothing = dict.fromkeys(
         ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes"), ()
     )
     return page(
         "sweep.html", styles=("report.css", "sweep.css"), axes=axes, lines=lines,
-        size=(charts.WIDE, charts.TALL), span=(charts.UPPER, charts.LOWER),
-        cards=gallery.cards(items, shape, lambda item: "consensus"),
+        size=(drawing.WIDE, drawing.TALL), span=(drawing.UPPER, drawing.LOWER),
+        cards=cards_of(items, shape, "consensus"),
         tables=_tables({"Settings": settings or {}, "Environment": environment or {}}),
         **nothing | {"total": len(items)} | said,
     )  # fmt: skip
@@ -120,18 +162,24 @@ def inline(result: AuditResult) -> str:
     """
     return page(
         "inline.html", subject=result.subject, verdict=result.verdict,
-        figures=verdict_figures(result.verdict), count=len(gallery.items(result)),
+        figures=verdict_figures(result.verdict), count=len(items_of(result)),
     )  # fmt: skip
+
+
+def model_card(result: AuditResult) -> str:
+    """A section for a model card: what was tried, what came back, and what that does not mean."""
+    text = page("model_card.md", page=result, verdict=result.verdict, created=_clock(result))
+    return text.rstrip() + "\n"
+
+
+def _clock(result: AuditResult) -> str:
+    return f"{result.created[:16].replace('T', ' ')} UTC"
 
 
 def _tables(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
     """(identifier, title, flat rows) of all that hold something."""
     names = {"SHA-256": "hashes"}
-    return [
-        (names.get(title, title.lower()), title, _flat(rows))
-        for title, rows in parts.items()
-        if rows
-    ]
+    return [(names.get(t, t.lower()), t, _flat(rows)) for t, rows in parts.items() if rows]
 
 
 def _flat(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:
@@ -164,18 +212,314 @@ def _inlined(name: str) -> Markup:
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
-def _distinct(values: Iterable[str]) -> list[str]:
-    return sorted({value for value in values if value})
-
-
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, finalize=finalize,
+        loader=FileSystemLoader(HERE), autoescape=lambda name: name != "model_card.md", finalize=_finalize,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": p_text}
+    environment.filters["markdown"] = markdown
     environment.globals |= {"figures_of": verdict_figures, "PROVENANCE": PROVENANCE}
+    environment.globals |= {"STATUS": STATUS, "BOX": drawing.BOX, "WIDTH": drawing.WIDTH}
+    environment.globals |= {"HEIGHT": drawing.HEIGHT}
     return environment
+
+
+def visible(text: str) -> str:
+    """The text with unseen characters written as their code point."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_seen(character) for character in text)
+
+
+def isolated(value: object) -> Markup:
+    """The value as text of a bounded length, whose direction of writing ends where it ends."""
+    text = str(value)
+    if len(text) > MAX_LENGTH:
+        text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
+    return Markup("<bdi>") + escape(visible(text)) + Markup("</bdi>")
+
+
+def markdown(value: object) -> str:
+    """Plain text in Markdown: special characters escaped, one line."""
+    line = SPECIAL.sub(r"\\\1", " ".join(str(value).split()))
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _finalize(value: object) -> object:
+    """Applied to every expression of a template: no string reaches the page with unseen characters."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _seen(character: str) -> str:
+    unseen = unicodedata.category(character) in UNSEEN
+    return f"‹U+{ord(character):04X}›" if unseen else character
+
+
+def shown(value: float | int | None, digits: int = 3) -> str:
+    """A number for reading: integers whole, others to ``digits`` significant ones, a dash for none."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "–"
+    return f"{value}" if isinstance(value, int) else f"{value:.{digits}g}"
+
+
+def fixed(value: float | None) -> str:
+    """A number for columns: three decimals where that is enough, a power of ten otherwise."""
+    if value is None or np.isnan(value):
+        return "–"
+    if np.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
+
+
+def p_text(value: float | None) -> str:
+    """A p value for a column."""
+    return "< 0.001" if value is not None and value < 0.001 else shown(value)
+
+
+def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """The numbers of a verdict, named; empty when nothing was calibrated."""
+    if verdict.recovered is None or verdict.n is None:
+        return ()
+    interval = verdict.interval
+    return (
+        ("recovered", f"{verdict.recovered} of {verdict.n}"),
+        ("threshold", verdict.rule or "–"),
+        ("expected by chance", shown(verdict.expected_by_chance)),
+        ("naive 95% interval", f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"),
+        ("p value", p_text(verdict.p_value)),
+    )
+
+
+@dataclass(frozen=True)
+class Item:
+    """One card of the gallery: with data a training sample and its match, without data a candidate.
+
+    number: how the card is called (index of the training sample, or rank of the candidate); found:
+    the reconstruction and nearest: the training sample, both in sample shape, the mean added where
+    known; scores: by metric name; recovered: beyond chance, None when nothing is calibrated; margin:
+    y Phi(x); support: restarts that hold it, of ``restarts``; determined_energy (attained),
+    determined_at_least (bound), radius, certificate (``DETERMINED`` and so on) and ambiguity (sample
+    shape, 0 where pairs fix a value, 1 where they leave it free): of the uniqueness certificate;
+    notes: anything else, one line each. No field holds markup.
+    """
+
+    number: int
+    found: Array | None
+    nearest: Array | None = None
+    label: str = ""
+    attack: str = ""
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+    recovered: bool | None = None
+    margin: float | None = None
+    output: float | None = None
+    confidence: float | None = None
+    support: int | None = None
+    restarts: int | None = None
+    multiplier: float | None = None
+    determined_energy: float | None = None
+    determined_at_least: float | None = None
+    radius: float | None = None
+    certificate: str = ""
+    ambiguity: Array | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> bool:
+        """Whether it was compared with the data; true of redacted ones too."""
+        return self.nearest is not None or any(v is not None for v in self.scores.values())
+
+
+class Picture(NamedTuple):
+    """One frame of a card: an image as ``uri``, or ``values`` as text; alt says what it shows."""
+
+    caption: str
+    alt: str
+    uri: str = ""
+    values: tuple[str, ...] = ()
+
+
+class Card(NamedTuple):
+    """An item, what it is called, and its pictures."""
+
+    item: Item
+    title: str
+    pictures: tuple[Picture, ...]
+
+
+def items_of(result: AuditResult) -> tuple[Item, ...]:
+    """One per training sample with a match, best first; without data one per candidate."""
+    return tuple(_matched(result) if result.evidence is not None else _ranked(result))
+
+
+def _total(result: AuditResult) -> int:
+    """How many items there are, shown or not."""
+    if result.scores is not None:
+        return result.scores.n
+    return sum(len(part.selection) for part in result.reconstructions if part.selection)
+
+
+def cards_of(
+    items: Sequence[Item], shape: tuple[int, ...], kind: str = "", redact: bool = False
+) -> list[Card]:
+    """The first items, as many as a file to be mailed has room for; kind: what one is called."""
+    made: list[Card] = []
+    room = MAX_BYTES
+    for item in items[:MAX_CARDS]:
+        title = f"{kind or ('sample' if item.matched else 'candidate')} {item.number}"
+        pictures = () if redact else frames(item, shape, title)
+        room -= sum(len(picture.uri) for picture in pictures)
+        if room < 0 and made:
+            break
+        made.append(Card(item, title, pictures))
+    return made
+
+
+def keys(item: Item) -> dict[str, Any]:
+    """What the script sorts and filters by; what is no number is null."""
+    return {
+        "number": item.number,
+        "label": item.label,
+        "certificate": item.certificate,
+        "recovered": item.recovered,
+        "scores": {name: _finite(value) for name, value in item.scores.items()},
+        **{name: _finite(getattr(item, name)) for name in SORTED},
+    }
+
+
+def _sort_keys(shown: Sequence[Item]) -> list[tuple[str, str]]:
+    """(key, name) of every order that some card has a value for, the page's own order first."""
+    metrics = dict.fromkeys(name for item in shown for name in item.scores)
+    known = [
+        (key, name)
+        for key, name in SORTED.items()
+        if any(getattr(item, key) is not None for item in shown)
+    ]
+    return [
+        ("order", "best first"), *((f"scores:{name}", name) for name in metrics), *known,
+        ("number", "number"),
+    ]  # fmt: skip
+
+
+def _matched(result: AuditResult) -> Iterator[Item]:
+    """One card per training sample with a match, best first."""
+    evidence, scores = result.evidence, result.scores
+    assert evidence is not None
+    assert scores is not None
+    pool = joined([whole_pool(part) for part in result.reconstructions])
+    outputs = evidence.outputs if evidence.output_name == "network output" else None
+    for place, index in enumerate(evidence.index.tolist()):
+        row = scores.per_sample[index]
+        taken = row.matches[scores.deciding].candidate
+        if taken is None:
+            continue
+        yield Item(
+            number=index,
+            found=with_mean(pool.x[taken].double(), evidence.mean).numpy(),
+            nearest=with_mean(evidence.x[place].double(), evidence.mean).numpy(),
+            label=evidence.labels[index],
+            scores={name: match.score for name, match in row.matches.items()},
+            recovered=row.recovered,
+            margin=row.margin,
+            output=None if outputs is None else float(outputs[index]),
+            multiplier=row.multiplier,
+            **_group(result, pool.x[taken]),
+            **_certified(result, pool.x[taken]),
+        )
+
+
+def _ranked(result: AuditResult) -> Iterator[Item]:
+    """One card per chosen candidate, most confident first."""
+    chosen = [
+        Item(
+            number=number,
+            found=with_mean(part.selection.x[i].double(), part.knowledge.mean).numpy(),
+            label=f"{float(part.selection.labels[i]):g}", **_standing(part, i),
+            multiplier=float(part.selection.lam[i]), **_certified(result, part.selection.x[i]),
+        )
+        for number, (part, i) in enumerate(result.ranked[:MAX_CANDIDATES])
+        if part.selection is not None
+    ]  # fmt: skip
+    yield from sorted(chosen, key=lambda item: -(item.confidence or 0.0))
+
+
+def _group(result: AuditResult, x: Tensor) -> dict[str, Any]:
+    """Standing of the group that a candidate belongs to: the nearest chosen one."""
+    best: tuple[float, dict[str, Any]] = (-1.0, {})
+    for part in result.reconstructions:
+        if part.selection:
+            near = cosine(x[None].double(), part.selection.x.double())[0]
+            i = int(near.argmax())
+            if float(near[i]) > best[0]:
+                best = float(near[i]), _standing(part, i)
+    return best[1]
+
+
+def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
+    """Confidence and support of a chosen candidate."""
+    assert part.selection is not None
+    return {
+        "attack": part.attack, "restarts": part.restarts,
+        "confidence": float(part.selection.confidence[i]), "support": int(part.selection.support[i]),
+    }  # fmt: skip
+
+
+def _certified(result: AuditResult, x: Tensor) -> dict[str, Any]:
+    """What the uniqueness certificate says of the nearest certified candidate, where one is near."""
+    unique = result.uniqueness
+    if unique is None or not len(unique):
+        return {}
+    near = cosine(x[None].double(), result.reconstructions[0].x[unique.index].double())[0]
+    i = int(near.argmax())
+    if float(near[i]) < SAME:
+        return {}
+    energy, least = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
+    radius = float(unique.radius[i])
+    low, high = result.knowledge.value_range or (0.0, 1.0)
+    known: dict[str, Any] = {
+        "determined_energy": energy,
+        "determined_at_least": least,
+        "radius": radius if math.isfinite(radius) else None,
+        "certificate": DETERMINED if least >= KEPT else PARTLY if energy >= LOST else FREE,
+        "ambiguity": (unique.pixels[i].double() / (high - low)).clamp(0, 1).numpy(),
+    }
+    if not math.isfinite(radius):
+        known["notes"] = ("an equally good pair lies at any distance",)
+    return known
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity; an unbounded radius still sorts as the largest."""
+    if value is None or math.isnan(value):
+        return None
+    return max(-BEYOND, min(BEYOND, float(value)))
+
+
+def frames(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]:
+    """Reconstruction, training sample, difference and ambiguity, as many of them as are known."""
+    if item.found is None:
+        return ()
+    found = _shaped(item.found, shape)
+    shown = [Picture("found", f"Reconstruction, {what}", *drawing.grey_or_colour(found))]
+    if item.nearest is not None:
+        nearest = _shaped(item.nearest, shape)
+        shown.append(
+            Picture("training", f"Training sample of {what}", *drawing.grey_or_colour(nearest))
+        )
+        shown.append(
+            Picture("difference", f"Difference, {what}", *drawing.difference(found, nearest))
+        )
+    if item.ambiguity is not None:
+        free = np.clip(_shaped(item.ambiguity, shape), 0, 1)
+        alt = f"Parts that equal pairs leave free, {what}"
+        shown.append(Picture("left free", alt, *drawing.freedom(free)))
+    return tuple(shown)
+
+
+def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
+    """Finite numbers in the shape of a sample."""
+    array = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
+    return array.reshape(shape) if shape and array.size == np.prod(shape) else array

@@ -20,6 +20,8 @@ RULE = "training-data-reconstruction"
 # kind and level of a result; SARIF ties any level but "none" to the kind "fail".
 KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
 PASSED = ("pass", "none")
+NUMBERS = {name: name for name in ("outcome", "recovered", "n", "metric", "rule")}
+NUMBERS |= {"expectedByChance": "expected_by_chance", "pValue": "p_value"}
 HELP = (
     "An attack that sees nothing but the weights brought back training samples more often than "
     "chance explains. Do not release these weights; retrain with a defense, or on data that may be "
@@ -33,6 +35,8 @@ def sarif(
     """The log of one audit. file: the checkpoint's path as the pipeline names it; sha256: its hash."""
     kind, level = KINDS.get(verdict.outcome, PASSED)
     location = {"uri": _uri(file)}
+    reasons = [f"{reason[:1].upper()}{reason[1:]}." for reason in verdict.reasons]
+    numbers = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
     artifact: dict[str, Any] = {"location": location, "roles": ["analysisTarget"]}
     if sha256:
         artifact["hashes"] = {"sha-256": sha256}
@@ -41,10 +45,10 @@ def sarif(
         "ruleIndex": 0,
         "kind": kind,
         "level": level,
-        "message": {"text": " ".join([f"{verdict.headline}.", verdict.sentence, *_list(verdict)])},
+        "message": {"text": " ".join([f"{verdict.headline}.", verdict.sentence, *reasons])},
         "locations": [{"physicalLocation": {"artifactLocation": {**location, "index": 0}}}],
         "partialFingerprints": {"checkpoint/v1": sha256 or file},
-        "properties": _numbers(verdict),
+        "properties": {k: v for k, v in numbers.items() if v is not None and v != ""},
     }
     run = {
         "tool": {"driver": _driver(tool_version)},
@@ -78,20 +82,3 @@ def _uri(file: str) -> str:
     """Relative to the place the command ran in, as code scanning wants it; else a file URI."""
     path = PurePosixPath(file.replace("\\", "/"))
     return path.as_uri() if path.is_absolute() else quote(str(path), safe="/")
-
-
-def _list(verdict: Verdict) -> list[str]:
-    return [f"{reason[:1].upper()}{reason[1:]}." for reason in verdict.reasons]
-
-
-def _numbers(verdict: Verdict) -> dict[str, Any]:
-    values = {
-        "outcome": verdict.outcome,
-        "recovered": verdict.recovered,
-        "n": verdict.n,
-        "expectedByChance": verdict.expected_by_chance,
-        "pValue": verdict.p_value,
-        "metric": verdict.metric or None,
-        "rule": verdict.rule or None,
-    }
-    return {name: value for name, value in values.items() if value is not None}

@@ -18,10 +18,8 @@ from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
 from residuum.records import Dataset, Reconstruction, Scores
 from residuum.records.data import with_mean
 from residuum.records.rundir import RunDir
-from residuum.report.charts import Coordinate
-from residuum.report.gallery import Item
-from residuum.report.html import render_sweep
-from residuum.report.page import Row as Figure
+from residuum.report.drawing import Coordinate
+from residuum.report.html import Item, render_sweep
 from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Plan, Trial
@@ -245,7 +243,7 @@ def _count(row: dict[str, Any]) -> str:
     return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
 
 
-def _scores(scored: Rankings) -> tuple[Figure, ...]:
+def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
     parts = (("all groups", scored.pooled), ("consensus alone", scored.consensus))
     return tuple(
         (

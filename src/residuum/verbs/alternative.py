@@ -14,7 +14,7 @@ from residuum.checkpoints import as_checkpoint, build_model
 from residuum.errors import InputError, did_you_mean
 from residuum.records import Checkpoint, Dataset, write_atomic, write_json
 from residuum.records.rundir import refuse_foreign
-from residuum.report import alternatives_figure
+from residuum.report.figures import alternatives_figure
 from residuum.theory.alternatives import (
     Alternative,
     budget_alternative,

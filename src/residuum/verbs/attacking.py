@@ -26,13 +26,7 @@ from residuum.records import (
     write_json,
 )
 from residuum.records.rundir import RunDir, another, environment, read_json, sha256
-from residuum.report import (
-    family_figure,
-    loss_figure,
-    matches_figure,
-    output_figure,
-    selected_figure,
-)
+from residuum.report import figures
 
 SUMMARY, STATE = "attack.json", "attack_state.safetensors"
 RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
@@ -68,8 +62,8 @@ class AttackRun(RunDir):
         found = attack(released, knowledge, config, state_path=state, watch=watch)
         found.save(out / RECONSTRUCTION)
         write_figures(out, {
-            "selected.png": selected_figure(found), "loss.png": loss_figure(found),
-            "family.png": family_figure(found),
+            "selected.png": figures.selected_figure(found),
+            "loss.png": figures.loss_figure(found), "family.png": figures.family_figure(found),
         })  # fmt: skip
         write_json(out / SUMMARY, {
             **found.to_json(), "preset": preset, "request": request,
@@ -136,16 +130,16 @@ def write_scores(
         "knowledge": dict(found.knowledge.provenance),
     }
     write_json(run / SCORES, summary)
-    figures = {"matches.png": matches_figure(candidates, train, scores)}
+    drawn = {"matches.png": figures.matches_figure(candidates, train, scores)}
     if outputs is not None:
         wanted = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
-        figures["output_score.png"] = output_figure(scores, outputs, wanted)
-    write_figures(run, figures)
+        drawn["output_score.png"] = figures.output_figure(scores, outputs, wanted)
+    write_figures(run, drawn)
     return summary
 
 
-def write_figures(out: Path, figures: dict[str, bytes | None]) -> None:
+def write_figures(out: Path, drawn: dict[str, bytes | None]) -> None:
     """Every picture that could be drawn."""
-    for name, figure in figures.items():
+    for name, figure in drawn.items():
         if figure is not None:
             write_atomic(out / name, figure)

@@ -20,7 +20,7 @@ from residuum.records import (
     write_json,
 )
 from residuum.records.data import own_data
-from residuum.report import ambiguity_figure
+from residuum.report.figures import ambiguity_figure
 from residuum.theory import certify
 from residuum.theory.uniqueness import question
 from residuum.theory.uniqueness.reconstruction import Candidates

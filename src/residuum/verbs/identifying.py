@@ -10,7 +10,7 @@ from residuum.attacks import identify as attacks
 from residuum.checkpoints import as_checkpoint
 from residuum.records import Checkpoint, Dataset, make_directory, write_atomic, write_json
 from residuum.records.identification import Identification
-from residuum.report import identified_figure
+from residuum.report.figures import identified_figure
 from residuum.verbs.attacking import write_figures
 
 SUMMARY, SAMPLES, PICTURE = "identify.json", "identification.safetensors", "identified.png"
