@@ -1,4 +1,13 @@
-"""``residuum alternatives``: other training sets that explain the same weights."""
+"""``residuum alternatives``: other training sets that explain the same weights.
+
+Examples:
+
+residuum alternatives runs/m --out alt
+
+residuum alternatives model.safetensors --data train.npz --far 10 --out alt --json
+
+residuum alternatives runs/m --merge --out alt
+"""
 
 from __future__ import annotations
 
@@ -9,14 +18,6 @@ from residuum.cli import options
 from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_table, split_progress
 
-EXAMPLES = """Examples:
-
-residuum alternatives runs/m --out alt
-
-residuum alternatives model.safetensors --data train.npz --far 10 --out alt --json
-
-residuum alternatives runs/m --merge --out alt
-"""
 SHARE = 0.9  # of a budget
 NAMED = 5
 

@@ -1,4 +1,17 @@
-"""``residuum attack``: training samples out of weights."""
+"""``residuum attack``: training samples out of weights.
+
+Examples:
+
+residuum attack model.safetensors --out runs/a
+
+residuum attack runs/m --preset haim2022-cifar-b9dfyspx --steps 10000 --out runs/b
+
+residuum attack runs/m --shape 1,28,28 --value-range 0,1 --mean 0.13 --restarts 8 --out runs/c
+
+residuum attack runs/m --candidates 2000 --rank-tolerance 0.05 --dry-run
+
+residuum attack runs/m --objective ntk --init own --prior high-frequency:1e-8 --set momentum=0.8 --out runs/n
+"""
 
 from __future__ import annotations
 
@@ -14,18 +27,6 @@ if TYPE_CHECKING:
     from residuum.attacks.dryrun import Estimate
     from residuum.records import Reconstruction
 
-EXAMPLES = """Examples:
-
-residuum attack model.safetensors --out runs/a
-
-residuum attack runs/m --preset haim2022-cifar-b9dfyspx --steps 10000 --out runs/b
-
-residuum attack runs/m --shape 1,28,28 --value-range 0,1 --mean 0.13 --restarts 8 --out runs/c
-
-residuum attack runs/m --candidates 2000 --rank-tolerance 0.05 --dry-run
-
-residuum attack runs/m --objective ntk --init own --prior high-frequency:1e-8 --set momentum=0.8 --out runs/n
-"""
 ROWS = 20  # restarts shown; the rest stands in attack.json
 
 

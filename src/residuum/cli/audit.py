@@ -1,20 +1,6 @@
-"""``residuum audit``: from a checkpoint to a verdict."""
+"""``residuum audit``: from a checkpoint to a verdict.
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import typer
-
-from residuum.cli import options
-from residuum.cli.options import Granted, option
-from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
-
-EXAMPLES = """Examples:
+Examples:
 
 residuum audit model.safetensors --data train.npz --holdout test.npz --mean train --value-range 0,1 --out a
 
@@ -22,6 +8,31 @@ residuum audit runs/m --data runs/m --holdout runs/m --budget 10min --fail-on "r
 
 residuum audit --config a/config.toml --out again
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import typer
+
+from residuum import plugins
+from residuum.cli import options
+from residuum.cli.options import Granted, option
+from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
+from residuum.errors import InputError
+
+if TYPE_CHECKING:
+    from residuum.auditing import Verdict
+    from residuum.auditing.artifacts import AuditSettings
+    from residuum.records import Checkpoint, Dataset, Knowledge
+
+FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
+HOW = ("budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines")
+SAMPLES = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
 AFTER = {"score": "scoring against the held-out control", "certify": "certifying"}
 
 
@@ -81,8 +92,6 @@ def command(
     """Attack a checkpoint, score what came back, certify it, and give a verdict."""
     from residuum.auditing.artifacts import AuditSettings, read_settings
     from residuum.auditing.gate import exit_code, read_condition
-    from residuum.cli.audited import audit_into
-    from residuum.errors import InputError
 
     conditions = [read_condition(text) for text in fail_on or ["leak"]]
     given = {"checkpoint": checkpoint and str(checkpoint), **vars(compared), **vars(asked)}
@@ -126,6 +135,142 @@ def show(summary: dict[str, Any], out: Path) -> None:
     for reason in verdict["reasons"]:
         print_line(f"  {reason}")
     print_line(f"report: {out / 'report.html'}")
+
+
+def audit_into(
+    out: Path,
+    settings: AuditSettings,
+    *,
+    watch: Callable[[str], Any] | None,
+    blur: bool,
+    stage: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[dict[str, Any], Verdict]:
+    """Run, resume or show again the audit of ``settings``, files and all, in the folder ``out``."""
+    from residuum.auditing import AuditResult, audit
+    from residuum.auditing.artifacts import AuditRun, read_result, write_artifacts
+    from residuum.auditing.budget import seconds_of
+    from residuum.auditing.inputs import check_fit, scale_notes
+    from residuum.auditing.run import attack_config
+    from residuum.checkpoints import load_checkpoint, locate, weights_hash
+    from residuum.records import Dataset
+    from residuum.records.data import samples_file
+    from residuum.records.rundir import sha256
+
+    assert settings.checkpoint is not None
+    path = Path(settings.checkpoint)
+    released = load_checkpoint(path, settings.arch)
+    given = {name: getattr(settings, name) for name in SAMPLES}
+    files = {
+        name: samples_file(Path(p), SAMPLES[name]) for name, p in given.items() if p is not None
+    }
+    data = {name: Dataset.from_npz(file) for name, file in files.items()}
+    hashes = {"checkpoint": weights_hash(path), **{name: sha256(f) for name, f in files.items()}}
+    for name, digest in settings.sha256.items():
+        if hashes.get(name, digest) != digest:
+            raise InputError(
+                f"The {name} is not the one that this configuration was written for.",
+                "Name that file, or remove its line under [sha256].",
+            )
+    knowledge = _knowledge(path, released, settings, data)
+    how = {name: getattr(settings, name) for name in HOW}
+    # What is wrong is refused before a folder is there.
+    seconds_of("1min" if how["budget"] is None else how["budget"])
+    attack_config(
+        how["preset"] or "residuum", how["steps"], how["seed"] or 0, how["device"] or "cpu"
+    )
+    check_fit(released, data.get("data"), data.get("holdout"), how["task"] or "auto")
+    scale_notes(data.get("data"), data.get("holdout"), knowledge)
+    with AuditRun.open(out) as folder:
+        request = _request(settings, how, hashes, knowledge)
+        folder.claim(request)
+        if folder.complete:
+            folder.finish()
+            summary = read_result(out)
+            if say is not None and summary["fit"] is not None:
+                say(summary["fit"]["line"])
+            return summary, AuditResult.load(out).verdict
+        result = audit(
+            released, **data, knowledge=knowledge, hashes=hashes, batches=tuple(settings.batches),
+            **{name: value for name, value in how.items() if value is not None},
+            store=folder, watch=watch, stage=stage, say=say,
+        ).replace(subject=path.name)  # fmt: skip
+        sources = {
+            name: str(file.resolve()) for name, file in {"checkpoint": path, **files}.items()
+        }
+        summary = write_artifacts(
+            folder, result, request=request, sources=sources, file=str(locate(path)), blur=blur
+        )
+    return summary, result.verdict
+
+
+def _knowledge(
+    path: Path, released: Checkpoint, settings: AuditSettings, data: dict[str, Dataset]
+) -> Knowledge:
+    """What is granted: a file of it, or the options; "train" and "holdout" name a stored mean."""
+    facts = {name: getattr(settings, name) for name in FACTS}
+    if settings.knowledge is not None:
+        if settings.mean is not None or any(value is not None for value in facts.values()):
+            raise InputError(
+                "A configuration with a file of knowledge grants exactly that.",
+                "Remove its line `knowledge`, or the other facts.",
+            )
+        return _read_knowledge(settings.knowledge)
+    if settings.mean not in ("train", "holdout"):
+        return options.grant(path, released, **facts, mean=settings.mean)
+    source = data.get("data" if settings.mean == "train" else "holdout")
+    if source is None or source.mean is None:
+        raise InputError(
+            f"--mean {settings.mean} grants the mean stored in that file; there is none.",
+            "Save the mean that was subtracted as array 'mean', or leave --mean out.",
+        )
+    knowledge = options.grant(path, released, **facts)
+    provenance = {**knowledge.provenance, "mean": settings.mean}
+    return knowledge.replace(mean=source.mean.double(), provenance=provenance)
+
+
+def _read_knowledge(path: str) -> Knowledge:
+    """A saved Knowledge whose facts are of their own kind, whatever wrote the file."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    from residuum.records import Knowledge
+
+    found = Knowledge.load(path)
+    rule = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
+    kinds = get_type_hints(Knowledge)
+    for name in found.granted:
+        try:
+            TypeAdapter(kinds[name], config=rule).validate_python(getattr(found, name))
+        except ValidationError as problem:
+            raise InputError(
+                f"{path!r} must hold what an attacker is granted; its {name} is no such thing.",
+                "Take knowledge.safetensors of a finished audit.",
+            ) from problem
+    options.check_mean(found)
+    return found
+
+
+def _request(
+    settings: AuditSettings, how: dict[str, Any], hashes: dict[str, str], knowledge: Knowledge
+) -> dict[str, Any]:
+    """What decides whether two audits are the same: settings, inputs and knowledge, not paths."""
+    from importlib.metadata import version
+
+    from residuum.records.knowledge import TENSORS
+
+    plugged = {one.name: one.version for one in plugins.load()}
+    return {
+        "version": version("residuum"),
+        **({"plugins": plugged} if plugged else {}),
+        **how,
+        "arch": settings.arch,
+        **{f"{name}_sha256": digest for name, digest in hashes.items()},
+        "batches": [vars(row) for row in settings.batches],
+        "knowledge": {name: str(getattr(knowledge, name))[:80] for name in knowledge.granted
+                      if name not in TENSORS},
+        "provenance": dict(knowledge.provenance),
+        "knowledge_sha256": knowledge.digest,
+    }  # fmt: skip
 
 
 @contextmanager

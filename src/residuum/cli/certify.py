@@ -1,4 +1,15 @@
-"""``residuum certify``: how close to a KKT point, and what equal pairs keep of a reconstruction."""
+"""``residuum certify``: how close to a KKT point, and what equal pairs keep of a reconstruction.
+
+Examples:
+
+residuum certify runs/m
+
+residuum certify model.safetensors --data train.npz --json
+
+residuum certify weights.pt --arch mlp:784-100-10 --data train.npz --rivals best
+
+residuum certify runs/m --reconstruction runs/a --out runs/a/certificate
+"""
 
 from __future__ import annotations
 
@@ -14,16 +25,6 @@ if TYPE_CHECKING:
     from residuum.records import Certificate
     from residuum.verbs.certifying import Certified
 
-EXAMPLES = """Examples:
-
-residuum certify runs/m
-
-residuum certify model.safetensors --data train.npz --json
-
-residuum certify weights.pt --arch mlp:784-100-10 --data train.npz --rivals best
-
-residuum certify runs/m --reconstruction runs/a --out runs/a/certificate
-"""
 ROWS = 30  # of a table
 
 

@@ -1,4 +1,13 @@
-"""``residuum defend``: the same network with and without each defense, attacked twice."""
+"""``residuum defend``: the same network with and without each defense, attacked twice.
+
+Examples:
+
+residuum defend --list
+
+residuum defend --data digits --n 100 --defenses shift-rewrite:5,noise:0.5 --out runs/d
+
+residuum defend --data mine.npz --arch mlp:784-100-100-1 --value-range 0,1 --defenses dp:8 --out runs/m
+"""
 
 from __future__ import annotations
 
@@ -14,15 +23,6 @@ from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.defenses import Outcome
-
-EXAMPLES = """Examples:
-
-residuum defend --list
-
-residuum defend --data digits --n 100 --defenses shift-rewrite:5,noise:0.5 --out runs/d
-
-residuum defend --data mine.npz --arch mlp:784-100-100-1 --value-range 0,1 --defenses dp:8 --out runs/m
-"""
 
 
 @dataclass(frozen=True)

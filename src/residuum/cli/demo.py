@@ -2,6 +2,12 @@
 
 Two audits with the same settings: of a network trained on digits, and of one never trained, where
 whatever an attack finds it made up.
+
+Examples:
+
+residuum demo
+
+residuum demo --out pictures --json
 """
 
 from __future__ import annotations
@@ -18,12 +24,6 @@ if TYPE_CHECKING:
     from residuum.auditing import AuditResult
     from residuum.records import Checkpoint, Split
 
-EXAMPLES = """Examples:
-
-residuum demo
-
-residuum demo --out pictures --json
-"""
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS, BUDGET = 4, 2000, "1min"
 PICTURE = "reconstructions.png"
@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Train on bundled digits, audit the weights beside a network never trained, report."""
     from residuum.auditing import AuditResult
-    from residuum.cli.audited import audit_into
+    from residuum.cli.audit import audit_into
     from residuum.datasets import load_dataset
     from residuum.records import make_directory, write_atomic
 

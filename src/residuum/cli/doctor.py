@@ -1,4 +1,11 @@
-"""``residuum doctor``: what is installed, what it runs on, how fast, and which data are found."""
+"""``residuum doctor``: what is installed, what it runs on, how fast, and which data are found.
+
+Examples:
+
+residuum doctor
+
+residuum doctor --json
+"""
 
 from __future__ import annotations
 
@@ -7,12 +14,6 @@ from typing import Any
 from residuum.cli.options import Voice
 from residuum.cli.output import number, print_line, print_table
 
-EXAMPLES = """Examples:
-
-residuum doctor
-
-residuum doctor --json
-"""
 EXTRAS = {"cluster": "ray", "dp": "opacus"}
 NAMED = ("mnist", "cifar10")
 ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0

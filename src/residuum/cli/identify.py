@@ -1,4 +1,13 @@
-"""``residuum identify``: what the weights of a polynomial network determine of its samples."""
+"""``residuum identify``: what the weights of a polynomial network determine of its samples.
+
+Examples:
+
+residuum identify cubic.safetensors
+
+residuum identify weights.pt --activation cubic --rank 8 --out found
+
+residuum identify weights.pt --activation poly:0,1,0,-0.5 --data train.npz --json
+"""
 
 from __future__ import annotations
 
@@ -11,15 +20,6 @@ from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from residuum.records.identification import Identification
-
-EXAMPLES = """Examples:
-
-residuum identify cubic.safetensors
-
-residuum identify weights.pt --activation cubic --rank 8 --out found
-
-residuum identify weights.pt --activation poly:0,1,0,-0.5 --data train.npz --json
-"""
 
 
 def command(

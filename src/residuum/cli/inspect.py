@@ -1,4 +1,11 @@
-"""``residuum inspect``: what a checkpoint is, before any attack."""
+"""``residuum inspect``: what a checkpoint is, before any attack.
+
+Examples:
+
+residuum inspect model.safetensors
+
+residuum inspect weights.pt --arch mlp:784-1000-1000-1 --json
+"""
 
 from __future__ import annotations
 
@@ -10,13 +17,6 @@ from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from residuum.checkpoints import Inspection
-
-EXAMPLES = """Examples:
-
-residuum inspect model.safetensors
-
-residuum inspect weights.pt --arch mlp:784-1000-1000-1 --json
-"""
 
 
 def command(checkpoint: CheckpointPath, *, arch: str | None = ARCH, voice: Voice) -> None:

@@ -55,7 +55,8 @@ COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split(
 # Installed plug-ins take part in these, from the reading of the architecture on.
 PLUGGED = ("inspect", "attack", "score", "certify", "defend", "audit", "sweep")
 for name, module in COMMANDS.items():
-    app.command(name, epilog=module.EXAMPLES)(flat(module.command))
+    _, heading, examples = (module.__doc__ or "").partition("Examples:")
+    app.command(name, epilog=heading + examples)(flat(module.command))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,11 @@
-"""``residuum report``: the report of a finished audit, written again."""
+"""``residuum report``: the report of a finished audit, written again.
+
+Examples:
+
+residuum report runs/a --redact
+
+residuum report runs/a --blur --out for-review.html
+"""
 
 from __future__ import annotations
 
@@ -9,13 +16,6 @@ import typer
 
 from residuum.cli.options import Voice, option
 from residuum.cli.output import print_line
-
-EXAMPLES = """Examples:
-
-residuum report runs/a --redact
-
-residuum report runs/a --blur --out for-review.html
-"""
 
 
 def command(

@@ -1,14 +1,14 @@
-"""``residuum schema``: the JSON Schema of result.json."""
+"""``residuum schema``: the JSON Schema of result.json.
+
+Examples:
+
+residuum schema > result.schema.json
+"""
 
 from __future__ import annotations
 
 from residuum.cli.options import Voice
 from residuum.cli.output import print_json
-
-EXAMPLES = """Examples:
-
-residuum schema > result.schema.json
-"""
 
 
 def command(voice: Voice) -> None:

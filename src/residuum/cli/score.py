@@ -1,4 +1,11 @@
-"""``residuum score``: what came back of the training set, against what chance brings back."""
+"""``residuum score``: what came back of the training set, against what chance brings back.
+
+Examples:
+
+residuum score runs/a --data train.npz --holdout test.npz
+
+residuum score runs/a --data runs/m --holdout runs/m --ckpt runs/m --json
+"""
 
 from __future__ import annotations
 
@@ -16,12 +23,6 @@ if TYPE_CHECKING:
     from residuum.evaluation.scoring import CandidatePool
     from residuum.records import Dataset, Reconstruction, Scores
 
-EXAMPLES = """Examples:
-
-residuum score runs/a --data train.npz --holdout test.npz
-
-residuum score runs/a --data runs/m --holdout runs/m --ckpt runs/m --json
-"""
 CANDIDATES = ("all", "selected")
 
 

@@ -1,4 +1,17 @@
-"""``residuum sweep``: many attacks with varied settings, ranked and pooled without the data."""
+"""``residuum sweep``: many attacks with varied settings, ranked and pooled without the data.
+
+Examples:
+
+residuum sweep runs/m --trials 32 --out runs/s
+
+residuum sweep runs/m --trials 200 --engine processes --sampler sobol --rungs 2 --out runs/s
+
+residuum sweep runs/m --trials 200 --engine ray --address auto --gpus-per-trial 0.25 --out runs/s
+
+residuum sweep runs/m --search lr_x=1e-3:1:log --search lr_decay=0:1 --trials 64 --out runs/t
+
+residuum sweep runs/m --trials 32 --data runs/m --holdout runs/m --out runs/s
+"""
 
 from __future__ import annotations
 
@@ -14,18 +27,6 @@ from residuum.errors import InconclusiveError, InputError
 if TYPE_CHECKING:
     from residuum.sweeping import Setting, Sweep
 
-EXAMPLES = """Examples:
-
-residuum sweep runs/m --trials 32 --out runs/s
-
-residuum sweep runs/m --trials 200 --engine processes --sampler sobol --rungs 2 --out runs/s
-
-residuum sweep runs/m --trials 200 --engine ray --address auto --gpus-per-trial 0.25 --out runs/s
-
-residuum sweep runs/m --search lr_x=1e-3:1:log --search lr_decay=0:1 --trials 64 --out runs/t
-
-residuum sweep runs/m --trials 32 --data runs/m --holdout runs/m --out runs/s
-"""
 ROWS = 8
 
 

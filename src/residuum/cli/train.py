@@ -1,4 +1,13 @@
-"""``residuum train``: a victim with its secrets kept apart."""
+"""``residuum train``: a victim with its secrets kept apart.
+
+Examples:
+
+residuum train --data digits --n 40 --arch mlp:64-100-1 --out runs/d
+
+residuum train --data mnist --n 500 --arch mlp:784-1000-1000-1 --method margin --out runs/m
+
+residuum train --data cifar10 --n 500 --arch mlp:3072-1000-1000-1 --method gd --steps 1000000 --out runs/c
+"""
 
 from __future__ import annotations
 
@@ -9,15 +18,6 @@ from typing import Any
 from residuum.cli import options
 from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_table, training_progress
-
-EXAMPLES = """Examples:
-
-residuum train --data digits --n 40 --arch mlp:64-100-1 --out runs/d
-
-residuum train --data mnist --n 500 --arch mlp:784-1000-1000-1 --method margin --out runs/m
-
-residuum train --data cifar10 --n 500 --arch mlp:3072-1000-1000-1 --method gd --steps 1000000 --out runs/c
-"""
 
 
 @dataclass(frozen=True)
