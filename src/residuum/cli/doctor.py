@@ -27,18 +27,19 @@ def command(voice: Voice) -> None:
 
 def examine() -> dict[str, Any]:
     """Everything the command shows."""
+    from importlib.util import find_spec
+
     import torch
 
     from residuum.records.rundir import environment
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    step = _step(device)
     return {
         **environment(device),
         "accelerator": device == "cuda",
-        "extras": {name: _installed(package) for name, package in EXTRAS.items()},
+        "extras": {name: find_spec(package) is not None for name, package in EXTRAS.items()},
         "data": {name: _data(name) for name in ("digits", *NAMED)},
-        "step": step,
+        "step": _step(device),
     }
 
 
@@ -80,12 +81,6 @@ def _step(device: str) -> dict[str, Any]:
         "seconds": found.step_seconds,
         "flops_per_second": found.flops_per_second,
     }
-
-
-def _installed(package: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(package) is not None
 
 
 def _data(name: str) -> str:

@@ -267,47 +267,49 @@ def _option(name: str) -> str:
 
 
 def grant(
-    path: Path,
-    released: Checkpoint,
-    *,
-    shape: str | None = None,
-    value_range: str | None = None,
-    mean: str | None = None,
-    mean_provenance: str = "user",
-    label_balance: str | None = None,
-    init: str | None = None,
-    loss: str | None = None,
-    weight_decay: float | None = None,
-    **facts: Any,
+    path: Path, released: Checkpoint, *, mean_provenance: str = "user", **said: Any
 ) -> Knowledge:
-    """The Knowledge that these options amount to; ``path``: of the checkpoint, for ``--init own``."""
+    """The Knowledge that these options amount to.
+
+    path: of the checkpoint, for ``--init own``; said: fields of ``Granted``, None where one was not used.
+    """
     from residuum.records import Knowledge
     from residuum.records.knowledge import PROVENANCES
-    from residuum.training.methods import LOSSES
 
     if mean_provenance not in PROVENANCES:
         raise InputError(
             f"No provenance {mean_provenance!r}.", did_you_mean(mean_provenance, PROVENANCES)
         )
-    if loss is not None and loss not in LOSSES:
-        raise InputError(f"No loss {loss!r}.", did_you_mean(loss, tuple(LOSSES)))
-    if weight_decay is not None and not 0 <= weight_decay < math.inf:
-        raise InputError(
-            f"A weight decay is a finite number from 0; got {weight_decay}.", "Correct it."
-        )
-    knowledge = Knowledge(
-        **facts,
-        shape=None if shape is None else _shape(shape),
-        value_range=value_range_of(value_range),
-        mean=None if mean is None else _mean(mean),
-        label_balance=None if label_balance is None else _balance(label_balance, released),
-        theta0=None if init is None else _initial(init, path, released),
-        loss=loss,
-        weight_decay=weight_decay,
-        provenance={} if mean is None else {"mean": mean_provenance},
-    )
+    read: dict[str, Callable[[Any], Any]] = {
+        "shape": _shape,
+        "value_range": value_range_of,
+        "mean": _mean,
+        "label_balance": lambda text: _balance(text, released),
+        "init": lambda text: _initial(text, path, released),
+        "loss": _loss,
+        "weight_decay": _decay,
+        "sample_count": int,
+    }
+    facts = {name: read[name](value) for name, value in said.items() if value is not None}
+    if "init" in facts:
+        facts["theta0"] = facts.pop("init")
+    knowledge = Knowledge(**facts, provenance={"mean": mean_provenance} if "mean" in facts else {})
     check_mean(knowledge)
     return knowledge
+
+
+def _loss(text: str) -> str:
+    from residuum.training.methods import LOSSES
+
+    if text not in LOSSES:
+        raise InputError(f"No loss {text!r}.", did_you_mean(text, tuple(LOSSES)))
+    return text
+
+
+def _decay(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise InputError(f"A weight decay is a finite number from 0; got {value}.", "Correct it.")
+    return value
 
 
 def check_mean(knowledge: Knowledge) -> None:

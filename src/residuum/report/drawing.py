@@ -500,26 +500,22 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
 
 
 def side_by_side(
-    title: str,
-    groups: Sequence[tuple[Tensor, ...]],
-    captions: Sequence[str],
-    rows: Sequence[str],
-    lines: Sequence[str],
-    framed: Sequence[bool] = (),
+    title: str, cells: Sequence[Cell], rows: Sequence[str], lines: Sequence[str]
 ) -> bytes:
-    """Groups of samples: images above each other, named by ``rows``; other vectors as curves.
+    """Cells of samples: images above each other, named by ``rows``; other vectors as curves.
 
     lines: names of the curves, "" for one that is left out.
     """
-    if is_image(groups[0][0].shape):
-        frames = framed or [False] * len(groups)
-        cells = [Cell(*one) for one in zip(groups, captions, frames, strict=False)]
+    if is_image(cells[0].images[0].shape):
         return image_grid(title, cells[:SHOWN], rows)
     panels = [
-        (text, {name: v.flatten().numpy() for name, v in zip(lines, group, strict=False) if name})
-        for group, text in zip(groups, captions, strict=False)
+        (
+            cell.caption,
+            {n: v.flatten().numpy() for n, v in zip(lines, cell.images, strict=False) if n},
+        )
+        for cell in cells[:PANELS]
     ]
-    return line_panels(title, panels[:PANELS])
+    return line_panels(title, panels)
 
 
 def kind(k: int) -> dict[str, Any]:

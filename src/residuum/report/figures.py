@@ -31,18 +31,17 @@ def selected_figure(found: Reconstruction) -> bytes | None:
     chosen = found.selection
     if chosen is None or not len(chosen):
         return None
-    restarts = found.restarts
-    captions = [
-        f"{int(s)}/{restarts}   {float(c):.2f}"
-        for s, c in zip(chosen.support, chosen.confidence, strict=True)
-    ]
     shown = f"the best {min(SHOWN, len(chosen))} of {len(chosen)} reconstructions"
     title = f"{found.attack}, {shown}: restarts that hold it, confidence"
     if found.x.shape[1:] == (2,):
         return _selected_points(found, f"{found.attack}: {len(chosen)} reconstructions")
     image = drawing.is_image(found.x.shape[1:])
     x = with_mean(chosen.x[:SHOWN], found.knowledge.mean if image else None)
-    return drawing.side_by_side(title, [(one,) for one in x], captions, ("",), ("reconstruction",))
+    cells = [
+        Cell((one,), f"{int(support)}/{found.restarts}   {float(confidence):.2f}")
+        for one, support, confidence in zip(x, chosen.support, chosen.confidence, strict=False)
+    ]
+    return drawing.side_by_side(title, cells, ("",), ("reconstruction",))
 
 
 def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes | None:
@@ -61,10 +60,8 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
     if train.shape == (2,):
         return _matched_points(candidates, *_pairs(candidates, train, matched), title)
     cells = _cells(candidates, train, matched, train.mean if image else None)
-    return drawing.side_by_side(
-        title, [cell.images for cell in cells], [cell.caption for cell in cells],
-        ("found", "training"), ("reconstruction", "training sample"), [cell.framed for cell in cells],
-    )  # fmt: skip
+    rows, lines = ("found", "training"), ("reconstruction", "training sample")
+    return drawing.side_by_side(title, cells, rows, lines)
 
 
 def compared_figure(
@@ -167,10 +164,10 @@ def ambiguity_figure(
         moves, free = (moves / top).clamp(max=1), "" if len(known) == moves.numel() else " or free"
         title += f"{', restarts' if agreement else ''}; a pixel moves up to {top:.2g}{free}"
     images, least = with_mean(x[index].double(), mean), with_mean(found.least[:SHOWN], mean)
-    return drawing.side_by_side(
-        title, list(zip(images, least, moves, strict=True)), captions,
-        ("found", "pairs keep", "free"), ("reconstruction", "pairs keep"),
-    )  # fmt: skip
+    groups = zip(images, least, moves, strict=True)
+    cells = [Cell(group, text) for group, text in zip(groups, captions, strict=True)]
+    rows, lines = ("found", "pairs keep", "free"), ("reconstruction", "pairs keep")
+    return drawing.side_by_side(title, cells, rows, lines)
 
 
 def alternatives_figure(
@@ -204,13 +201,14 @@ def alternatives_figure(
         what = "merged groups: two of the samples, and the one that stands for all"
     count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
     title = f"{count} of {len(columns)} {what}; both explain the weights alike"
-    shown = [tuple(with_mean(image, mean) for image in column) for column in columns[:count]]
-    captions = [f"moved {moved(column):.3g}" for column in columns]
+    cells = [
+        Cell(tuple(with_mean(image, mean) for image in column), f"moved {moved(column):.3g}")
+        for column in columns[:count]
+    ]
     names = ("true", "true", "merged") if merged else ("true", "half", "half")
     # Of two halves one is the other's mirror image.
-    return drawing.side_by_side(
-        title, shown, captions, names, ("true", "", "merged" if merged else "one half")
-    )
+    lines = ("true", "", "merged" if merged else "one half")
+    return drawing.side_by_side(title, cells, names, lines)
 
 
 def identified_figure(found: Identification, truth: Tensor | None = None) -> bytes | None:
@@ -221,18 +219,16 @@ def identified_figure(found: Identification, truth: Tensor | None = None) -> byt
     vectors, captions, what = _identified(found)
     if vectors is None or not len(vectors):
         return None
-    names: tuple[str, ...] = ("found",)
-    images: list[tuple[Tensor, ...]] = [(v,) for v in vectors]
-    if truth is not None:
-        images = [_beside(v, truth) for v in vectors]
-        names = ("found", "truth")
+    images = [(v,) if truth is None else _beside(v, truth) for v in vectors]
     title = f"{what}; degree {found.order - 1}, rank K {found.rank_k} of {found.n_r}"
     width = vectors.shape[1]
     shape = next(s for s in (found.input_shape, (width,)) if math.prod(s or (0,)) == width)
-    shaped = [tuple(v.reshape(shape) for v in pair) for pair in images]
-    return drawing.side_by_side(
-        title, shaped, captions, names if truth is not None else ("",), names
-    )
+    cells = [
+        Cell(tuple(v.reshape(shape) for v in pair), text)
+        for pair, text in zip(images, captions, strict=True)
+    ]
+    names = ("found", "truth")
+    return drawing.side_by_side(title, cells, ("",) if truth is None else names, names)
 
 
 def family_figure(found: Reconstruction, run: int = 0) -> bytes | None:
@@ -392,11 +388,8 @@ def _identified(found: Identification) -> tuple[Tensor | None, list[str], str]:
         for residual, sure in zip(found.residuals, found.certified, strict=True)
     ]
     certified = int(found.certified.sum())
-    return (
-        found.x,
-        captions,
-        f"{len(found.x)} samples, {certified} certified (residual and flag above each)",
-    )
+    what = f"{len(found.x)} samples, {certified} certified (residual and flag above each)"
+    return found.x, captions, what
 
 
 def _beside(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,17 +15,8 @@ from residuum.attacks import AttackConfig, attack
 from residuum.attacks.state import Watcher
 from residuum.checkpoints import weights_hash
 from residuum.errors import InputError
-from residuum.records import (
-    Checkpoint,
-    Dataset,
-    Knowledge,
-    Reconstruction,
-    Scores,
-    same,
-    write_atomic,
-    write_json,
-)
-from residuum.records.rundir import RunDir, another, environment, read_json, sha256
+from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores, rundir, same
+from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report import figures
 
 SUMMARY, STATE = "attack.json", "attack_state.safetensors"
@@ -45,7 +36,7 @@ class AttackRun(RunDir):
         if read_summary(self.path).get("request") != request or not same(
             found.knowledge, knowledge
         ):
-            raise another(self.path, self.what, "settings or on other weights")
+            raise rundir.another(self.path, self.what, "settings or on other weights")
         return None if "time" in found.status and (self.path / STATE).is_file() else found
 
     def attack(
@@ -68,7 +59,7 @@ class AttackRun(RunDir):
         write_json(out / SUMMARY, {
             **found.to_json(), "preset": preset, "request": request,
             "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
-            "environment": environment(found.settings["device"]),
+            "environment": rundir.environment(found.settings["device"]),
         })  # fmt: skip
         if "time" not in found.status:
             state.unlink(missing_ok=True)

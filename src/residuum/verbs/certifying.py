@@ -11,15 +11,9 @@ from torch import nn
 
 from residuum.attacks import OBJECTIVES
 from residuum.checkpoints import as_checkpoint, build_model
-from residuum.records import (
-    Certificate,
-    Checkpoint,
-    Dataset,
-    Reconstruction,
-    Uniqueness,
-    write_json,
-)
+from residuum.records import Certificate, Checkpoint, Dataset, Reconstruction, Uniqueness
 from residuum.records.data import own_data
+from residuum.records.rundir import write_json
 from residuum.report.figures import ambiguity_figure
 from residuum.theory import certify
 from residuum.theory.uniqueness import question
