@@ -106,7 +106,8 @@ def command(
     from residuum.attacks import estimate
     from residuum.checkpoints import load_checkpoint
     from residuum.errors import InputError
-    from residuum.verbs.attacking import AttackRun, read_summary, request_of
+    from residuum.records.rundir import read_json
+    from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
 
     config = options.configure(**vars(settings))
     options.check_device(config.device)
@@ -128,7 +129,7 @@ def command(
     _refuse_divergence(found, out)
     if reused and voice.spoken:
         print_line(f"{out} holds this attack, finished; it is shown again.")
-    voice.answer(read_summary(out), lambda: show(found, out))
+    voice.answer(read_json(out / SUMMARY), lambda: show(found, out))
 
 
 def show(found: Reconstruction, out: Path) -> None:

@@ -14,7 +14,7 @@ residuum certify runs/m --reconstruction runs/a --out runs/a/certificate
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from residuum.cli import options
 from residuum.cli.options import option
@@ -104,10 +104,12 @@ def show_uniqueness(found: Certified, title: str) -> None:
     )  # fmt: skip
     unique, rows = found.unique, []
     for k, row in enumerate(found.to_json()["per_sample"][:ROWS]):
-        bounded = not row["unbounded"] and row["size"]
+        bounded, known = not row["unbounded"] and row["size"], row["support"] is not None
         rows.append(
             (
-                str(k), f"{row['label']:g}", *_agreement(row, found.found.restarts),
+                str(k), f"{row['label']:g}",
+                f"{row['support']}/{found.found.restarts}" if known else "-",
+                number(row["confidence"], 2),
                 number(row["determined_energy"], 3), number(row["determined_at_least"], 3),
                 "free" if row["unbounded"] else number(row["radius"], 3),
                 number(row["radius"] / row["size"], 3) if bounded else "-", row["blocked_by"],
@@ -132,12 +134,6 @@ def show_uniqueness(found: Certified, title: str) -> None:
     print_line("not covered, and may keep less: unequal splits, exchanges between candidates")
     print_line(f"granted to the attacker: {found.found.knowledge.line}")
     print_notes(unique.notes)
-
-
-def _agreement(row: dict[str, Any], restarts: int) -> tuple[str, str]:
-    if row["support"] is None:
-        return "-", "-"
-    return f"{row['support']}/{restarts}", number(row["confidence"], 2)
 
 
 def _span(least: int, most: int) -> str:

@@ -115,11 +115,8 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json({"defenses": rows})
         return
-    table = [
-        (str(row["name"]), str(row["strength"]), str(row["changes"]), str(row["secret"]),
-         "yes" if row["available"] else "no")
-        for row in rows
-    ]  # fmt: skip
+    shown = ("name", "strength", "changes", "secret")
+    table = [(*(row[k] for k in shown), "yes" if row["available"] else "no") for row in rows]
     print_table("defenses", ("name", "strength", "changes", "stays with the owner", "here"), table)
     for row in rows:
         if not row["available"]:

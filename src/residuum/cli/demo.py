@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS, BUDGET = 4, 2000, "1min"
 PICTURE = "reconstructions.png"
+CERTIFIED = {"KKT residual, plain": "residual_plain", "KKT residual, Clarke": "residual_clarke"}
+CERTIFIED |= {"margin": "margin"}
 NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # audit folder: weights
 
 
@@ -45,8 +47,7 @@ def command(
     write_atomic(out / ".gitignore", "*\n")
     split = load_dataset("digits", SAMPLES)
     with _one_thread():
-        checkpoint = _train(out, split, voice.spoken)
-        _save_untrained(out, checkpoint)
+        checkpoint = _networks(out, split, voice.spoken)
         for audit, network in NETWORKS.items():
             with attack_progress(voice.spoken) as watch:
                 watcher = None if watch is None else lambda _name, watch=watch: watch
@@ -72,9 +73,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train(out: Path, split: Split, spoken: bool) -> Checkpoint:
-    """The victim, in a training directory of its own."""
-    from residuum.training import TrainingConfig, released, train
+def _networks(out: Path, split: Split, spoken: bool) -> Checkpoint:
+    """The victim, in a training directory of its own, and its architecture with random weights."""
+    from residuum.checkpoints import save_checkpoint
+    from residuum.networks import Architecture
+    from residuum.stationarity import parameters
+    from residuum.training import TrainingConfig, initialise, released, train
     from residuum.training.directory import write_run
 
     config = TrainingConfig(steps=STEPS)
@@ -82,19 +86,11 @@ def _train(out: Path, split: Split, spoken: bool) -> Checkpoint:
         state = train(ARCH, split.train, config, watch=watch)
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
     write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
-    return released(state, ARCH, split.train, "binary")
-
-
-def _save_untrained(out: Path, checkpoint: Checkpoint) -> None:
-    """The same architecture with random weights."""
-    from residuum.checkpoints import save_checkpoint
-    from residuum.networks import Architecture
-    from residuum.stationarity import parameters
-    from residuum.training import TrainingConfig, initialise
-
+    victim = released(state, ARCH, split.train, "binary")
     model = initialise(Architecture.parse(ARCH), TrainingConfig(init="default"))
     file = out / NETWORKS["untrained"] / "model.safetensors"
-    save_checkpoint(checkpoint.replace(theta=parameters(model)), file)
+    save_checkpoint(victim.replace(theta=parameters(model)), file)
+    return victim
 
 
 def _settings(out: Path, network: str) -> Any:
@@ -154,11 +150,7 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
     title = f"{ARCH} trained on {SAMPLES} digits, odd against even: attack from the weights"
     print_table(title, ("what", "this network", "one never trained"), rows)
     mine, other = summary["trained"]["certificate"], summary["certificate_holdout"]
-    rows = [
-        ("KKT residual, plain", number(mine["residual_plain"]), number(other["residual_plain"])),
-        ("KKT residual, Clarke", number(mine["residual_clarke"]), number(other["residual_clarke"])),
-        ("margin", number(mine["margin"]), number(other["margin"])),
-    ]
+    rows = [(name, number(mine[key]), number(other[key])) for name, key in CERTIFIED.items()]
     print_table("certificate", ("what", "training digits", "held-out digits"), rows)
     facts = summary["trained"]["knowledge"]
     granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in facts)

@@ -71,14 +71,13 @@ def show(found: Identification) -> None:
     print_table(found.arch, ("what", "value", "meaning"), rows)
     if len(found.x):
         sure = int(found.certified.sum())
+        every = zip(found.weights, found.residuals, found.certified, strict=True)
         print_table(
             f"{len(found.x)} samples, {sure} certified; {found.scale}",
             ("sample", "weight lam y", "residual", "flag"),
             [
                 (str(i), number(float(b)), number(float(e), 2), "certified" if c else "heuristic")
-                for i, (b, e, c) in enumerate(
-                    zip(found.weights, found.residuals, found.certified, strict=True)
-                )
+                for i, (b, e, c) in enumerate(every)
             ],
         )
     if found.aggregate is not None:

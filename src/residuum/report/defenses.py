@@ -35,10 +35,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 def notes(outcomes: Sequence[Outcome]) -> list[str]:
     """What the table has no room for: shifts, residuals of rewriting, inferences, epsilon."""
-    found = []
-    for outcome in outcomes:
-        found += [f"{outcome.label}: {text}" for text in _notes(outcome)]
-    return found
+    return [f"{outcome.label}: {text}" for outcome in outcomes for text in _notes(outcome)]
 
 
 def markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str:
@@ -107,9 +104,8 @@ def _band(axes: Any, attacked: Attacked, x: float, y: float, size: float, gap: f
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
     known = outcome.adaptive
-    levels = [
-        part.expected_by_chance for part in outcome.attacks if part.expected_by_chance is not None
-    ]
+    chances = [part.expected_by_chance for part in outcome.attacks]
+    levels = [chance for chance in chances if chance is not None]
     p = " / ".join(_figure(part.p_value if part else None, 2) for part in (outcome.unaware, known))
     seconds = sum(outcome.seconds.values())
     return (
@@ -137,14 +133,12 @@ def _notes(outcome: Outcome) -> list[str]:
         )
     if outcome.adaptive is not None:
         found += _inferred(outcome.adaptive)
-    if outcome.told is not None:
-        told = outcome.told
+    if told := outcome.told:
         found.append(
             f"told the shift itself, the attacker recovers {_count(told, outcome.n)}, "
             f"{_figure(told.expected_by_chance, 2)} by chance."
         )
-    if "epsilon" in outcome.facts:
-        facts = outcome.facts
+    if "epsilon" in (facts := outcome.facts):
         found.append(
             f"epsilon {facts['epsilon']:.4g} at delta {facts['delta']:.2g} by the {facts['accountant']} "
             f"accountant; noise multiplier {facts['noise_multiplier']:.3g}."
@@ -182,11 +176,7 @@ def _count(attacked: Attacked | None, n: int) -> str:
     """Recovered of n, with what they had to beat."""
     if attacked is None or attacked.recovered is None:
         return "-"
-    return (
-        f"{attacked.recovered}/{n} ({attacked.rule})"
-        if attacked.rule
-        else f"{attacked.recovered}/{n}"
-    )
+    return f"{attacked.recovered}/{n}" + (f" ({attacked.rule})" if attacked.rule else "")
 
 
 def _kept(outcome: Outcome) -> str:

@@ -48,11 +48,6 @@ MAX_CARDS = 120
 MAX_CANDIDATES = 60  # cards without data
 MAX_BYTES = 6_000_000  # of pictures in one file: it is mailed, and opened on phones
 BEYOND = 1e300
-PROVENANCE = {
-    "user": "said by the auditor",
-    "train": "computed from the training set: the strongest attacker",
-    "holdout": "computed from the held-out set",
-}
 STATUS = {  # of a KKT certificate, in words
     "kkt": f"Clarke residual at most {EXACT:g}: a KKT point up to rounding",
     "near_kkt": f"Clarke residual at most {NEAR:g}: near a KKT point",
@@ -89,8 +84,10 @@ def page(
 
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
     """The whole report. blur: images are shown when asked for; redact: the file holds no image."""
-    items, total, control = items_of(result), _total(result), result.control
-    cards = cards_of(items, result.shape, redact=redact)
+    control = result.control
+    cards = cards_of(items_of(result), result.shape, redact=redact)
+    chosen = sum(len(part.selection) for part in result.reconstructions if part.selection)
+    total = chosen if result.scores is None else result.scores.n
     shown = [card.item for card in cards]
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
     table = drawing.threshold_table(*evidence) if evidence else None
@@ -217,14 +214,13 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=lambda name: name != "model_card.md", finalize=_finalize,
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader(HERE), autoescape=lambda name: name != "model_card.md",
+        finalize=_finalize, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": p_text}
     environment.filters["markdown"] = markdown
-    environment.globals |= {"figures_of": verdict_figures, "PROVENANCE": PROVENANCE}
-    environment.globals |= {"STATUS": STATUS, "BOX": drawing.BOX, "WIDTH": drawing.WIDTH}
-    environment.globals |= {"HEIGHT": drawing.HEIGHT}
+    environment.globals |= {"figures_of": verdict_figures, "STATUS": STATUS, "BOX": drawing.BOX}
+    environment.globals |= {"WIDTH": drawing.WIDTH, "HEIGHT": drawing.HEIGHT}
     return environment
 
 
@@ -232,7 +228,7 @@ def visible(text: str) -> str:
     """The text with unseen characters written as their code point."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_seen(character) for character in text)
+    return "".join(f"‹U+{ord(c):04X}›" if unicodedata.category(c) in UNSEEN else c for c in text)
 
 
 def isolated(value: object) -> Markup:
@@ -252,11 +248,6 @@ def markdown(value: object) -> str:
 def _finalize(value: object) -> object:
     """Applied to every expression of a template: no string reaches the page with unseen characters."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _seen(character: str) -> str:
-    unseen = unicodedata.category(character) in UNSEEN
-    return f"‹U+{ord(character):04X}›" if unseen else character
 
 
 def shown(value: float | int | None, digits: int = 3) -> str:
@@ -353,13 +344,6 @@ class Card(NamedTuple):
 def items_of(result: AuditResult) -> tuple[Item, ...]:
     """One per training sample with a match, best first; without data one per candidate."""
     return tuple(_matched(result) if result.evidence is not None else _ranked(result))
-
-
-def _total(result: AuditResult) -> int:
-    """How many items there are, shown or not."""
-    if result.scores is not None:
-        return result.scores.n
-    return sum(len(part.selection) for part in result.reconstructions if part.selection)
 
 
 def cards_of(

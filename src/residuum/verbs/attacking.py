@@ -33,9 +33,7 @@ class AttackRun(RunDir):
         if not self.complete:
             return None
         found = load_run(self.path)
-        if read_summary(self.path).get("request") != request or not same(
-            found.knowledge, knowledge
-        ):
+        if asked_for(self.path) != request or not same(found.knowledge, knowledge):
             raise rundir.another(self.path, self.what, "settings or on other weights")
         return None if "time" in found.status and (self.path / STATE).is_file() else found
 
@@ -84,14 +82,9 @@ def load_run(out: Path) -> Reconstruction:
     return Reconstruction.load(out / RECONSTRUCTION)
 
 
-def read_summary(out: Path) -> dict[str, Any]:
-    """What ``attack.json`` says; empty where it is missing or damaged."""
-    return read_json(out / SUMMARY)
-
-
 def asked_for(out: Path) -> dict[str, Any]:
     """What an attack's folder says was asked for; empty where it does not say."""
-    request = read_summary(out).get("request")
+    request = read_json(out / SUMMARY).get("request")
     return request if isinstance(request, dict) else {}
 
 
