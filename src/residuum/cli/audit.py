@@ -191,7 +191,8 @@ def audit_into(
                 say(summary["fit"]["line"])
             return summary, AuditResult.load(out).verdict
         result = audit(
-            released, **data, knowledge=knowledge, hashes=hashes, batches=tuple(settings.batches),
+            released, data=data.get("data"), holdout=data.get("holdout"), knowledge=knowledge,
+            hashes=hashes, batches=tuple(settings.batches),
             **{name: value for name, value in how.items() if value is not None},
             store=folder, watch=watch, stage=stage, say=say,
         ).replace(subject=path.name)  # fmt: skip

@@ -116,7 +116,7 @@ def _list(as_json: bool) -> None:
         print_json({"defenses": rows})
         return
     shown = ("name", "strength", "changes", "secret")
-    table = [(*(row[k] for k in shown), "yes" if row["available"] else "no") for row in rows]
+    table = [(*(str(row[k]) for k in shown), "yes" if row["available"] else "no") for row in rows]
     print_table("defenses", ("name", "strength", "changes", "stays with the owner", "here"), table)
     for row in rows:
         if not row["available"]:
