@@ -45,11 +45,8 @@ def command(
     from residuum.records.data import own_data
     from residuum.verbs.alternative import alternatives
 
-    asked = [
-        o
-        for o, v in (("--far", far), ("--budget-frac", budget_frac), ("--merge", merge or None))
-        if v is not None
-    ]
+    kinds = {"--far": far, "--budget-frac": budget_frac, "--merge": merge or None}
+    asked = [name for name, value in kinds.items() if value is not None]
     if len(asked) > 1:
         raise InputError(
             f"One kind of alternative at a time; got {' and '.join(asked)}.", "Keep one of them."

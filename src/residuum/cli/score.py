@@ -18,12 +18,7 @@ from residuum.cli.options import Voice, option
 from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from residuum.evaluation.scoring import CandidatePool
-    from residuum.records import Dataset, Reconstruction, Scores
-
-CANDIDATES = ("all", "selected")
+    from residuum.records import Reconstruction, Scores
 
 
 def command(
@@ -41,45 +36,24 @@ def command(
     voice: Voice,
 ) -> None:
     """Count recovered training samples, published and calibrated against held-out ones."""
-    from residuum.errors import InputError, did_you_mean
-    from residuum.evaluation import score
-    from residuum.evaluation.scoring import selected_pool, whole_pool
-    from residuum.verbs.attacking import load_run, write_scores
-
-    if candidates not in CANDIDATES:
-        raise InputError(f"No candidates {candidates!r}.", did_you_mean(candidates, CANDIDATES))
-    _refuse_audit(run)
-    found = load_run(run)
-    train = read_samples(data, "train.npz")
-    control = None if holdout is None else read_samples(holdout, "holdout.npz")
-    outputs, notes = _network(ckpt, train, run)
-
-    def judge(pool: CandidatePool) -> Scores:
-        return score(
-            pool[0], train, control, candidate_labels=pool[1], multipliers=pool[2],
-            outputs=outputs, seed=seed, subsets=subsets,
-            metrics=None if metrics is None else [name.strip() for name in metrics.split(",")],
-        )  # fmt: skip
-
-    chosen = selected_pool(found)
-    pool = whole_pool(found) if candidates == "all" else chosen
-    scores = judge(pool)
-    scores = scores.replace(notes=(*scores.notes, *notes))
-    selected = judge(chosen) if candidates == "all" and len(chosen[0]) else None
-    summary = write_scores(run, found, scores, selected, candidates, pool[0], train, outputs)
-    voice.answer(summary, lambda: show(scores, selected, found, run))
-
-
-def _refuse_audit(run: Path) -> None:
-    """An audit's files stay as it wrote them: ``result.json`` holds their hashes."""
     from residuum.auditing.artifacts import RESULT, WORK
     from residuum.errors import InputError
+    from residuum.records import Dataset
+    from residuum.records.data import samples_file
+    from residuum.verbs.attacking import score_run
 
-    if (run / RESULT).is_file() or (run / WORK).is_dir():
+    if (run / RESULT).is_file() or (run / WORK).is_dir():  # ``result.json`` holds their hashes
         raise InputError(
             f"{str(run)!r} is the folder of an audit, which has scores of its own (scores.json).",
             "Name the folder of an attack; for other data audit again with another --out.",
         )
+    train = Dataset.from_npz(samples_file(data, "train.npz"))
+    control = Dataset.from_npz(samples_file(holdout, "holdout.npz")) if holdout else None
+    names = None if metrics is None else [name.strip() for name in metrics.split(",")]
+    summary, scores, selected, found = score_run(
+        run, train, control, ckpt, candidates, metrics=names, subsets=subsets, seed=seed
+    )
+    voice.answer(summary, lambda: show(scores, selected, found, run))
 
 
 def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Path) -> None:
@@ -114,27 +88,3 @@ def _table(title: str, scores: Scores) -> None:
         "metric", "recovered", "chance", "p", "threshold", "published:\ntrain/held-out", "top 10",
     )  # fmt: skip
     print_table(title, columns, rows)
-
-
-def read_samples(path: Path, name: str) -> Dataset:
-    """Samples of an .npz, or of ``private/name`` in a training directory."""
-    from residuum.records import Dataset
-    from residuum.records.data import samples_file
-
-    return Dataset.from_npz(samples_file(path, name))
-
-
-def _network(ckpt: Path | None, train: Dataset, run: Path) -> tuple[Tensor | None, tuple[str, ...]]:
-    """What the network says of the samples, and a note if it is another one."""
-    from residuum.checkpoints import build_model, load_checkpoint
-    from residuum.theory.kkt import evaluate
-    from residuum.verbs.attacking import asked_for, attacked_other
-
-    if ckpt is None:
-        return None, ()
-    released = load_checkpoint(ckpt, asked_for(run).get("arch"))
-    other = attacked_other(ckpt, run)
-    notes = ("--ckpt is not the checkpoint that was attacked",) if other else ()
-    model = build_model(released)
-    outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
-    return outputs.detach(), notes

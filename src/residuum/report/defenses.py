@@ -86,17 +86,13 @@ def compared(outcomes: Sequence[Outcome]) -> bytes | None:
 
 
 def _band(axes: Any, attacked: Attacked, x: float, y: float, size: float, gap: float) -> None:
-    from matplotlib.patches import Rectangle
-
     for j in range(min(COLUMNS, len(attacked.images))):
         left = x + j * (size + gap)
         for row in (0, 1):
-            upper = y + row * (size + 0.02)
-            axes.imshow(drawing.pixels(attacked.images[j, row]), cmap="gray", vmin=0, vmax=1,
-                        interpolation="nearest", extent=(left, left + size, upper + size, upper))  # fmt: skip
+            at = (left, y + row * (size + 0.02), size, size)
+            drawing.place(axes, attacked.images[j, row], at)
         if attacked.beyond_chance[j]:
-            axes.add_patch(Rectangle((left, y), size, 2 * size + 0.02, fill=False,
-                                     ec=drawing.BLUE, lw=1.6))  # fmt: skip
+            drawing.frame(axes, (left, y, size, 2 * size + 0.02), ec=drawing.BLUE, lw=1.6)
     chance = attacked.expected_by_chance
     text = f"{attacked.recovered} recovered ({attacked.rule}), {_figure(chance, 2)} by chance"
     axes.text(x, y + 2 * size + 0.11, text, fontsize=6, color=drawing.INK)

@@ -455,10 +455,11 @@ def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: 
     for i, cell in enumerate(cells):
         x, y = edge + (i % columns) * across, TITLE + (i // columns) * band
         weight = "bold" if cell.framed else "normal"
+        line = {"ec": BLUE, "lw": 2.2} if cell.framed else {"ec": "#CCCCCC", "lw": 0.5}
         axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, ha="center", fontsize=7.5,
                   color=INK, fontweight=weight)  # fmt: skip
         for k, image in enumerate(cell.images):
-            _place(axes, image, (x, y + CAPTION + k * step, w, h), cell.framed)
+            place(axes, image, (x, y + CAPTION + k * step, w, h), **line)
         if i % columns == 0:
             for k, name in enumerate(rows):
                 middle = y + CAPTION + k * step + h / 2
@@ -532,14 +533,19 @@ def tidy(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _place(axes: Axes, image: Tensor, at: tuple[float, float, float, float], framed: bool) -> None:
-    """One image at (left, top, width, height)."""
-    from matplotlib.patches import Rectangle
-
+def place(axes: Axes, image: Tensor, at: tuple[float, float, float, float], **line: Any) -> None:
+    """One image at (left, top, width, height); line: of its frame."""
     left, top, w, h = at
     axes.imshow(
         pixels(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest",
         extent=(left, left + w, top + h, top),
     )  # fmt: skip
-    line = {"ec": BLUE, "lw": 2.2} if framed else {"ec": "#CCCCCC", "lw": 0.5}
-    axes.add_patch(Rectangle((left, top), w, h, fill=False, **line))  # type: ignore[arg-type]
+    if line:
+        frame(axes, at, **line)
+
+
+def frame(axes: Axes, at: tuple[float, float, float, float], **line: Any) -> None:
+    """A rectangle at (left, top, width, height)."""
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle(at[:2], *at[2:], fill=False, **line))

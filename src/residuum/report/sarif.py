@@ -2,31 +2,25 @@
 
 The subject is a file of weights, not of source; its location is the file, without a region. Counts
 stand in the message and, as numbers, in the result's property bag. Images are never part of it.
+``sarif.json`` is a log without an audit: the tool and its rule.
 """
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import json
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 if TYPE_CHECKING:
     from residuum.auditing.verdict import Verdict
 
-SCHEMA = (
-    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-)
 RULE = "training-data-reconstruction"
 # kind and level of a result; SARIF ties any level but "none" to the kind "fail".
 KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
 PASSED = ("pass", "none")
 NUMBERS = {name: name for name in ("outcome", "recovered", "n", "metric", "rule")}
 NUMBERS |= {"expectedByChance": "expected_by_chance", "pValue": "p_value"}
-HELP = (
-    "An attack that sees nothing but the weights brought back training samples more often than "
-    "chance explains. Do not release these weights; retrain with a defense, or on data that may be "
-    "known. The run's report.html shows what came back."
-)
 
 
 def sarif(
@@ -50,32 +44,12 @@ def sarif(
         "partialFingerprints": {"checkpoint/v1": sha256 or file},
         "properties": {k: v for k, v in numbers.items() if v is not None and v != ""},
     }
-    run = {
-        "tool": {"driver": _driver(tool_version)},
-        "invocations": [{"executionSuccessful": True, "exitCode": exit_code}],
-        "artifacts": [artifact],
-        "results": [result],
-        "columnKind": "unicodeCodePoints",
-    }
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _driver(version: str) -> dict[str, Any]:
-    return {
-        "name": "residuum",
-        "version": version,
-        "rules": [
-            {
-                "id": RULE,
-                "name": "TrainingDataReconstruction",
-                "shortDescription": {"text": "Training samples can be read off the weights."},
-                "fullDescription": {"text": HELP},
-                "help": {"text": HELP},
-                "defaultConfiguration": {"level": "error"},
-                "properties": {"tags": ["privacy", "machine-learning"], "security-severity": "7.5"},
-            }
-        ],
-    }
+    log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
+    run = log["runs"][0]
+    run["tool"]["driver"]["version"] = tool_version
+    run["invocations"] = [{"executionSuccessful": True, "exitCode": exit_code}]
+    run |= {"artifacts": [artifact], "results": [result]}
+    return log
 
 
 def _uri(file: str) -> str:

@@ -13,13 +13,18 @@ from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.state import Watcher
-from residuum.checkpoints import weights_hash
-from residuum.errors import InputError
+from residuum.checkpoints import build_model, load_checkpoint, weights_hash
+from residuum.errors import InputError, did_you_mean
+from residuum.evaluation import score
+from residuum.evaluation.scoring import selected_pool, whole_pool
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores, rundir, same
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report import figures
+from residuum.theory.kkt import evaluate
 
 SUMMARY, STATE = "attack.json", "attack_state.safetensors"
+CANDIDATES = ("all", "selected")
+OTHER = "--ckpt is not the checkpoint that was attacked"
 RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
 
 
@@ -94,17 +99,39 @@ def attacked_other(checkpoint: Path, out: Path) -> bool:
     return attacked is not None and attacked != weights_hash(checkpoint)
 
 
-def write_scores(
-    run: Path,
-    found: Reconstruction,
-    scores: Scores,
-    selected: Scores | None,
-    which: str,
-    candidates: Tensor,
-    train: Dataset,
-    outputs: Tensor | None,
-) -> dict[str, Any]:
-    """``scores.json``: the scores, those of the attack's own choice, what the attacker knew; figures."""
+def score_run(
+    run: Path, train: Dataset, control: Dataset | None, ckpt: Path | None, which: str, **how: Any
+) -> tuple[dict[str, Any], Scores, Scores | None, Reconstruction]:
+    """What came back in an attack's folder, against chance: ``scores.json`` and figures in it.
+
+    ckpt: the attacked checkpoint, adds margins; which: "all" or "selected", the attack's own choice,
+    whose scores stand beside those of all; how: arguments of :func:`residuum.score`.
+    """
+    if which not in CANDIDATES:
+        raise InputError(f"No candidates {which!r}.", did_you_mean(which, CANDIDATES))
+    found, outputs, other = load_run(run), None, False
+    if ckpt is not None:
+        model = build_model(load_checkpoint(ckpt, asked_for(run).get("arch")))
+        outputs = evaluate(model, train.x.to(next(model.parameters()).dtype)).detach()
+        other = attacked_other(ckpt, run)
+
+    def judge(x: Tensor, labels: Tensor | None, multipliers: Tensor | None) -> Scores:
+        return score(
+            x,
+            train,
+            control,
+            candidate_labels=labels,
+            multipliers=multipliers,
+            outputs=outputs,
+            **how,
+        )
+
+    chosen = selected_pool(found)
+    pool = whole_pool(found) if which == "all" else chosen
+    scores = judge(*pool)
+    if other:
+        scores = scores.replace(notes=(*scores.notes, OTHER))
+    selected = judge(*chosen) if which == "all" and len(chosen.x) else None
     summary = {
         **scores.to_json(),
         "candidates": which,
@@ -114,12 +141,12 @@ def write_scores(
         "knowledge": dict(found.knowledge.provenance),
     }
     write_json(run / SCORES, summary)
-    drawn = {"matches.png": figures.matches_figure(candidates, train, scores)}
+    drawn = {"matches.png": figures.matches_figure(pool.x, train, scores)}
     if outputs is not None:
         wanted = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
         drawn["output_score.png"] = figures.output_figure(scores, outputs, wanted)
     write_figures(run, drawn)
-    return summary
+    return summary, scores, selected, found
 
 
 def write_figures(out: Path, drawn: dict[str, bytes | None]) -> None:
