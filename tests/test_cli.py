@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -22,6 +23,7 @@ import residuum
 from residuum.attacks import every_attack
 from residuum.checkpoints import load_checkpoint
 from residuum.cli.main import app, main
+from residuum.cli.options import Granted, flat, option
 from residuum.records import Dataset, same
 from residuum.records.rundir import sha256
 from tests.documents import ROOT, blocks, command_lines, ignore_the_clock
@@ -634,3 +636,18 @@ def test_as_a_program(run: Path, tmp_path: Path) -> None:
     process = start("inspect", "gone.pt", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_group_of_options_reaches_the_command_as_one_value() -> None:
+    seen: list[tuple[str, Granted]] = []
+
+    def command(*, name: str = option("A name.", ...), granted: Granted) -> None:
+        seen.append((name, granted))
+
+    alone = typer.Typer()
+    alone.command()(flat(command))
+    alone(args=["--shape", "1,8,8", "--name", "a", "--sample-count", "3"], standalone_mode=False)
+    ((name, granted),) = seen
+    said = {key: value for key, value in vars(granted).items() if value is not None}
+    assert name == "a"
+    assert said == {"shape": "1,8,8", "sample_count": 3, "mean_provenance": "user"}

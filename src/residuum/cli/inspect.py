@@ -49,26 +49,14 @@ def show(found: Inspection, attacks: list[dict[str, Any]]) -> None:
         (part.name, "x".join(map(str, part.shape)), str(part.parameters), number(part.norm))
         for part in found.layers
     ]
-    print_table(
-        f"{found.arch}: {found.parameters} parameters",
-        ("tensor", "shape", "values", "norm"),
-        layers,
-    )
-    order = (
-        f"order {found.homogeneity_order:g}"
-        if found.homogeneity_order is not None
-        else "not homogeneous"
-    )
+    title = f"{found.arch}: {found.parameters} parameters"
+    print_table(title, ("tensor", "shape", "values", "norm"), layers)
+    degree = found.homogeneity_order
+    order = "not homogeneous" if degree is None else f"order {degree:g}"
     print_line(f"homogeneity: {order}; balance gap {number(found.balance)}")
     print_line(f"directions of the first layer: {number(found.directions)} ({found.directions_of})")
-    print_table(
-        "first layer",
-        ("singular values above", "rank"),
-        [(f"{tolerance:g} of the largest", str(rank)) for tolerance, rank in found.ranks],
-    )
-    print_table(
-        "attacks",
-        ("attack", "applies", "why"),
-        [(a["attack"], "yes" if a["applies"] else "no", a["reason"]) for a in attacks],
-    )
+    ranks = [(f"{tolerance:g} of the largest", str(rank)) for tolerance, rank in found.ranks]
+    print_table("first layer", ("singular values above", "rank"), ranks)
+    rows = [(a["attack"], "yes" if a["applies"] else "no", a["reason"]) for a in attacks]
+    print_table("attacks", ("attack", "applies", "why"), rows)
     print_notes(found.assumptions, "assumed")

@@ -249,8 +249,8 @@ def _typed(option: str, text: str, default: Any) -> Any:
     found = numbers(text, option, ",".join(f"{value:g}" for value in many))
     whole = isinstance(default, int)
     if len(found) != len(many) or (whole and found[0] != int(found[0])):
-        kind = "whole numbers" if whole else "numbers"
-        raise InputError(f"{option} takes {len(many)} {kind}; got {text!r}.", "Count them.")
+        kind = f"{'whole ' if whole else ''}number{'' if len(many) == 1 else 's'}"
+        raise InputError(f"{option} takes {len(many)} {kind}; got {text!r}.", "Correct it.")
     return found if many is default else type(default)(found[0])
 
 

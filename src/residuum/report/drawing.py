@@ -481,10 +481,9 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
     figure.subplots_adjust(
         0.4 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.5 / height, wspace=0.22, hspace=0.5
     )
-    for axes in grid.flat:
+    for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
-        axes.set_visible(True)
         for (name, values), colour, style in zip(curves.items(), CYCLE, ("-", "--"), strict=False):
             marker = "o" if len(values) <= 24 else None
             axes.plot(
