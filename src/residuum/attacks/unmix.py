@@ -30,16 +30,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
+import numpy as np
 import torch
+from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from residuum.attacks.randomness import stream
 from residuum.checkpoints.spectrum import noise_edge
+from residuum.errors import InputError
 
 SAME = 0.9  # cosine from which two sources are one
+Domain = Callable[[Tensor], Tensor]
 APART = 0.5  # cosine in the whitened domain below which two sources can stand in one solution
 
 
@@ -49,37 +55,154 @@ class Setting:
 
     ranks: shares of the clean rank; strengths: a, large ones suit sharp edges; starts: members of a
     population; rounds, iterations: of each; partitions: into how many clusters the neurons are parted
-    where the whole layer is overfull; overfull: it is when a smaller share of the sources of a run is
-    found by half of the runs; most: sources brought back at most, in multiples of the clean rank.
+    where the whole layer is overfull, for every rank in ``parted`` once; overfull: it is when a
+    smaller share of the sources is found by half of the runs; most: sources brought back at most, in
+    multiples of the clean rank; versions: of one source, at most.
     """
 
-    ranks: tuple[float, ...] = (0.8, 0.7, 0.9)
+    ranks: tuple[float, ...] = (0.8, 0.6, 0.7, 0.5, 0.9)
     strengths: tuple[float, ...] = (4.0, 2.0, 8.0)
     starts: int = 4
     rounds: int = 3
     iterations: int = 40
     partitions: tuple[int, ...] = (2, 4, 8, 16)
+    parted: tuple[float, ...] = (0.8, 0.6)
     overfull: float = 0.5
     most: int = 3
+    versions: int = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Sources:
     """What came apart.
 
-    x: (k, d) samples as the network receives them, the ones most runs agree on first; size: whether
-    sign and length of them are known; support: (k,) how many of the ``runs`` hold such a source;
-    group: (k,) number of the source it is a version of; rank: clean directions of the layer; edge: of
-    the noise, as a share of the largest singular value.
+    x: (k, d) of length 1, their signs as the neurons say, those that most runs agree on first;
+    support: (k,) how many of the ``runs`` hold such a source; group: (k,) number of the source that a
+    row is a version of; agreed: share of the sources of the whole layer that half of its runs find;
+    rank: clean directions of the layer; edge: of the noise, as a share of the largest singular value.
     """
 
     x: Tensor
-    known: Tensor
     support: Tensor
     group: Tensor
     runs: int
+    agreed: float
     rank: int
     edge: float
+
+
+def unmix(
+    rows: Tensor,
+    shape: tuple[int, ...],
+    setting: Setting | None = None,
+    *,
+    domain: str = "",
+    seed: int = 0,
+    seconds: float = math.inf,
+) -> Sources:
+    """Sources of ``rows`` (h, d), each a mixture of samples of ``shape``, on the device of ``rows``.
+
+    domain: a name in ``DOMAINS``; by default differences where samples have a shape, coordinates of
+    vectors. After ``seconds`` no further run is begun; the first one is always finished.
+    """
+    setting, end = setting or Setting(), time.monotonic() + seconds
+    sparse_in = DOMAINS[domain or ("differences" if len(shape) > 1 else "coordinates")]
+    layer = Layer.of(rows)
+    if layer.rank < 2:
+        raise InputError(
+            f"Unmixing needs two clean directions at least; this layer has {layer.rank}.",
+            "Grant the initial weights, or use another attack.",
+        )
+    look = partial(_sources, shape=shape, domain=sparse_in, setting=setting)
+    found: list[Tensor] = []  # per run
+    for share in setting.ranks:
+        if not found or time.monotonic() < end:
+            found += look([layer], share, setting.strengths, stream("unmix", seed, str(share)))
+    runs = len(found)
+    support = supports(torch.cat(found), _owner(found))
+    agreed = float((support >= max(2, runs / 2)).float().mean())
+    if runs > 1 and agreed < setting.overfull:
+        for share, k in product(setting.parted, setting.partitions):
+            if time.monotonic() < end:
+                generator = stream("unmix", seed, "clusters", k, str(share))
+                parts = [Layer.of(rows[mine]) for mine in clusters(layer, k, generator)]
+                # What one partition brings is one run: its clusters share samples.
+                found.append(torch.cat(look(parts, share, setting.strengths[:1], generator)))
+    x, support, group = merged(
+        torch.cat(found), _owner(found), setting.most * layer.rank, setting.versions
+    )
+    return Sources(x, support, group, len(found), agreed, layer.rank, layer.edge)
+
+
+def _owner(found: list[Tensor]) -> Tensor:
+    """(k,) number of the run of each source."""
+    return torch.arange(len(found)).repeat_interleave(torch.tensor([len(x) for x in found]))
+
+
+def _sources(
+    layers: list[Layer],
+    share: float,
+    strengths: tuple[float, ...],
+    generator: torch.Generator,
+    *,
+    shape: tuple[int, ...],
+    domain: Domain,
+    setting: Setting,
+) -> list[Tensor]:
+    """Sources (r, d) of every layer with every strength, length 1, signs as the neurons give them.
+
+    All have one rank, the share of the layers' median, so that they are found side by side; a layer
+    with fewer neurons than that is left out. A sample enters only rows of neurons that it switches
+    on, so of +x and -x the true one has positive products with the rows that hold it:
+    sum_j c_j^2 <w_j, x> > 0, where c is its column of C.
+    """
+    r = max(2, round(share * sorted(layer.rank for layer in layers)[len(layers) // 2]))
+    layers = [layer for layer in layers if len(layer.U) > r]
+    if not layers:
+        return []
+    white = [whitened(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
+    Z = torch.stack([Z for Z, _ in white for _ in strengths])
+    a = torch.tensor(strengths * len(layers)).to(Z)
+    Q = iter(population(Z, a, setting.starts, setting.rounds, setting.iterations, generator))
+    found = []
+    for layer, (_, K) in zip(layers, white, strict=True):
+        V, A = layer.V[:r], (layer.U[:, :r] * layer.S[:r]).to(layer.V)
+        for _ in strengths:
+            B = next(Q) @ K
+            C = torch.linalg.solve(B, A, left=False)
+            sign = (C.square() * (A @ B.T)).sum(0).sign()
+            found.append(torch.nn.functional.normalize(B @ V) * sign[:, None])
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Rows (h, d) = U S V^T; rank of its values stand out of the noise, whose edge is a share of S_1."""
+
+    U: Tensor
+    S: Tensor
+    V: Tensor
+    rank: int
+    edge: float
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Layer:
+        """From the smaller Gram matrix in float64.
+
+        Its eigenvalues are squares, so values below 1e-8 of the largest are lost: those of weights
+        in float32 are rounding there.
+        """
+        h, d = rows.shape
+        rows = rows.double()
+        squares, vectors = torch.linalg.eigh(rows @ rows.T if h <= d else rows.T @ rows)
+        S, vectors = squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
+        inverse = torch.where(S > S[0] * 1e-8, 1 / S, 0.0)
+        if h <= d:
+            U, V = vectors, inverse[:, None] * (vectors.T @ rows)
+        else:
+            U, V = (rows @ vectors) * inverse, vectors.T
+        rank, edge = noise_edge(S.cpu(), h, d)
+        return cls(U, S, V.float(), rank, edge)
 
 
 def differences(x: Tensor) -> Tensor:
@@ -93,30 +216,10 @@ def coordinates(x: Tensor) -> Tensor:
     return x.flatten(1)
 
 
-DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
-    "differences": differences,
-    "coordinates": coordinates,
-}
+DOMAINS: dict[str, Domain] = {"differences": differences, "coordinates": coordinates}
 
 
-def directions(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular values (k,), left vectors (h, k) and right ones (k, d) of ``rows`` (h, d), float64.
-
-    From the smaller Gram matrix: its eigenvalues are squares, so values below 1e-8 of the largest are
-    lost, which is far below the rounding of float32 weights.
-    """
-    h, d = rows.shape
-    rows = rows.double()
-    squares, vectors = torch.linalg.eigh(rows @ rows.T if h <= d else rows.T @ rows)
-    squares, vectors = squares.flip(0).clamp(min=0), vectors.flip(1)
-    s = squares.sqrt()
-    inverse = torch.where(s > 1e-8 * s[0], 1 / s, 0.0)
-    if h <= d:
-        return s, vectors, inverse[:, None] * (vectors.T @ rows)
-    return s, (rows @ vectors) * inverse, vectors.T
-
-
-def whitened(directions: Tensor, domain: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def whitened(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
     """Z (N, r) and K (r, r) of directions (r, *shape)."""
     G = domain(directions).T
     G = G - G.mean(0)
@@ -126,9 +229,9 @@ def whitened(directions: Tensor, domain: Callable[[Tensor], Tensor]) -> tuple[Te
 
 
 def polar(P: Tensor, tolerance: float = 1e-4, most: int = 40) -> Tensor:
-    """The nearest orthogonal matrices (B, r, r), by Newton and Schulz: products alone, on any device."""
+    """The nearest orthogonal matrices (..., r, r), by Newton and Schulz: products alone, on any device."""
     norms = torch.linalg.matrix_norm(P, 1) * torch.linalg.matrix_norm(P, math.inf)
-    Q = P / norms.sqrt()[:, None, None]
+    Q = P / norms.sqrt()[..., None, None]
     one = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
     for k in range(most):
         square = Q.mT @ Q
@@ -138,29 +241,49 @@ def polar(P: Tensor, tolerance: float = 1e-4, most: int = 40) -> Tensor:
     return Q
 
 
-def fastica(Z: Tensor, Q: Tensor, a: float, iterations: int, tolerance: float = 1e-4) -> Tensor:
-    """Symmetric FastICA with contrast log cosh(a y) from Q (B, r, r), all members side by side."""
+def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
+    """Symmetric FastICA with contrast log cosh(a y): P problems side by side, B starts of each.
+
+    Z: (P, N, r) whitened; Q: (P, B, r, r), sources in rows; a: (P,).
+    """
+    Z, a = Z[:, None], a[:, None, None, None]
     for _ in range(iterations):
-        g = torch.tanh(a * (Z @ Q.mT))  # (B, N, r)
-        slope = a * (1 - g.square().mean(1))
-        new = polar(g.mT @ Z / len(Z) - slope[:, :, None] * Q)
-        still = float(((new * Q).sum(2).abs() - 1).abs().max())
+        g = torch.tanh(a * (Z @ Q.mT))  # (P, B, N, r)
+        slope = a * (1 - g.square().mean(2, keepdim=True))
+        new = polar(g.mT @ Z / Z.shape[2] - slope.mT * Q)
+        still = float(((new * Q).sum(3).abs() - 1).abs().max())
         Q = new
         if still < tolerance:
             break
     return Q
 
 
-def contrast(Z: Tensor, Q: Tensor, a: float) -> Tensor:
-    """(B, r) E log cosh(a y) / a of every source: the less, the sparser."""
-    y = (a * (Z @ Q.mT)).abs()
-    return (y + torch.log1p(torch.exp(-2 * y)) - math.log(2)).mean(1) / a
+def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
+    """(P, B, r) E log cosh(a y) / a of every source: the less, the sparser."""
+    a = a[:, None, None, None]
+    y = (a * (Z[:, None] @ Q.mT)).abs()
+    return ((y + torch.log1p(torch.exp(-2 * y)) - math.log(2)) / a).mean(2)
+
+
+def population(
+    Z: Tensor, a: Tensor, starts: int, rounds: int, iterations: int, generator: torch.Generator
+) -> Tensor:
+    """(P, r, r) of each problem the best solution of a few starts that learn from each other."""
+    P, _, r = Z.shape
+    Q = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
+    for left in reversed(range(rounds)):
+        Q = fastica(Z, Q, a, iterations)
+        sparse = contrast(Z, Q, a)
+        if left and starts > 1:
+            pairs = zip(Q.cpu(), sparse.cpu(), strict=True)
+            Q = polar(torch.stack([crossed(q, s, generator) for q, s in pairs]).to(Z), most=100)
+    return Q[torch.arange(P, device=Q.device), sparse.sum(2).argmin(1)]
 
 
 def crossed(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
     """Starts of a next round (B, r, r): each from the sparsest sources of three in five members."""
     B, r, _ = Q.shape
-    pool, score = Q.reshape(B * r, r).cpu(), sparse.flatten().cpu()
+    pool, score = Q.reshape(B * r, r), sparse.flatten()
     owner = torch.arange(B).repeat_interleave(r)
     children = []
     for b in range(B):
@@ -171,13 +294,13 @@ def crossed(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
         rows = pool[mine[distinct(pool[mine], APART)[:r]]]
         rest = 0.01 * torch.randn(r - len(rows), r, generator=generator)
         children.append(torch.cat([rows, rest]))
-    return polar(torch.stack(children).to(Q), most=100)
+    return torch.stack(children)
 
 
 def distinct(rows: Tensor, similarity: float) -> Tensor:
     """Indices of unit ``rows``, in their order, none more similar than that to one before it."""
     near = ((rows @ rows.T).abs() >= similarity).numpy()
-    kept, free = [], ~near[0] | True
+    kept, free = [], np.ones(len(rows), dtype=bool)
     for i in range(len(rows)):
         if free[i]:
             kept.append(i)
@@ -185,15 +308,52 @@ def distinct(rows: Tensor, similarity: float) -> Tensor:
     return torch.tensor(kept)
 
 
-def population(
-    Z: Tensor, a: float, starts: int, rounds: int, iterations: int, generator: torch.Generator
-) -> Tensor:
-    """(r, r) the best solution of a few starts that learn from each other."""
-    r = Z.shape[1]
-    Q = torch.linalg.qr(torch.randn(starts, r, r, generator=generator))[0].to(Z)
-    for round_ in range(rounds):
-        Q = fastica(Z, Q, a, iterations)
-        sparse = contrast(Z, Q, a)
-        if starts > 1 and round_ < rounds - 1:
-            Q = crossed(Q, sparse, generator)
-    return Q[int(sparse.sum(1).argmin())]
+def clusters(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
+    """Neurons in ``k`` groups of similar direction."""
+    rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
+    seed = int(torch.randint(2**31, (), generator=generator))
+    _, label = kmeans2(rows.cpu().numpy(), k, minit="++", seed=seed)
+    return [torch.from_numpy(label == i).nonzero().flatten() for i in range(k)]
+
+
+def supports(x: Tensor, run: Tensor) -> Tensor:
+    """(k,) how many runs hold a source similar to each of ``x`` (k, d)."""
+    member = torch.nn.functional.one_hot(run).to(x)
+    return torch.cat(
+        [((part @ x.T).abs() >= SAME).to(x) @ member > 0 for part in x.split(4096)]
+    ).sum(1)
+
+
+def merged(x: Tensor, run: Tensor, most: int, versions: int) -> tuple[Tensor, Tensor, Tensor]:
+    """At most ``most`` of the sources (k, d), their support and group, best supported groups first.
+
+    A group is a source and all that are similar to it and in no group before; where its mean is
+    similar to that of a group before, both are one. Of each come its mean and then, while there is
+    room, the members least like it.
+    """
+    support = supports(x, run).cpu()
+    free = torch.ones(len(x), dtype=torch.bool)
+    means: list[Tensor] = []
+    kept: list[tuple[int, int, int, Tensor]] = []  # place within the group, group, support, row
+    for i in support.argsort(descending=True, stable=True).tolist():
+        if not free[i]:
+            continue
+        cosines = (x @ x[i]).cpu()
+        members = (free & (cosines.abs() >= SAME)).nonzero().flatten()
+        free[members] = False
+        alike = cosines[members].sign()  # the sign of the group is that of most members
+        signs = alike * (1.0 if alike.sum() >= 0 else -1.0)
+        rows = x[members] * signs[:, None].to(x)
+        mean = torch.nn.functional.normalize(rows.mean(0), dim=0)
+        before = torch.stack(means) @ mean if means else mean.new_zeros(1)
+        if float(before.abs().max()) >= SAME:
+            continue
+        order = (rows @ mean).argsort()[: min(versions, len(rows)) - 1]
+        for place, row in enumerate([mean, *rows[order]]):
+            kept.append((place, len(means), int(support[i]), row))
+        means.append(mean)
+        if len(means) == most:
+            break
+    kept = sorted(kept, key=lambda one: one[:2])[:most]  # every mean before any member
+    _, group, backed, chosen = zip(*sorted(kept, key=lambda one: one[1::-1]), strict=True)
+    return torch.stack(chosen), torch.tensor(backed), torch.tensor(group)
