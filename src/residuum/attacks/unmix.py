@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -44,6 +44,8 @@ from residuum.attacks.randomness import stream
 from residuum.checkpoints.spectrum import noise_edge
 from residuum.errors import InputError
 
+ROUNDING = 1e-7  # of float32, as a share of the largest singular value
+CLIFF = 10.0  # fall between two singular values that only the end of the samples explains
 SAME = 0.9  # cosine from which two sources are one
 Domain = Callable[[Tensor], Tensor]
 APART = 0.5  # cosine in the whitened domain below which two sources can stand in one solution
@@ -54,22 +56,22 @@ class Setting:
     """How hard to look.
 
     ranks: shares of the clean rank; strengths: a, large ones suit sharp edges; starts: members of a
-    population; rounds, iterations: of each; partitions: into how many clusters the neurons are parted
-    where the whole layer is overfull, for every rank in ``parted`` once; overfull: it is when a
-    smaller share of the sources is found by half of the runs; most: sources brought back at most, in
-    multiples of the clean rank; versions: of one source, at most.
+    population; rounds, iterations: of each; partitions: into how many clusters the neurons are parted,
+    of which come the share parted[0] of their rank; overfull: a layer is when half of the runs hold a
+    smaller share of its sources; then overfull_partitions and all of ``parted`` are tried as well;
+    most: sources brought back at most, in multiples of the clean rank.
     """
 
-    ranks: tuple[float, ...] = (0.8, 0.6, 0.7, 0.5, 0.9)
-    strengths: tuple[float, ...] = (4.0, 2.0, 8.0)
+    ranks: tuple[float, ...] = (0.8, 0.6, 1.0, 0.7, 0.5, 0.9)
+    strengths: tuple[float, ...] = (4.0, 2.0)
     starts: int = 4
     rounds: int = 3
     iterations: int = 40
-    partitions: tuple[int, ...] = (2, 4, 8, 16)
+    partitions: tuple[int, ...] = (2, 4)
     parted: tuple[float, ...] = (0.8, 0.6)
     overfull: float = 0.5
+    overfull_partitions: tuple[int, ...] = (8, 16, 32)
     most: int = 3
-    versions: int = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,16 +79,17 @@ class Sources:
     """What came apart.
 
     x: (k, d) of length 1, their signs as the neurons say, those that most runs agree on first;
-    support: (k,) how many of the ``runs`` hold such a source; group: (k,) number of the source that a
-    row is a version of; agreed: share of the sources of the whole layer that half of its runs find;
-    rank: clean directions of the layer; edge: of the noise, as a share of the largest singular value.
+    support: (k,) share of the runs on the whole layer that hold such a source; parts: (k,) likewise
+    of the partitions of its neurons; group: (k,) number of the source that a row is a version of;
+    runs: on the whole layer, and partitions; rank: clean directions of the layer; edge: of the noise,
+    as a share of the largest singular value.
     """
 
     x: Tensor
     support: Tensor
+    parts: Tensor
     group: Tensor
-    runs: int
-    agreed: float
+    runs: tuple[int, int]
     rank: int
     edge: float
 
@@ -97,17 +100,20 @@ def unmix(
     setting: Setting | None = None,
     *,
     domain: str = "",
+    rank: int = 0,
     seed: int = 0,
     seconds: float = math.inf,
 ) -> Sources:
     """Sources of ``rows`` (h, d), each a mixture of samples of ``shape``, on the device of ``rows``.
 
     domain: a name in ``DOMAINS``; by default differences where samples have a shape, coordinates of
-    vectors. After ``seconds`` no further run is begun; the first one is always finished.
+    vectors; rank: clean directions, 0 where the spectrum shall say; seconds: no run is begun later
+    than that, but the first one always.
     """
     setting, end = setting or Setting(), time.monotonic() + seconds
     sparse_in = DOMAINS[domain or ("differences" if len(shape) > 1 else "coordinates")]
     layer = Layer.of(rows)
+    layer = replace(layer, rank=rank or layer.rank)
     if layer.rank < 2:
         raise InputError(
             f"Unmixing needs two clean directions at least; this layer has {layer.rank}.",
@@ -118,20 +124,33 @@ def unmix(
     for share in setting.ranks:
         if not found or time.monotonic() < end:
             found += look([layer], share, setting.strengths, stream("unmix", seed, str(share)))
-    runs = len(found)
-    support = supports(torch.cat(found), _owner(found))
-    agreed = float((support >= max(2, runs / 2)).float().mean())
-    if runs > 1 and agreed < setting.overfull:
-        for share, k in product(setting.parted, setting.partitions):
-            if time.monotonic() < end:
-                generator = stream("unmix", seed, "clusters", k, str(share))
-                parts = [Layer.of(rows[mine]) for mine in clusters(layer, k, generator)]
-                # What one partition brings is one run: its clusters share samples.
-                found.append(torch.cat(look(parts, share, setting.strengths[:1], generator)))
-    x, support, group = merged(
-        torch.cat(found), _owner(found), setting.most * layer.rank, setting.versions
-    )
-    return Sources(x, support, group, len(found), agreed, layer.rank, layer.edge)
+    whole = len(found)
+    for share, k in _partitions(setting, found):
+        if time.monotonic() < end:
+            generator = stream("unmix", seed, "clusters", k, str(share))
+            parts = [Layer.of(rows[mine]) for mine in clusters(layer, k, generator)]
+            # What one partition brings is one run: its clusters share samples.
+            found.append(torch.cat(look(parts, share, setting.strengths[:1], generator)))
+    every, run = torch.cat(found), _owner(found)
+    sparse = sparseness(sparse_in(every.reshape(-1, *shape)))
+    x, group = merged(every, run, sparse, setting.most * layer.rank)
+    holds = held_by(x, every, run).cpu().float()
+    runs = whole, len(found) - whole
+    return Sources(
+        x, holds[:, :whole].mean(1), holds[:, whole:].sum(1) / max(1, runs[1]), group, runs,
+        layer.rank, layer.edge,
+    )  # fmt: skip
+
+
+def _partitions(setting: Setting, found: list[Tensor]) -> list[tuple[float, int]]:
+    """Shares of the rank and numbers of clusters: more of them where few sources are found by half of the runs."""
+    first = [(setting.parted[0], k) for k in setting.partitions]
+    every = torch.cat(found)
+    half = held_by(every, every, _owner(found)).sum(1) >= max(2, len(found) / 2)
+    if len(found) < 2 or float(half.float().mean()) >= setting.overfull:
+        return first
+    whole = product(setting.parted, (*setting.partitions, *setting.overfull_partitions))
+    return first + [one for one in whole if one not in first]
 
 
 def _owner(found: list[Tensor]) -> Tensor:
@@ -196,13 +215,26 @@ class Layer:
         rows = rows.double()
         squares, vectors = torch.linalg.eigh(rows @ rows.T if h <= d else rows.T @ rows)
         S, vectors = squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
-        inverse = torch.where(S > S[0] * 1e-8, 1 / S, 0.0)
+        inverse = torch.where(1e-8 * S[0] < S, 1 / S, 0.0)
         if h <= d:
             U, V = vectors, inverse[:, None] * (vectors.T @ rows)
         else:
             U, V = (rows @ vectors) * inverse, vectors.T
-        rank, edge = noise_edge(S.cpu(), h, d)
-        return cls(U, S, V.float(), rank, edge)
+        return cls(U, S, V.float(), *clean_rank(S.cpu(), h, d))
+
+
+def clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
+    """How many singular values of (h, d) rows samples made, and where the noise of the start ends.
+
+    Those above the noise edge; of a moment or a difference, whose rest is rounding and not noise, those
+    before the cliff: the largest fall from one to the next, where it is tenfold.
+    """
+    rank, edge = noise_edge(values, h, d)
+    seen = values.clamp(min=float(ROUNDING * values[0]))[1 : rank + 1]
+    falls = seen[:-1] / seen[1:]
+    if len(falls) and float(falls.max()) >= CLIFF:
+        rank = 2 + int(falls.argmax())
+    return rank, edge
 
 
 def differences(x: Tensor) -> Tensor:
@@ -246,11 +278,11 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
 
     Z: (P, N, r) whitened; Q: (P, B, r, r), sources in rows; a: (P,).
     """
-    Z, a = Z[:, None], a[:, None, None, None]
+    Z, a, N = Z[:, None], a[:, None, None, None], Z.shape[1]
     for _ in range(iterations):
-        g = torch.tanh(a * (Z @ Q.mT))  # (P, B, N, r)
-        slope = a * (1 - g.square().mean(2, keepdim=True))
-        new = polar(g.mT @ Z / Z.shape[2] - slope.mT * Q)
+        g = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
+        slope = a * (1 - torch.linalg.vector_norm(g, dim=2, keepdim=True).square() / N)
+        new = polar(g.mT @ Z / N - slope.mT * Q)
         still = float(((new * Q).sum(3).abs() - 1).abs().max())
         Q = new
         if still < tolerance:
@@ -316,44 +348,48 @@ def clusters(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
     return [torch.from_numpy(label == i).nonzero().flatten() for i in range(k)]
 
 
-def supports(x: Tensor, run: Tensor) -> Tensor:
-    """(k,) how many runs hold a source similar to each of ``x`` (k, d)."""
-    member = torch.nn.functional.one_hot(run).to(x)
-    return torch.cat(
-        [((part @ x.T).abs() >= SAME).to(x) @ member > 0 for part in x.split(4096)]
-    ).sum(1)
+def sparseness(y: Tensor) -> Tensor:
+    """(k,) E|y| over the root of E y^2: the less, the sparser."""
+    return y.abs().mean(1) / y.square().mean(1).sqrt()
 
 
-def merged(x: Tensor, run: Tensor, most: int, versions: int) -> tuple[Tensor, Tensor, Tensor]:
-    """At most ``most`` of the sources (k, d), their support and group, best supported groups first.
+def held_by(x: Tensor, every: Tensor, run: Tensor) -> Tensor:
+    """(k, runs) whether a run holds, among its part of ``every``, a source similar to each of ``x``."""
+    member = torch.nn.functional.one_hot(run).to(every)
+    near = [((part @ every.T).abs() >= SAME).to(every) @ member > 0 for part in x.split(4096)]
+    return torch.cat(near)
 
-    A group is a source and all that are similar to it and in no group before; where its mean is
-    similar to that of a group before, both are one. Of each come its mean and then, while there is
-    room, the members least like it.
+
+def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """At most ``most`` of the sources (k, d), and the group of each.
+
+    A group is a source, of those that most runs back the sparsest, and all that are similar to it and
+    in no group before. In this order, while there is room: the mean of each group that two runs back
+    unless it is similar to one before, the sparsest member of each such group (means are blurred),
+    and what one run alone found, sparsest first.
     """
-    support = supports(x, run).cpu()
+    support, sparse = held_by(x, x, run).sum(1).cpu(), sparse.cpu()
+    order = (support - 0.999 * sparse.argsort().argsort() / len(x)).argsort(descending=True)
     free = torch.ones(len(x), dtype=torch.bool)
     means: list[Tensor] = []
-    kept: list[tuple[int, int, int, Tensor]] = []  # place within the group, group, support, row
-    for i in support.argsort(descending=True, stable=True).tolist():
+    members: list[Tensor] = []
+    singles: list[Tensor] = []
+    for i in order.tolist():
         if not free[i]:
             continue
         cosines = (x @ x[i]).cpu()
-        members = (free & (cosines.abs() >= SAME)).nonzero().flatten()
-        free[members] = False
-        alike = cosines[members].sign()  # the sign of the group is that of most members
-        signs = alike * (1.0 if alike.sum() >= 0 else -1.0)
-        rows = x[members] * signs[:, None].to(x)
-        mean = torch.nn.functional.normalize(rows.mean(0), dim=0)
-        before = torch.stack(means) @ mean if means else mean.new_zeros(1)
-        if float(before.abs().max()) >= SAME:
+        mine = (free & (cosines.abs() >= SAME)).nonzero().flatten()
+        free[mine] = False
+        if support[i] < 2:
+            singles.append(x[i])
             continue
-        order = (rows @ mean).argsort()[: min(versions, len(rows)) - 1]
-        for place, row in enumerate([mean, *rows[order]]):
-            kept.append((place, len(means), int(support[i]), row))
+        alike = cosines[mine].sign()  # the sign of the group is that of most members
+        rows = x[mine] * (alike * (1.0 if alike.sum() >= 0 else -1.0))[:, None].to(x)
+        mean = torch.nn.functional.normalize(rows.mean(0), dim=0)
+        if means and float((torch.stack(means) @ mean).abs().max()) >= SAME:
+            continue
         means.append(mean)
-        if len(means) == most:
-            break
-    kept = sorted(kept, key=lambda one: one[:2])[:most]  # every mean before any member
-    _, group, backed, chosen = zip(*sorted(kept, key=lambda one: one[1::-1]), strict=True)
-    return torch.stack(chosen), torch.tensor(backed), torch.tensor(group)
+        members.append(rows[sparse[mine].argmin()])
+    n = len(means)
+    group = [*range(n), *range(n), *range(n, n + len(singles))]
+    return torch.stack([*means, *members, *singles][:most]), torch.tensor(group[:most])
