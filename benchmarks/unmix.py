@@ -218,7 +218,7 @@ def judge(x: np.ndarray, true: np.ndarray, held: np.ndarray, seed: int) -> dict[
 
 
 def support_figures(found: Sources, victim: Victim) -> list[list[float]]:
-    """Of each distinct source the shares of runs and partitions that hold it, NCC and index of the nearest."""
+    """Of each distinct source: shares of runs and partitions that hold it, NCC and index of the nearest."""
     first = torch.tensor(np.unique(found.group, return_index=True)[1])
     x = found.x.cpu()[first].reshape(-1, *victim.x.shape[1:])
     similarity, nearest = ncc(x, victim.x).abs().max(1)
