@@ -134,7 +134,7 @@ def unmix(
     every, run = torch.cat(found), _owner(found)
     sparse = sparseness(sparse_in(every.reshape(-1, *shape)))
     x, group = merged(every, run, sparse, setting.most * layer.rank)
-    holds = held_by(x, every, run).cpu().float()
+    holds = held_by(x.to(every), every, run).cpu().float()
     runs = whole, len(found) - whole
     return Sources(
         x, holds[:, :whole].mean(1), holds[:, whole:].sum(1) / max(1, runs[1]), group, runs,
@@ -376,28 +376,26 @@ def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, T
     unless it is similar to one before, the sparsest member of each such group (means are blurred),
     and what one run alone found, sparsest first.
     """
-    support, sparse = held_by(x, x, run).sum(1).cpu(), sparse.cpu()
+    support = held_by(x, x, run).sum(1).cpu()
+    cosines, x, sparse = (x @ x.T).cpu(), x.cpu(), sparse.cpu()
     order = (support - 0.999 * sparse.argsort().argsort() / len(x)).argsort(descending=True)
     free = torch.ones(len(x), dtype=torch.bool)
-    means: list[Tensor] = []
-    members: list[Tensor] = []
-    singles: list[Tensor] = []
+    means, members, singles = x.new_empty(len(x), x.shape[1]), [], []
     for i in order.tolist():
         if not free[i]:
             continue
-        cosines = (x @ x[i]).cpu()
-        mine = (free & (cosines.abs() >= SAME)).nonzero().flatten()
+        mine = (free & (cosines[i].abs() >= SAME)).nonzero().flatten()
         free[mine] = False
         if support[i] < 2:
             singles.append(x[i])
             continue
-        alike = cosines[mine].sign()  # the sign of the group is that of most members
-        rows = x[mine] * (alike * (1.0 if alike.sum() >= 0 else -1.0))[:, None].to(x)
-        mean = torch.nn.functional.normalize(rows.mean(0), dim=0)
-        if means and float((torch.stack(means) @ mean).abs().max()) >= SAME:
+        alike = cosines[i, mine].sign()  # the sign of the group is that of most members
+        rows = x[mine] * (alike * (1.0 if alike.sum() >= 0 else -1.0))[:, None]
+        mean, n = torch.nn.functional.normalize(rows.mean(0), dim=0), len(members)
+        if n and float((means[:n] @ mean).abs().max()) >= SAME:
             continue
-        means.append(mean)
+        means[n] = mean
         members.append(rows[sparse[mine].argmin()])
-    n = len(means)
+    n = len(members)
     group = [*range(n), *range(n), *range(n, n + len(singles))]
-    return torch.stack([*means, *members, *singles][:most]), torch.tensor(group[:most])
+    return torch.stack([*means[:n], *members, *singles][:most]), torch.tensor(group[:most])

@@ -1,0 +1,167 @@
+"""Unmixing: a planted mixture comes apart, noise does not, and the iteration is scikit-learn's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from residuum.attacks.unmix import (
+    Layer,
+    Setting,
+    clean_rank,
+    differences,
+    fastica,
+    held_by,
+    merged,
+    polar,
+    unmix,
+    whitened,
+)
+from residuum.errors import InputError
+from residuum.similarity import ncc
+
+SHAPE = (3, 24, 24)
+QUICK = Setting(
+    ranks=(1.0, 0.9), strengths=(2.0,), starts=2, rounds=2, iterations=20, partitions=()
+)
+
+
+def blocks(n: int, seed: int = 0) -> Tensor:
+    """(n, *SHAPE) images of a few flat rectangles: sparse in their differences."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.zeros(n, *SHAPE)
+    for image in x:
+        for _ in range(4):
+            top, left = torch.randint(20, (2,), generator=generator).tolist()
+            high, wide = torch.randint(3, 12, (2,), generator=generator).tolist()
+            image[:, top : top + high, left : left + wide] += torch.randn(
+                3, 1, 1, generator=generator
+            )
+    return x
+
+
+def mixture(x: Tensor, h: int = 80, noise: float = 0.0, seed: int = 1) -> Tensor:
+    """(h, d) rows that mix ``x``, half of the coefficients zero, as gates make them."""
+    generator = torch.Generator().manual_seed(seed)
+    C = torch.randn(h, len(x), generator=generator) * (
+        torch.rand(h, len(x), generator=generator) < 0.5
+    )
+    rows = C @ x.flatten(1)
+    return rows + noise * torch.randn(rows.shape, generator=generator)
+
+
+def best(found: Tensor, x: Tensor) -> Tensor:
+    """Of each of ``x`` the sign-free NCC with the nearest source."""
+    return ncc(found.reshape(-1, *SHAPE), x).abs().amax(0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_planted_images_come_apart_whatever_the_mixing(noise: float) -> None:
+    x = blocks(12)
+    found = unmix(mixture(x, noise=noise), SHAPE, QUICK)
+    assert found.rank == 12
+    assert (best(found.x, x) > 0.95).all()
+    assert (best(found.x, blocks(12, seed=7)) < 0.8).all()
+
+
+def test_sources_without_a_common_difference_come_apart_exactly() -> None:
+    x = torch.zeros(8, *SHAPE)
+    for i in range(8):  # a square of its own for each: no two have a difference in one place
+        x[i, :, 3 * i + 1, 2:9] = torch.randn(3, 1, generator=torch.Generator().manual_seed(i))
+    found = unmix(mixture(x), SHAPE, QUICK)
+    assert (best(found.x, x) > 0.9999).all()
+
+
+def test_what_runs_agree_on_comes_first_and_is_true() -> None:
+    x = blocks(12)
+    found = unmix(mixture(x, noise=1e-3), SHAPE, QUICK)
+    backed = found.x[found.support == 1.0]
+    assert len(backed) >= 10
+    assert (ncc(backed.reshape(-1, *SHAPE), x).abs().amax(1) > 0.95).all()
+    assert found.support[0] == 1.0
+
+
+def test_noise_has_no_clean_direction_and_is_refused() -> None:
+    rows = torch.randn(60, 1728, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(InputError, match="two clean directions"):
+        unmix(rows, SHAPE, QUICK)
+
+
+def test_noise_with_a_forced_rank_gives_back_no_image() -> None:
+    rows = torch.randn(60, 1728, generator=torch.Generator().manual_seed(3))
+    found = unmix(rows, SHAPE, QUICK, rank=12)
+    assert (best(found.x, blocks(12)) < 0.6).all()
+
+
+def test_the_same_seed_gives_the_same_sources_and_another_others() -> None:
+    rows = mixture(blocks(12), noise=1e-3)
+    once, again, other = (unmix(rows, SHAPE, QUICK, seed=seed).x for seed in (0, 0, 1))
+    assert torch.equal(once, again)
+    assert once.shape != other.shape or not torch.allclose(once, other)
+
+
+def test_signs_are_those_of_samples_that_switch_their_neurons_on() -> None:
+    x = blocks(12)
+    flat = torch.nn.functional.normalize(x.flatten(1))
+    generator = torch.Generator().manual_seed(5)
+    start = torch.randn(400, flat.shape[1], generator=generator)
+    C = torch.relu(start @ flat.T)  # a row grows towards the samples that its neuron is on for
+    found = unmix(C @ flat, SHAPE, QUICK)
+    inner = ncc(found.x[:12].reshape(-1, *SHAPE), x)
+    assert (inner.amax(1) > -inner.amin(1)).float().mean() > 0.8
+
+
+def test_the_iteration_is_that_of_scikit_learn() -> None:
+    from sklearn.decomposition import FastICA
+
+    Z, _ = whitened(Layer.of(mixture(blocks(8))).V[:8].double().reshape(-1, *SHAPE), differences)
+    Q = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(2)).double())[0]
+    for a in (1.0, 2.0):
+        ours = fastica(Z[None], Q[None, None], torch.tensor([a]).double(), 5, tolerance=0.0)[0, 0]
+        with pytest.warns(UserWarning, match="did not converge"):
+            twin = FastICA(
+                fun_args={"alpha": a}, max_iter=5, tol=0.0, whiten=False, w_init=Q.numpy()
+            ).fit(Z.numpy())
+        theirs = torch.tensor(twin.components_)
+        assert torch.allclose(ours, theirs, atol=1e-9)
+
+
+def test_whitened_differences_are_uncorrelated() -> None:
+    Z, K = whitened(Layer.of(mixture(blocks(8))).V[:8].reshape(-1, *SHAPE), differences)
+    assert torch.allclose(Z.T @ Z / len(Z), torch.eye(8), atol=1e-4)
+    assert K.shape == (8, 8)
+
+
+def test_polar_is_the_orthogonal_factor_of_the_svd() -> None:
+    P = torch.randn(3, 9, 9, generator=torch.Generator().manual_seed(0)).double()
+    U, _, V = torch.linalg.svd(P)
+    assert torch.allclose(polar(P), U @ V, atol=1e-8)
+
+
+def test_the_rank_ends_at_a_cliff_where_the_rest_is_rounding() -> None:
+    values = torch.cat([torch.logspace(0, -2, 20), torch.logspace(-7, -9, 40)]).double()
+    assert clean_rank(values, 60, 3072)[0] == 20
+    slope = torch.logspace(0, -2, 20).double()
+    noise = torch.linalg.svdvals(torch.randn(40, 3052, generator=torch.Generator().manual_seed(0)))
+    noisy = torch.cat([slope, noise.double() * 1e-3 / noise.max()])
+    assert clean_rank(noisy, 60, 3072)[0] == 20
+
+
+def test_a_direction_far_above_the_others_is_no_cliff() -> None:
+    noise = torch.linalg.svdvals(torch.randn(40, 3052, generator=torch.Generator().manual_seed(0)))
+    values = torch.cat([torch.tensor([50.0]), torch.logspace(0, -1, 19)]).double()
+    values = torch.cat([values, noise.double() * 1e-2 / noise.max()])
+    assert clean_rank(values, 60, 3072)[0] == 20
+
+
+def test_merging_keeps_one_mean_per_source_and_counts_runs_once() -> None:
+    one, two = torch.eye(6)[:2]
+    tilted = torch.nn.functional.normalize(one + 0.1 * torch.eye(6)[2], dim=0)
+    x = torch.stack([one, two, -tilted, one, torch.eye(6)[3]])
+    run = torch.tensor([0, 0, 1, 1, 2])
+    assert held_by(x, x, run).sum(1).tolist() == [2, 1, 2, 2, 1]
+    kept, group = merged(x, run, torch.zeros(5), most=10)
+    assert group.tolist() == [0, 0, 1, 2]  # mean and sparsest member of the first, two singles
+    assert float(kept[0] @ one) > 0.99  # two of three members say plus
+    assert len(merged(x, run, torch.zeros(5), most=2)[0]) == 2
