@@ -322,14 +322,12 @@ def run(
                 "sources": support_figures(found, victim),
             }  # fmt: skip
             shown[key.replace("/", "-")] = pictures(x, victim)
-            arrays = [part.numpy() for part in (x, victim.x, victim.held)]
-            waiting[key]["unmix"] = processes.submit(judge, *arrays, seed)
+            mine, true, held = (part.numpy() for part in (x, victim.x, victim.held))
+            waiting[key]["unmix"] = processes.submit(judge, mine, true, held, seed)
             for c, claim in enumerate(_claims(victim, key)):
-                waiting[key][f"control {c}"] = processes.submit(
-                    judge, arrays[0], claim, arrays[2], seed
-                )
+                waiting[key][f"control {c}"] = processes.submit(judge, mine, claim, held, seed)
             other, facts = rival(victim, n, seconds, device, seed)
-            waiting[key]["stationarity"] = processes.submit(judge, other.numpy(), *arrays[1:], seed)
+            waiting[key]["stationarity"] = processes.submit(judge, other.numpy(), true, held, seed)
             entry["rival"] = facts
             done["victims"][key] = entry
             print(f"{key}: {seconds:.1f} s, {time.time() - start:.0f} s in all", flush=True)
@@ -338,7 +336,7 @@ def run(
         _collect(waiting, done, wait=True)
         keep()
         if shown:
-            np.savez_compressed(out / f"pictures-{int(start)}.npz", **shown)
+            np.savez_compressed(out / f"pictures-{int(start)}.npz", allow_pickle=False, **shown)
         if not done["controls"].get("never trained"):
             done["controls"]["never trained"] = [
                 one.result() for one in _untrained(processes, folder / pool, seeds, device, scale)
@@ -379,8 +377,8 @@ def _untrained(
         rank = min(FORCED_RANK, len(rows) // 2)
         found = unmix(rows, split.train.shape, scale.setting, seed=seed, rank=rank)
         x = found.x[: 3 * n].cpu().reshape(-1, *split.train.shape)
-        parts = [part.float().numpy() for part in (x, split.train.x, split.holdout.x)]
-        futures.append(processes.submit(judge, *parts, seed))
+        mine, true, held = (p.float().numpy() for p in (x, split.train.x, split.holdout.x))
+        futures.append(processes.submit(judge, mine, true, held, seed))
     return futures
 
 

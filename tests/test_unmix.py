@@ -148,6 +148,11 @@ def test_the_rank_ends_at_a_cliff_where_the_rest_is_rounding() -> None:
     assert clean_rank(noisy, 60, 3072)[0] == 20
 
 
+def test_the_rank_ends_where_rounding_begins_even_without_a_cliff() -> None:
+    values = torch.cat([torch.logspace(0, -7, 60), torch.logspace(-7.05, -9, 40)]).double()
+    assert clean_rank(values, 100, 3072)[0] in (59, 60)
+
+
 def test_a_direction_far_above_the_others_is_no_cliff() -> None:
     noise = torch.linalg.svdvals(torch.randn(40, 3052, generator=torch.Generator().manual_seed(0)))
     values = torch.cat([torch.tensor([50.0]), torch.logspace(0, -1, 19)]).double()

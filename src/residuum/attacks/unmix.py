@@ -226,11 +226,13 @@ class Layer:
 def clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
     """How many singular values of (h, d) rows samples made, and where the noise of the start ends.
 
-    Those above the noise edge; of a moment or a difference, whose rest is rounding and not noise, those
-    before the cliff: the largest fall from one to the next, where it is tenfold.
+    Those above the noise edge and above rounding; of a moment or a difference, whose rest is no noise,
+    those before the cliff: the largest fall from one to the next, where it is tenfold.
     """
     rank, edge = noise_edge(values, h, d)
-    seen = values.clamp(min=float(ROUNDING * values[0]))[1 : rank + 1]
+    floor = ROUNDING * float(values[0])
+    rank = min(rank, int((values > floor).sum()))
+    seen = values.clamp(min=floor)[1 : rank + 1]
     falls = seen[:-1] / seen[1:]
     if len(falls) and float(falls.max()) >= CLIFF:
         rank = 2 + int(falls.argmax())
@@ -380,7 +382,7 @@ def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, T
     cosines, x, sparse = (x @ x.T).cpu(), x.cpu(), sparse.cpu()
     order = (support - 0.999 * sparse.argsort().argsort() / len(x)).argsort(descending=True)
     free = torch.ones(len(x), dtype=torch.bool)
-    means, members, singles = x.new_empty(len(x), x.shape[1]), [], []
+    means, members, singles = torch.empty_like(x), list[Tensor](), list[Tensor]()
     for i in order.tolist():
         if not free[i]:
             continue
