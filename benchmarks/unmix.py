@@ -35,7 +35,7 @@ from torch import Tensor
 
 from benchmarks.harness import RESULTS, clock, threads
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.randomness import stream
+from residuum.attacks.config import stream
 from residuum.attacks.unmix import Setting, Sources, fastica, unmix, whitened
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -43,7 +43,7 @@ from residuum.evaluation.matching import greedy
 from residuum.evaluation.null import calibrate
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Split, write_json
-from residuum.records.environment import environment
+from residuum.records.rundir import environment
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise, train
 
@@ -229,7 +229,7 @@ def support_figures(found: Sources, victim: Victim) -> list[list[float]]:
 def pictures(x: Tensor, victim: Victim) -> np.ndarray:
     """(2, SHOWN, *shape) the best candidates and the training images they match."""
     similarity = ncc(x, victim.x)
-    match = greedy(similarity.abs())
+    match = greedy(similarity.abs().numpy())
     best = np.argsort(-match.value)[:SHOWN]
     mine = x[match.candidate[best]]
     sign = similarity[match.candidate[best], best].sign().reshape(-1, *[1] * (x.ndim - 1))
@@ -279,7 +279,7 @@ def run(
         f"{name}/{k}": (name, seeds["victims"][name][k], cache / f"{pool}-{name}-{k}.pt")
         for name in names
         for k in range(VICTIMS)
-        if f"{name}/{k}" not in done["victims"]
+        if not {"stationarity", "refused"} & set(done["victims"].get(f"{name}/{k}", {}))
     }
     root = str(folder / pool)
     context = get_context("spawn")

@@ -40,8 +40,8 @@ import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from residuum.attacks.randomness import stream
-from residuum.checkpoints.spectrum import noise_edge
+from residuum.attacks.config import stream
+from residuum.checkpoints.inspection import noise_edge
 from residuum.errors import InputError
 
 ROUNDING = 1e-7  # of float32, as a share of the largest singular value
