@@ -30,21 +30,11 @@ from residuum.errors import InputError
 from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
 from residuum.records.data import samples_file
 from residuum.records.rundir import digest, environment, sha256
-from residuum.sweeping import executors
+from residuum.sweeping import executors, space
 from residuum.sweeping.executors import Engine, Job, Outcome, Resources, Task, judged
 from residuum.sweeping.pooling import pooled
 from residuum.sweeping.scoring import Sweep, SweepRun, front, page, ranked, rankings
-from residuum.sweeping.space import (
-    COMPLETE,
-    DIRECTIONS,
-    ETA,
-    FAILED,
-    PRUNED,
-    Params,
-    Plan,
-    Trial,
-    draw,
-)
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Plan, Trial
 
 DATABASE, POOLED = "study.db", "reconstruction.safetensors"
 REPORT, ATTACK, RANKINGS = "report.html", "attack.json", "rankings.json"
@@ -168,7 +158,7 @@ class Study:
             self._study = optuna.create_study(
                 storage=self._store,
                 study_name=f"residuum-{digest(request)[:16]}",
-                directions=DIRECTIONS[: len(plan.objectives)],
+                directions=space.DIRECTIONS[: len(plan.objectives)],
                 load_if_exists=True,
             )
         except (SQLAlchemyError, ImportError) as problem:
@@ -257,7 +247,7 @@ class Driver:
         try:
             for wave in self.plan.waves:
                 told = [t for t in self.study.ended() if t.number < wave.start]
-                drawn = draw(self.plan.sampler, self.plan.space, wave, self.plan.seed, told)
+                drawn = space.draw(self.plan.sampler, self.plan.space, wave, self.plan.seed, told)
                 params = dict(zip(wave, drawn, strict=True))
                 self._adopt(params)
                 if params.keys() <= self.study.trials.keys():
@@ -352,7 +342,7 @@ class Driver:
         }
         # Trials that an earlier session ended at this rung count among those it began with.
         ended = [t for t in self.study.ended(PRUNED) if t.step == until and t.number in params]
-        kept = math.ceil((len(reached) + len(ended)) / ETA)
+        kept = math.ceil((len(reached) + len(ended)) / space.ETA)
         for number in sorted(reached, key=lambda n: (reached[n], n))[kept:]:
             value = reached[number] if math.isfinite(reached[number]) else None
             why = f"not among the best at step {until}"

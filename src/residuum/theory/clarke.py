@@ -58,14 +58,7 @@ class ClarkeResult:
 
 @torch.no_grad()
 def clarke_residual(
-    model: MLP,
-    x: Tensor,
-    rows: Rows,
-    lam: Tensor,
-    plain: Theta,
-    tolerance: float,
-    limit: int,
-    end: float = math.inf,
+    model: MLP, x: Tensor, rows: Rows, plain: Theta, tolerance: float, limit: int, end: float
 ) -> ClarkeResult:
     """Smallest residual norm over free gates, one hidden layer at a time; at most the plain one.
 
@@ -77,7 +70,7 @@ def clarke_residual(
         pairs = find_kinks(model, trace, rows, layer, tolerance)
         kinks += len(pairs)
         if len(pairs):
-            value, used, fine = _free_layer(model, trace, rows, pairs, lam, plain, limit, end)
+            value, used, fine = _free_layer(model, trace, rows, pairs, plain, limit, end)
             solved = solved and fine
             freed += used
             best = min(best, value)
@@ -101,14 +94,7 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
 
 
 def _free_layer(
-    model: MLP,
-    trace: Trace,
-    rows: Rows,
-    pairs: Kinks,
-    lam: Tensor,
-    plain: Theta,
-    limit: int,
-    end: float,
+    model: MLP, trace: Trace, rows: Rows, pairs: Kinks, plain: Theta, limit: int, end: float
 ) -> tuple[float, int, bool]:
     """Column generation: free the pairs of the largest first-order gain, solve, price again."""
     gates = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]

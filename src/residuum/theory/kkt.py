@@ -17,21 +17,11 @@ import time
 import torch
 from torch import Tensor, nn
 
+from residuum import stationarity
 from residuum.errors import DataError
 from residuum.networks import balance, dense_chain, homogeneity_order
 from residuum.records import Certificate, LayerResidual
-from residuum.stationarity import (
-    Rows,
-    Theta,
-    flatten,
-    gram,
-    jacobian,
-    layer_residuals,
-    norm,
-    parameters,
-    project,
-    residual,
-)
+from residuum.stationarity import Rows, layer_residuals, norm, parameters, project, residual
 from residuum.theory import multipliers as mult
 from residuum.theory.clarke import clarke_residual
 from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
@@ -67,7 +57,7 @@ def certify(
     if (chain := dense_chain(model)) is not None:
         sign = torch.where(lam < 0, -1.0, 1.0).double()  # free multipliers: gates at the plain sign
         signed = Rows(rows.index, rows.covectors * sign[:, None])
-        result = clarke_residual(chain, x, signed, lam.abs(), r, kink_tolerance, kink_limit, end)
+        result = clarke_residual(chain, x, signed, r, kink_tolerance, kink_limit, end)
         clarke, kinks, freed = result.residual, result.kinks, result.freed
         if freed < kinks:
             notes.append(f"{freed} of {kinks} kinks freed: residual_clarke is an upper bound")
@@ -142,19 +132,19 @@ def fit_multipliers(
     method: "gram", "dense", or "auto": the Gram matrix unless its condition exceeds 1e12.
     """
     theta = parameters(model)
-    matrix = gram(model, x, rows)
+    matrix = stationarity.gram(model, x, rows)
     factor, note = mult.factor_gram(matrix, project(model, x, rows, theta)), ""
     fits = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
     poor = factor.condition > mult.MAX_CONDITION
     if method == "dense" or (method == "auto" and poor and fits):
-        factor = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
+        dense = stationarity.jacobian(model, x, rows)
+        factor = mult.factor_dense(dense, stationarity.flatten(theta))
     elif poor:
         note = f"Gram matrix of condition {factor.condition:.1e}: multipliers have few digits"
     lam = mult.solve(factor, free)
 
     def correlate(lam: Tensor) -> Tensor:
-        r: Theta = residual(model, theta, x, rows.combine(lam, len(x)))
-        return project(model, x, rows, r)
+        return project(model, x, rows, residual(model, theta, x, rows.combine(lam, len(x))))
 
     return mult.refine(lam, matrix, correlate, free), factor.condition, note
 
