@@ -22,7 +22,7 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import look
-from residuum.engine import evaluation_cost
+from residuum.engine.explicit import evaluation_cost
 from residuum.networks import MLP
 from residuum.records import Knowledge
 

@@ -16,8 +16,8 @@ from benchmarks.published import PublishedAttack
 from residuum.attacks.config import FAST, AttackConfig
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.solver import Solver
-from residuum.engine import matmul_precision
 from residuum.engine.explicit import cpu_has_bf16
+from residuum.engine.graph import matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
 

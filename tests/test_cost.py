@@ -12,7 +12,7 @@ from residuum.attacks import AttackConfig, estimate
 from residuum.attacks.problem import Problem
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
-from residuum.engine import evaluation_cost
+from residuum.engine.explicit import evaluation_cost
 from residuum.errors import InputError
 from residuum.networks import MLP, Architecture
 from residuum.records import Checkpoint
@@ -50,7 +50,7 @@ def test_a_step_on_the_published_shape_is_twelve_products():
     with torch.device("meta"):
         model = MLP((3072, 1000, 1000, 1))
     target = dict(model.state_dict())
-    from residuum.engine import ExplicitEquation
+    from residuum.engine.explicit import ExplicitEquation
 
     equation = ExplicitEquation([model], target, [1.0, 1.0, 1.0])
     found = evaluation_cost(equation, 1, 1000)
@@ -62,7 +62,7 @@ def test_a_step_on_the_published_shape_is_twelve_products():
 def test_memory_stays_bounded_while_candidates_grow():
     with torch.device("meta"):
         model = MLP((784, 1000, 1000, 1))
-    from residuum.engine import ExplicitEquation
+    from residuum.engine.explicit import ExplicitEquation
 
     equation = ExplicitEquation([model], dict(model.state_dict()), [1.0, 0.0, 0.0])
     small, large, huge = (

@@ -10,8 +10,7 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import BinaryKKT, MulticlassKKT
 from residuum.attacks.problem import Problem
 from residuum.attacks.solver import Solver
-from residuum.engine import ExplicitEquation
-from residuum.engine.explicit import accumulate, times
+from residuum.engine.explicit import ExplicitEquation, accumulate, times
 from residuum.networks import MLP, Linear, Polynomial
 from residuum.records import Knowledge
 from tests.cases import SPREAD, AllLayers, attack_case

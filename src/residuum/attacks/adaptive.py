@@ -146,9 +146,8 @@ def tied_multipliers(released: Released) -> Adapted:
     if not released.facts["weight_decay"]:
         return free_multipliers(released)  # nothing to tie them by
     granted = {name: released.facts[name] for name in ("weight_decay", "loss")}
-    source = {**released.knowledge.provenance, **dict.fromkeys(granted, "user")}
     other = _adapted(
-        released, knowledge=released.knowledge.replace(**granted, provenance=source),
+        released, knowledge=_told(released, "user", **granted),
         config=replace(released.config, objective="weight-decay"),
         findings={"objective": "weight-decay, multipliers tied", **granted},
     )  # fmt: skip
@@ -157,10 +156,8 @@ def tied_multipliers(released: Released) -> Adapted:
 
 def known_start(released: Released) -> Adapted:
     """The initial weights are taken off: their seed is often public, and then they are."""
-    theta0 = released.facts["theta0"]
-    source = {**released.knowledge.provenance, "theta0": "train"}
     other = _adapted(
-        released, knowledge=released.knowledge.replace(theta0=theta0, provenance=source),
+        released, knowledge=_told(released, "train", theta0=released.facts["theta0"]),
         config=replace(released.config, objective="ntk", lam_init=SIGNED),
         findings={"objective": "ntk, initial weights granted"},
     )  # fmt: skip
@@ -223,7 +220,6 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     theta0 = {name: torch.zeros_like(t) for name, t in first.theta.items()}
     theta0["layers.0.weight"] = torch.outer(bias, u).to(first.theta["layers.0.weight"])
     theta0["layers.0.bias"] = (weight @ u).to(first.theta["layers.0.bias"])
-    source = {**released.knowledge.provenance, "theta0": "user"}
     findings = {
         "mean": {
             "kind": kind,
@@ -233,7 +229,7 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     }
     return _adapted(
         released, checkpoint=move_biases(first, u),
-        knowledge=released.knowledge.replace(theta0=theta0, provenance=source),
+        knowledge=_told(released, "user", theta0=theta0),
         config=replace(released.config, objective="ntk", lam_init=SIGNED), findings=findings,
     )  # fmt: skip
 
@@ -258,6 +254,12 @@ def _short(
     found = attack(checkpoint, knowledge, short)
     least = float(found.layers[0, :, 0].nan_to_num(nan=math.inf).min())
     return math.sqrt(max(least, 0.0)), found
+
+
+def _told(released: Released, source: str, **facts: Any) -> Knowledge:
+    """What is known with these facts added, and where they are from."""
+    known = released.knowledge
+    return known.replace(**facts, provenance={**known.provenance, **dict.fromkeys(facts, source)})
 
 
 def _adapted(released: Released, **changes: Any) -> Adapted:

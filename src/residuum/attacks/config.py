@@ -22,6 +22,11 @@ SCALES = ("auto", "mean", "one")
 SPLITS = ("none", "curvature", "random", "frank-wolfe")  # the keys of growth.GROWTH
 TRIGGERS = ("period", "stagnation", "gradient")
 ANNEALINGS = ("none", "geometric", "loo2024")
+POSITIVE = ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds", "split_every")
+NOT_NEGATIVE = (
+    *("candidates", "lr_lam", "lr_decay"),
+    *("split_limit", "split_eta", "split_threshold", "split_cap"),
+)
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
 VARIED = (*NUMBERS, "priors")  # what runs side by side may differ in
 
@@ -118,39 +123,13 @@ class AttackConfig:
             if getattr(self, name) not in known:
                 got = str(getattr(self, name))
                 raise InputError(f"No {name} {got!r}.", did_you_mean(got, known))
-        for name in (
-            "lr_x",
-            "lr_lam",
-            "lr_decay",
-            "sigma",
-            "sharpness",
-            "sharpness_from",
-            "lam_min",
-            "split_tolerance",
-            "split_threshold",
-            "split_cap",
-            "split_eta",
-            "split_zero",
-            "split_eps",
-        ):
-            if not math.isfinite(getattr(self, name)):
-                raise InputError(
-                    f"{name} must be finite; got {getattr(self, name)}.", "Correct it."
-                )
-        for name in ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds", "split_every"):
-            if not getattr(self, name) > 0:
-                raise InputError(
-                    f"{name} must be positive; got {getattr(self, name)}.", "Raise it."
-                )
-        if self.candidates < 0 or self.lr_lam < 0 or self.lr_decay < 0:
-            raise InputError(
-                "candidates, lr_lam and lr_decay must not be negative.", "Correct them."
-            )
-        if min(self.split_limit, self.split_eta, self.split_threshold, self.split_cap) < 0:
-            raise InputError(
-                "split_limit, split_eta, split_threshold and split_cap must not be negative.",
-                "Correct them.",
-            )
+        for name, value in vars(self).items():
+            if isinstance(value, float) and name != "seconds" and not math.isfinite(value):
+                raise InputError(f"{name} must be finite; got {value}.", "Correct it.")
+            if name in POSITIVE and not value > 0:
+                raise InputError(f"{name} must be positive; got {value}.", "Raise it.")
+            if name in NOT_NEGATIVE and value < 0:
+                raise InputError(f"{name} must not be negative; got {value}.", "Correct it.")
         if not 0 <= self.rank_tolerance < 1:
             raise InputError(
                 f"rank_tolerance is a share of the largest singular value, from 0 up to below 1; "
@@ -252,10 +231,6 @@ class PerRun:
             return getattr(self.runs[0] if self.runs else self.config, name)
         tensor = self._tensors[name]
         return tensor.view(-1, *[1] * (ndim - 1))
-
-    def differs(self, *names: str) -> bool:
-        """Whether any of these settings is not the same in all runs."""
-        return any(name in self._tensors for name in names)
 
     def priors(self) -> list[tuple[str, float | Tensor]]:
         """Every prior that some run has, with its weight: a number, or (R,) with 0 where it is absent."""

@@ -16,7 +16,7 @@ from residuum.attacks.config import FAST, AttackConfig
 from residuum.attacks.problem import MAX_UNKNOWNS
 from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.attacks.solver import CHECK_EVERY, Solver
-from residuum.engine import Cost, evaluation_cost
+from residuum.engine.explicit import Cost, evaluation_cost
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge
 

@@ -28,7 +28,7 @@ priors, at the surrogate of that step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ from residuum.attacks.splitting import (
     lowest_curvature,
     second_order,
 )
-from residuum.attacks.state import Newcomer, SolverState, population_of, remove, settle
+from residuum.attacks.state import Newcomer, SolverState, population_of, recorded, remove, settle
 from residuum.errors import InputError
 from residuum.networks import ReLU, SigmoidReLU, Softplus
 from residuum.records import Knowledge
@@ -120,35 +120,19 @@ def split(now: Round) -> Proposal:
     longest = torch.full_like(limit, torch.inf) if now.exact else now.length() / 2
     if now.config.split_eta > 0:
         longest = torch.full_like(limit, now.config.split_eta)
-    step = joint_step(
-        curvature,
-        found.vectors,
-        values.nan_to_num(posinf=0.0),
-        chosen,
-        longest,
-        now.exact,
-        now.clamp,
-    )
-    newcomers, details = [], []
-    for run in range(now.runs):
-        slots = step.eta[run].nonzero()[:, 0].tolist()
-        newcomers.append([_half(now, run, slot, step.eta, found.vectors) for slot in slots])
-        details.append(
-            [
-                {
-                    "parent": slot,
-                    "eigenvalue": float(values[run, slot]),
-                    "eta": float(step.eta[run, slot]),
-                    "predicted": float(step.eta[run, slot] ** 2 * values[run, slot] / 2),
-                }
-                for slot in slots
-            ]
-        )
+    bend = values.nan_to_num(posinf=0.0)
+    step = joint_step(curvature, found.vectors, bend, chosen, longest, now.exact, now.clamp)
+    newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
+    details: list[list[dict[str, Any]]] = [[] for _ in range(now.runs)]
+    for run, slot in step.eta.nonzero().tolist():
+        eta, value = step.eta[run, slot], values[run, slot]
+        newcomers[run].append(_half(now, run, slot, eta * found.vectors[run, slot]))
+        figures = {"eigenvalue": value, "eta": eta, "predicted": eta**2 * value / 2}
+        details[run].append({"parent": slot} | {k: float(v) for k, v in figures.items()})
     return Proposal(newcomers, step.before, step.after, values.amin(1), details)
 
 
-def _half(now: Round, run: int, slot: int, eta: Tensor, v: Tensor) -> Newcomer:
-    moved = eta[run, slot] * v[run, slot]
+def _half(now: Round, run: int, slot: int, moved: Tensor) -> Newcomer:
     x, label = now.x[run, slot], now.problem.labels.expand(now.runs, -1)[run, slot]
     plus, minus = (now.clamp((x + sign * moved)[None, None])[0, 0] for sign in (1, -1))
     return Newcomer(minus, now.lam[run, slot] / 2, label, slot, plus)
@@ -257,15 +241,9 @@ def _with_multipliers(now: Round, x: Tensor, labels: Tensor, orders: list[list[i
     bend = (there - at.loss - slope * step) / step.square().clamp(min=1e-30)
     lam = shaped(torch.where(bend > 0, -slope / (2 * bend).clamp(min=1e-30), 0.0))
     after = wide.evaluate(points, torch.cat([now.lam, lam], 1), now.sharpness).loss
-    newcomers = [
-        [
-            Newcomer(x[run, i], lam[run, i], labels[run, i])
-            for i in keep[run].nonzero()[:, 0].tolist()
-        ]
-        if bool(after[run] < at.loss[run])
-        else []
-        for run in range(now.runs)
-    ]
+    newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
+    for run, i in (keep & (after < at.loss)[:, None]).nonzero().tolist():
+        newcomers[run].append(Newcomer(x[run, i], lam[run, i], labels[run, i]))
     details: list[list[dict[str, Any]]] = [[{} for _ in new] for new in newcomers]
     return Proposal(newcomers, at.loss, after, torch.full_like(after, torch.nan), details)
 
@@ -310,8 +288,6 @@ class Grower:
 
     def after(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
         """The state after a look, grown where a run is due."""
-        if state.stopped:
-            return state
         due = [run for run in range(len(state.x)) if self._due(state, run, sharpness)]
         if not due:
             return state
@@ -324,8 +300,7 @@ class Grower:
         if not due:
             return state
         self._warn(state, sharpness)
-        now = self._round(state, due, sharpness)
-        proposal = GROWTH[self.config.split](now)
+        proposal = GROWTH[self.config.split](self._round(state, due, sharpness))
         return self._settle(state, due, proposal)
 
     def _due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
@@ -366,11 +341,10 @@ class Grower:
         return state, [run for run in due if not stopped[run]]
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
-        events: list[dict[str, Any]] = []
         ident = population_of(state).ident
         problem = self.problem.with_labels(population_of(state).labels)
         state, gone = prune(problem, state, self.scale, sharpness, due)
-        events += [
+        events: list[dict[str, Any]] = [
             {"step": state.step, "run": run, "kind": "prune", "parent": int(ident[run, slot])}
             for run, slot in gone.nonzero().tolist()
         ]
@@ -380,8 +354,7 @@ class Grower:
                 {"step": state.step, "run": run, "kind": "merge", "parent": int(ident[run, lost]),
                  "children": [int(ident[run, kept])], "loss_before": before, "loss_after": after}
             )  # fmt: skip
-        population = population_of(state)
-        return state.replace(population=population.replace(events=(*population.events, *events)))
+        return recorded(state, events)
 
     def _round(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> Round:
         config, population = self.config, population_of(state)
@@ -424,10 +397,11 @@ class Grower:
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
         """Newcomers into their slots, with the stored multipliers that theirs are; events."""
-        ident, scale = population_of(state).ident, self.scale
+        ident = population_of(state).ident
+        scales = torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
         stored = [
-            [self._stored(one, scale if isinstance(scale, float) else scale[run]) for one in new]
-            for run, new in enumerate(proposal.newcomers)
+            [replace(one, lam=one.lam / scale) for one in new]
+            for new, scale in zip(proposal.newcomers, scales, strict=True)
         ]
         state, numbers = settle(state, stored)
         events = []
@@ -444,12 +418,7 @@ class Grower:
                     {**common, "kind": kind, **detail, **parent, "children": list(fresh),
                      "loss_after": after, "obtained": after - before}
                 )  # fmt: skip
-        population = population_of(state)
-        return state.replace(population=population.replace(events=(*population.events, *events)))
-
-    def _stored(self, one: Newcomer, scale: float | Tensor) -> Newcomer:
-        factor = scale if isinstance(scale, float) else scale.flatten()[0]
-        return Newcomer(one.x, one.lam / factor, one.label, one.parent, one.moved)
+        return recorded(state, events)
 
     def _warn(self, state: SolverState, sharpness: float | Tensor) -> None:
         """Say it once when the surrogate is so sharp that S vanishes for most candidates."""
@@ -459,12 +428,8 @@ class Grower:
         activation = self.problem.activation(sharpness)
         if not isinstance(activation, SigmoidReLU | Softplus):
             return
-        a = state.x.flatten(2)
-        nearest = torch.full(a.shape[:2], torch.inf, dtype=a.dtype, device=a.device)
-        for weight, bias in equation.points[0][:-1]:
-            z = a @ weight.T if bias is None else a @ weight.T + bias
-            nearest = torch.minimum(nearest, (z * sharpness).abs().amin(2))
-            a = activation(z)
+        hidden = equation.pre_activations(state.x.flatten(2), activation)
+        nearest = torch.stack([(z * sharpness).abs().amin(2) for z in hidden]).amin(0)
         far = nearest[population_of(state).active] > VANISHING
         if bool(far.double().mean() > 0.5):
             self.notes["vanishing"] = (
@@ -555,7 +520,7 @@ def merge(
 def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, int]]:
     """Pairs that may merge, nearest first: one label, one sign of all multipliers, one pattern."""
     population = population_of(state)
-    slots = population.index(run)
+    slots = population.active[run].nonzero()[:, 0]
     x = state.x[run, slots].flatten(1)
     lam = state.lam[run, slots].reshape(len(x), -1)
     signs = lam.sign()
@@ -579,9 +544,7 @@ def patterns(problem: Problem, x: Tensor) -> Tensor | None:
     equation = problem.explicit
     if equation is None or not isinstance(problem.true_activation, ReLU):
         return None
-    signs, a = [], x.flatten(1)
-    for weight, bias in equation.points[0][:-1]:
-        z = a @ weight.T if bias is None else a @ weight.T + bias
-        signs.append(torch.where(z > 0, 1.0, -1.0).to(x))
-        a = z.clamp(min=0)
-    return torch.cat(signs, 1) if signs else x.new_zeros(len(x), 0)
+    hidden = equation.pre_activations(x.flatten(1), problem.true_activation)
+    return torch.cat(
+        [x[:, :0].flatten(1), *(torch.where(z > 0, 1.0, -1.0).to(x) for z in hidden)], 1
+    )

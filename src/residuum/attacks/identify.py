@@ -6,6 +6,7 @@ Read as sum_j a_j sigma(W_j.x): a polynomial network; and, once told the activat
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import cast
 
 import torch
@@ -16,7 +17,7 @@ from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
 from residuum.records import Checkpoint, Dataset
 from residuum.records.identification import Identification
-from residuum.theory.polynomial import Identifiability, identifiability
+from residuum.theory.polynomial import identifiability
 
 
 def identify(
@@ -37,15 +38,18 @@ def identify(
     model, biased = polynomial_network(released, activation)
     margin = None if data is None else _min_margin(model, data, biased)
     augmented = augmented or (biased and norm is None)
-    none = torch.zeros(0, dtype=torch.float64)
     if model.activation.degree < 3:  # type: ignore[operator]
-        stated = identifiability(model, rank)
+        stated, none = identifiability(model, rank), torch.zeros(0, dtype=torch.float64)
         empty = none.reshape(0, model.weight.shape[1])
-        return _identification(released, stated, (empty, none, none, none.bool()), margin)
-    found = recover(model, rank=rank, norm=norm, augmented=augmented, seed=seed)
-    samples = (found.x, found.weights, found.residuals, found.certified)
-    return _identification(released, found.conditions, samples, margin).replace(
-        method=found.method, residual=found.residual, scale=found.scale, notes=found.notes
+        found = {"x": empty, "weights": none, "residuals": none, "certified": none.bool()}
+    else:
+        recovery = recover(model, rank=rank, norm=norm, augmented=augmented, seed=seed)
+        stated, found = recovery.conditions, vars(recovery)
+    figures = {**vars(stated), "order": stated.order, "n_r": stated.coefficients}
+    figures |= {"rank_k": stated.rank, "cond_k": stated.condition, "min_margin": margin, **found}
+    published = {field.name for field in fields(Identification)} & {*figures}
+    return Identification(
+        released.arch, released.input_shape, **{name: figures[name] for name in published}
     )
 
 
@@ -123,41 +127,6 @@ def _min_margin(model: PolynomialNetwork, data: Dataset, biased: bool) -> float:
         )
     with torch.no_grad():
         return float((y * model(x)[:, 0]).min())
-
-
-def _identification(
-    released: Checkpoint,
-    stated: Identifiability,
-    samples: tuple[Tensor, Tensor, Tensor, Tensor],
-    margin: float | None,
-) -> Identification:
-    x, weights, residuals, certified = samples
-    return Identification(
-        arch=released.arch,
-        input_shape=released.input_shape,
-        order=stated.order,
-        r=stated.r,
-        spectral_gap=stated.spectral_gap,
-        outside=stated.outside,
-        n_r=stated.coefficients,
-        rank_k=stated.rank,
-        cond_k=stated.condition,
-        balance_gap=stated.balance_gap,
-        neurons=stated.neurons,
-        carrying=stated.carrying,
-        dead=stated.dead,
-        theta_norm=stated.theta_norm,
-        symmetry=stated.symmetry,
-        x=x,
-        weights=weights,
-        residuals=residuals,
-        certified=certified,
-        aggregate=stated.aggregate,
-        eigenvalues=stated.eigenvalues,
-        eigenvectors=stated.eigenvectors,
-        min_margin=margin,
-        notes=stated.notes,
-    )
 
 
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}

@@ -68,18 +68,6 @@ class PolynomialRecovery:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Diagonalisation:
-    """directions: (r, r) unit rows; eigengap: least distance of eigenvalues over the largest one.
-
-    real: whether all eigenvalues are.
-    """
-
-    directions: Tensor
-    eigengap: float
-    real: bool
-
-
 def recover(
     model: nn.Module,
     *,
@@ -101,7 +89,7 @@ def recover(
     f = interpolate(neurons, signal)
     stated = conditions(neurons, signal, f)
     generator = stream("polynomial", seed)
-    exact = _diagonalised(f, stated, pairs, steps, generator) if stated.samples else None
+    exact = _diagonalised(f, pairs, steps, generator) if stated.samples else None
     found, grown = exact, None
     if found is None or not found.sound:
         grown = grow(f, signal.rank, generator)
@@ -142,23 +130,11 @@ class Candidate:
         return distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
 
-def _diagonalised(
-    f: Interpolant, stated: Identifiability, pairs: int, steps: int, generator: torch.Generator
-) -> Candidate:
-    """Theorem 4.1: diagonalise, weigh, refine."""
-    found = diagonalise(f, pairs, generator)
-    x, b = refine(f, found.directions, dual_weights(f, found.directions), steps)
-    return Candidate(x, b, *stationarity_residuals(f, x, b), found.eigengap, found.real)
+def _diagonalised(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> Candidate:
+    """Theorem 4.1: two slices diagonalised together, weights by dual vectors, refined.
 
-
-def _trusted(stated: Identifiability) -> bool:
-    """Whether the network looks like the KKT point that the theorem is about."""
-    balanced = stated.balance_gap <= BALANCE_LIMIT
-    return balanced and stated.outside <= CERTIFIED_RESIDUAL and stated.checkable
-
-
-def diagonalise(f: Interpolant, pairs: int, generator: torch.Generator) -> Diagonalisation:
-    """Simultaneous diagonalisation of two slices, for the pair with the widest eigenvalue gap."""
+    Of all pairs the one with the widest eigenvalue gap: least distance over the largest eigenvalue.
+    """
     r = f.directions.shape[1]
     best: tuple[tuple[bool, float], Tensor] | None = None
     for _ in range(pairs):
@@ -173,13 +149,16 @@ def diagonalise(f: Interpolant, pairs: int, generator: torch.Generator) -> Diago
     assert best is not None
     (real, gap), vectors = best
     rows = torch.linalg.pinv(vectors).real
-    return Diagonalisation(rows / rows.norm(dim=1, keepdim=True), gap, real)
-
-
-def dual_weights(f: Interpolant, x: Tensor) -> Tensor:
-    """b_k = <z_k, f(z_k)> for unit rows x (r, r), with z_k dual to x_k: (r,)."""
+    x = rows / rows.norm(dim=1, keepdim=True)
     z = torch.linalg.pinv(x).T
-    return (z * f(z)).sum(1)
+    x, b = refine(f, x, (z * f(z)).sum(1), steps)
+    return Candidate(x, b, *stationarity_residuals(f, x, b), gap, real)
+
+
+def _trusted(stated: Identifiability) -> bool:
+    """Whether the network looks like the KKT point that the theorem is about."""
+    balanced = stated.balance_gap <= BALANCE_LIMIT
+    return balanced and stated.outside <= CERTIFIED_RESIDUAL and stated.checkable
 
 
 def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Tensor]:

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.attacks.config import AttackConfig, PerRun
+from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.checkpoints.surfaces import CHANGE, Surface
-from residuum.engine import Candidates, ExplicitEquation
+from residuum.engine.explicit import Candidates, ExplicitEquation
 from residuum.errors import InputError
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge, Reconstruction, Record
@@ -93,7 +92,7 @@ class Problem:
         surface = objective.surface_of(parameters(model), knowledge)
         self.target = objective.surface_of(parameters(base), knowledge).target
         self.groups = by_layer(self.target)
-        self.scales = [_squared(self.target, names) for names in self.groups.values()]
+        self.scales = self.squares(self.target).tolist()
         self.scales[0] += outside
         # Of weights, a chain's layers above the first are near their start and say little.
         still = surface.name != CHANGE and dense_chain(base) is not None
@@ -110,7 +109,7 @@ class Problem:
         ]
         scales = [scale if scale > 0 else 1.0 for scale in self.scales]
         self._scales = torch.tensor(scales, dtype=dtype, device=device)
-        self._weights = torch.tensor(self.layer_weights, dtype=dtype, device=device)
+        self.weights = torch.tensor(self.layer_weights, dtype=dtype, device=device)
         self._outside = torch.zeros_like(self._scales)
         self._outside[0] = outside
         self.explicit: ExplicitEquation | None = None
@@ -147,7 +146,7 @@ class Problem:
         if not measure:
             return Evaluation(found.parts[:, 0], found.parts, *gradients)
         parts = found.parts + self._outside
-        return Evaluation(parts @ self._weights, parts / self._scales, *gradients)
+        return Evaluation(parts @ self.weights, parts / self._scales, *gradients)
 
     def with_labels(self, labels: Tensor) -> Problem:
         """The same problem for other candidates; everything else is shared."""
@@ -179,22 +178,16 @@ class Problem:
                 models = self.models(sharpness, run)
             labels = self.labels if self.labels.ndim == 1 else self.labels[run]
             xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
-            residual = dict(self.target)
-            for i, model in enumerate(models):
-                for name, term in self.sum_of_gradients(model, i, xr, lr, labels).items():
-                    residual[name] = residual[name] - term
-            squares = [
-                torch.stack([residual[n].square().sum() for n in names]).sum()
-                for names in self.groups.values()
-            ]
-            part = torch.stack(squares)
-            gx, gl = torch.autograd.grad(part @ self._weights, (xr, lr), allow_unused=True)
+            part = self.squares(self.residual(models, xr, lr, labels))
+            gx, gl = torch.autograd.grad(
+                part @ self.weights, (xr, lr), allow_unused=True, materialize_grads=True
+            )
             parts.append(part.detach())
-            grads_x.append(torch.zeros_like(xr) if gx is None else gx)
-            grads_lam.append(torch.zeros_like(lr) if gl is None else gl)
+            grads_x.append(gx)
+            grads_lam.append(gl)
         stacked = torch.stack(parts)
         grad_x, grad_lam = torch.stack(grads_x), torch.stack(grads_lam)
-        return Evaluation(stacked @ self._weights, stacked / self._scales, grad_x, grad_lam)
+        return Evaluation(stacked @ self.weights, stacked / self._scales, grad_x, grad_lam)
 
     def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
         """The network at every gradient point, with the surrogate that this run has."""
@@ -203,6 +196,23 @@ class Problem:
         if isinstance(sharpness, Tensor) and sharpness.ndim > 0:
             sharpness = sharpness.flatten()[run]
         return [with_surrogate(point, self.activation(sharpness)) for point in self.points]
+
+    def residual(self, models: list[nn.Module], x: Tensor, lam: Tensor, labels: Tensor) -> Theta:
+        """target - sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""
+        found = dict(self.target)
+        for i, model in enumerate(models):
+            for name, term in self.sum_of_gradients(model, i, x, lam, labels).items():
+                found[name] = found[name] - term
+        return found
+
+    def squares(self, residual: Theta) -> Tensor:
+        """(L,) of every layer."""
+        return torch.stack(
+            [
+                torch.stack([residual[n].square().sum() for n in names]).sum()
+                for names in self.groups.values()
+            ]
+        )
 
     def sum_of_gradients(
         self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor
@@ -217,10 +227,6 @@ class Problem:
             inner, list(leaves.values()), create_graph=True, materialize_grads=True
         )
         return dict(zip(leaves, grads, strict=True))
-
-
-def _squared(theta: Theta, names: list[str]) -> float:
-    return float(torch.stack([theta[n].square().sum() for n in names]).sum())
 
 
 def best_multipliers(
@@ -264,23 +270,6 @@ def best_multipliers(
         values = shift + solve(factor, free=floor is None)
         solved.append(values.to(lam).view_as(lam[run]))
     return torch.stack(solved)
-
-
-def stored_scale(
-    settings: PerRun, candidates: int, balancing: Callable[[float], float], ndim: int,
-    target: Mapping[str, Tensor],
-) -> float | Tensor:  # fmt: skip
-    """Factor from stored to plain-sum multipliers; per run where their sharpness differs.
-
-    balancing: the scale at a sharpness; ndim: dimensions of lam; target: gives dtype and device.
-    """
-    rule = settings.config.lam_scale
-    if rule != "auto":
-        return 1.0 if rule == "one" else 1 / candidates
-    if not settings.differs("sharpness"):
-        return balancing(settings.one(0).sharpness)
-    found = torch.tensor([balancing(run.sharpness) for run in settings.runs], dtype=torch.float64)
-    return found.to(next(iter(target.values()))).view(-1, *[1] * (ndim - 1))
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:

@@ -100,7 +100,7 @@ class Stationarity(Attack):
         lam, x = solver.multipliers(state.best_lam), solver.pixels(state.best_x)
         population = state.population or Population.start(runs, solver.problem.labels)
         living = population.best_active.cpu().flatten()
-        grown = grown_facts(solver, state)
+        notes, second_order = grown_facts(solver, state)
         found = Reconstruction(
             attack=config.objective,
             x=_flat(x)[living],
@@ -115,10 +115,10 @@ class Stationarity(Attack):
             knowledge=knowledge,
             settings=config.to_json(),
             seconds=time.monotonic() - start,
-            notes=(*solver.notes, *grown["notes"]),
+            notes=(*solver.notes, *notes),
             events=population.events,
             ident=population.best_ident.cpu().flatten()[living],
-            second_order=grown["second_order"],
+            second_order=second_order,
         )
         return found.replace(selection=select(found))
 
@@ -137,10 +137,12 @@ def every_attack() -> dict[str, Attack]:
     return {name: Stationarity(name, cls) for name, cls in OBJECTIVES.items()} | ATTACKS
 
 
-def grown_facts(solver: Solver, state: SolverState) -> dict[str, Any]:
-    """What an attack that grew says of itself: stationarity of its end, notes."""
+def grown_facts(
+    solver: Solver, state: SolverState
+) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
+    """What an attack that grew says of itself: notes, stationarity of its end."""
     if solver.grower is None or state.population is None:
-        return {"notes": (), "second_order": ()}
+        return (), ()
     with solver.precision(False):
         found = solver.grower.verdict(state, solver._sharpness(state.step))
     notes = list(solver.grower.notes.values())
@@ -151,7 +153,7 @@ def grown_facts(solver: Solver, state: SolverState) -> dict[str, Any]:
     for run, reason in enumerate(state.population.stopped):
         if reason == "limit":
             notes.append(f"growth: restart {run} stopped growing at its limit of candidates")
-    return {"notes": tuple(notes), "second_order": tuple(found)}
+    return tuple(notes), tuple(found)
 
 
 def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:

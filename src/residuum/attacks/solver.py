@@ -25,7 +25,7 @@ from residuum.attacks.config import FAST, AttackConfig, PerRun, Step, stream
 from residuum.attacks.growth import Grower
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box, penalty
-from residuum.attacks.problem import Problem, balancing_scale, best_multipliers, stored_scale
+from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
 from residuum.attacks.rowspace import RowSpace
 from residuum.attacks.state import (
     Population,
@@ -36,7 +36,7 @@ from residuum.attacks.state import (
     look,
     progress,
 )
-from residuum.engine import Repeater, keep_freed_memory, matmul_precision
+from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
 from residuum.records import Knowledge
 
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
@@ -87,9 +87,7 @@ class Solver:
         self.priors: list[Prior] = [
             PRIORS[name](weight, self.lam_min, knowledge) for name, weight in self.settings.priors()
         ]
-        self.scale = stored_scale(
-            self.settings, candidates, self._scale_at, lam_ndim, self.problem.target
-        )
+        self.scale = self._stored_scale(candidates, lam_ndim)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
         self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
@@ -303,14 +301,12 @@ class Solver:
         """The best multipliers for these candidates, per run; see ``problem.py``."""
         best = lam.clone()
         for run in range(len(x)):
-            own, scale = self.settings.one(run), self.scale
-            floor = own.lam_min if self.nonnegative else None
-            scale = scale if isinstance(scale, float) else float(scale[run].max())
+            own = self.settings.one(run)
             there = slice(None) if self.active is None else self.active[run]
-            problem = self.problem.of_run(run, there)
+            scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
             best[run, there] = best_multipliers(
-                problem, x[run, there][None], lam[run, there][None], floor, scale,
-                own.sharpness_at(step),
+                self.problem.of_run(run, there), x[run, there][None], lam[run, there][None],
+                own.lam_min if self.nonnegative else None, scale, own.sharpness_at(step),
             )[0]  # fmt: skip
         return best
 
@@ -330,6 +326,15 @@ class Solver:
             outside=space.outside if space is not None else 0.0,
             dtype=self.dtype, device=config.device,
         )  # fmt: skip
+
+    def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
+        """Factor from stored to plain-sum multipliers; per run where their sharpness differs."""
+        if self.config.lam_scale != "auto":
+            return 1.0 if self.config.lam_scale == "one" else 1 / candidates
+        if not isinstance(self.sharpness, Tensor):
+            return self._scale_at(self.sharpness)
+        found = [self._scale_at(run.sharpness) for run in self.settings.runs]
+        return self.sharpness.new_tensor(found).view(-1, *[1] * (ndim - 1))
 
     def _scale_at(self, sharpness: float) -> float:
         spread = 0.25

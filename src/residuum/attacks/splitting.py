@@ -113,16 +113,16 @@ class Curvature:
                 total[name] = total[name] + term if name in total else term
         return total
 
+    def _left(self, run: int, x: Tensor) -> dict[str, Tensor]:
+        problem, lam = self.problem, self.lam[run].detach()
+        return problem.residual(problem.models(self.sharpness, run), x, lam, self._labels(run))
+
     @torch.enable_grad()
     def _residual(self, run: int) -> dict[str, Tensor]:
         """-2 w r of one run by parameter name."""
-        total = self._sum(run, self.x[run].detach(), self.lam[run].detach(), self._labels(run))
+        left = self._left(run, self.x[run].detach())
         weights = zip(self.problem.groups.values(), self.problem.layer_weights, strict=True)
-        return {
-            name: (-2 * w * (self.problem.target[name] - total[name])).detach()
-            for names, w in weights
-            for name in names
-        }
+        return {name: (-2 * w * left[name]).detach() for names, w in weights for name in names}
 
     @torch.enable_grad()
     def _slope_generic(
@@ -146,12 +146,7 @@ class Curvature:
     @torch.enable_grad()
     def _full_generic(self, run: int, v: Tensor) -> Tensor:
         xr = self.x[run].detach().requires_grad_()
-        total = self._sum(run, xr, self.lam[run].detach(), self._labels(run))
-        loss = xr.new_zeros(())
-        for names, w in zip(self.problem.groups.values(), self.problem.layer_weights, strict=True):
-            for name in names:
-                loss = loss + w * (self.problem.target[name] - total[name]).square().sum()
-        return _product(loss, xr, v)
+        return _product(self.problem.squares(self._left(run, xr)) @ self.problem.weights, xr, v)
 
 
 def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Tensor:

@@ -54,25 +54,11 @@ class Population(Record):
         ident = torch.arange(m, device=labels.device).expand(runs, m).clone()
         return cls(own, active, ident, own, active, ident, (m,) * runs, (0,) * runs, ("",) * runs)
 
-    def to(self, device: str) -> Population:
-        """The same on another device."""
-        return self.replace(**{name: getattr(self, name).to(device) for name in OWN})
-
     def keep_best(self, better: Tensor) -> Population:
         """Runs (R,) that reached a better point remember who was alive there."""
-        mask = better[:, None]
-        return self.replace(
-            **{
-                f"best_{name}": torch.where(
-                    mask, getattr(self, name), getattr(self, f"best_{name}")
-                )
-                for name in ("labels", "active", "ident")
-            }
-        )
-
-    def index(self, run: int) -> Tensor:
-        """Slots that are alive in one run."""
-        return self.active[run].nonzero()[:, 0]
+        now = {f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")}
+        kept = {n: torch.where(better[:, None], t, getattr(self, n)) for n, t in now.items()}
+        return self.replace(**kept)
 
 
 @dataclass(frozen=True)
@@ -146,14 +132,17 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
     state = SolverState.load(path)
     if state.fingerprint != fingerprint:
         raise another(path.parent, "an attack", "settings or on other weights")
-    moved = {
-        name: getattr(state, name).to(device)
-        for name in ("x", "lam", "best_x", "best_lam", "best_loss", "first_loss", "alive")
-    }
-    moments = {name: t.to(device) for name, t in state.moments.items()}
     stopped = "" if state.stopped == "time" else state.stopped
-    population = state.population if state.population is None else state.population.to(device)
-    return state.replace(**moved, moments=moments, stopped=stopped, population=population)
+    population = None if state.population is None else _moved(state.population, device)
+    moments = {name: t.to(device) for name, t in state.moments.items()}
+    state = state.replace(moments=moments, stopped=stopped, population=population)
+    return _moved(state, device)
+
+
+def _moved(record: Any, device: str) -> Any:
+    """With its tensors on another device; a history of them stays where it is."""
+    tensors = {name: t for name, t in vars(record).items() if isinstance(t, Tensor)}
+    return record.replace(**{name: t.to(device) for name, t in tensors.items()})
 
 
 def look(
@@ -230,6 +219,12 @@ def population_of(state: SolverState) -> Population:
     return state.population
 
 
+def recorded(state: SolverState, events: list[dict[str, Any]]) -> SolverState:
+    """With these events after those before."""
+    population = population_of(state)
+    return state.replace(population=population.replace(events=(*population.events, *events)))
+
+
 def settle(
     state: SolverState, newcomers: list[list[Newcomer]]
 ) -> tuple[SolverState, list[list[tuple[int, ...]]]]:
@@ -240,11 +235,8 @@ def settle(
     if not any(newcomers):
         return state, [[] for _ in newcomers]
     population, m = population_of(state), state.x.shape[1]
-    wanted = max(
-        (int(population.active[run].sum()) + len(new) for run, new in enumerate(newcomers)),
-        default=0,
-    )
-    state = widen(state, max(m, wanted))
+    wanted = [int(a.sum()) + len(new) for a, new in zip(population.active, newcomers, strict=True)]
+    state = widen(state, max(m, *wanted))
     population = population_of(state)
     tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
     moments = {name: t.clone() for name, t in state.moments.items()}

@@ -194,6 +194,14 @@ class ExplicitEquation:
             grad_x[:, rows], grad_lam[:, rows] = found[:2]
         return Residual(parts, grad_x, grad_lam)
 
+    def pre_activations(self, x: Tensor, activation: Activation) -> list[Tensor]:
+        """z_l of the hidden layers at theta; x: (..., d)."""
+        found = []
+        for weight, bias in self.points[0][:-1]:
+            found.append(x @ weight.T if bias is None else x @ weight.T + bias)
+            x = activation(found[-1])
+        return found
+
     def errors(self, at: Candidates, objective: Covectors, activation: Activation) -> Errors:
         """E_l at these candidates, for ``pull`` with the residual held fixed."""
         sums: Errors | None = None
