@@ -267,15 +267,12 @@ def _adapted(released: Released, **changes: Any) -> Adapted:
     return replace(start, **changes)
 
 
+# A strategy goes by the name of its function.
 ADAPTIVE: dict[str, Strategy] = {
-    "undo-constant-shift": undo_constant_shift,
-    "undo-vector-shift": undo_vector_shift,
-    "follow-mean": follow_mean,
-    "follow-mean-image": follow_mean_image,
-    "average-releases": average_releases,
-    "cut-noise": cut_noise,
-    "free-multipliers": free_multipliers,
-    "tied-multipliers": tied_multipliers,
-    "known-start": known_start,
-    "told-the-shift": told_the_shift,
+    strategy.__name__.replace("_", "-"): strategy
+    for strategy in (
+        *(undo_constant_shift, undo_vector_shift, follow_mean, follow_mean_image),
+        *(average_releases, cut_noise, free_multipliers, tied_multipliers),
+        *(known_start, told_the_shift),
+    )
 }

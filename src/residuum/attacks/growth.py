@@ -57,34 +57,39 @@ TRIES = 8  # pairs per round and run
 CLOSE = 0.1  # distance over length, for networks without gates
 
 
-@dataclass(frozen=True)
 class Round:
     """All that a strategy may look at.
 
     x: (R, m, *shape); lam: plain-sum multipliers; active: (R, m); quota: how many candidates each
-    run may get; draw: (run, count) random candidates as at the start, labels: labels for so many;
-    noise: like x, random; free: 1 where a coordinate may move both ways, None for everywhere;
-    clamp: into the known box; exact: f has degree at most 3 in x.
+    run may get; draw: random candidates as at the start, labels: labels for so many; noise: like x,
+    random; free: 1 where a coordinate may move both ways, None for everywhere; clamp: into the known
+    box; exact: f has degree at most 3 in x.
     """
 
-    problem: Problem
-    config: AttackConfig
-    x: Tensor
-    lam: Tensor
-    active: Tensor
-    sharpness: float | Tensor
-    quota: list[int]
-    draw: Callable[[int, int], Tensor]
-    labels: Callable[[int], Tensor]
-    noise: Tensor
-    free: Tensor | None
-    clamp: Callable[[Tensor], Tensor]
-    exact: bool
+    def __init__(
+        self, grower: Grower, state: SolverState, due: list[int], sharpness: float | Tensor
+    ) -> None:
+        population, self.runs = population_of(state), len(state.x)
+        self.problem = grower.problem.with_labels(population.labels)
+        self.grower, self.config, self.exact = grower, grower.config, grower.exact
+        self.labels, self.clamp = grower.labels, grower.clamp
+        self.x, self.lam, self.active = state.x, state.lam * grower.scale, population.active
+        self.sharpness = sharpness
+        share, limit = self.config.split_cap, grower.limit
+        self.quota = [
+            min(max(1, int(share * count)), limit - count) if run in due else 0
+            for run, count in enumerate(self.active.sum(1).tolist())
+        ]
+        self.generators = [grower._generator(state.step, run) for run in range(self.runs)]
+        self.noise = grower.noise(state.x, self.generators)
+        self.free: Tensor | None = None
+        if grower.knowledge is not None:
+            low, high = box(grower.knowledge, state.x)
+            self.free = ((state.x > low) & (state.x < high)).to(state.x)
 
-    @property
-    def runs(self) -> int:
-        """R."""
-        return len(self.x)
+    def draw(self, run: int, count: int) -> Tensor:
+        """So many for this run."""
+        return self.grower.draw(run, count, self.generators[run]).to(self.x)
 
     def length(self) -> Tensor:
         """(R,) median length of the living candidates."""
@@ -300,7 +305,7 @@ class Grower:
         if not due:
             return state
         self._warn(state, sharpness)
-        proposal = GROWTH[self.config.split](self._round(state, due, sharpness))
+        proposal = GROWTH[self.config.split](Round(self, state, due, sharpness))
         return self._settle(state, due, proposal)
 
     def _due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
@@ -356,27 +361,8 @@ class Grower:
             )  # fmt: skip
         return recorded(state, events)
 
-    def _round(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> Round:
-        config, population = self.config, population_of(state)
-        counts = population.active.sum(1).tolist()
-        quota = [
-            min(max(1, int(config.split_cap * count)), self.limit - count) if run in due else 0
-            for run, count in enumerate(counts)
-        ]
-        generators = [self._generator(state.step, run) for run in range(len(state.x))]
-        noise = self._noise(state.x, generators)
-        free = None
-        if self.knowledge is not None:
-            low, high = box(self.knowledge, state.x)
-            free = ((state.x > low) & (state.x < high)).to(state.x)
-        return Round(
-            self.problem.with_labels(population.labels), config, state.x, state.lam * self.scale,
-            population.active, sharpness, quota,
-            lambda run, count: self.draw(run, count, generators[run]).to(state.x),
-            self.labels, noise, free, self._clamp, self.exact,
-        )  # fmt: skip
-
-    def _clamp(self, x: Tensor) -> Tensor:
+    def clamp(self, x: Tensor) -> Tensor:
+        """Into the known box."""
         if self.knowledge is None:
             return x
         low, high = box(self.knowledge, x)
@@ -386,7 +372,7 @@ class Grower:
         """Of its own for every round and run, so that neither other runs nor a resume matter."""
         return stream("growth", self.config.seed, run, step)
 
-    def _noise(self, x: Tensor, generators: list[torch.Generator]) -> Tensor:
+    def noise(self, x: Tensor, generators: list[torch.Generator]) -> Tensor:
         """Like x; a run's numbers do not depend on how many slots the other runs need."""
         most = max(self.limit, x.shape[1])
         rows = [
@@ -447,7 +433,7 @@ class Grower:
         population = population_of(state)
         problem = self.problem.with_labels(population.best_labels)
         generators = [self._generator(self.config.steps + 1, run) for run in range(len(state.x))]
-        start = self._noise(state.x, generators)
+        start = self.noise(state.x, generators)
         mask = population.best_active.view(*start.shape[:2], *[1] * (start.ndim - 2))
         found = second_order(
             problem, state.best_x, state.best_lam * self.scale, sharpness, start * mask

@@ -171,10 +171,7 @@ class MulticlassKKT(MarginKKT):
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.rivals not in ("tied", "best"):
-            raise InputError(
-                f"No rivals rule {self.rivals!r}.", did_you_mean(self.rivals, ("tied", "best"))
-            )
+        _check("rivals rule", self.rivals, ("tied", "best"))
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """Classes in turn, as evenly as ``label_balance`` says."""
@@ -300,11 +297,7 @@ class NTK(Objective):
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
-        if self.gradients not in ("theta", "theta0", "both"):
-            raise InputError(
-                f"No gradient point {self.gradients!r}.",
-                did_you_mean(self.gradients, ("theta", "theta0", "both")),
-            )
+        _check("gradient point", self.gradients, ("theta", "theta0", "both"))
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
         """The initial weights must be known."""
@@ -330,6 +323,11 @@ class NTK(Objective):
         inner = torch.zeros_like(lam)
         inner[..., point, :] = ubar
         return None, inner
+
+
+def _check(what: str, got: str, known: tuple[str, ...]) -> None:
+    if got not in known:
+        raise InputError(f"No {what} {got!r}.", did_you_mean(got, known))
 
 
 OBJECTIVES: Table[type[Objective]] = Table(

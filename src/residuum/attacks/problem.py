@@ -156,7 +156,11 @@ class Problem:
 
     def of_run(self, run: int, there: slice | Tensor) -> Problem:
         """The problem of some candidates of one run."""
-        return self.with_labels((self.labels if self.labels.ndim == 1 else self.labels[run])[there])
+        return self.with_labels(self.labels_of(run)[there])
+
+    def labels_of(self, run: int) -> Tensor:
+        """(m,) of the candidates of one run."""
+        return self.labels if self.labels.ndim == 1 else self.labels[run]
 
     def activation(self, sharpness: float | Tensor) -> Activation:
         """That of an MLP, or what stands for it."""
@@ -176,9 +180,8 @@ class Problem:
         for run in range(len(x)):
             if run == 0 or varied:
                 models = self.models(sharpness, run)
-            labels = self.labels if self.labels.ndim == 1 else self.labels[run]
             xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
-            part = self.squares(self.residual(models, xr, lr, labels))
+            part = self.squares(self.residual(models, xr, lr, self.labels_of(run)))
             gx, gl = torch.autograd.grad(
                 part @ self.weights, (xr, lr), allow_unused=True, materialize_grads=True
             )

@@ -117,12 +117,9 @@ class Solver:
                 if path is not None and now - saved > SAVE_EVERY:
                     state.save(path)
                     saved = now
-        except KeyboardInterrupt:
+        finally:
             if path is not None:
                 state.save(path)
-            raise
-        if path is not None:
-            state.save(path)
         return state
 
     def multipliers(self, lam: Tensor) -> Tensor:

@@ -102,10 +102,6 @@ class Curvature:
             found = problem.explicit.evaluate(at, problem.objective, activation, False)
             return _tangent(found.grad_x, at.x).view_as(self.x)
 
-    def _labels(self, run: int) -> Tensor:
-        labels = self.problem.labels
-        return labels if labels.ndim == 1 else labels[run]
-
     def _sum(self, run: int, x: Tensor, lam: Tensor, labels: Tensor) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
         for i, model in enumerate(self.problem.models(self.sharpness, run)):
@@ -115,7 +111,9 @@ class Curvature:
 
     def _left(self, run: int, x: Tensor) -> dict[str, Tensor]:
         problem, lam = self.problem, self.lam[run].detach()
-        return problem.residual(problem.models(self.sharpness, run), x, lam, self._labels(run))
+        return problem.residual(
+            problem.models(self.sharpness, run), x, lam, self.problem.labels_of(run)
+        )
 
     @torch.enable_grad()
     def _residual(self, run: int) -> dict[str, Tensor]:
@@ -140,7 +138,7 @@ class Curvature:
     @torch.enable_grad()
     def _split_generic(self, run: int, x: Tensor, v: Tensor, rows: slice) -> Tensor:
         xr = x.detach().requires_grad_()
-        total = self._sum(run, xr, self.lam[run, rows].detach(), self._labels(run)[rows])
+        total = self._sum(run, xr, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows])
         return _product(_inner(self.residuals[run], total), xr, v)
 
     @torch.enable_grad()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from residuum.attacks import identify as attacks
+from residuum.attacks import polynomial as attacks
 from residuum.checkpoints import as_checkpoint
 from residuum.records import Checkpoint, Dataset, make_directory, write_atomic, write_json
 from residuum.records.identification import Identification
