@@ -96,7 +96,7 @@ def recover(
     f = interpolate(neurons, signal)
     stated = conditions(neurons, signal, f)
     generator = stream("polynomial", seed)
-    exact = _diagonalised(f, pairs, steps, generator) if stated.samples else None
+    exact = diagonalise(f, pairs, steps, generator) if stated.samples else None
     found, grown = exact, None
     if found is None or not found.sound:
         grown = grow(f, signal.rank, generator)
@@ -137,7 +137,7 @@ class Candidate:
         return distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
 
-def _diagonalised(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> Candidate:
+def diagonalise(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> Candidate:
     """Theorem 4.1: two slices diagonalised together, weights by dual vectors, refined.
 
     Of all pairs the one with the widest eigenvalue gap: least distance over the largest eigenvalue.
