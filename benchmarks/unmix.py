@@ -187,7 +187,8 @@ def _others(row: Row, split: Split, root: str, task: str) -> Tensor:
     """Images of the training pool that this victim never saw, as it would receive them, labels in turn."""
     whole = load_dataset(row.data, seed=1, root=root, task=task, holdout=1, center=False).train
     seen = split.train.x if split.train.mean is None else split.train.x + split.train.mean
-    far = torch.cdist(whole.x.flatten(1).float(), seen.flatten(1).float()).amin(1) > 1e-2
+    # In float64: a distance by way of products loses half of the digits, and equal images seem apart.
+    far = torch.cdist(whole.x.flatten(1).double(), seen.flatten(1).double()).amin(1) > 1e-2
     fresh = far.nonzero().flatten()
     fresh = fresh[torch.randperm(len(fresh), generator=stream("others", row.n))]
     place = torch.zeros(len(fresh))
