@@ -15,6 +15,7 @@ from residuum.attacks.unmix import (
     held_by,
     merged,
     polar,
+    roughness,
     unmix,
     whitened,
 )
@@ -170,3 +171,11 @@ def test_merging_keeps_one_mean_per_source_and_counts_runs_once() -> None:
     assert group.tolist() == [0, 0, 1, 2]  # mean and sparsest member of the first, two singles
     assert float(kept[0] @ one) > 0.99  # two of three members say plus
     assert len(merged(x, run, torch.zeros(5), most=2)[0]) == 2
+
+
+def test_a_smooth_ramp_is_rougher_than_nothing_and_smoother_than_edges():
+    ramp = torch.linspace(-1, 1, 16).expand(1, 1, 16, 16)
+    noise = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    naive = ((ramp[0, 0, :, 1:] - ramp[0, 0, :, :-1]) ** 2).sum() / (ramp**2).sum()
+    assert torch.allclose(roughness(ramp, differences)[0], naive, atol=1e-6)
+    assert roughness(ramp, differences) < 0.1 < 1 < roughness(noise, differences)

@@ -49,6 +49,7 @@ CLIFF = 10.0  # fall between two singular values that only the end of the sample
 SAME = 0.9  # cosine from which two sources are one
 Domain = Callable[[Tensor], Tensor]
 APART = 0.5  # cosine in the whitened domain below which two sources can stand in one solution
+SMOOTH = 0.6  # share of the median roughness below which a source resembles images of any kind
 
 
 @dataclass(frozen=True)
@@ -125,19 +126,25 @@ def unmix(
         if not found or time.monotonic() < end:
             found += look([layer], share, setting.strengths, stream("unmix", seed, str(share)))
     whole = len(found)
-    for share, k in _partitions(setting, found):
+    partitions = _partitions(setting, found)
+    for share, k in partitions:
         if time.monotonic() < end:
             generator = stream("unmix", seed, "clusters", k, str(share))
             parts = [Layer.of(rows[mine]) for mine in clusters(layer, k, generator)]
             # What one partition brings is one run: its clusters share samples.
-            found.append(torch.cat(look(parts, share, setting.strengths[:1], generator)))
+            if apart := look(parts, share, setting.strengths[:1], generator):
+                found.append(torch.cat(apart))
     every, run = torch.cat(found), _owner(found)
+    if len(partitions) > len(setting.partitions):  # overfull: what stays mixed is smooth
+        rough = roughness(every.reshape(-1, *shape), sparse_in)
+        telling = rough >= SMOOTH * rough.median()
+        every, run = every[telling], run[telling.cpu()]
     sparse = sparseness(sparse_in(every.reshape(-1, *shape)))
     x, group = merged(every, run, sparse, setting.most * layer.rank)
     holds = held_by(x.to(every), every, run).cpu().float()
     runs = whole, len(found) - whole
     return Sources(
-        x, holds[:, :whole].mean(1), holds[:, whole:].sum(1) / max(1, runs[1]), group, runs,
+        x, holds[:, :whole].sum(1) / whole, holds[:, whole:].sum(1) / max(1, runs[1]), group, runs,
         layer.rank, layer.edge,
     )  # fmt: skip
 
@@ -361,6 +368,12 @@ def clusters(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
 def sparseness(y: Tensor) -> Tensor:
     """(k,) E|y| over the root of E y^2: the less, the sparser."""
     return y.abs().mean(1) / y.square().mean(1).sqrt()
+
+
+def roughness(x: Tensor, domain: Domain) -> Tensor:
+    """(k,) energy in the sparse domain over the energy about the mean, of (k, *shape)."""
+    centred = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
+    return domain(x).square().sum(1) / centred.square().sum(1)
 
 
 def held_by(x: Tensor, every: Tensor, run: Tensor) -> Tensor:
