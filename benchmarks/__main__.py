@@ -16,6 +16,7 @@ import torch
 from benchmarks.certificate import certificate
 from benchmarks.certificate_uniqueness import certificate_uniqueness
 from benchmarks.curves import curves
+from benchmarks.falsifier import falsifier
 from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
 from benchmarks.margin import margin
 from benchmarks.polynomial import polynomial
@@ -92,6 +93,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "certificate": certificate,
     "certificate_uniqueness": certificate_uniqueness,
     "curves": curves,
+    "falsifier": falsifier,
     "margin": margin,
     "polynomial": polynomial,
     "rowspace": rowspace,

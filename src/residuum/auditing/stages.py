@@ -1,7 +1,7 @@
 """The attack stage and the certificate stage.
 
 Which attacks apply, their batches of restarts, and what they bring back; then KKT residuals, and what
-equal pairs keep of a reconstruction. With training data the KKT certificate is of the data; without,
+other sets keep of a reconstruction. With training data the KKT certificate is of the data; without,
 of the best restart's candidates.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
 from residuum.attacks.contract import checked
 from residuum.attacks.problem import Explained, explained
 from residuum.attacks.run import FEWEST, resolve
+from residuum.attacks.solution import best_residual, best_rows, solution
 from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
     ATTACK_SHARE,
@@ -312,7 +312,7 @@ def _kkt(
     if train is not None:
         x, y, subject = train.x, train.y, TRAINING
     else:
-        rows = _best_rows(found)
+        rows = best_rows(found[0]) if found else None
         if rows is None:
             return None, "no restart converged to candidates that could be certified"
         x, y, subject = found[0].x[rows], found[0].labels[rows], CANDIDATES
@@ -338,7 +338,7 @@ def _uniqueness(
     knowledge: Knowledge,
     seconds: float,
 ) -> tuple[Uniqueness | None, str]:
-    """What equal pairs keep of the best restart's candidates, heaviest first, as time allows.
+    """What other sets keep of the best restart's candidates, heaviest first, as time allows.
 
     ``index`` of the result counts the candidates of the first reconstruction. None and the reason
     where it is not computed.
@@ -350,29 +350,16 @@ def _uniqueness(
         return None, kept
     if seconds < LEAST_UNIQUENESS:
         return None, f"not computed: the budget leaves it less than {LEAST_UNIQUENESS:g} seconds"
-    rows = _best_rows(found)
-    if rows is None:
+    if not found or (rows := best_rows(found[0])) is None:
         return None, "no restart converged to candidates that could be certified"
-    part = found[0]
-    if len(rows) * part.x[0].numel() > MOST_UNKNOWNS:
+    model = build_model(checkpoint)
+    if found[0].x[rows].numel() > MOST_UNKNOWNS:
         return None, f"not computed for more than {MOST_UNKNOWNS} unknown values"
     try:
+        chosen = solution(model, found[0], "best")
         unique = uniqueness(
-            build_model(checkpoint), part.x[rows], part.labels[rows], part.lam[rows],
-            task=checkpoint.task or "auto", box=knowledge.box(part.x[0].double()),
-            samples=MOST_CERTIFIED, seconds=seconds,
-        )  # fmt: skip
+            chosen.kkt, box=knowledge.box(chosen.x[0]), samples=MOST_CERTIFIED, seconds=seconds
+        ).replace(best_residual=best_residual(model, found))
     except ResiduumError as problem:  # candidates are nobody's input: no error of the user's
         return None, f"not computed: {problem.message}"
     return unique.replace(index=rows[unique.index]), ""
-
-
-def _best_rows(found: tuple[Reconstruction, ...]) -> Tensor | None:
-    """Candidates of the first attack's restart with the least loss, heaviest first. (k,)."""
-    run = found[0].best_restart if found else None
-    if run is None:
-        return None
-    part = found[0]
-    mine = (part.run == run) & torch.isfinite(part.x.flatten(1)).all(1) & (part.weight > 0)
-    rows = mine.nonzero().flatten()
-    return rows[part.weight[rows].argsort(descending=True, stable=True)] if len(rows) else None

@@ -1,4 +1,4 @@
-"""``residuum certify``: how close to a KKT point, and what equal pairs keep of a reconstruction.
+"""``residuum certify``: how close to a KKT point, and what other training sets keep of a reconstruction.
 
 Examples:
 
@@ -37,15 +37,15 @@ def command(
     rivals: str = option("Multiclass: a multiplier per tied rival, or for the best one.", "tied"),
     kink_tolerance: float = option("Relative pre-activation below which a pair is a kink.", 1e-3),
     reconstruction: Path | None = option(
-        "Folder of an attack: what equal pairs keep of its reconstructions instead.", metavar="RUN"
+        "Folder of an attack: what other sets keep of its reconstructions instead.", metavar="RUN"
     ),
     candidates: str = option(
         "With RUN: selected (what several restarts hold) or best (all of the best restart).",
         "selected",
     ),
     samples: int | None = option("With RUN: certify the first so many.", min=1),
-    tolerance: float = option(
-        "With RUN: change of the residual, over the layers' norms, that still counts as none.", 1e-6
+    share: float = option(
+        "With RUN: least part of a candidate's weight that another image takes over.", 0.1
     ),
     device: str = options.DEVICE,
     out: Path | None = option(
@@ -53,7 +53,7 @@ def command(
     ),
     voice: options.Voice,
 ) -> None:
-    """Measure KKT residuals and margins on samples, or what equal pairs keep of a reconstruction."""
+    """Measure KKT residuals and margins on samples, or what other sets keep of a reconstruction."""
     from residuum.verbs.certifying import certified, kkt
 
     if reconstruction is None:
@@ -67,8 +67,8 @@ def command(
     options.check_device(device)
     with certificate_progress(voice.spoken) as watch:
         answer = certified(
-            checkpoint, reconstruction, candidates=candidates, samples=samples, tolerance=tolerance,
-            task=task, arch=arch, device=device, out=out, watch=watch,
+            checkpoint, reconstruction, candidates=candidates, samples=samples, share=share,
+            arch=arch, device=device, out=out, watch=watch,
             say=print_line if voice.spoken else None,
         )  # fmt: skip
     title = f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
@@ -100,41 +100,26 @@ def show(found: Certificate, title: str) -> None:
 def show_uniqueness(found: Certified, title: str) -> None:
     """Restart agreement and certificate side by side."""
     columns = (
-        "#", "label", "restarts", "conf.", "pairs keep", "at least", "radius", "/ size", "stopped by",
+        "#", "label", "restarts", "conf.", "others keep at least", "least found", "margins kept",
+        "distance at most", "same pattern",
     )  # fmt: skip
     unique, rows = found.unique, []
     for k, row in enumerate(found.to_json()["per_sample"][:ROWS]):
-        bounded, known = not row["unbounded"] and row["size"], row["support"] is not None
+        known, most = row["support"] is not None, row["radius_most"]
         rows.append(
             (
                 str(k), f"{row['label']:g}",
                 f"{row['support']}/{found.found.restarts}" if known else "-",
                 number(row["confidence"], 2),
-                number(row["determined_energy"], 3), number(row["determined_at_least"], 3),
-                "free" if row["unbounded"] else number(row["radius"], 3),
-                number(row["radius"] / row["size"], 3) if bounded else "-", row["blocked_by"],
+                number(row["determined_at_least"], 3), number(row["determined_energy"], 3),
+                number(row["full_at_least"], 3), "any" if most is None else number(most, 3),
+                str(row["members"]),
             )
         )  # fmt: skip
     print_table(title, columns, rows)
     if len(unique) > ROWS:
         print_line(f"and {len(unique) - ROWS} more in the JSON")
-    space = unique.null_space
-    undoubled = _span(space.undoubled, space.undoubled_most)
-    print_line(
-        f"null space: {undoubled} dimensions as they are, "
-        f"{_span(space.doubled, space.doubled_most)} with every candidate doubled: {space.twins} move "
-        f"multiplier between equal copies, {space.pairs_inside} are opposite moves inside row(W1), "
-        f"{space.pairs_outside} outside; {space.patterns} patterns for {unique.samples} candidates"
-    )
-    print_line(
-        f"radius: both halves of a candidate move that far, one each way, before the residual changes "
-        f"by {unique.tolerance:g} of the layers' norms; pairs keep: least energy of an image of such "
-        "an equal pair over that of this one, as attained; at least: a lower bound of it, for pairs"
-    )
-    print_line("not covered, and may keep less: unequal splits, exchanges between candidates")
+    for line in unique.standing:
+        print_line(line)
     print_line(f"granted to the attacker: {found.found.knowledge.line}")
     print_notes(unique.notes)
-
-
-def _span(least: int, most: int) -> str:
-    return str(least) if least == most else f"{least} to {most}"

@@ -44,7 +44,7 @@ class Judged:
     """How what comes back is judged, likewise."""
 
     subsets: int = option("Held-out sets of the permutation test.", 500)
-    uniqueness: bool = option("Certify what equal pairs keep of a sample.", True)
+    uniqueness: bool = option("Certify what other sets keep of a sample.", True)
     seed: int = option("Seed of weights, attacks and secrets.", 0)
     device: str = options.DEVICE
 

@@ -29,6 +29,7 @@ from residuum.records.base import Record
 from residuum.stationarity import Rows, norm, parameters, residual
 from residuum.theory import certify
 from residuum.theory.kkt import fit_multipliers, posed
+from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.rows import accuracy, normalise_labels
 from residuum.theory.uniqueness import uniqueness
 from residuum.training import TrainingState, released
@@ -78,9 +79,9 @@ class Outcome(Record):
     changes, secret: as the defense states them; shift: of the inputs, its kind (rewritten into the
     biases, or there during training), per pixel and as a norm; accuracy, loss: on held-out samples,
     as the defended network is given them; kkt: relative residuals at the training samples as the
-    network is given them; rewrite: the three residuals of bias rewriting; determined_energy: mean
-    share of a training sample's energy that every equal pair in its place keeps, attained, and
-    determined_at_least the lower bound; facts: of the training.
+    network is given them; rewrite: the three residuals of bias rewriting; determined_at_least: mean
+    share of a training sample's energy that other sets of the same patterns and labels keep, proved
+    (:class:`residuum.records.Uniqueness`), determined_energy the least found; facts: of the training.
     """
 
     name: str
@@ -140,7 +141,7 @@ class Outcome(Record):
 class Setting:
     """What all trials share.
 
-    releases: noisy ones that an adaptive attacker collects; certify: compute what equal pairs
+    releases: noisy ones that an adaptive attacker collects; certify: compute what other sets
     keep of a sample; kinks: at most so many are freed for the Clarke residual.
     """
 
@@ -354,7 +355,7 @@ def rewritten_certificate(
 def determined(
     model: nn.Module, train: Dataset, certificate: Certificate, knowledge: Knowledge, secret: Secret
 ) -> dict[str, Any]:
-    """Mean energy that pairs keep of the heaviest samples, attained and at least; or why none."""
+    """Mean energy that others keep of the heaviest samples, proved and least found; or why none."""
     if certificate.task != "binary":
         return {"determined_energy": None, "uniqueness_note": "computed for one output only"}
     lam = certificate.multipliers
@@ -362,15 +363,17 @@ def determined(
     box = knowledge.box(train.x[0].double())  # as the defended network receives it
     try:
         found = uniqueness(
-            model, train.x[order], train.y[order], lam[order], task="binary",
-            box=box and (secret.inputs(box[0]), secret.inputs(box[1])), samples=CERTIFIED, seconds=CERTIFYING,
-        )  # fmt: skip
+            KKTSet.of(model, train.x[order], train.y[order], lam[order], task="binary"),
+            box=box and (secret.inputs(box[0]), secret.inputs(box[1])),
+            samples=CERTIFIED,
+            seconds=CERTIFYING,
+        )
     except ResiduumError as problem:
         return {"determined_energy": None, "uniqueness_note": f"not computed: {problem.message}"}
     return {
         "determined_energy": float(found.determined_energy.mean()),
         "determined_at_least": float(found.determined_at_least.mean()),
-        "uniqueness_note": f"mean of {len(found)} samples, heaviest first",
+        "uniqueness_note": f"mean of {len(found)} samples, heaviest first, {found.share:.0%} of their weight",
     }
 
 

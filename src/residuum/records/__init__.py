@@ -1,7 +1,7 @@
 """Frozen dataclasses that cross stages, and their files on disk."""
 
 from residuum.records.base import Record, same
-from residuum.records.certificate import Certificate, LayerResidual, NullSpace, Uniqueness
+from residuum.records.certificate import Certificate, LayerResidual, Sums, Uniqueness
 from residuum.records.data import TASKS, Dataset, Split, read_npz
 from residuum.records.knowledge import Checkpoint, Knowledge
 from residuum.records.reconstruction import Reconstruction, Selection

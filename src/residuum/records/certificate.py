@@ -4,16 +4,27 @@ could have been instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from residuum.records.base import Record, plain
 
-WHOLE = ["task", "samples", "tolerance", "box", "null_space", "seconds", "notes"]
-PER_SAMPLE = ["index", "lam", "size", "radius", "radius_inside", "radius_most", "outside"]
-PER_SAMPLE += ["determined_energy", "determined_at_least", "blocked_by", "kinks"]
+WHOLE = ["task", "samples", "share", "box", "sums", "residual", "best_residual", "seconds", "notes"]
+PER_SAMPLE = [
+    "index",
+    "lam",
+    "size",
+    "determined_at_least",
+    "determined_energy",
+    "change",
+    "radius",
+]
+PER_SAMPLE += ["radius_most", "members", "pinned", "kinks"]
+FULL = ["full_at_least", "full_energy"]
+WIDE = 0.05  # a gap between bound and example that is worth a word
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,86 +77,108 @@ class Certificate(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class NullSpace(Record):
-    """Directions in which the linearised residual of all candidates does not change, gates fixed.
+class Sums(Record):
+    """Whether the weights fix mass and moment of every activation pattern, by the linear system.
 
-    unknowns: m d + R, every pixel and every multiplier. undoubled, undoubled_most: bounds on the
-    null space of the candidates as they are, equal where the count is exact; doubled,
-    doubled_most: of the system in which every candidate stands twice with half its multiplier. Of
-    the doubled null space, twins: R directions that only move multiplier between two equal copies;
-    pairs_inside, pairs_outside: m rank(W1) and m (d - rank(W1)) directions in which two copies move
-    against each other, inside and outside row(W1) (the slopes of all switches for a network that is
-    no MLP); what is left is the undoubled one. patterns: different activation patterns. method: dense,
-    block or layers; change: the largest ||J v|| / ||J|| over the unit vectors counted, verified.
+    patterns: different patterns and labels of the candidates; pinned: those whose sums every set with these
+    patterns shares; free: dimension of the moves across patterns, None where it was not counted;
+    least: smallest singular value that counts as none of them, over the largest; method: how it is known.
     """
 
-    unknowns: int
-    undoubled: int
-    undoubled_most: int
-    doubled: int
-    doubled_most: int
-    twins: int
-    pairs_inside: int
-    pairs_outside: int
     patterns: int
+    pinned: int
+    free: int | None
+    least: float | None
     method: str
-    change: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
-        said = super().to_json()
-        places = ("inside", "outside")
-        return said | {f"pairs_{at}_row_space": said.pop(f"pairs_{at}") for at in places}
 
 
 @dataclass(frozen=True, eq=False)
 class Uniqueness(Record):
-    """The uniqueness certificate of k of m candidates, over equal pairs x + a, x - a in their place.
+    """The uniqueness certificate of k of m candidates, for a least share t of their multipliers.
 
-    index: (k,) which candidates; labels: (k,); lam: (k,) sum of absolute multipliers.
-    radius: (k,) how far both halves of the candidate move along direction, one each way, before the
-    residual changes by more than ``tolerance`` or the box ends: distance to an equally good
-    pair, inf where nothing is in the way; radius_inside: the same along directions inside
-    row(W1); radius_most: (k,) no pair that keeps its pattern moves further than this;
-    blocked_by: what is in the way; kinks: (k,) switches that sit at zero.
-    direction: (k, *shape) unit; outside: (k,) share of its energy outside row(W1).
-    determined_energy: (k,) share of the image's energy that the least image among all equally good
-    pairs keeps, attained by least: (k, *shape); determined_at_least: (k,) lower bound by duality. Both
-    hold for equal pairs: unequal splits and exchanges between candidates may keep less.
-    pixels: (k, *shape) how far each pixel moves, attained.
-    tolerance: of the residual's change, each layer over its own norm, roots of squares summed.
+    Every other training set with these patterns and labels that explains the weights as well, and in which
+    an image takes over at least ``share`` of a sample's weight, keeps at least ``determined_at_least``
+    of the sample's energy in that image, and that image lies within ``radius_most`` and, pixel by
+    pixel, between ``low`` and ``high``: proved. ``determined_energy``: the least found, attained by
+    ``least`` (k, *shape) at distance ``radius``, in a set that changes the sum of gradients by
+    ``change`` of the target's norm. full_at_least, full_energy: the same over sets that also keep
+    every margin at or above the least (full KKT sets; equal where there are no margins).
+
+    index: (k,) which candidates; lam: (k,) their multipliers, over all rivals; members: (k,) candidates
+    of the same pattern and label; pinned: (k,) whether the weights fix the sums of that pattern: where they
+    do not, the bound is that of the cell, whatever the share; kinks: (k,) switches at zero to rounding.
+    Energies are of images as the network receives them. residual, best_residual: of every layer, of
+    this set and of the set that any attack explains the weights best with, {} where none was compared.
     """
 
     task: str
     samples: int
-    tolerance: float
+    share: float
     box: bool
+    margins: bool
     index: Tensor
     labels: Tensor
     lam: Tensor
-    radius: Tensor
-    radius_inside: Tensor
-    radius_most: Tensor
-    blocked_by: tuple[str, ...]
+    members: Tensor
+    pinned: Tensor
     kinks: Tensor
-    direction: Tensor
-    outside: Tensor
-    determined_energy: Tensor
     determined_at_least: Tensor
+    determined_energy: Tensor
+    full_at_least: Tensor
+    full_energy: Tensor
     least: Tensor
-    pixels: Tensor
+    change: Tensor
+    radius: Tensor
+    radius_most: Tensor
+    low: Tensor
+    high: Tensor
     size: Tensor
-    null_space: NullSpace
+    sums: Sums
+    residual: dict[str, float]
     seconds: float
+    best_residual: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def claim(self) -> str:
+        """What is certified, in one sentence."""
+        return (
+            "every other training set with these patterns and labels that explains the weights as well, "
+            f"and in which an image takes over at least {self.share:.0%} of this sample's weight, "
+            "keeps at least this much energy in that image"
+        )
+
+    @property
+    def standing(self) -> tuple[str, ...]:
+        """What a reader needs beside the figures: what is proved, for which sets, how well they explain."""
+        pinned, free = int(self.pinned.sum()), self.sums.free
+        moves = "not counted" if free is None else f"{free} dimensions"
+        known = self.best_residual or dict.fromkeys(self.residual, math.nan)
+        beside = ", ".join(
+            f"{name} {own:.2g} ({known.get(name, math.nan):.2g})"
+            for name, own in self.residual.items()
+        )
+        return (
+            f"proved: {self.claim}",
+            f"sums of {self.sums.pinned} of {self.sums.patterns} patterns are fixed by the weights, those of "
+            f"{pinned} of {len(self)} samples; moves across patterns: {moves}",
+            f"residual by layer of this set (of the best set an attack found): {beside}",
+            "stationary sets; of full KKT sets, which keep every margin, at least "
+            f"{float(self.full_at_least.mean()):.3g} on average"
+            if self.margins
+            else "multipliers have no sign here: nothing but the cell bounds an image",
+            "not covered, and may keep less: samples with new patterns, cancelling pairs of opposite labels",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The published form; what is unbounded is null."""
         rows = {name: plain(getattr(self, name)) for name in PER_SAMPLE}
-        rows |= {"label": self.labels.double().tolist(), "unbounded": self.radius.isinf().tolist()}
+        rows |= {"label": self.labels.double().tolist()}
+        for name in FULL:
+            rows[name] = plain(getattr(self, name)) if self.margins else [None] * len(self)
         per_sample = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
         said = {name: plain(getattr(self, name)) for name in WHOLE}
-        return said | {"certified": len(self), "per_sample": per_sample}
+        return {"claim": self.claim, **said, "certified": len(self), "per_sample": per_sample}

@@ -16,9 +16,10 @@ import numpy as np
 from residuum.defenses import Attacked, Outcome
 from residuum.report import drawing, html
 from residuum.report.html import visible
+from residuum.theory.uniqueness import SHARE
 
 HEAD = (
-    "defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT", "pairs keep",
+    "defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT", "others keep",
     "test accuracy", "test loss", "seconds",
 )  # fmt: skip
 COLUMNS = 6
@@ -162,9 +163,9 @@ def _knows(outcomes: Sequence[Outcome]) -> str:
     return (
         f"Recovered of {n} training samples, beyond 99% of chance, by an attacker who is unaware of "
         "the defense and by one who knows of it but not its secret. KKT: relative residual at the "
-        "training samples; pairs keep: mean share of an image's energy that equal pairs in its place "
-        "keep, attained, and a lower bound; unequal splits and exchanges may keep less; accuracy and "
-        "loss on held-out samples."
+        "training samples; others keep: mean over a few samples of the share of its energy that every other "
+        "training set with these patterns and labels keeps in an image that takes over at least "
+        f"{SHARE:.0%} of its weight, proved, and the least found; accuracy and loss on held-out samples."
     )
 
 
@@ -176,9 +177,9 @@ def _count(attacked: Attacked | None, n: int) -> str:
 
 
 def _kept(outcome: Outcome) -> str:
-    attained = _figure(outcome.determined_energy)
-    least = outcome.determined_at_least
-    return attained if least is None else f"{attained} (≥ {_figure(least)})"
+    if outcome.determined_at_least is None:
+        return "-"
+    return f"≥ {_figure(outcome.determined_at_least)} ({_figure(outcome.determined_energy)})"
 
 
 def _figure(value: float | None, digits: int = 3) -> str:

@@ -142,31 +142,32 @@ def loss_figure(found: Reconstruction) -> bytes | None:
 def ambiguity_figure(
     x: Tensor, found: Uniqueness, mean: Tensor | None = None, agreement: Sequence[str] | None = None
 ) -> bytes | None:
-    """Per reconstruction: the image, the least image of an equal pair, how far each pixel can move.
+    """Per reconstruction: the image, the least that was found in its place, what each pixel may be.
 
     x: (m, *shape) the candidates certified; agreement: per candidate, such as "3/4" restarts.
     """
     if not len(found):
         return None
     index = found.index[:SHOWN].tolist()
-    shares = (found.radius / found.size).tolist()
     captions = [
-        f"{float(found.determined_energy[k]):.2f}  "
-        f"{'free' if math.isinf(shares[k]) else f'{shares[k]:.2g}'}"
+        f"≥ {float(found.determined_at_least[k]):.2f} ({float(found.determined_energy[k]):.2f})"
         f"{f'  {agreement[i]}' if agreement is not None else ''}"
         for k, i in enumerate(index)
     ]
-    title = f"{len(index)} of {len(found)} reconstructions: share that pairs keep (attained), radius / size"
-    moves = found.pixels[:SHOWN]
+    title = (
+        f"{len(index)} of {len(found)} reconstructions: energy that others keep at {found.share:.0%} of the "
+        "weight, proved (least found)"
+    )
+    moves = (found.high - found.low)[:SHOWN]
     if drawing.is_image(x.shape[1:]):
         known = moves[moves.isfinite()]
         top = float(known.max()) if len(known) and float(known.max()) > 0 else 1.0
         moves, free = (moves / top).clamp(max=1), "" if len(known) == moves.numel() else " or free"
-        title += f"{', restarts' if agreement else ''}; a pixel moves up to {top:.2g}{free}"
+        title += f"{', restarts' if agreement else ''}; pixels within {top:.2g}{free}"
     images, least = with_mean(x[index].double(), mean), with_mean(found.least[:SHOWN], mean)
     groups = zip(images, least, moves, strict=True)
     cells = [Cell(group, text) for group, text in zip(groups, captions, strict=True)]
-    rows, lines = ("found", "pairs keep", "free"), ("reconstruction", "pairs keep")
+    rows, lines = ("found", "least found", "free"), ("reconstruction", "least found")
     return drawing.side_by_side(title, cells, rows, lines)
 
 

@@ -55,16 +55,16 @@ STATUS = {  # of a KKT certificate, in words
     "assumes; the verdict does not rest on it",
     "not_separated": "some sample is on the wrong side of its margin: not a KKT point",
 }
-# What the equal pairs in the place of a reconstruction keep of it; "" when no certificate was computed.
-DETERMINED, PARTLY, FREE = "pairs keep it", "pairs keep a part", "pairs lose it"
+# What every other set of the same patterns keeps of it; "" when no certificate was computed.
+DETERMINED, PARTLY, FREE = "others keep it", "others keep a part", "others may lose it"
 SAME = 0.9  # cosine above which a certified candidate stands for another one
-# Shares of an image's energy: pairs keep it where the bound says so, and lose it where one does.
+# Shares of an image's energy: others keep it where the bound says so, may lose it where one does.
 KEPT, LOST = 0.9, 0.5
 SORTED = {
     "margin": "margin",
     "confidence": "confidence",
-    "determined_energy": "energy that pairs keep",
-    "radius": "certificate radius",
+    "determined_at_least": "energy that others keep",
+    "radius_most": "distance at most",
 }
 
 
@@ -292,9 +292,9 @@ class Item:
     number: how the card is called (index of the training sample, or rank of the candidate); found:
     the reconstruction and nearest: the training sample, both in sample shape, the mean added where
     known; scores: by metric name; recovered: beyond chance, None when nothing is calibrated; margin:
-    y Phi(x); support: restarts that hold it, of ``restarts``; determined_energy (attained),
-    determined_at_least (bound), radius, certificate (``DETERMINED`` and so on) and ambiguity (sample
-    shape, 0 where pairs fix a value, 1 where they leave it free): of the uniqueness certificate;
+    y Phi(x); support: restarts that hold it, of ``restarts``; determined_at_least
+    and radius_most (proved), determined_energy (found), certificate (``DETERMINED`` and so on) and
+    ambiguity (sample shape, share of the range that a value may take): of the uniqueness certificate;
     notes: anything else, one line each. No field holds markup.
     """
 
@@ -313,7 +313,7 @@ class Item:
     multiplier: float | None = None
     determined_energy: float | None = None
     determined_at_least: float | None = None
-    radius: float | None = None
+    radius_most: float | None = None
     certificate: str = ""
     ambiguity: Array | None = None
     notes: tuple[str, ...] = ()
@@ -461,18 +461,16 @@ def _certified(result: AuditResult, x: Tensor) -> dict[str, Any]:
     if float(near[i]) < SAME:
         return {}
     energy, least = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
-    radius = float(unique.radius[i])
+    most = float(unique.radius_most[i])
+    width = (unique.high[i] - unique.low[i]).double()
     low, high = result.knowledge.value_range or (0.0, 1.0)
-    known: dict[str, Any] = {
+    return {
         "determined_energy": energy,
         "determined_at_least": least,
-        "radius": radius if math.isfinite(radius) else None,
+        "radius_most": most if math.isfinite(most) else None,
         "certificate": DETERMINED if least >= KEPT else PARTLY if energy >= LOST else FREE,
-        "ambiguity": (unique.pixels[i].double() / (high - low)).clamp(0, 1).numpy(),
+        "ambiguity": (width / (high - low)).clamp(0, 1).numpy(),
     }
-    if not math.isfinite(radius):
-        known["notes"] = ("an equally good pair lies at any distance",)
-    return known
 
 
 def _finite(value: float | None) -> float | None:
@@ -498,7 +496,7 @@ def frames(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]
         )
     if item.ambiguity is not None:
         free = np.clip(_shaped(item.ambiguity, shape), 0, 1)
-        alt = f"Parts that equal pairs leave free, {what}"
+        alt = f"What other training sets may change, {what}"
         shown.append(Picture("left free", alt, *drawing.freedom(free)))
     return tuple(shown)
 

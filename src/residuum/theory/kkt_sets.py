@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from residuum.similarity import l2
-from residuum.stationarity import Theta, norm, parameters, weighted_gradient
+from residuum.stationarity import Theta, layer_residuals, norm, parameters, weighted_gradient
 from residuum.theory.budgets import Budgets, exact_budgets, unit
 from residuum.theory.directions import DIRECTIONS, SLOW, hidden_basis
 from residuum.theory.kkt import evaluate, fit_multipliers, posed
@@ -80,8 +80,34 @@ class KKTSet:
         if task == "binary":
             return cls((model,), parameters(model), x, y, lam.double(), y[:, None, None], task)
         u = rows.combine(lam.double(), len(x))[:, None]
-        size = -u.clamp(max=0).sum((1, 2)) if task == "multiclass" else u.flatten(1).norm(dim=1)
-        return cls((model,), parameters(model), x, y, size, _over(u, size), task)
+        return cls.weighted((model,), parameters(model), x, y, u, task)
+
+    @classmethod
+    def weighted(
+        cls,
+        models: tuple[nn.Module, ...],
+        target: Theta,
+        x: Tensor,
+        y: Tensor,
+        u: Tensor,
+        task: str,
+    ) -> KKTSet:
+        """From u: (n, P, C) covectors with their multipliers; negative ones of a margin count as none."""
+        for model in models:
+            check_piecewise_linear(model)
+        if task == "binary":
+            y = torch.where(y > 0, 1.0, -1.0).to(x)
+            return cls(models, target, x, y, (u[:, 0, 0] * y).clamp(min=0), y[:, None, None], task)
+        if task == "multiclass":
+            y = y.long()
+            u = torch.where(
+                torch.nn.functional.one_hot(y, u.shape[2]).bool()[:, None], 0, u.clamp(max=0)
+            )
+            size = -u.sum((1, 2))
+            u = u + torch.nn.functional.one_hot(y, u.shape[2])[:, None] * size[:, None, None]
+        else:
+            size = u.flatten(1).norm(dim=1)
+        return cls(models, target, x, y, size, _over(u, size), task)
 
     @classmethod
     def ntk(cls, models: tuple[nn.Module, ...], target: Theta, x: Tensor, lam: Tensor) -> KKTSet:
@@ -102,13 +128,23 @@ class KKTSet:
         return self.lam[:, None, None] * self.covectors
 
     @cached_property
-    def residual(self) -> float:
-        """||target - sum_i lam_i grad <c_i, Phi(x_i)>|| / ||target||."""
+    def left(self) -> Theta:
+        """target - sum_i lam_i grad <c_i, Phi(x_i)>."""
         left = dict(self.target)
         for p, model in enumerate(self.models):
             part = weighted_gradient(model, self.x, self.u[:, p])
             left = {name: left[name] - part[name] for name in left}
-        return norm(left) / norm(self.target)
+        return left
+
+    @property
+    def residual(self) -> float:
+        """||target - sum_i lam_i grad <c_i, Phi(x_i)>|| / ||target||."""
+        return norm(self.left) / norm(self.target)
+
+    @cached_property
+    def layer_residuals(self) -> dict[str, float]:
+        """The same, layer by layer."""
+        return layer_residuals(self.left, self.target)
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -210,9 +246,18 @@ class KKTSet:
         def one(sample: Tensor, covector: Tensor) -> Tensor:
             return (covector * functional_call(model, theta, (sample[None],))[0]).sum()
 
-        eye = torch.eye(classes, dtype=self.x.dtype)
+        eye = torch.eye(classes, dtype=self.x.dtype, device=self.x.device)
         per_output = vmap(vmap(grad(one), (None, 0)), (0, None), chunk_size=64)
         return per_output(self.x, eye).flatten(2)  # class differences lie in their span
+
+    @property
+    def margin_slopes(self) -> Tensor:
+        """(n, rows, d) derivative in x of every margin."""
+        if self.task == "binary":
+            return self.y[:, None, None] * self.gradients
+        own = self.gradients[torch.arange(len(self)), self.y]
+        rival = _rivals(self.y, self.outputs)
+        return (own[:, None] - self.gradients)[rival].reshape(len(self), -1, own.shape[1])
 
     def budgets(self, direction: Tensor, samples: Tensor | None = None) -> Budgets:
         """Exact budgets of the samples along unit directions, (d,) or one row each."""

@@ -98,7 +98,7 @@ def slope_matrix(models: Sequence[nn.Module], x: Tensor, chunk: int = 256) -> Te
     if len(chains) == len(models):
         return torch.cat([_chain_slopes(chain, x) for chain in chains])
     d = x.numel()
-    basis = torch.eye(d, dtype=x.dtype).reshape(d, *x.shape)
+    basis = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, *x.shape)
     parts = [
         slopes(models, x.expand(len(some), *x.shape).contiguous(), some)
         for some in basis.split(chunk)

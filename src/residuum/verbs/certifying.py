@@ -1,4 +1,4 @@
-"""Certificates of files: how close to a KKT point, and ``rs.uniqueness``, what equal pairs keep."""
+"""Certificates of files: how close to a KKT point, and ``rs.uniqueness``, what other sets keep."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from residuum.attacks import OBJECTIVES
+from residuum.attacks.solution import Solution, best_residual, solution
 from residuum.checkpoints import as_checkpoint, build_model
 from residuum.records import Certificate, Checkpoint, Dataset, Reconstruction, Uniqueness
 from residuum.records.data import own_data
 from residuum.records.rundir import write_json
 from residuum.report.figures import ambiguity_figure
 from residuum.theory import certify
-from residuum.theory.uniqueness import question
-from residuum.theory.uniqueness.reconstruction import Candidates
+from residuum.theory import uniqueness as theory
 from residuum.verbs.attacking import attacked_other, load_run, write_figures
 
 SUMMARY, RECORD, PICTURE = "uniqueness.json", "uniqueness.safetensors", "ambiguity.png"
@@ -30,7 +29,7 @@ class Certified:
     """A certificate and what it is of; seconds: what it was expected to take."""
 
     unique: Uniqueness
-    chosen: Candidates
+    chosen: Solution
     found: Reconstruction
     which: str
     seconds: float
@@ -88,22 +87,21 @@ def uniqueness(
     *,
     candidates: str = "selected",
     samples: int | None = None,
-    tolerance: float = 1e-6,
-    task: str = "auto",
+    share: float = theory.SHARE,
     arch: str | None = None,
     device: str = "cpu",
     out: str | Path | None = None,
 ) -> Uniqueness:
-    """What pairs of other images, in the place of each reconstruction, keep of it.
+    """What every other set of the same patterns and labels keeps of each reconstruction.
 
     found: a reconstruction, or the folder of an attack; candidates: "selected" (what several restarts
-    hold) or "best" (all of the best restart); samples: certify the first so many; tolerance: change
-    of the residual, over the layers' norms, that still counts as none; out: folder for the certificate
-    and a picture.
+    hold) or "best" (all of the best restart); samples: certify the first so many; share: least part
+    of a candidate's multiplier that another image takes over; out: folder for the certificate and a
+    picture.
     """
     return certified(
-        model, found, candidates=candidates, samples=samples, tolerance=tolerance, task=task,
-        arch=arch, device=device, out=out,
+        model, found, candidates=candidates, samples=samples, share=share, arch=arch,
+        device=device, out=out,
     ).unique  # fmt: skip
 
 
@@ -113,8 +111,7 @@ def certified(
     *,
     candidates: str,
     samples: int | None,
-    tolerance: float,
-    task: str,
+    share: float,
     arch: str | None,
     device: str,
     out: str | Path | None,
@@ -123,18 +120,20 @@ def certified(
 ) -> Certified:
     """:func:`uniqueness` with all that belongs to it; say: told the cost before the work."""
     part = found if isinstance(found, Reconstruction) else load_run(Path(found))
-    if task == "auto" and part.attack in OBJECTIVES:
-        task = OBJECTIVES[part.attack].task or task
     released = as_checkpoint(model, arch)
-    asked = question(build_model(released).double(), part, candidates, task)
-    cost = asked.cost(samples, device)
+    network = build_model(released).double()
+    chosen = solution(network, part, candidates)
+    box = part.knowledge.box(chosen.x[0])
+    cost = theory.estimate(chosen.kkt, box=box, samples=samples, device=device)
     if say is not None:
         say(f"cost: {cost}")
-    unique = asked.answer(tolerance, samples, device=device, watch=watch)
+    unique = theory.uniqueness(
+        chosen.kkt, box=box, share=share, samples=samples, device=device, watch=watch
+    ).replace(best_residual=best_residual(network, [part]))
     files = isinstance(model, str | Path) and not isinstance(found, Reconstruction)
     if files and attacked_other(Path(str(model)), Path(str(found))):
         unique = unique.replace(notes=(*unique.notes, OTHER))
-    result = Certified(unique, asked.candidates, part, candidates, cost.seconds, released.arch)
+    result = Certified(unique, chosen, part, candidates, cost.seconds, released.arch)
     if out is not None:
         result.write(Path(out))
     return result

@@ -103,7 +103,7 @@ def defend(
     undefended network, which comes first; arch: by default two hidden layers of 100; steps: of margin
     maximisation, gd_steps, lr: of gradient descent where a defense needs it; releases: noisy ones that
     the adaptive attacker averages; value_range: granted to attackers, with the training mean; uniqueness:
-    certify what equal pairs keep; out: folder, in which finished defenses are kept.
+    certify what other sets keep; out: folder, in which finished defenses are kept.
     """
     trials = _trials(defenses)
     if releases < 1 or subsets < MIN_SUBSETS:

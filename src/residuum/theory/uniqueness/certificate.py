@@ -1,402 +1,352 @@
-"""Is a reconstruction unique? Per candidate: what equal pairs in its place keep, and how far they go.
+"""What every other training set of the same patterns and labels keeps of each image.
 
-A single moved candidate always changes the residual where the gate patterns are independent; a
-candidate taken twice with half its multiplier does not, as long as both halves keep its gates
-(Refael et al. 2025, Theorem 4, for any depth). So each candidate stands for all pairs x +- a with a in
-its cell (residuum.theory.uniqueness.cell), and the certificate says how large that cell is:
+The class: training sets with the labels of the given candidates, every sample in the activation
+pattern of a candidate of its label, that give the same sum of gradients, hence explain the weights as well.
 
-    radius              |a| of the longest pair found, its stopping point exact
-    determined_energy   min_{a in cell} |x + a|^2 / |x|^2: what the least image of an equally good pair
-                        keeps, as attained, measured as the network receives it, mean removed
-    determined_at_least a lower bound of that minimum, by duality
-    pixels              how far each pixel of a pair can move
+Where the weights pin a group's mass L and moment M (residuum.theory.uniqueness.sums), the samples of
+such a set in that group are any measure with this mass and moment on K, the closed cell of
+the pattern and the value range. An image x' may carry w = t lam_i exactly when
 
-Unequal splits (x + a with a share t of the multiplier, x - t/(1-t) a with the rest) and exchanges
-between candidates of one pattern leave the residual as it is, too, and may keep less: not covered.
+    x' in K   and   (M - w x') / (L - w) in K,
 
-Directions outside row(W1) meet no switch: without a box they are free for ever. Networks that are not
-piecewise linear have no cell: there the pair is stopped by the residual's curvature, and x moves along
-the directions in which the second derivative of f is smallest (``curvature_directions``).
+which for every affine r with r >= 0 on K (a switch, a margin above the least) reads 0 <= r(x') <=
+sum_j lam_j r(x_j) / w: splits, exchanges and shifted multipliers are all in it, t = 1/2 with one sample is
+the pair x +- a, t -> 0 the whole cell. Where the sums are not pinned, x' in K is all that is known.
+With several rivals L and M are totals over them, which is necessary, and enough where multipliers are proportional.
 
-How far a pair really goes (``travel``): between two events (a switch of either half changes sign) the
-change of the residual is affine in t, so its square is a parabola, known from three points; the pair
-stops where it first exceeds the tolerance, in mid-segment or at the event itself, where the change
-jumps. A switch whose jump is within the tolerance is passed. Networks that are not piecewise linear:
-doubling and bisection of the change.
+    determined_at_least   |x'|^2 >= this |x_i|^2 for every such x' that carries t of lam_i: proved
+    determined_energy     the least example found, its set written out and its residual measured
+    full_...              the same for sets that keep the margins too (full KKT, not only stationary)
+    radius_most, pixels   how far x' can be at most: proved, from the value range and the sums alone
+
+Not in the class, and able to beat the bounds: samples with new patterns, cancelling pairs of
+opposite labels (docs/uniqueness.md).
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, jacfwd
+from torch import Tensor
 
 from residuum.errors import InputError
-from residuum.networks import dense_chain
-from residuum.records.certificate import NullSpace, Uniqueness
-from residuum.stationarity import Theta, parameters
-from residuum.theory.kkt import evaluate
-from residuum.theory.patterns import (
-    HypothesisError,
-    Switches,
-    check_piecewise_linear,
-    slopes,
-    switches,
-)
-from residuum.theory.rows import choose_task
-from residuum.theory.uniqueness.cell import build_cell, seen
-from residuum.theory.uniqueness.nullspace import null_space, row_space
-from residuum.theory.uniqueness.system import System, build_system
+from residuum.records.certificate import WIDE, Uniqueness
+from residuum.stationarity import norm, weighted_gradient
+from residuum.theory.kkt_sets import KKTSet
+from residuum.theory.patterns import slope_matrix
+from residuum.theory.uniqueness.moves import across_patterns
+from residuum.theory.uniqueness.programme import Polytope, least
+from residuum.theory.uniqueness.sums import Groups, Pinned, pinned
 
-TOLERANCE = 1e-6
+SHARE = 0.1
 IDLE = 1e-9  # of the largest multiplier: below, a candidate takes no part
-OUTSIDE = 1e-9
-LINEAR = "no switches: only the sums of lam y and of lam y x over all candidates are determined"
-BEYOND = 1e-9  # of t: where the pattern after an event is read
-EVENTS = 400
-START, GUESSES, BISECTIONS = 1e-3, 6, 30
-FAR = 1e12  # times (1 + |x|): what gets there is taken to go on for ever
-BOX, NOTHING = "box", "nothing"
-ENTRIES = 5 * 10**7  # of all second derivatives of one candidate
+KINK = (
+    1e-10  # of a switch's slope times (1 + |x|): nearer to zero, its side is a matter of rounding
+)
+SAME = 1e-9  # of their length: covectors that differ by less are proportional
+ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # numbers in the rows of one batch
 Watch = Callable[[int, int], None]
-Ends = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """t reached, and what is in the way: a switch by name, box, tolerance, nothing."""
-
-    t: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """What is found for one candidate; flat vectors."""
-
-    radius: Stop
-    inside: float
-    most: float
-    kinks: int
-    direction: Tensor
-    energy: float
-    at_least: float
-    least: Tensor
-    pixels: Tensor
+Box = tuple[float | Tensor, float | Tensor]
 
 
 def uniqueness(
-    model: nn.Module,
-    x: Tensor,
-    labels: Tensor,
-    lam: Tensor,
+    given: KKTSet,
     *,
-    task: str = "auto",
-    box: tuple[float | Tensor, float | Tensor] | None = None,
-    tolerance: float = TOLERANCE,
+    box: Box | None = None,
+    share: float = SHARE,
     samples: int | None = None,
     seconds: float = math.inf,
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> Uniqueness:
-    """Certificate of candidates x (m, *shape) with multipliers lam (m,) or (m, C).
+    """Certificate of a set of candidates with positive multipliers.
 
-    box: lowest and highest value of a pixel as the network receives it; samples: certify the first
-    so many; seconds: start no further one after that time, those done are kept. The null space is
-    that of all m candidates.
+    box: lowest and highest value of a pixel as the network receives it; share: least part t of a
+    candidate's multiplier that another image takes over; samples: certify the first so many;
+    seconds: start no further batch after that time, what is done is kept.
     """
     start = time.monotonic()
-    if not (tolerance > 0 and math.isfinite(tolerance)):
-        raise InputError(f"A tolerance is a positive number; got {tolerance}.", "Use 1e-6.")
-    model = copy.deepcopy(model).double().requires_grad_(False).to(device)
-    system, kept, task, notes = _active(model, x.double().to(device), labels, lam.double(), task)
-    piecewise, span = _piecewise(model), row_space(system)
-    pattern = switches([model], system.x).pattern if piecewise else None
-    # A linear network has no switch: nothing inside row(W1) stops a pair either.
-    walls = span if pattern is None or pattern.shape[1] else span[:0]
-    ends = None if box is None else _ends(box, system.x[0])
-    notes += _box_notes(system.x, ends)
-    wanted = len(system.x) if samples is None else min(samples, len(system.x))
-    found: list[_Sample] = []
-    for i in range(wanted):
-        if watch is not None:
-            watch(i, wanted)
-        found.append(_certify(system, i, walls, ends, tolerance, piecewise))
-        if time.monotonic() - start > seconds and i + 1 < wanted:
-            notes.append(f"time: {i + 1} of {wanted} candidates certified")
+    if not 0 < share < 1:
+        raise InputError(f"The share t lies between 0 and 1; got {share}.", "Use --share 0.1.")
+    used, kept = _active(_on(given, device))
+    cells = Cells.of(used, share, box)
+    wanted = len(used) if samples is None else min(samples, len(used))
+    found: list[_Found] = []
+    batch = max(1, ENTRIES[torch.device(device).type] // max(cells.entries, 1))
+    for some in torch.arange(wanted, device=used.x.device).split(batch):
+        if found and time.monotonic() - start > seconds:
             break
-    count = len(system.x) if pattern is None else _different(pattern)
-    notes += [LINEAR] if pattern is not None and not pattern.shape[1] else []
-    space = null_space(system, len(span), count)
-    return _collect(system, kept, labels, task, tolerance, box is not None, found, span, space, notes,
-                    time.monotonic() - start)  # fmt: skip
+        if watch is not None:
+            watch(int(some[0]), wanted)
+        found.append(_certify(cells, some))
+    record = _collect(cells, found, kept, share)
+    notes = (*_notes(given, record, cells, wanted), *record.notes)
+    return record.replace(notes=notes, seconds=time.monotonic() - start)
 
 
-def _certify(
-    system: System, i: int, walls: Tensor, ends: Ends | None, tolerance: float, piecewise: bool
-) -> _Sample:
-    """One candidate; walls: (k, d) basis of what switches see."""
-    if not piecewise:
-        return _certify_smooth(system, i, ends, tolerance)
-    flat = system.x[i].flatten()
-    if dense_chain(system.model) is None:
-        walls = seen(system.model, system.x[i])
-    cell = build_cell(system.model, system.x[i], walls, ends)
-    a = cell.longest(-flat, i) if cell.basis.shape[1] else torch.zeros_like(flat)
-    direction = a / a.norm().clamp(min=1e-300)
-    stop = Stop(0.0, f"{cell.kinks} switches at zero" if cell.kinks else BOX)
-    if float(a.norm()) > 0:
-        stop = travel(system, i, direction.reshape(system.x[i].shape),
-                      _limit(system.x[i], direction, ends), tolerance, True)  # fmt: skip
-    inside, most, pixels = stop.t, cell.most, cell.pixels()
-    least, bound = cell.nearest(flat)
-    if ends is None and len(walls) < len(flat):
-        outside = flat - walls.T @ (walls @ flat)
-        least, bound = least - outside, bound - float(outside.square().sum())
-        stop, most, direction = Stop(math.inf, NOTHING), math.inf, _outward(outside, walls)
-        pixels = torch.where(1 - walls.square().sum(0) > OUTSIDE, math.inf, pixels)
-    energy = max(float(flat.square().sum()), 1e-300)
-    share = float((flat + least).square().sum()) / energy
-    lower = min(max(bound / energy, 0.0), share)
-    pixels = torch.maximum(pixels, least.abs())
-    return _Sample(stop, inside, most, cell.kinks, direction, share, lower, least, pixels)
+@dataclass(frozen=True)
+class Cells:
+    """K and the sums of every group, per candidate.
 
-
-def _certify_smooth(system: System, i: int, ends: Ends | None, tolerance: float) -> _Sample:
-    """One candidate of any other network: all by the measured change of the residual."""
-    x = system.x[i]
-    flat = x.flatten()
-
-    def go(v: Tensor) -> Stop:
-        return travel(system, i, v.reshape(x.shape), _limit(x, v, ends), tolerance, False)
-
-    tried = curvature_directions(system, i)
-    stops = [go(v) for v in tried]
-    best = max(range(len(stops)), key=lambda k: stops[k].t)
-    size = max(float(flat.norm()), 1e-300)
-    step = min(go(-flat / size).t, size)
-    least = -flat / size * step
-    pixels = torch.tensor([go(e).t for e in torch.eye(len(flat)).to(flat)]).to(flat)
-    share = float((flat + least).square().sum()) / size**2
-    return _Sample(stops[best], stops[best].t, math.inf, 0, tried[best], share, 0.0, least, pixels)
-
-
-def travel(
-    system: System, i: int, v: Tensor, limit: float, tolerance: float, piecewise: bool
-) -> Stop:
-    """Largest t <= limit such that the pair x_i +- s v is as good for all s <= t; v: (*shape) unit."""
-
-    def change(t: float) -> float:
-        return system.change(i, t * v)
-
-    far = FAR * (1 + float(system.x[i].norm()))
-    if not piecewise:
-        return _bisect(change, tolerance, min(limit, far), limit)
-    t = 0.0
-    for event in range(EVENTS):
-        step, k, found = _next_event(system, i, v, t)
-        end = min(t + step, limit, far)
-        # Up to the first event nothing changes; afterwards the parabola decides.
-        inside = _first_excess(change, t, end, tolerance) if event else None
-        if inside is not None:
-            return Stop(inside, "tolerance")
-        if end >= limit:
-            return Stop(limit, BOX)
-        if end >= far:
-            return Stop(math.inf, NOTHING)
-        t = end * (1 + BEYOND)
-        if change(t) > tolerance:
-            return Stop(end, found.name(k))
-    return Stop(t, "too many switches")
-
-
-def _next_event(system: System, i: int, v: Tensor, t: float) -> tuple[float, int, Switches]:
-    """Distance to the next sign change of a switch of either half, and which switch it is."""
-    points = torch.stack([system.x[i] + t * v, system.x[i] - t * v])
-    found = switches([system.model], points)
-    if not found.values.shape[1]:
-        return math.inf, 0, found
-    slope = slopes([system.model], points, torch.stack([v, -v]))
-    step = -found.values / slope
-    step = torch.where((step > 0) & step.isfinite(), step, math.inf)
-    least, where = step.amin(0).min(0)
-    return float(least), int(where), found
-
-
-def _first_excess(
-    change: Callable[[float], float], start: float, end: float, tolerance: float
-) -> float | None:
-    """First t of a segment at which the change exceeds the tolerance; its square is convex in t."""
-    length = end - start
-    shares = (0.25, 0.5, 0.75)
-    p, q, r = (change(start + share * length) ** 2 for share in shares)
-    curve = 8 * (p - 2 * q + r)
-    slope = 2 * (r - p) - curve
-    level = q - 0.5 * slope - 0.25 * curve  # value at share 0
-    if level + slope + curve <= tolerance**2:
-        return None
-    excess = level - tolerance**2
-    root = math.sqrt(max(slope**2 - 4 * curve * excess, 0.0))
-    share = -2 * excess / (slope + root) if slope + root > 0 else 0.0
-    return start + min(max(share, 0.0), 1.0) * length
-
-
-def _bisect(change: Callable[[float], float], tolerance: float, most: float, limit: float) -> Stop:
-    """A bracket from where the change, which grows like t^2 near 0, should meet the tolerance."""
-    guess = START
-    for _ in range(GUESSES):
-        size = change(guess)
-        guess = min(
-            guess * min(math.sqrt(tolerance / size), 1e3) if size > 0 else 1e3 * guess, most
-        )
-    low, high = 0.0, guess
-    while high < most and change(high) <= tolerance:
-        low, high = high, min(2 * high, most)
-    if high == most and change(most) <= tolerance:
-        return Stop(limit, BOX) if most == limit else Stop(math.inf, NOTHING)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if change(middle) <= tolerance else (low, middle)
-    return Stop(low, "tolerance")
-
-
-def curvature_directions(system: System, i: int) -> list[Tensor]:
-    """d orthonormal directions (d,) in which a smooth network bends, least first.
-
-    The halves x +- t v change the residual by t^2/2 f''[v, v] + O(t^4), so a pair goes furthest where
-    that is small. sum_p H_p^2 over the Hessians H_p of all components f_p has the directions of no
-    curvature as its null space; these are its eigenvectors.
+    values: (m, J) of all r >= 0, switches first, margins above the least after them; total, mass,
+    moment: of the group; own: (m,) whether an example moves its candidate alone, the group's rivals
+    differing; pinned: (m,); low, high: (m, d) the box, which holds all candidates of its group.
     """
-    theta, shape, u = parameters(system.model), system.x.shape[1:], system.u[i]
-    d, size = system.x[i].numel(), sum(t.numel() for t in theta.values())
-    if d * d * size > ENTRIES:
-        raise InputError(
-            f"Networks that are not piecewise linear are certified up to d^2 P = {ENTRIES:.0e}; "
-            f"this one has d = {d}, P = {size}.",
-            "Use a ReLU network, or a smaller one.",
+
+    given: KKTSet
+    groups: Groups
+    sums: Pinned
+    pinned: Tensor
+    share: float
+    switches: int
+    values: Tensor
+    own: Tensor
+    low: Tensor
+    high: Tensor
+    beyond: int
+    boxed: bool
+
+    @classmethod
+    def of(cls, given: KKTSet, share: float, box: Box | None) -> Cells:
+        """Groups, their sums and their boxes."""
+        groups, flat = Groups.of(given), given.x.flatten(1)
+        sums = pinned(given, groups)
+        values = [given.switches.values.abs()]
+        if given.margins is not None:
+            values.append(given.margins - given.margins.min())
+        covectors = given.covectors.flatten(1)
+        differ = (covectors - covectors[groups.first][groups.index]).norm(dim=1)
+        differ = groups.total((differ > SAME * covectors.norm(dim=1)).double()) > 0
+        low, high = torch.full_like(flat, -torch.inf), torch.full_like(flat, torch.inf)
+        beyond = 0
+        if box is not None:
+            ends = [
+                torch.as_tensor(end, dtype=flat.dtype, device=flat.device)
+                .expand_as(given.x[0])
+                .flatten()
+                for end in box
+            ]
+            beyond = int(((flat < ends[0]) | (flat > ends[1])).any(1).sum())
+            around = [
+                flat.new_full((len(groups), flat.shape[1]), v) for v in (torch.inf, -torch.inf)
+            ]
+            index = groups.index[:, None].expand_as(flat)
+            low, high = (
+                a.scatter_reduce(0, index, flat, how)
+                for a, how in zip(around, ("amin", "amax"), strict=True)
+            )
+            low = torch.minimum(low, ends[0])[groups.index]
+            high = torch.maximum(high, ends[1])[groups.index]
+        return cls(
+            given, groups, sums, sums.groups[groups.index], share, values[0].shape[1],
+            torch.cat(values, 1), differ[groups.index], low, high, beyond, box is not None,
+        )  # fmt: skip
+
+    @property
+    def entries(self) -> int:
+        """Numbers in the rows of one candidate."""
+        return self.values.shape[1] * self.low.shape[1]
+
+    def rows(self, some: Tensor) -> Tensor:
+        """(b, J, d) gradients of all r at some candidates."""
+        side = torch.where(self.given.switches.pattern[some], 1.0, -1.0).to(self.values)
+        slopes = torch.stack([slope_matrix(self.given.models, x) for x in self.given.x[some]])
+        parts = [side[:, :, None] * slopes]
+        if self.given.margins is not None:
+            parts.append(self.given.margin_slopes[some])
+        return torch.cat(parts, 1)
+
+    def weight(self, some: Tensor) -> Tensor:
+        """(b, 1) w = t lam_i."""
+        return self.share * self.given.lam[some, None]
+
+    def polytope(self, some: Tensor, rows: Tensor, free: Tensor, own: Tensor) -> Polytope:
+        """Where x' may be. free: (b,) nothing but K is known; own: (b,) sums of the candidate alone."""
+        count, lam = rows.shape[1], self.given.lam[:, None]
+        r, x = self.values[some, :count], self.given.x[some].flatten(1)
+        g, w = self.groups.index[some], self.weight(some)
+
+        def total(values: Tensor) -> Tensor:
+            whole = self.groups.total(lam * values)[g]
+            return torch.where(own[:, None], lam[some] * values[some], whole)
+
+        size = rows.norm(dim=2)
+        seen = size > 0
+        unit = torch.where(seen, size, 1.0)
+        high = torch.where(free[:, None], torch.inf, total(self.values[:, :count]) / w)
+        moment, rest = total(self.given.x.flatten(1)), total(torch.ones_like(lam)) - w
+        low_x, high_x = self.low[some], self.high[some]
+        left = torch.where(free[:, None], low_x, torch.maximum(low_x, (moment - rest * high_x) / w))
+        right = torch.where(
+            free[:, None], high_x, torch.minimum(high_x, (moment - rest * low_x) / w)
+        )
+        return Polytope(
+            rows / unit[..., None],
+            x,
+            torch.where(seen, -r / unit, -torch.inf),
+            torch.where(seen, (high - r).clamp(min=0) / unit, torch.inf),
+            (left - x).clamp(max=0),
+            (right - x).clamp(min=0),
         )
 
-    def f(z: Tensor) -> Tensor:
-        def value(t: Theta) -> Tensor:
-            return (u * functional_call(system.model, t, (z.reshape(1, *shape),))[0]).sum()
 
-        parts = grad(value)(theta)
-        return torch.cat([system.scales[name] * parts[name].flatten() for name in theta])
+@dataclass(frozen=True)
+class _Found:
+    """What is found for one batch; energies over those of the candidates."""
 
-    hessians = jacfwd(jacfwd(f))(system.x[i].flatten())  # (P, d, d)
-    total = torch.einsum("pij,pjk->ik", hessians, hessians)
-    return list(torch.linalg.eigh(total).eigenvectors.T)
+    at_least: Tensor
+    energy: Tensor
+    full_at_least: Tensor
+    full_energy: Tensor
+    example: Tensor
+    change: Tensor
+    radius: Tensor
+    radius_most: Tensor
+    low: Tensor
+    high: Tensor
+    kinks: Tensor
 
 
-def _active(
-    model: nn.Module, x: Tensor, labels: Tensor, lam: Tensor, task: str
-) -> tuple[System, Tensor, str, list[str]]:
-    """The system of the candidates that take part, which those are, the task, a note on the others."""
-    outputs = evaluate(model, x)
-    task = choose_task(task, outputs.shape[1])
-    labels, lam = labels.to(x.device), lam.to(x.device)
-    weight = lam.reshape(len(lam), -1).abs().sum(1)
-    part = weight > IDLE * weight.max() if len(weight) else weight > 0
-    if not part.any():
+def _certify(cells: Cells, some: Tensor) -> _Found:
+    rows = cells.rows(some)
+    x = cells.given.x[some].flatten(1)
+    energy = x.square().sum(1).clamp(min=1e-300)
+    free, own = ~cells.pinned[some], cells.own[some]
+    nobody = torch.zeros_like(free)
+
+    def solve(count: int) -> tuple[Tensor, Tensor]:
+        """Bound and example over the first so many rows; an example is a set that exists."""
+        found = least(cells.polytope(some, rows[:, :count], free, nobody))
+        apart = (free | own).nonzero()[:, 0]
+        if len(apart):
+            inner = cells.polytope(some[apart], rows[apart, :count], nobody[apart], own[apart])
+            found.example[apart] = least(inner).example
+        return found.bound / energy, x + found.example
+
+    (bound, image), wide = solve(cells.switches), cells.polytope(some, rows[:, :0], free, nobody)
+    full = solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, image)
+    change = [_change(cells, int(i), x) for i, x in zip(some, image, strict=True)]
+    for k in free.nonzero()[:, 0].tolist():
+        found = across_patterns(cells, int(some[k]))
+        if found is not None and float(found[0].square().sum() - image[k].square().sum()) < 0:
+            image[k], change[k] = found
+    wide = wide.widened()
+    size = rows[:, : cells.switches].norm(dim=2)
+    kinks = cells.values[some, : cells.switches] <= KINK * size * (1 + x.norm(dim=1))[:, None]
+    return _Found(
+        bound, image.square().sum(1) / energy, full[0], full[1].square().sum(1) / energy, image,
+        x.new_tensor(change), (image - x).norm(dim=1),
+        torch.maximum(-wide.left, wide.right).norm(dim=1), x + wide.left, x + wide.right,
+        (kinks & (size > 0)).sum(1),
+    )  # fmt: skip
+
+
+def alternative(cells: Cells, i: int, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The set in which an image carries t lam_i: members it replaces, two images, two multipliers."""
+    given = cells.given
+    one = torch.tensor([i], device=given.x.device)
+    members = one if bool(cells.own[i]) else cells.groups.members(int(cells.groups.index[i]))
+    w, lam = cells.weight(one)[0, 0], given.lam[members]
+    rest = (lam @ given.x[members].flatten(1) - w * image) / (lam.sum() - w)
+    images = torch.stack([image, rest]).reshape(2, *given.x.shape[1:])
+    return members, images, torch.stack([w, lam.sum() - w])
+
+
+def _change(cells: Cells, i: int, image: Tensor) -> float:
+    """How much the sum of gradients changes, over the target's norm: 0 but for rounding."""
+    given = cells.given
+    members, images, lam = alternative(cells, i, image)
+    points = torch.cat([given.x[members], images])
+    u = torch.cat([-given.u[members], lam[:, None, None] * given.covectors[[i, i]]])
+    square = 0.0
+    for p, model in enumerate(given.models):
+        square += norm(weighted_gradient(model, points, u[:, p])) ** 2
+    return math.sqrt(square) / norm(given.target)
+
+
+def _active(given: KKTSet) -> tuple[KKTSet, Tensor]:
+    """Candidates that take part, and which those are."""
+    part = given.lam > IDLE * given.lam.max() if len(given) else given.lam > 0
+    if not bool(part.any()):
         raise InputError(
             "A uniqueness certificate needs candidates with multipliers; none has one.",
             "Check the reconstruction.",
         )
     kept = part.nonzero()[:, 0]
-    idle = len(x) - len(kept)
-    notes = [f"{idle} candidates without a multiplier were left out"] if idle else []
-    system = build_system(model, x[kept], labels[kept], lam[kept], task, outputs[kept])
-    return system, kept, task, notes
+    return dataclasses.replace(
+        given, x=given.x[kept], y=given.y[kept], lam=given.lam[kept],
+        covectors=given.covectors[kept], before=None,
+    ), kept  # fmt: skip
 
 
-def _different(pattern: Tensor) -> int:
-    """Number of different rows."""
-    return len(torch.unique(pattern, dim=0)) if pattern.shape[1] else 1
+def _on(given: KKTSet, device: str) -> KKTSet:
+    """The set on a device."""
+    if torch.device(device) == given.x.device:
+        return given
+    moved = {name: getattr(given, name).to(device) for name in ("x", "y", "lam", "covectors")}
+    models = tuple(copy.deepcopy(model).to(device) for model in given.models)
+    target = {name: t.to(device) for name, t in given.target.items()}
+    return dataclasses.replace(given, models=models, target=target, before=None, **moved)
 
 
-def _piecewise(model: nn.Module) -> bool:
-    try:
-        check_piecewise_linear(model)
-    except HypothesisError:
-        return False
-    return True
+def _notes(given: KKTSet, record: Uniqueness, cells: Cells, wanted: int) -> tuple[str, ...]:
+    idle = len(given) - len(cells.given)
+    far = int((record.determined_energy - record.determined_at_least > WIDE).sum())
+    loose = int((~record.pinned).sum())
+    kinks = int((record.kinks > 0).sum())
+    told = {
+        f"{idle} candidates without a multiplier were left out": idle,
+        f"time: {len(record)} of {wanted} candidates certified": len(record) < wanted,
+        "no value range was given: only switches bound an image": not cells.boxed,
+        f"{cells.beyond} candidates leave the value range, which was widened to hold them": cells.beyond,
+        f"{loose} candidates: moves across patterns are not excluded, the bound is that of the cell": loose,
+        f"{kinks} candidates sit on kinks: the side of a switch there is that of rounding": kinks,
+        f"{far} candidates: bound and best example differ by more than {WIDE:g}": far,
+    }
+    return tuple(text for text, true in told.items() if true)
 
 
-def _ends(box: tuple[float | Tensor, float | Tensor], x: Tensor) -> Ends:
-    """Both ends in the shape of a sample."""
-    low, high = (torch.as_tensor(end, dtype=x.dtype, device=x.device) for end in box)
-    return low.expand_as(x), high.expand_as(x)
-
-
-def _limit(x: Tensor, v: Tensor, ends: Ends | None) -> float:
-    """How far x + t v and x - t v both stay in the box."""
-    if ends is None:
-        return math.inf
-    reach = torch.minimum(x - ends[0], ends[1] - x).flatten().clamp(min=0)
-    moving = v != 0
-    return float((reach[moving] / v[moving].abs()).min()) if moving.any() else 0.0
-
-
-def _outward(outside: Tensor, walls: Tensor) -> Tensor:
-    """A unit direction that no switch sees: the image's own part of it, where it has one."""
-    if float(outside.norm()) > 1e-6 * (1 + float(walls.shape[0] > 0)):
-        return outside / outside.norm()
-    p = int((1 - walls.square().sum(0)).argmax())
-    unit = -walls.T @ walls[:, p]
-    unit[p] += 1
-    return unit / unit.norm()
-
-
-def _box_notes(x: Tensor, ends: Ends | None) -> list[str]:
-    if ends is None:
-        return ["no value range was given: nothing but switches stops a pair"]
-    beyond = int(((x < ends[0]) | (x > ends[1])).flatten(1).any(1).sum())
-    return [f"{beyond} candidates leave the box: their pixels there are held"] if beyond else []
-
-
-def _collect(
-    system: System, kept: Tensor, labels: Tensor, task: str, tolerance: float, box: bool,
-    found: list[_Sample], span: Tensor, space: NullSpace, notes: list[str], seconds: float,
-) -> Uniqueness:  # fmt: skip
+def _collect(cells: Cells, found: list[_Found], kept: Tensor, share: float) -> Uniqueness:
     """The record, on the CPU."""
-    k, shape = len(found), system.x.shape[1:]
-    index = kept[:k].cpu()
 
-    def vector(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64)
+    def all_of(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in found]).cpu()
 
-    def images(parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts).reshape(k, *shape).cpu()
-
-    directions = torch.stack([part.direction for part in found])
-    outside = (directions - directions @ span.T @ span).square().sum(1)
+    given, k = cells.given, sum(len(part.energy) for part in found)
+    shape = given.x.shape[1:]
+    some = torch.arange(k, device=given.x.device)
     return Uniqueness(
-        task=task,
-        samples=len(system.x),
-        tolerance=tolerance,
-        box=box,
-        index=index,
-        labels=labels.cpu()[index],
-        lam=system.weight[:k].cpu(),
-        radius=vector([part.radius.t for part in found]),
-        radius_inside=vector([part.inside for part in found]),
-        radius_most=vector([part.most for part in found]),
-        blocked_by=tuple(part.radius.reason for part in found),
-        kinks=torch.tensor([part.kinks for part in found]),
-        direction=images([part.direction for part in found]),
-        outside=outside.cpu(),
-        determined_energy=vector([part.energy for part in found]),
-        determined_at_least=vector([part.at_least for part in found]),
-        least=images([system.x[i].flatten() + part.least for i, part in enumerate(found)]),
-        pixels=images([part.pixels for part in found]),
-        size=system.x[:k].flatten(1).norm(dim=1).cpu(),
-        null_space=space,
-        seconds=seconds,
-        notes=tuple(notes),
+        task=given.task,
+        samples=len(given),
+        share=share,
+        box=cells.boxed,
+        index=kept[:k].cpu(),
+        labels=given.y[:k].cpu(),
+        lam=given.lam[:k].cpu(),
+        members=cells.groups.total(torch.ones_like(given.lam))[cells.groups.index[some]]
+        .long()
+        .cpu(),
+        pinned=cells.pinned[:k].cpu(),
+        kinks=all_of("kinks"),
+        determined_at_least=all_of("at_least"),
+        determined_energy=all_of("energy"),
+        full_at_least=all_of("full_at_least"),
+        full_energy=all_of("full_energy"),
+        least=all_of("example").reshape(k, *shape),
+        change=all_of("change"),
+        radius=all_of("radius"),
+        radius_most=all_of("radius_most"),
+        low=all_of("low").reshape(k, *shape),
+        high=all_of("high").reshape(k, *shape),
+        size=given.x[:k].flatten(1).norm(dim=1).cpu(),
+        sums=cells.sums.what,
+        residual=given.layer_residuals,
+        margins=given.margins is not None,
+        seconds=0.0,
     )

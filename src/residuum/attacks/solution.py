@@ -1,0 +1,121 @@
+"""What an attack brought back as one set that is to explain the target: rows, covectors, target.
+
+``selected``: the attack's own choice, those that several restarts hold where any do; each image with
+the multiplier of the candidate that represents it. ``best``: all candidates of the restart with the least
+loss, heaviest first, which together are one solution of the equation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from residuum.attacks.config import AttackConfig
+from residuum.attacks.objectives import OBJECTIVES, Objective
+from residuum.errors import InputError, did_you_mean
+from residuum.records import Reconstruction
+from residuum.stationarity import parameters
+from residuum.theory.kkt import evaluate
+from residuum.theory.kkt_sets import KKTSet
+
+SETS = ("selected", "best")
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """kkt: the set; x: (k, *shape) its images; index: (k,) their rows in the reconstruction; support,
+    confidence: (k,) if selected.
+    """
+
+    kkt: KKTSet
+    index: Tensor
+    support: Tensor | None = None
+    confidence: Tensor | None = None
+
+    @property
+    def x(self) -> Tensor:
+        """(k, *shape) as the network receives them."""
+        return self.kkt.x
+
+
+def solution(model: nn.Module, found: Reconstruction, which: str = "selected") -> Solution:
+    """The set ``which`` of a reconstruction; candidates that are not finite are left out."""
+    if which not in SETS:
+        raise InputError(f"No candidates {which!r}.", did_you_mean(which, SETS))
+    part = found.selection
+    if which == "selected" and part is not None and len(part):
+        agreed = part.support > 1
+        keep = agreed if bool(agreed.any()) else torch.ones_like(agreed)
+        rows = part.index[keep]
+        kkt = kkt_set(model, found, part.x[keep], part.labels[keep], found.lam[rows])
+        return Solution(kkt, rows, part.support[keep], part.confidence[keep])
+    best = best_rows(found)
+    if best is None:
+        raise InputError(
+            "No restart of the reconstruction converged to candidates.", "Attack again."
+        )
+    return Solution(kkt_set(model, found, found.x[best], found.labels[best], found.lam[best]), best)
+
+
+def best_rows(found: Reconstruction) -> Tensor | None:
+    """(k,) candidates of the restart with the least loss, heaviest first; None where there are none."""
+    if (run := found.best_restart) is None:
+        return None
+    mine = (found.run == run) & found.x.flatten(1).isfinite().all(1) & (found.weight > 0)
+    rows = mine.nonzero().flatten()
+    return rows[found.weight[rows].argsort(descending=True, stable=True)] if len(rows) else None
+
+
+def best_residual(model: nn.Module, found: Sequence[Reconstruction]) -> dict[str, float]:
+    """Layer residuals of the best restart that explains the first layer best; {} without any."""
+    best: dict[str, float] = {}
+    for part in found:
+        rows = best_rows(part)
+        if rows is None or (objective := objective_of(model, part)).follows_outputs:
+            continue
+        kkt = kkt_set(model, part, part.x[rows], part.labels[rows], part.lam[rows])
+        layer = next(iter(kkt.layer_residuals))
+        comparable = objective.surface == OBJECTIVES["binary-kkt"].surface
+        if comparable and (not best or kkt.layer_residuals[layer] < best[layer]):
+            best = kkt.layer_residuals
+    return best
+
+
+def objective_of(model: nn.Module, found: Reconstruction) -> Objective:
+    """The objective as the attack was configured; by the number of outputs where nobody said."""
+    config = AttackConfig.from_json(found.settings)
+    name = config.objective if config.objective in OBJECTIVES else found.attack
+    if name not in OBJECTIVES:
+        outputs = evaluate(model, found.x[:1].to(next(model.parameters()))).shape[1]
+        name = "binary-kkt" if outputs == 1 else "multiclass-kkt"
+    return OBJECTIVES[name].configured(config, found.knowledge)
+
+
+def kkt_set(
+    model: nn.Module, found: Reconstruction, x: Tensor, labels: Tensor, lam: Tensor
+) -> KKTSet:
+    """Candidates as a set that explains the objective's target, gradients where it takes them."""
+    objective, known = objective_of(model, found), found.knowledge
+    if objective.follows_outputs:
+        raise InputError(
+            "Multipliers tied to the loss follow the candidates; the certificate holds them fixed.",
+            "Attack without --weight-decay to have one.",
+        )
+    model = copy.deepcopy(model).double().requires_grad_(False)
+    theta, x, lam = parameters(model), x.double(), lam.double()
+    models = []
+    for point in objective.gradient_points():
+        there = copy.deepcopy(model)
+        if point == "theta0":
+            there.load_state_dict({k: t.clone() for k, t in (known.theta0 or {}).items()})
+        models.append(there)
+    u = torch.stack(
+        [objective.covectors(p, evaluate(m, x), labels, lam) for p, m in enumerate(models)], 1
+    )
+    target = {k: t.double() for k, t in objective.surface_of(theta, known).target.items()}
+    task = objective.task or ("binary" if u.shape[2] == 1 else "multiclass")
+    return KKTSet.weighted(tuple(models), target, x, labels, u.detach(), task)
