@@ -1,11 +1,11 @@
 """The uniqueness certificate of every sample of a large network, examples checked from scratch.
 
 A 784-1000-1000-1 network trained on 500 digits, enlarged from 8 x 8 to 28 x 28; the training
-samples with their fitted multipliers stand for a reconstruction, those with none get the smallest one fitted (candidates of an
-attack all carry one). Without a value range, with it, and, with it, for 50 of the digits with nine
-more images in the pattern of each. Bounds are proved by duality; of twenty samples, drawn by seed
-before anything is certified, the set around the example is written out and the residual of ALL
-candidates computed by one backward pass.
+samples with their fitted multipliers stand for a reconstruction, those with none get the smallest
+one fitted (candidates of an attack all carry one). Without a value range, with it, and, with it, for
+50 of the digits with nine more images in the pattern of each. Bounds are proved by duality; of twenty
+samples, drawn by seed before anything is certified, the set around the example is written out and
+the residual of ALL candidates computed by one backward pass.
 """
 
 from __future__ import annotations

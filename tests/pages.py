@@ -23,10 +23,10 @@ from residuum.records import (
     Certificate,
     Checkpoint,
     Knowledge,
-    NullSpace,
     Reconstruction,
     Scores,
     Selection,
+    Sums,
     Uniqueness,
 )
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
@@ -206,12 +206,12 @@ def _unique(found: np.ndarray, rng: np.random.Generator) -> Uniqueness:
     zeros, x = torch.zeros(k, dtype=torch.float64), torch.from_numpy(found)[index]
     free = rng.uniform(size=x.shape) * (1 - energy).reshape(-1, *[1] * (x.ndim - 1))
     return Uniqueness(
-        task="binary", samples=len(found), tolerance=0.01, box=True, index=index, labels=zeros,
-        lam=zeros, radius=torch.from_numpy(rng.gamma(1, size=k)), radius_inside=zeros,
-        radius_most=zeros, blocked_by=("",) * k, kinks=zeros, direction=x, outside=zeros,
-        determined_energy=share, determined_at_least=share - 0.02, least=x,
-        pixels=torch.from_numpy(free), size=zeros,
-        null_space=NullSpace(0, 0, 0, 0, 0, 0, 0, 0, 0, "dense", None), seconds=1.0,
+        task="binary", samples=len(found), share=0.1, box=True, margins=True, index=index,
+        labels=zeros, lam=zeros, members=zeros, pinned=zeros == 0, kinks=zeros,
+        determined_at_least=share - 0.02, determined_energy=share, full_at_least=share,
+        full_energy=share, least=x, change=zeros, radius=zeros,
+        radius_most=torch.from_numpy(rng.gamma(1, size=k)), low=0 * x, high=torch.from_numpy(free),
+        size=zeros, sums=Sums(k, k, 0, 1.0, "first layer"), residual={"layers.0": 0.1}, seconds=1.0,
     )  # fmt: skip
 
 

@@ -164,8 +164,8 @@ def test_badges_follow_the_slider(opened: Reports) -> None:
         ("scores:l2", "l2", False),
         ("margin", "margin", False),
         ("confidence", "confidence", True),
-        ("determined_energy", "pairs keep", True),
-        ("radius", "radius", True),
+        ("determined_at_least", "others keep at least", True),
+        ("radius_most", "distance at most", True),
     ],
 )
 def test_sorting(opened: Reports, key: str, name: str, descending: bool) -> None:

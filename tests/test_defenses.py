@@ -203,9 +203,9 @@ def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> 
     assert 0 <= least <= outcome.determined_energy + 1e-9
     row = dict(zip(report.HEAD, report.rows([outcome])[0], strict=True))
     assert row["unaware"] == f"{outcome.unaware.recovered}/20 ({rule})"
-    assert row["pairs keep"] == f"{outcome.determined_energy:.3g} (≥ {least:.3g})"
+    assert row["others keep"] == f"≥ {least:.3g} ({outcome.determined_energy:.3g})"
     before = outcome.replace(determined_at_least=None)  # a file that has no bound
-    assert report.rows([before])[0][6] == f"{outcome.determined_energy:.3g}"
+    assert report.rows([before])[0][6] == "-"  # figures of equal pairs are no such bound
 
 
 def test_names_in_a_report_are_text() -> None:

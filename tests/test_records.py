@@ -40,11 +40,11 @@ from residuum.records import (
     Dataset,
     Knowledge,
     LayerResidual,
-    NullSpace,
     Reconstruction,
     Record,
     Selection,
     Split,
+    Sums,
     Uniqueness,
     make_directory,
     read_json,
@@ -90,16 +90,17 @@ SELECTION = Selection(
     torch.randn(2, 3), torch.tensor([1, -1]), torch.rand(2), torch.ones(2), torch.ones(2),
     torch.rand(2), torch.rand(2, 3), torch.arange(2),
 )  # fmt: skip
-SPACE = NullSpace(8, 0, 2, 8, 10, 2, 4, 2, 2, "layers", None)
+SUMS = Sums(3, 2, None, 0.5, "dense")
 PART = ScoreSlice("odd", 2, 1, 0.5, None)
 
 RECORDS: dict[str, Callable[[], Record]] = {
     "LayerResidual": lambda: LayerResidual("layers.0", 0.1),
-    "NullSpace": lambda: SPACE,
+    "Sums": lambda: SUMS,
     "Uniqueness": lambda: Uniqueness(
-        "binary", 2, 1e-6, True, torch.arange(1), torch.ones(1), MEAN[:1],
-        torch.tensor([math.inf]), MEAN[:1], MEAN[:1], ("nothing",), torch.zeros(1), MEAN[None],
-        MEAN[:1], MEAN[:1], MEAN[:1], MEAN[None], MEAN[None], MEAN[:1], SPACE, 0.5, ("a",),
+        "binary", 2, 0.1, True, True, torch.arange(1), torch.ones(1), MEAN[:1], torch.ones(1).long(),
+        torch.ones(1).bool(), torch.zeros(1), MEAN[:1], MEAN[:1], MEAN[:1], MEAN[:1], MEAN[None],
+        MEAN[:1], MEAN[:1], torch.tensor([math.inf]), MEAN[None], MEAN[None], MEAN[:1], SUMS,
+        {"layers.0": 0.1}, 0.5, {"layers.0": 0.05}, ("a",),
     ),
     "Certificate": certificate,
     "Checkpoint": lambda: Checkpoint(

@@ -298,7 +298,7 @@ def test_numbers_that_are_none_of_them() -> None:
     assert (card["margin"], card["confidence"]) == (None, None)
     assert "∞" in text
     assert not re.search(r"\b(nan|NaN|Infinity)\b", text.replace(Elements(text).raw["script"], ""))
-    assert html.keys(Item(0, None, radius=np.inf))["radius"] > 1e100
+    assert html.keys(Item(0, None, radius_most=np.inf))["radius_most"] > 1e100
 
 
 def test_residuals_that_are_zero_or_diverged() -> None:

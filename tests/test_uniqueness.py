@@ -32,7 +32,7 @@ from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Linear
 from residuum.records import Knowledge, Reconstruction, Selection, Uniqueness
-from residuum.report import ambiguity_figure
+from residuum.report.figures import ambiguity_figure
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slope_matrix, switches
 from residuum.theory.uniqueness import estimate, uniqueness
@@ -683,7 +683,7 @@ def test_certify_a_run(tmp_path, capsys) -> None:
         "takes over at least 30% of this sample's weight, keeps at least this much energy" in words
     )
     assert "proved: every other training set with these patterns and labels" in words
-    assert "residual by layer of this set (of the best set an attack found)" in words
+    assert "residual by layer of this set: layers.0" in words
     assert "not covered, and may keep less: samples with new patterns" in words
     code, _, error = run(*arguments, "--data", "train.npz")
     assert code == 2

@@ -4,7 +4,6 @@ could have been instead.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,7 +164,8 @@ class Uniqueness(Record):
             f"proved: {self.claim}",
             f"sums of {self.sums.pinned} of {self.sums.patterns} patterns are fixed by the weights, those of "
             f"{pinned} of {len(self)} samples; moves across patterns: {moves}",
-            f"residual by layer of this set (of the best set an attack found): {beside}",
+            f"residual by layer of this set: {_by_layer(self.residual)}; of the best set an attack found: "
+            f"{_by_layer(self.best_residual)}",
             "stationary sets; of full KKT sets, which keep every margin, at least "
             f"{float(self.full_at_least.mean()):.3g} on average"
             if self.margins
@@ -182,3 +182,7 @@ class Uniqueness(Record):
         per_sample = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
         said = {name: plain(getattr(self, name)) for name in WHOLE}
         return {"claim": self.claim, **said, "certified": len(self), "per_sample": per_sample}
+
+
+def _by_layer(residuals: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2g}" for name, value in residuals.items()) or "not compared"

@@ -12,7 +12,8 @@ the pattern and the value range. An image x' may carry w = t lam_i exactly when
 which for every affine r with r >= 0 on K (a switch, a margin above the least) reads 0 <= r(x') <=
 sum_j lam_j r(x_j) / w: splits, exchanges and shifted multipliers are all in it, t = 1/2 with one sample is
 the pair x +- a, t -> 0 the whole cell. Where the sums are not pinned, x' in K is all that is known.
-With several rivals L and M are totals over them, which is necessary, and enough where multipliers are proportional.
+With several rivals L and M are totals over them, which is necessary, and enough where multipliers
+are proportional.
 
     determined_at_least   |x'|^2 >= this |x_i|^2 for every such x' that carries t of lam_i: proved
     determined_energy     the least example found, its set written out and its residual measured
