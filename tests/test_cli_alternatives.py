@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from residuum.checkpoints import build_model, load_checkpoint
 from residuum.cli.main import main
 from residuum.records import Dataset
 from residuum.theory import certify
@@ -78,6 +79,28 @@ def test_multiclass_merging_and_splitting(tmp_path, capsys):
     split = answer(capsys, [*options, "--budget-frac", "0.5", "--out", str(tmp_path / "b")])
     assert split["n_after"] == 12
     assert split["full_kkt_set"] is True
+
+
+def test_multipliers_of_every_rival_are_kept(tmp_path, capsys):
+    """From the file alone: theta - sum lam_ic grad (Phi_y - Phi_c), on a network where rivals differ."""
+    out = tmp_path / "m"
+    options = ["--data", "digits", "--n", "20", "--arch", "mlp:64-40-10", "--steps", "200"]
+    assert main(["train", *options, "--task", "multiclass", "--out", str(out), "--quiet"]) == 0
+    capsys.readouterr()
+    found = answer(capsys, [str(out), "--budget-frac", "0.5", "--out", str(tmp_path / "alt")])
+    model = build_model(load_checkpoint(out)).double()
+    with np.load(tmp_path / "alt" / "alternative.npz") as arrays:
+        x, y, lam = (torch.from_numpy(arrays[name]) for name in ("x", "y", "lam"))
+    assert lam.shape == (found["n_after"], 10)
+    assert float(lam[torch.arange(len(y)), y].abs().max()) == 0
+    assert float((lam.sort(dim=1).values[:, -2] / lam.sum(1)).max()) > 0.01  # more than one rival
+    outputs = model(x.double())
+    margins = outputs.gather(1, y[:, None]) - outputs
+    theta = list(model.parameters())
+    parts = torch.autograd.grad((lam * margins).sum(), theta)
+    left = torch.cat([(t - g).flatten() for t, g in zip(theta, parts, strict=True)]).norm()
+    size = torch.cat([t.flatten() for t in theta]).norm()
+    assert float(left / size) == pytest.approx(found["residual_after"], rel=1e-6)
 
 
 def test_a_trained_network_is_reported_as_it_is(trained, tmp_path, capsys):

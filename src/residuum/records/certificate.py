@@ -155,11 +155,6 @@ class Uniqueness(Record):
         """What a reader needs beside the figures: what is proved, for which sets, how well they explain."""
         pinned, free = int(self.pinned.sum()), self.sums.free
         moves = "not counted" if free is None else f"{free} dimensions"
-        known = self.best_residual or dict.fromkeys(self.residual, math.nan)
-        beside = ", ".join(
-            f"{name} {own:.2g} ({known.get(name, math.nan):.2g})"
-            for name, own in self.residual.items()
-        )
         return (
             f"proved: {self.claim}",
             f"sums of {self.sums.pinned} of {self.sums.patterns} patterns are fixed by the weights, those of "

@@ -110,7 +110,9 @@ def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
     y = after.y
     if result.given.task == "binary" and bool((samples.y >= 0).all()):
         y = (y + 1) / 2  # labels as the file had them
-    arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": after.lam.numpy()}
+    # Several classes: one multiplier per rival, in the column of its class, 0 in the sample's own.
+    lam = -after.u[:, 0].clamp(max=0) if result.given.task == "multiclass" else after.lam
+    arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
     if samples.mean is not None:
         arrays["mean"] = samples.mean.numpy()
     buffer = io.BytesIO()
