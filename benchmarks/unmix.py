@@ -4,6 +4,7 @@
     python -m benchmarks.unmix draw                          seeds of a claim, settings being committed
     python -m benchmarks.unmix run FOLDER OUT --device cuda  victims, attacks, scores; resumable
     python -m benchmarks.unmix table OUT                     what was found beside what was wanted
+    python -m benchmarks.unmix picture PICTURES.npz PNG      the best of some victims above their images
 
 SOURCE holds mnist.npz and cifar10.npz (x_train, y_train, x_test, y_test). Settings are those of this
 file and of ``attacks/unmix.py``; they were chosen on the images of FOLDER/tune (rows 2000-2999 of
@@ -23,6 +24,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -53,6 +55,13 @@ VICTIMS = 3
 HELD_OUT, SUBSETS, SIGNIFICANT = 1000, 500, 0.01
 LEVELS = (0.7, 0.8, 0.9, 0.95)
 SHOWN = 12  # best pairs kept for pictures
+SHOWN_VICTIMS = (
+    "cifar-100-0",
+    "cifar-500-0",
+    "mnist-100-0",
+    "cifar-100-momentum-0",
+    "sklearn-100-0",
+)
 CONTROLS = 20  # audits of each kind
 FORCED_RANK = 60  # of networks never trained, which have no clean direction
 
@@ -528,6 +537,25 @@ def table(out: Path) -> None:
     print("cpu:", done["cpu"])
 
 
+def picture(archive: Path, out: Path, names: Sequence[str] = SHOWN_VICTIMS) -> None:
+    """Sources of each victim, best first, above the training images they match."""
+    from PIL import Image
+
+    size = 64
+    canvas = np.full((len(names) * (2 * size + 12), SHOWN * (size + 2), 3), 255, np.uint8)
+    for k, name in enumerate(names):
+        pairs = np.load(archive)[name].astype(np.float32)  # (2, SHOWN, *shape)
+        for line, images in enumerate(pairs):
+            for column, image in enumerate(images):
+                low, high = np.quantile(image, (0.005, 0.995))
+                grey = ((image - low) / (high - low)).clip(0, 1).transpose(1, 2, 0) * 255
+                colour = np.repeat(grey, 3 // grey.shape[2], axis=2).astype(np.uint8)
+                large = Image.fromarray(colour).resize((size, size), Image.Resampling.NEAREST)
+                top, left = k * (2 * size + 12) + line * (size + 1), column * (size + 2)
+                canvas[top : top + size, left : left + size] = np.asarray(large)
+    Image.fromarray(canvas).quantize(256).save(out, optimize=True)
+
+
 def main() -> int:
     """See the head of this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -544,6 +572,9 @@ def main() -> int:
     one.add_argument("--workers", type=int, default=6)
     one.add_argument("--tiny", action="store_true")
     one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
+    one = commands.add_parser("picture")
+    one.add_argument("archive", type=Path)
+    one.add_argument("out", type=Path)
     one = commands.add_parser("table")
     one.add_argument("out", type=Path)
     options = parser.parse_args()
@@ -551,6 +582,8 @@ def main() -> int:
         data(options.source, options.folder)
     elif options.command == "draw":
         draw()
+    elif options.command == "picture":
+        picture(options.archive, options.out)
     elif options.command == "table":
         table(options.out)
     else:
