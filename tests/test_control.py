@@ -46,11 +46,10 @@ def naive_control(gain, value, mixed, held_out):
         ]
 
     def strength(own):
-        """T: how many values of a set lie beyond the percentile of all outsiders, and how far."""
+        """T: how far the values of a set lie beyond the percentile of all outsiders."""
         inside = {sample for sample, _ in own}
         bar = naive_percentile([pair for one in union for pair in one if pair[0] not in inside])
-        over = [value - bar for _, value in own if value > bar]
-        return len(over), sum(over)
+        return sum(value - bar for _, value in own if value > bar)
 
     def beats_the_others(sample, value):
         return value > naive_percentile([pair for pair in control if pair[0] != sample])
@@ -62,7 +61,7 @@ def naive_control(gain, value, mixed, held_out):
     strengths = [strength(own) for own in union]
     as_strong = sum(one >= strengths[0] for one in strengths)  # the observed set among them
     p = Fraction(as_strong, len(union)) if any(recovered) else Fraction(1)
-    return recovered, Fraction(chance, len(held_out)), p
+    return recovered, Fraction(chance, len(held_out)), p, strengths
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["scored as matched", "scored otherwise"])
@@ -86,10 +85,11 @@ def test_the_control_equals_its_definition(planted, m, strata, other):
     rng = np.random.default_rng(9)
     mixed = [list(range(n)), *draw_sets(seen, seen[:n], 200, rng).tolist()]
     held_out = (n + draw_sets(seen[n:], seen[:n], 200, rng)).tolist()
-    recovered, by_chance, p = naive_control(gain, value, mixed, held_out)
+    recovered, by_chance, p, strengths = naive_control(gain, value, mixed, held_out)
     assert found.recovered.tolist() == recovered
     assert found.expected_by_chance == float(by_chance)
     assert found.p_value == float(p)
+    np.testing.assert_allclose(found.excess, strengths, rtol=1e-12, atol=1e-12)
     assert (found.p_value <= 0.01) == (planted > 1)
 
 
@@ -166,11 +166,11 @@ def test_every_subset_is_as_likely_as_every_other():
     assert abs(counts - 1000).max() < 150  # five standard deviations
 
 
-def test_five_hundred_subsets_are_drawn_unless_said_otherwise():
+def test_two_thousand_subsets_are_drawn_unless_said_otherwise():
     gain = noise(0, 4, (120,)).numpy()
     default, given = (
         calibrate(gain, 10, rng=np.random.default_rng(0), **subsets)
-        for subsets in ({}, {"subsets": 500})
+        for subsets in ({}, {"subsets": 2000})
     )
     assert default.expected_by_chance == given.expected_by_chance > 0
     np.testing.assert_array_equal(default.reference, given.reference)

@@ -46,16 +46,20 @@ def greedy(gain: Array) -> Matching:
     return _matching(gain, greedy_in_sets(gain, np.arange(gain.shape[1])[None])[0])
 
 
-def greedy_in_sets(gain: Array, sets: Array) -> Array:
+def greedy_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> Array:
     """The greedy matching within each of many sets of samples. (s, n).
 
-    gain: (m, N), higher is better; sets: (s, n) distinct columns per row. Greedy matching is the
+    gain: (m, N), higher is better; sets: (s, n) distinct columns per row; floor: pairs below it are
+    left unmatched, which changes no pair above it, since the best are matched first. Greedy matching is the
     stable matching of a market whose two sides rank pairs by the same number, so deferred
     acceptance finds it: every free sample proposes to the best candidate that has not refused it,
     every candidate keeps its best proposal. All samples of all sets propose at once.
     """
     depth = min(len(gain), sets.shape[1])  # at most n - 1 candidates can be held by others
+    if floor > -np.inf:
+        depth = min(depth, max(1, int((gain >= floor).sum(0).max())))
     order, value = _preferences(gain, depth)
+    value[value < floor] = -np.inf
     step = max(1, STATE // len(gain))
     parts = [
         _defer(order, value, sets[start : start + step], len(gain))

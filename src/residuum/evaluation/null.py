@@ -1,7 +1,7 @@
 """The held-out control: what would these candidates score against samples nobody trained on?
 
 The statistic of a set A of n samples is the value of every sample's match, candidates given out
-one-to-one within A (greedily, the best pair first). Two questions are asked of it.
+one-to-one within A (greedily, the best pair first). Three questions are asked of it.
 
 **Which samples are recovered?** Those whose value beats the 99th percentile of the statistic over
 random held-out sets of size n. The percentile is the conformal one: the rank ceil(0.99 (N + 1)) of
@@ -14,12 +14,20 @@ not the training set's. On digits with noise as candidates, n = 50 and N = 100, 
 leak at 1% in 32% of the cases. Instead: when nothing leaks, training and held-out samples are
 exchangeable, so the training set A_0 is one more random n-subset of their union, beside A_1..A_B.
 
-    T(A) = (count, excess) of the values of A beyond the percentile of the samples OUTSIDE A,
-    p = (1 + #{b: T(A_b) >= T(A_0)}) / (B + 1), compared count first, excess to break ties.
+    T(A) = sum over A of how far values lie beyond the percentile of the samples OUTSIDE A,
+    p = (1 + #{b: T(A_b) >= T(A_0)}) / (B + 1).
 
 The values that outsiders take come from all of A_0..A_B alike, so T treats them alike and p is
 valid at any pool size. The price is candour about small pools: k recovered samples among n cannot
 be more surprising than (n/(n + N))^k, see ``smallest_significant``.
+
+**Which of several tests find more?** All share the sets A_0..A_B. Each test's T is standardised over
+them, and :func:`step_down` compares the largest with the largest of every A_b (Westfall and Young):
+the level holds over all tests together, and the smallest p stays 1/(B + 1) however many there are.
+
+Only values near or beyond the percentile matter, and greedy matching settles the best pairs first: what
+pairs below some floor do cannot change what lies above it. So pairs below a floor that a few sets show
+to be safe are never looked at, and all are where it turns out not to be.
 """
 
 from __future__ import annotations
@@ -31,11 +39,13 @@ import numpy as np
 from scipy.special import betaincinv
 
 from residuum.errors import InputError
-from residuum.evaluation.matching import Array, greedy_in_sets, why_not_calibrated
+from residuum.evaluation.matching import STATE, Array, greedy_in_sets, why_not_calibrated
 
 ONE_IN = 100  # one false positive in this many
 SIGNIFICANCE = 0.01
-MIN_SUBSETS = 200
+MIN_SUBSETS, SUBSETS = 200, 2000
+PILOT = 16  # held-out sets by which a floor is chosen
+SAFE = 5  # the best 1 in 20 are looked at, where 1 in 100 decides
 
 
 @dataclass(frozen=True)
@@ -43,19 +53,30 @@ class Calibration:
     """What the control says of n training samples; values are oriented, higher is better.
 
     candidate, value: (n,) each sample's one-to-one match, -1 and -inf for none; threshold: the 99th
-    percentile of chance; recovered: (n,) beyond it; expected_by_chance: mean count of a held-out set,
-    each sample judged by the others; p_value: of the permutation test; reference: (n,) columns of
-    one held-out set; smallest_significant: the least count that the pool's size lets reach 1%.
+    percentile of chance; recovered: (n,) beyond it; excess: (B + 1,) the statistic T of the training
+    set, then of the permuted sets; chance: (B, n) which samples of held-out sets beat the others'
+    percentile; reference: (n,) columns of one held-out set; smallest_significant: the least count that
+    the pool's size lets reach 1%.
     """
 
     candidate: Array
     value: Array
     threshold: float
     recovered: Array
-    expected_by_chance: float
-    p_value: float
+    excess: Array
+    chance: Array
     reference: Array
     smallest_significant: int | None
+
+    @property
+    def expected_by_chance(self) -> float:
+        """Mean count of a held-out set, each sample judged by the percentile of the others."""
+        return float(self.chance.sum() / len(self.chance))
+
+    @property
+    def p_value(self) -> float:
+        """Of the permutation test; a leak of no sample is no leak, whatever outsiders say."""
+        return float((self.excess >= self.excess[0]).mean()) if self.recovered.any() else 1.0
 
 
 def calibrate(
@@ -64,7 +85,7 @@ def calibrate(
     *,
     value: Callable[[Array, Array], Array] | None = None,
     strata: Array | None = None,
-    subsets: int = 500,
+    subsets: int = SUBSETS,
     rng: np.random.Generator,
 ) -> Calibration:
     """Judge the matches of the first ``n`` columns of ``gain`` by the columns after them.
@@ -78,31 +99,50 @@ def calibrate(
         raise InputError(f"{reason}.", "Give a larger held-out set.")
     if subsets < MIN_SUBSETS:
         raise InputError(
-            f"A control needs at least {MIN_SUBSETS} subsets; got {subsets}.", "Say subsets=500."
+            f"A control needs at least {MIN_SUBSETS} subsets; got {subsets}.", "Say subsets=2000."
         )
     labels = np.zeros(gain.shape[1], dtype=int) if strata is None else strata
-    mixed = draw_sets(labels, labels[:n], subsets, rng)
+    mixed = np.concatenate([np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)])
     held_out = n + draw_sets(labels[n:], labels[:n], subsets, rng)
-    sets = np.concatenate([np.arange(n)[None], mixed, held_out])
-    candidate = greedy_in_sets(gain, sets)
-    values = matched_values(gain, value, candidate, sets)
-
-    control = _Outcomes(values[1 + subsets :], held_out, gain.shape[1])
-    threshold = control.percentile_without(np.array([], dtype=int))
-    recovered = values[0] > threshold
-    union = _Outcomes(values[: 1 + subsets], sets[: 1 + subsets], gain.shape[1])
-    # A leak of no sample is no leak, whatever the outsiders of the union say.
-    p_value = _permutation_p_value(union) if recovered.any() else 1.0
+    own = greedy_in_sets(gain, mixed[:1])
+    floor = safe_floor(gain, value, held_out[:PILOT])
+    while True:
+        union = _Outcomes(gain, value, mixed, floor)
+        control = _Outcomes(gain, value, held_out, floor)
+        bars = union.percentiles_without(mixed)
+        nobody = np.zeros((1, 0), dtype=int)
+        threshold = float(control.percentiles_without(nobody)[0])
+        chance = control.beyond_the_others()
+        if not (np.isnan(bars).any() or np.isnan(threshold) or chance is None):
+            break
+        floor = -np.inf  # not safe after all
+    values = matched_values(gain, value, own, mixed[:1])[0]
     return Calibration(
-        candidate=candidate[0],
-        value=values[0],
+        candidate=own[0],
+        value=values,
         threshold=threshold,
-        recovered=recovered,
-        expected_by_chance=_expected_count(control),
-        p_value=p_value,
+        recovered=values > threshold,
+        excess=np.maximum(union.values - bars[:, None], 0.0).sum(1),
+        chance=chance,
         reference=held_out[0],
         smallest_significant=smallest_significant(n, pool),
     )
+
+
+def step_down(excess: Array) -> Array:
+    """Adjusted p of every test, valid over all of them together. excess: (tests, B + 1) -> (tests,).
+
+    The training set's statistic is in the first column. Step-down max-T: the strongest test is held
+    against the strongest of every permuted set, the next against the strongest of those left.
+    """
+    spread = excess.std(1, keepdims=True)
+    t = (excess - excess.mean(1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+    order = np.argsort(-t[:, 0], kind="stable")
+    largest_left = np.maximum.accumulate(t[order[::-1]])[::-1]  # of each test and those after it
+    p = (largest_left >= t[order, :1]).mean(1)
+    adjusted: Array = np.empty(len(t))
+    adjusted[order] = np.maximum.accumulate(p)
+    return adjusted
 
 
 def percentile(ascending: Array, pool: int) -> float:
@@ -110,9 +150,8 @@ def percentile(ascending: Array, pool: int) -> float:
 
     Samples without a match are left out, which can only raise it. Without any match it is +inf.
     """
-    rank = pool + 1 - (pool + 1) // ONE_IN  # ceil(0.99 (pool + 1))
-    position = -(-len(ascending) * rank // pool)
-    return float(ascending[position - 1]) if 0 < position <= len(ascending) else float("inf")
+    place = int(_from_the_top(len(ascending), pool))
+    return float(ascending[-1 - place]) if place >= 0 else float("inf")
 
 
 def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) -> Array:
@@ -152,22 +191,85 @@ def smallest_significant(n: int, pool: int) -> int | None:
 
 
 class _Outcomes:
-    """Values of many sets of samples, sorted once so that percentiles of parts of them are cheap."""
+    """Values of many sets of samples, sorted once so that percentiles of parts of them are cheap.
 
-    def __init__(self, values: Array, sets: Array, samples: int) -> None:
-        self.values, self.sets = values, sets
-        self.drawn = np.zeros(samples, dtype=bool)
-        self.drawn[sets] = True
-        matched = values > -np.inf
-        order = np.argsort(values[matched])
-        self.ascending = values[matched][order]
-        self.sample = sets[matched][order]
+    Values below ``floor`` are -inf here: how many there are is known, which suffices.
+    """
 
-    def percentile_without(self, some: Array) -> float:
-        """The percentile of chance by all samples of all sets but ``some``."""
-        others = self.drawn.copy()
-        others[some] = False
-        return percentile(self.ascending[others[self.sample]], int(others.sum()))
+    def __init__(
+        self,
+        gain: Array,
+        value: Callable[[Array, Array], Array] | None,
+        sets: Array,
+        floor: float,
+    ) -> None:
+        self.sets, self.samples = sets, gain.shape[1]
+        self.values = matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)
+        seen = self.values > -np.inf
+        matched = np.ones_like(seen) if floor > -np.inf else seen  # above a floor all get a match
+        self.times = np.bincount(sets[matched], minlength=self.samples)
+        self.drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
+        order = np.argsort(-self.values[seen], kind="stable")
+        self.descending, self.sample = self.values[seen][order], sets[seen][order]
+
+    def percentiles_without(self, some: Array) -> Array:
+        """The percentile of chance by all samples but those in each row of ``some``. (k, any) -> (k,).
+
+        NaN where it lies below the floor.
+        """
+        step = max(1, STATE // max(1, len(self.sample)))
+        parts = [self._percentiles(some[i : i + step]) for i in range(0, len(some), step)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def beyond_the_others(self) -> Array | None:
+        """Whether each sample of each set beats the percentile of the other samples; None below the floor."""
+        bar = np.full(self.samples, np.inf)
+        # Without one sample the percentile sinks by the places that its own values may have held: who
+        # is never among so many of the best beats nobody.
+        places = _from_the_top(self.times.sum(), self.drawn.sum() - 1) + 1 + self.times.max()
+        suspects = np.unique(self.sample[: max(0, places)])
+        bar[suspects] = self.percentiles_without(suspects[:, None])
+        return None if np.isnan(bar).any() else self.values > bar[self.sets]
+
+    def _percentiles(self, some: Array) -> Array:
+        inside = np.zeros((len(some), self.samples), dtype=bool)
+        inside[np.arange(len(some))[:, None], some] = True
+        length = self.times.sum() - inside @ self.times
+        place = _from_the_top(length, (self.drawn & ~inside).sum(1))
+        found = np.where(place < 0, np.inf, np.nan)
+        left = np.flatnonzero(place >= 0)
+        look = int(2 * place.max(initial=0)) + 64
+        while len(left):
+            outside = np.cumsum(~inside[np.ix_(left, self.sample[:look])], axis=1)
+            reached = (
+                outside[:, -1] > place[left] if outside.shape[1] else np.zeros(len(left), bool)
+            )
+            at = np.argmax(outside[reached] > place[left[reached], None], axis=1)
+            found[left[reached]] = self.descending[at]
+            left = left[~reached]
+            if look >= len(self.sample):
+                break
+            look *= 4
+        return found
+
+
+def _from_the_top(length: Array | int, pool: Array | int) -> Array:
+    """Place of the percentile among ``length`` values of ``pool`` samples, 0 the best; -1: beyond all."""
+    length, pool = np.asarray(length), np.maximum(np.asarray(pool), 1)
+    rank = pool + 1 - (pool + 1) // ONE_IN  # ceil(0.99 (pool + 1))
+    position = -(-length * rank // pool)
+    return np.where((position > 0) & (position <= length), length - position, -1)
+
+
+def safe_floor(gain: Array, value: Callable[[Array, Array], Array] | None, sets: Array) -> float:
+    """A gain that matches may lie below without changing any percentile, by a few held-out sets.
+
+    None is safe where matches are scored by something else or some samples get no candidate.
+    """
+    if value is not None or len(gain) < sets.shape[1] or not np.isfinite(gain).all():
+        return -np.inf
+    values = matched_values(gain, None, greedy_in_sets(gain, sets), sets)
+    return float(np.quantile(values, 1 - SAFE / ONE_IN))
 
 
 def matched_values(
@@ -183,32 +285,3 @@ def matched_values(
         pair, back = np.unique(c * gain.shape[1] + s, return_inverse=True)
         values[matched] = value(*np.divmod(pair, gain.shape[1]))[back]
     return values
-
-
-def _permutation_p_value(union: _Outcomes) -> float:
-    """p of the first set among all; see the module's head."""
-    beyond = [
-        np.maximum(values - union.percentile_without(inside), 0.0)
-        for values, inside in zip(union.values, union.sets, strict=True)
-    ]
-    count = np.array([np.count_nonzero(row) for row in beyond])
-    excess = np.array([row.sum() for row in beyond])
-    as_strong = (count > count[0]) | ((count == count[0]) & (excess >= excess[0]))
-    return float(as_strong.mean())
-
-
-def _expected_count(control: _Outcomes) -> float:
-    """Mean count of a held-out set, each sample judged by the percentile of the other samples."""
-    total = len(control.ascending)
-    if not total:
-        return 0.0
-    # The k-th least value of a part is at least the k-th least of the whole: no sample below this
-    # floor can beat the others' percentile, so only the few above it are looked at.
-    least_left = total - np.bincount(control.sample).max()
-    floor = control.ascending[max(0, least_left - least_left // ONE_IN - 1)]
-    suspects = np.unique(control.sample[control.ascending >= floor])
-    count = sum(
-        np.count_nonzero(control.values[control.sets == one] > control.percentile_without(one))
-        for one in suspects
-    )
-    return float(count / len(control.sets))
