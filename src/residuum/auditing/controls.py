@@ -1,78 +1,330 @@
-"""What the report shows of the control: matched samples, and scores of held-out sets."""
+"""Is the comparison itself sound, and was the network trained on these samples at all?
+
+The test of a verdict takes training and held-out samples to be exchangeable but for the network. What
+would break that is looked for in every audit, each by a control that must find nothing:
+
+- held-out samples that nearly repeat a training sample hide it: both are left out;
+- a part of the held-out samples, taken out of the pool, serves as candidates;
+- what was granted, with noise, serves as candidates: a mean of few samples gives them away itself;
+- a classifier tries to tell training from held-out samples without any network.
+
+Of a network that does not know these samples, "no leak found" would say nothing: its losses must tell
+them from held-out ones.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from residuum.auditing.result import Evidence
-from residuum.evaluation.matching import greedy_in_sets, lay_out
+from residuum import similarity
+from residuum.checkpoints import build_model
+from residuum.evaluation.matching import Array, as_array, discrete, lay_out, why_not_calibrated
 from residuum.evaluation.metrics import METRICS
-from residuum.evaluation.null import draw_sets
-from residuum.evaluation.scoring import label_name, margins
-from residuum.records import Dataset, Scores
+from residuum.evaluation.null import SUBSETS, draw_sets, step_down
+from residuum.evaluation.scoring import DECIDING, control_of
+from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.records.base import Record
+from residuum.theory.kkt import evaluate
+from residuum.theory.rows import choose_task, normalise_labels
 
-MOST_SETS, MOST_VALUES = (
-    100,
-    5000,
-)  # held-out sets in the report, and their values, which it carries
-MOST_SHOWN = 300
+LEVEL = 0.001  # of a control: one false alarm in a thousand audits, each
+NEAR = 0.01  # of the median distance to the nearest held-out sample: a repeat
+ALIKE, PIXELS = 0.99, 30  # NCC of a repeat, asked of samples with at least so many values
+MOST_REPEATS = 0.1  # of the pool; with more the pool is no control
+SHARE = 5  # one in so many held-out samples serves as candidate
+APART = 0.8  # AUC at which training and held-out samples are of two kinds
+CLEAR = 3.0  # standard errors that such an AUC must lie above one half: few samples scatter
+MOST_TOLD = 400  # samples of each kind that a classifier is shown
+FEWEST_TOLD = 10
+NOISES = 0.03, 0.1, 0.3, 1.0  # of the candidates of what was granted, over their own size
 
 
-def evidence(
-    candidates: Tensor,
-    train: Dataset,
-    holdout: Dataset | None,
-    scores: Scores,
-    outputs: Tensor,
-    seed: int,
-) -> Evidence:
-    """The samples worth showing, best first, and the values behind histogram and slider."""
-    metric = METRICS[scores.deciding]
-    found = [row.matches[scores.deciding].score for row in scores.per_sample]
-    values = torch.tensor([float("nan") if value is None else value for value in found])
-    oriented = values if metric.higher_is_better else -values
-    order = oriented.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
-    shown = order[:MOST_SHOWN]
-    single = outputs.shape[1] == 1
-    shown_outputs = outputs[:, 0] if single else margins(outputs, train.y)
-    return Evidence(
-        index=shown,
-        x=train.x[shown],
-        values=values,
-        null=null_values(candidates, train, holdout, scores, seed),
-        null_sets=null_sets(len(train)),
-        mean=train.mean,
-        outputs=shown_outputs,
-        output_name="network output" if single else "margin",
-        labels=tuple(
-            "" if row.label is None else label_name(row.label, train) for row in scores.per_sample
-        ),
+@dataclass(frozen=True, eq=False)
+class ControlRow(Record):
+    """One control: what its candidates recovered of the training set, and whether that must not be."""
+
+    name: str
+    candidates: int
+    recovered: int
+    expected_by_chance: float
+    p_value: float
+
+    @property
+    def failed(self) -> bool:
+        """At its own level, far below the verdict's."""
+        return self.p_value <= LEVEL
+
+
+@dataclass(frozen=True, eq=False)
+class Controls(Record):
+    """All controls of an audit.
+
+    repeats: training samples left out with their near repeats; auc: of telling training from held-out
+    samples, None where it was not tried; energy: p of the energy test, which only warns; failures: why
+    nothing can be decided, one sentence each; notes: what else a reader should know.
+    """
+
+    rows: tuple[ControlRow, ...] = ()
+    repeats: tuple[int, ...] = ()
+    auc: float | None = None
+    energy: float | None = None
+    failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Training and held-out samples fit to be compared; repeats: training samples left out."""
+
+    train: Dataset
+    pool: Dataset | None
+    repeats: tuple[int, ...] = ()
+    failure: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def without_repeats(train: Dataset, pool: Dataset | None) -> Claim:
+    """Leave out held-out samples that nearly repeat a training sample, and that one with them.
+
+    In pairs, so that what is left of both sets stays exchangeable.
+    """
+    if pool is None or pool.shape != train.shape:
+        return Claim(train, pool)
+    a, b = train.x.double(), pool.x.double()
+    distance = similarity.l2(a, b)
+    near = distance <= NEAR * distance.amin(1).median()
+    if a[0].numel() >= PIXELS and bool(near.any()):
+        rows = near.any(1)
+        near[rows] &= similarity.ncc(a[rows], b) > ALIKE
+    mine, theirs = near.any(1), near.any(0)
+    if not bool(theirs.any()):
+        return Claim(train, pool)
+    repeats = tuple(mine.nonzero().flatten().tolist())
+    said = f"{int(theirs.sum())} held-out samples nearly repeat {len(repeats)} training samples"
+    if theirs.double().mean() > MOST_REPEATS or 2 * len(repeats) > len(train):
+        return Claim(
+            train, pool, (), f"{said}: too many for a control. Give other held-out samples"
+        )
+    few = ", ".join(map(str, repeats[:20])) + (", ..." if len(repeats) > 20 else "")
+    note = f"{said} (numbers {few}); both were left out of the comparison"
+    return Claim(_rows(train, ~mine), _rows(pool, ~theirs), repeats, "", (note,))
+
+
+def run_controls(claim: Claim, knowledge: Knowledge, seed: int, subsets: int = SUBSETS) -> Controls:
+    """Every control that the samples allow."""
+    train, pool = claim.train, claim.pool
+    if pool is None or why_not_calibrated(len(train), len(pool)):
+        return Controls(repeats=claim.repeats, notes=claim.notes)
+    rng = np.random.default_rng((seed, 5))
+    notes, failures, rows = [*claim.notes], [claim.failure] if claim.failure else [], []
+    matched = _strata(train, pool) is not None
+    notes.append(
+        f"subsets of held-out samples are {'matched by label' if matched else 'not label-matched'}"
     )
+    spare = len(pool) - max(len(train), 100)  # what the control itself cannot do without
+    count = min(len(train), len(pool) // SHARE, spare)
+    if count >= 1:
+        order = torch.from_numpy(rng.permutation(len(pool)))
+        mine, rest = order[:count], order[count:]
+        rows.append(
+            _row("held-out samples as candidates", pool.x[mine], train, pool.x[rest], pool.y[rest],
+                 seed, subsets)
+        )  # fmt: skip
+    else:
+        notes.append("too few held-out samples to try some of them as candidates")
+    rows += [
+        _row(f"{name} alone, as candidates", x, train, pool.x, pool.y, seed, subsets)
+        for name, x in granted_candidates(train, pool, knowledge, rng)
+    ]
+    failures += [
+        f'{row.name}: {row.recovered} of {len(train)} training samples "come back" '
+        f"({row.expected_by_chance:.2g} by chance, p = {row.p_value:.2g}) without any network, so "
+        "nothing that the attacks match can be told from it"
+        for row in rows
+        if row.failed
+    ]
+    auc, energy = told_by_samples(train, pool, rng)
+    if auc is not None and auc.value >= APART and auc.clear:
+        failures.append(
+            f"a classifier tells training from held-out samples without any network (AUC "
+            f"{auc.value:.2f}): they are not of one kind. Give held-out samples of the same source"
+        )
+    if energy is not None and energy <= 0.01:
+        notes.append(
+            f"training and held-out samples differ somewhat in distribution (energy test, p = "
+            f"{energy:.2g}): the control is a little off, as between official training and test sets"
+        )
+    value = None if auc is None else auc.value
+    return Controls(tuple(rows), claim.repeats, value, energy, tuple(failures), tuple(notes))
 
 
-def null_sets(n: int) -> int:
-    """How many held-out sets of n samples the report draws: as many as it can carry, at least 10."""
-    return max(10, min(MOST_SETS, MOST_VALUES // n))
+def granted_candidates(
+    train: Dataset, pool: Dataset, knowledge: Knowledge, rng: np.random.Generator
+) -> list[tuple[str, Tensor]]:
+    """Samples that what was granted makes by itself, without the network: directions and noise.
+
+    An attacker with public data of the same kind knows their mean; less that, a granted mean of few
+    samples points at each of them.
+    """
+    found: list[tuple[str, Tensor]] = []
+    count, shape = max(20, len(train)), train.shape
+    size = train.x[0].numel()
+
+    def noisy(centre: Tensor) -> Tensor:
+        """Half along, half against it, at every size of noise."""
+        flat = centre.double().reshape(-1)
+        flat = flat - flat.mean()
+        flat = flat / max(float(flat.norm()), 1e-12)
+        noise = torch.from_numpy(rng.standard_normal((len(NOISES), count, size))) / size**0.5
+        level = torch.tensor(NOISES, dtype=torch.float64)[:, None, None]
+        return (flat + level * noise).reshape(-1, *shape)
+
+    if knowledge.mean is not None and knowledge.mean.numel() == size:
+        mean = knowledge.mean.double().reshape(shape)
+        public = pool.x.double().mean(0)
+        if pool.mean is not None:  # samples come less a mean: as pictures they have it back
+            public = public + pool.mean.double().reshape(shape)
+        found.append(("the granted mean", noisy(mean)))
+        found.append(("the granted mean less that of the held-out samples", noisy(mean - public)))
+    box = knowledge.box(train.x[0].double())
+    if box is not None:
+        low, high = (end.expand(shape) for end in box)
+        uniform = torch.from_numpy(rng.random((count, *shape)))
+        found.append(("the granted value range", low + (high - low) * uniform))
+    return found
 
 
-def null_values(
-    candidates: Tensor, train: Dataset, holdout: Dataset | None, scores: Scores, seed: int
-) -> Tensor:
-    """Scores of the matches of held-out sets of the training set's size. (sets * n,)."""
-    if not scores.calibrated:
-        return torch.zeros(0)
+def _row(
+    name: str, candidates: Tensor, train: Dataset, x: Tensor, y: Tensor, seed: int, subsets: int
+) -> ControlRow:
+    """The test of a verdict, on candidates that hold nothing of the network."""
     field = lay_out(
-        candidates, train, holdout, candidate_labels=None, match_labels=True, same_label=False,
-        seed=seed, notes=[],
+        candidates, train, Dataset(x, y, train.mean), candidate_labels=None, match_labels=True,
+        same_label=False, seed=seed, notes=[],
     )  # fmt: skip
-    metric, n = METRICS[scores.deciding], field.n
-    gain = field.gain(metric)
-    labels = np.zeros(gain.shape[1], dtype=int) if field.strata is None else field.strata
-    rng = np.random.default_rng((seed, 2))  # a stream of its own: the test's draws stay as they are
-    sets = n + draw_sets(labels[n:], labels[:n], null_sets(len(train)), rng)
-    candidate = greedy_in_sets(gain, sets)
-    matched = candidate >= 0
-    values = gain[candidate[matched], sets[matched]]
-    return torch.from_numpy(values if metric.higher_is_better else -values)
+    found = control_of(METRICS[DECIDING], field, field.gain(METRICS[DECIDING]), seed, subsets)
+    count = int(found.recovered.sum())
+    return ControlRow(name, len(candidates), count, found.expected_by_chance, found.p_value)
+
+
+@dataclass(frozen=True)
+class Auc:
+    """How well two kinds are told apart; error: standard error where they are one kind."""
+
+    value: float
+    error: float
+
+    @property
+    def clear(self) -> bool:
+        """No matter of few samples."""
+        return self.value > 0.5 + CLEAR * self.error
+
+
+def told_by_samples(
+    train: Dataset, pool: Dataset, rng: np.random.Generator
+) -> tuple[Auc | None, float | None]:
+    """AUC of a cross-validated RBF machine, and p of an energy test, between the two sets.
+
+    Held-out samples are drawn with the training set's label counts, as the subsets of the test are.
+    """
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.svm import SVC
+
+    few = rng.permutation(len(train))[:MOST_TOLD]
+    if len(few) < FEWEST_TOLD:
+        return None, None
+    a, b = (as_array(part.x.double()).reshape(len(part), -1) for part in (train, pool))
+    labels = _strata(train, pool)
+    labels = np.zeros(len(train) + len(pool), dtype=int) if labels is None else labels
+    mine, theirs = labels[: len(train)][few], labels[len(train) :]
+    room = [
+        (theirs == v).sum() // k for v, k in zip(*np.unique(mine, return_counts=True), strict=True)
+    ]
+    times = max(1, min(min(room), MOST_TOLD // len(few)))
+    chosen = draw_sets(theirs, np.tile(mine, times), 1, rng)[0]
+    x = np.concatenate([a[few], b[chosen]])
+    kind = np.repeat([1, 0], [len(few), len(chosen)])
+    folds = StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
+    machine = SVC(gamma="scale", class_weight="balanced")
+    value = float(cross_val_score(machine, x, kind, cv=folds, scoring="roc_auc").mean())
+    error = np.sqrt((len(x) + 1) / (12 * len(few) * len(chosen)))
+    return Auc(value, float(error)), _energy(x, kind, rng)
+
+
+def _energy(x: Array, kind: Array, rng: np.random.Generator, permutations: int = 499) -> float:
+    """p of the energy distance 2 E|A - B| - E|A - A'| - E|B - B'| among permuted kinds."""
+    distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
+    signs = np.where(kind == 1, 1.0 / (kind == 1).sum(), -1.0 / (kind == 0).sum())
+    drawn = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
+    energy = -np.einsum("bi,bi->b", drawn @ distance, drawn)
+    return float((energy >= energy[0] - 1e-12 * abs(energy[0])).mean())
+
+
+def told_by_network(
+    checkpoint: Checkpoint, train: Dataset, pool: Dataset | None, task: str, seed: int
+) -> float | None:
+    """p that the network's losses on the training samples are those of so many others; None: no control.
+
+    Two statistics share the permuted subsets: the mean loss, and how far the distribution of losses
+    lies from that of all (at a margin training samples have equal losses, neither least nor largest).
+    Where held-out samples come without labels the network's own answers stand in for them all.
+    """
+    if pool is None or why_not_calibrated(len(train), len(pool)):
+        return None
+    loss = sample_losses(checkpoint, train, pool, task)
+    if loss is None:
+        return None
+    labels = _strata(train, pool)
+    labels = np.zeros(len(loss), dtype=int) if labels is None else labels
+    n, rng = len(train), np.random.default_rng((seed, 6))
+    drawn = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
+    sets = np.concatenate([np.arange(n)[None], drawn])
+    rank = np.argsort(np.argsort(loss, kind="stable"), kind="stable")
+    places = np.sort(rank[sets], axis=1) / len(loss)
+    steps = np.arange(n) / n
+    apart = np.maximum(np.abs(places - steps), np.abs(places - steps - 1 / n)).max(1)
+    return float(step_down(np.stack([-loss[sets].mean(1), apart])).min())
+
+
+def sample_losses(checkpoint: Checkpoint, train: Dataset, pool: Dataset, task: str) -> Array | None:
+    """Loss of every training and held-out sample, (n + N,); None where there is nothing to compare."""
+    model = build_model(checkpoint, torch.float64)
+    outputs = evaluate(model, torch.cat([train.x, pool.x]).double())
+    task = choose_task(task, outputs.shape[1])
+    n = len(train)
+    if task == "regression":
+        if pool.y.shape[1:] != train.y.shape[1:] or len(pool.y.unique()) < 2:
+            return None
+        wanted = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+        return as_array((outputs - wanted).square().mean(1))
+    known = set(pool.y.flatten().tolist()) <= set(train.y.flatten().tolist())
+    if known and len(pool.y.unique()) > 1:
+        y = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+    elif task == "binary":
+        y = torch.where(outputs[:, 0] > 0, 1.0, -1.0)
+    else:
+        y = outputs.argmax(1)
+    assert len(y) == n + len(pool)
+    if task == "binary":
+        return as_array(F.softplus(-y.double() * outputs[:, 0]))
+    return as_array(F.cross_entropy(outputs, y.long(), reduction="none"))
+
+
+def _strata(train: Dataset, pool: Dataset) -> Array | None:
+    """Labels of both, where the pool has enough of each; None: not to be matched."""
+    if not (discrete(train.y) and discrete(pool.y)):
+        return None
+    labels = np.concatenate([as_array(train.y), as_array(pool.y)])
+    n = len(train)
+    values, wanted = np.unique(labels[:n], return_counts=True)
+    enough = all((labels[n:] == v).sum() >= k for v, k in zip(values, wanted, strict=True))
+    return labels if enough else None
+
+
+def _rows(data: Dataset, keep: Tensor) -> Dataset:
+    return data.replace(x=data.x[keep], y=data.y[keep])

@@ -1,26 +1,23 @@
-"""The verdict: one rule, one table, one exit code.
+"""The verdict: one table, first row that holds, one exit code.
 
-| held-out control     | attack                                  | count           | verdict       | exit |
-|----------------------|-----------------------------------------|-----------------|---------------|------|
-| missing or too small | any                                     | any             | inconclusive  | 3    |
-| present              | none applies, diverged, or some judged  | not significant | inconclusive  | 3    |
-|                      | layer's residual above RESIDUAL_LIMIT   |                 |               |      |
-| present              | explains every judged layer             | not significant | no-leak-found | 0    |
-| present              | any                                     | significant     | leak          | 1    |
+| case                                                                     | verdict       | exit |
+|--------------------------------------------------------------------------|---------------|------|
+| held-out control missing or too small; a control fails                   | inconclusive  | 3    |
+| a test survives                                                          | leak, graded  | 1    |
+| no attack that could acquit explained its surface; the network does not  | inconclusive  | 3    |
+| know these samples (unless vouched for); the twin gives nothing back     |               |      |
+| otherwise                                                                | no-leak-found | 0    |
 
-Judged layers (``attacks/problem.py``): with a start those that moved, and none of them counts where
-the first did not; without one the first. Residuals are recomputed in float64.
-
-Significant: p <= 1% in ONE permutation test, on the candidates of all attacks pooled. Several
-attacks, several metrics and the baselines give several counts; only this one decides, so the level
-holds however many attacks were run. A baseline that is significant by itself without a leak is named
-among the reasons and changes nothing else.
+Every deciding attack is a test of its own; a test survives when its p, adjusted over all of them, is at
+most 1% (``evaluation/null.py``). Explained: the residual of the judged layers, in float64, is at most
+half of what the same attack leaves on a target whose entries were permuted layer by layer: there is
+nothing to explain there. Judged layers (``attacks/problem.py``): with a start those that moved, and
+none of them counts where the first did not; without one the first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from residuum.auditing.inputs import Fit
 from residuum.checkpoints import Inspection
@@ -34,10 +31,14 @@ HEADLINES = {
     NO_LEAK_FOUND: "No leak found by these attacks",
     INCONCLUSIVE: "Inconclusive",
 }
-# Norm of a layer's residual over the norm of its target. First layers of networks trained on 20-400
-# digits were explained to between 0.001 and 0.1, random initialisations of 30 or more neurons to
-# 0.25 to 0.85. Above the limit an attack that found nothing has not explained the weights either.
-RESIDUAL_LIMIT = 0.1
+NEAR_COPY, RESEMBLES, CLASS_LIKE = "near-copy", "resembles", "class-like"
+GRADES = {  # of a leak, the worst first
+    NEAR_COPY: "nearer to the sample than any held-out sample and than the mean of its class",
+    RESEMBLES: "nearer to the sample than the held-out mean of its class",
+    CLASS_LIKE: "no nearer to the sample than the held-out mean of its class: public samples give as "
+    "good a picture",
+}
+EXPLAINED = 0.5  # of the residual that the same attack leaves on the permuted target
 BASELINE_MEANING = {
     "first-layer-weights": "rows of the first layer resemble training samples",
     "model-inversion": "inputs of extreme output resemble training samples",
@@ -46,13 +47,13 @@ BASELINE_MEANING = {
 
 @dataclass(frozen=True, eq=False)
 class AttackOutcome(Record):
-    """One attack and what became of it.
+    """One attack on its surface and what became of it: a test, where it decides.
 
-    decides: its candidates are part of the pool that is tested; a baseline's are not. ran, reason:
-    whether it was run and why; residuals: of every layer, norm over norm, of the best restart that
-    did not diverge; judged: the layers that count; residual: the worst of these; silent: why even a
-    small one would say nothing; recovered, p_value: of this attack's candidates alone, never
-    deciding; rule: what counts as recovered there, such as "ncc > 0.83".
+    decides: a baseline does not. ran, reason: whether it was run and why; residuals: of every layer,
+    norm over norm, of the best restart that did not diverge; judged: the layers that count; residual:
+    the worst of these; permuted: the same on the permuted target, None where it was not needed; silent:
+    why even a small residual would say nothing; recovered, expected_by_chance, p_value: of this test
+    alone; adjusted: its p over all tests; rule: what counts as recovered there, such as "ncc > 0.83".
     """
 
     name: str
@@ -60,11 +61,13 @@ class AttackOutcome(Record):
     applies: bool
     ran: bool
     reason: str
+    surface: str = ""
     restarts: int = 0
     steps: int = 0
     candidates: int = 0
     diverged: int = 0
     residual: float | None = None
+    permuted: float | None = None
     residuals: dict[str, float] = field(default_factory=dict)
     judged: tuple[str, ...] = ()
     silent: str = ""
@@ -72,12 +75,19 @@ class AttackOutcome(Record):
     recovered: int | None = None
     expected_by_chance: float | None = None
     p_value: float | None = None
+    adjusted: float | None = None
     rule: str = ""
 
     @property
-    def converged(self) -> bool:
-        """Some restart did not diverge and explains every judged layer to within the limit."""
-        return not self.silent and self.residual is not None and self.residual <= RESIDUAL_LIMIT
+    def explained(self) -> bool:
+        """Some restart did not diverge and leaves at most half of what the permuted target keeps."""
+        measured = self.residual is not None and self.permuted is not None
+        return bool(measured and not self.silent and self.residual <= EXPLAINED * self.permuted)
+
+    @property
+    def survives(self) -> bool:
+        """Whether it found more than chance gives all tests together."""
+        return self.decides and self.adjusted is not None and self.adjusted <= SIGNIFICANCE
 
     @property
     def status(self) -> str:
@@ -86,7 +96,9 @@ class AttackOutcome(Record):
             return "not run" if self.applies else "not applicable"
         if not self.decides:
             return "baseline"
-        return "converged" if self.converged else "not converged"
+        if self.survives:
+            return "found"
+        return "ran" if self.permuted is None else "explained" if self.explained else "not explained"
 
     @property
     def not_judged(self) -> tuple[str, ...]:
@@ -95,12 +107,109 @@ class AttackOutcome(Record):
 
 
 @dataclass(frozen=True, eq=False)
+class Findings(Record):
+    """What all tests of an audit found together; reason: why nothing could be compared.
+
+    recovered: distinct samples of n that surviving tests recovered, none without one; expected: of as
+    many held-out samples by the same tests (by all of them where none survives); interval: 95% of
+    the excess over that; p_value: the smallest adjusted one; grades: recovered samples of each grade.
+    """
+
+    n: int
+    reason: str = ""
+    recovered: int = 0
+    expected_by_chance: float = 0.0
+    interval: tuple[float, float] | None = None
+    p_value: float = 1.0
+    metric: str = ""
+    rule: str = ""
+    tests: int = 0
+    survivors: tuple[str, ...] = ()
+    grades: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def grade(self) -> str:
+        """The worst grade that more samples reach than chance alone recovers; "" without a survivor."""
+        reached = 0
+        for grade in GRADES if self.survivors else ():
+            reached += self.grades.get(grade, 0)
+            if reached > self.expected_by_chance:
+                return grade
+        return CLASS_LIKE if self.survivors else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Twin(Record):
+    """A network of the same make that is known to hold its data, attacked as the audited one was.
+
+    recovered of n came back, where chance gives expected_by_chance; made: how it was trained; reason:
+    why there is none, "" when there is.
+    """
+
+    n: int = 0
+    recovered: int = 0
+    expected_by_chance: float = 0.0
+    p_value: float = 1.0
+    rule: str = ""
+    made: str = ""
+    seconds: float = 0.0
+    reason: str = ""
+
+    @property
+    def leaks(self) -> bool:
+        """Whether this audit sees what the twin holds."""
+        return not self.reason and self.recovered > 0 and self.p_value <= SIGNIFICANCE
+
+    @property
+    def sentence(self) -> str:
+        """What it says about the audit."""
+        if self.reason:
+            return f"no twin: {self.reason}"
+        return (
+            f"on a twin known to hold its data this audit brings back {self.recovered} of {self.n} "
+            f"({self.rule}; {self.expected_by_chance:.2g} by chance, p = {self.p_value:.2g}); {self.made}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Checks(Record):
+    """What stands between "nothing was found" and "no leak found".
+
+    failures: controls that failed; fit: of the network as read; told_apart: p that its losses do not
+    tell training from held-out samples, None where nobody could ask; vouched: the auditor's word that
+    reading and samples are right; twin: None where it was not needed.
+    """
+
+    failures: tuple[str, ...] = ()
+    fit: Fit | None = None
+    told_apart: float | None = None
+    vouched: bool = False
+    twin: Twin | None = None
+
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """Why nothing shows that this network was trained on these samples."""
+        found = []
+        if self.fit is not None and self.fit.doubtful:
+            found.append(f"it hardly fits them ({self.fit.line})")
+        if self.told_apart is None:
+            found.append("there are no labels or samples to compare its losses with")
+        elif self.told_apart > SIGNIFICANCE:
+            found.append(
+                f"its losses do not tell them from held-out samples (p = {self.told_apart:.2g})"
+            )
+        return tuple(
+            f"nothing shows that this network was trained on these records: {why}" for why in found
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Verdict(Record):
     """The outcome with the numbers it rests on; reasons: one sentence each.
 
-    recovered of n training samples beat the held-out control; interval: naive 95% of that count, of
-    independent trials, chance not subtracted; p_value: of the permutation test; rule: what a sample
-    had to beat, such as "ncc > 0.83".
+    recovered of n training samples beat the held-out control in tests that survive; interval: 95% of
+    the excess over chance; p_value: adjusted over all tests; rule: what a sample had to beat, such as
+    "ncc > 0.83"; grade: of a leak, how near what came back is; tests: how many there were.
     """
 
     outcome: str
@@ -112,7 +221,8 @@ class Verdict(Record):
     p_value: float | None = None
     metric: str = ""
     rule: str = ""
-    residual_limit: ClassVar[float] = RESIDUAL_LIMIT
+    grade: str = ""
+    tests: int = 0
 
     def __post_init__(self) -> None:
         if self.outcome not in EXIT_CODES:
@@ -126,7 +236,7 @@ class Verdict(Record):
     @property
     def headline(self) -> str:
         """Three to six words."""
-        return HEADLINES[self.outcome]
+        return HEADLINES[self.outcome] + (f": {self.grade}" if self.grade else "")
 
     @property
     def sentence(self) -> str:
@@ -136,93 +246,142 @@ class Verdict(Record):
                 "Nothing was compared with a held-out control, so these reconstructions are "
                 "evidence for neither a leak nor its absence."
             )
-        low_high = ""
-        if self.interval is not None:
-            low_high = f"naive 95% interval {self.interval[0]:.1f} to {self.interval[1]:.1f}"
-        beside = "; ".join(filter(None, (self.rule, low_high)))
-        count = f"{self.recovered} of {self.n} training samples{beside and f' ({beside})'}"
         expected, p = self.expected_by_chance, self.p_value
         chance = f"where chance alone explains {'–' if expected is None else f'{expected:.3g}'}"
         if p is not None:
             chance += "; p < 0.001" if p < 0.001 else f"; p = {p:.3f}"
+            chance += f" over {self.tests} tests" if self.tests > 1 else ""
         if self.outcome == LEAK:
-            return f"The attacks brought back {count}, {chance}."
+            excess = ""
+            if self.interval is not None:
+                excess = f"95% interval of the excess {self.interval[0]:.1f} to {self.interval[1]:.1f}"
+            beside = "; ".join(filter(None, (self.rule, excess)))
+            count = f"{self.recovered} of {self.n} training samples{beside and f' ({beside})'}"
+            did = "matched" if self.grade == CLASS_LIKE else "brought back"
+            graded = f" Grade {self.grade}: {GRADES[self.grade]}." if self.grade else ""
+            return f"The attacks {did} {count}, {chance}.{graded}"
+        rule = f" ({self.rule})" if self.rule else ""
+        said = f"No test matched more of {self.n} training samples than chance{rule}, {chance}"
         if self.outcome == NO_LEAK_FOUND:
-            return f"The attacks that were run matched {count}, {chance}; others may still succeed."
-        return (
-            f"The attacks matched {count}, {chance}; under these conditions that supports neither "
-            "a leak nor its absence."
-        )
+            return f"{said}; attacks that were not run may still succeed."
+        return f"{said}; under these conditions that supports neither a leak nor its absence."
 
 
 def decide(
-    scores: Scores | None, attacks: tuple[AttackOutcome, ...], assumed: tuple[str, ...] = ()
+    found: Findings | None,
+    attacks: tuple[AttackOutcome, ...],
+    checks: Checks | None = None,
+    assumed: tuple[str, ...] = (),
 ) -> Verdict:
     """The table's row, and what was assumed about the network beside its reasons.
 
-    scores: of the pooled candidates, None without training data.
+    found: None without training data.
     """
-    found = _row(scores, attacks)
-    return found.replace(reasons=(*found.reasons, *assumed))
+    verdict = _row(found, attacks, checks or Checks())
+    return verdict.replace(reasons=(*verdict.reasons, *assumed))
 
 
-def _row(scores: Scores | None, attacks: tuple[AttackOutcome, ...]) -> Verdict:
-    if scores is None:
+def acquitting(attacks: tuple[AttackOutcome, ...]) -> list[AttackOutcome]:
+    """Deciding attacks that explain their surface: where they find nothing, that says something."""
+    return [attack for attack in attacks if attack.decides and attack.ran and attack.explained]
+
+
+def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Checks) -> Verdict:
+    if found is None:
         return Verdict(INCONCLUSIVE, ("no training data was given to compare candidates with",))
-    if not scores.calibrated:
-        return Verdict(INCONCLUSIVE, (scores.reason,), n=scores.n, metric=scores.deciding)
-    assert scores.p_value is not None
-    assert scores.recovered is not None
-    if scores.recovered > 0 and scores.p_value <= SIGNIFICANCE:
-        count = (
-            f"{scores.recovered} of {scores.n} training samples beat the held-out control "
-            f"({scores.rule})"
-        )
-        reason = f"{count}, p = {scores.p_value:.2g} in the permutation test at {SIGNIFICANCE:g}"
-        return _verdict(LEAK, (reason,), scores)
+    if found.reason:
+        return Verdict(INCONCLUSIVE, (found.reason,), n=found.n, metric=found.metric)
+    beside = tuple(_beside(attacks, found.n))
+    if checks.failures:
+        return _verdict(INCONCLUSIVE, (*checks.failures, *beside), found)
+    if found.survivors:
+        return _verdict(LEAK, (*_survivors(attacks, found), *beside), found)
     missing = (
-        f"{scores.recovered} of {scores.n} samples beat the held-out control ({scores.rule}), which "
-        f"is within chance (p = {scores.p_value:.2g})"
+        f"none of {found.tests} test{'' if found.tests == 1 else 's'} survives: the smallest p over all "
+        f"of them is {found.p_value:.2g}, the level {SIGNIFICANCE:g}"
     )
-    deciding = [attack for attack in attacks if attack.decides and attack.ran]
-    if converged := [attack for attack in deciding if attack.converged]:
-        reasons = (missing, *map(_explanation, converged), *_beside(scores, attacks))
-        return _verdict(NO_LEAK_FOUND, reasons, scores)
-    shortfalls = map(_shortfall, deciding) if deciding else ["no attack applies to this network"]
-    return _verdict(INCONCLUSIVE, (missing, *shortfalls, *_beside(scores, attacks)), scores)
+    explained = acquitting(attacks)
+    reasons: list[str] = []
+    if not explained:
+        deciding = [attack for attack in attacks if attack.decides and attack.ran]
+        reasons += map(_shortfall, deciding) if deciding else ["no attack applies to this network"]
+    if not checks.vouched:
+        reasons += checks.strangers
+    if explained and not reasons and not (checks.twin and checks.twin.leaks):
+        twin = Twin(reason="none was made") if checks.twin is None else checks.twin
+        reasons.append(f"nothing shows that this audit would have seen a leak: {twin.sentence}")
+    if reasons:
+        return _verdict(INCONCLUSIVE, (missing, *reasons, *_remedy(explained, checks), *beside), found)
+    assert checks.twin is not None
+    vouched = tuple(f"vouched for by the auditor, though {why}" for why in checks.strangers)
+    said = (missing, *map(_explanation, explained), checks.twin.sentence, *vouched, *beside)
+    return _verdict(NO_LEAK_FOUND, said, found)
 
 
-def _verdict(outcome: str, reasons: tuple[str, ...], scores: Scores) -> Verdict:
-    row = scores.metrics[scores.deciding]
+def _verdict(outcome: str, reasons: tuple[str, ...], found: Findings) -> Verdict:
     return Verdict(
-        outcome, reasons, n=scores.n, recovered=scores.recovered,
-        expected_by_chance=scores.expected_by_chance, interval=row.interval,
-        p_value=scores.p_value, metric=scores.deciding, rule=scores.rule,
+        outcome, reasons, n=found.n, recovered=found.recovered,
+        expected_by_chance=found.expected_by_chance, interval=found.interval,
+        p_value=found.p_value, metric=found.metric, rule=found.rule,
+        grade=found.grade if outcome == LEAK else "", tests=found.tests,
     )  # fmt: skip
 
 
-def _beside(scores: Scores, attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """Baselines that beat chance where no deciding attack did: said, never deciding."""
+def _remedy(explained: list[AttackOutcome], checks: Checks) -> tuple[str, ...]:
+    """The one thing to try."""
+    if not explained:
+        return ("try: a longer --budget, or --preset with more steps, so that an attack explains more",)
+    if not checks.vouched and checks.strangers:
+        return (
+            "try: check architecture, preprocessing, labels and records; where they are right and the "
+            "network generalises or was trained privately, say --vouch",
+        )
+    if checks.twin is not None and checks.twin.reason:
+        return ("try: give more held-out samples, or leave out --no-twin",)
+    return ("try: say how the network was trained (--recipe), or a longer --budget",)
+
+
+def _survivors(attacks: tuple[AttackOutcome, ...], found: Findings) -> tuple[str, ...]:
+    counts = ", ".join(f"{count} {grade}" for grade, count in found.grades.items())
     return tuple(
-        f"the baseline {attack.name} matches {attack.recovered} of {scores.n} "
-        f"({attack.expected_by_chance:.2g} by chance, p = {attack.p_value:.2g}): "
-        f"{BASELINE_MEANING.get(attack.name, 'its candidates resemble training samples')}, though "
-        "no deciding attack found them"
+        f"{attack.name} recovers {attack.recovered} of {found.n} training samples ({attack.rule}; "
+        f"{attack.expected_by_chance:.2g} by chance), adjusted p = {attack.adjusted:.2g} over "
+        f"{found.tests} test{'' if found.tests == 1 else 's'} at {SIGNIFICANCE:g}"
         for attack in attacks
-        if not attack.decides and attack.recovered and (attack.p_value or 1.0) <= SIGNIFICANCE
-    )
+        if attack.survives
+    ) + ((f"of what came back: {counts}",) if counts else ())
+
+
+def _beside(attacks: tuple[AttackOutcome, ...], n: int) -> list[str]:
+    """Findings of single attacks and baselines that the verdict does not rest on: said, all of them."""
+    said = []
+    for attack in attacks:
+        if not attack.recovered or (attack.p_value or 1.0) > SIGNIFICANCE or attack.survives:
+            continue
+        figures = (
+            f"{attack.name} matches {attack.recovered} of {n} ({attack.expected_by_chance:.2g} by "
+            f"chance, p = {attack.p_value:.2g})"
+        )
+        meaning = BASELINE_MEANING.get(attack.name, "its candidates resemble training samples")
+        said.append(
+            f"{figures} by itself, not over all tests (adjusted p = {attack.adjusted:.2g})"
+            if attack.decides
+            else f"the baseline {figures}: {meaning}, which decides nothing"
+        )
+    return said
 
 
 def _shortfall(attack: AttackOutcome) -> str:
-    if attack.residual is None and not attack.silent:
-        return f"{attack.name} diverged in all {attack.restarts} restarts"
     if attack.silent:
         return f"{attack.name} cannot tell: {attack.silent}"
+    if attack.residual is None:
+        return f"{attack.name} diverged in all {attack.restarts} restarts"
     worst = max(attack.judged, key=lambda name: attack.residuals.get(name, 0.0), default="")
     where = f" in {worst}" if worst else ""
+    against = "" if attack.permuted is None else f", on a permuted target {attack.permuted:.2g}"
     return (
-        f"{attack.name} left a residual of {attack.residual:.2g}{where}, above "
-        f"{RESIDUAL_LIMIT:g}: it has not explained these weights"
+        f"{attack.name} left a residual of {attack.residual:.2g}{where}{against}: more than half of "
+        "that, so it has not explained these weights"
     )
 
 
@@ -231,8 +390,8 @@ def _explanation(attack: AttackOutcome) -> str:
     others = ", ".join(attack.not_judged)
     beside = f"; not judged, for want of a start: {others}" if others else ""
     return (
-        f"{attack.name} explains {', '.join(attack.judged) or 'the weights'} to within "
-        f"{RESIDUAL_LIMIT:g} (residual {attack.residual:.2g}){beside}"
+        f"{attack.name} explains {', '.join(attack.judged) or 'the weights'}: residual "
+        f"{attack.residual:.2g}, on a permuted target {attack.permuted:.2g}{beside}"
     )
 
 

@@ -33,9 +33,11 @@ from residuum.evaluation.matching import (
 from residuum.evaluation.metrics import METRICS, Metric
 from residuum.evaluation.null import (
     MIN_SUBSETS,
+    Calibration,
     calibrate,
     count_interval,
     matched_values,
+    safe_floor,
     smallest_significant,
 )
 from residuum.records.data import Dataset
@@ -69,7 +71,7 @@ def score(
     seed: int = 0,
     subsets: int = 500,
     seconds: float = math.inf,
-    before: Scores | None = None,
+    before: Calibration | None = None,
 ) -> Scores:
     """Score ``candidates`` (m, *shape), given as the network receives them: no mean added.
 
@@ -78,7 +80,7 @@ def score(
     (m,) or (m, k) of the candidates; match_labels: held-out subsets have the training set's label
     counts, where the pool allows; same_label: a candidate matches samples of its own label only;
     seconds: the deciding metric draws fewer subsets where all would take longer, and other metrics
-    are left out; before: scores of the same candidates by the deciding metric alone, kept as they are.
+    are left out; before: what the control said of the same candidates by the deciding metric.
     """
     start = time.monotonic()
     notes: list[str] = []
@@ -94,13 +96,12 @@ def score(
         notes=notes,
     )
     judged: dict[str, _Verdict] = {}
-    if before is not None:
-        matches = tuple(row.matches[DECIDING] for row in before.per_sample)
-        judged[DECIDING], subsets = _Verdict(before.metrics[DECIDING], matches), before.subsets
-        notes[:] = before.notes
-    for metric in chosen[len(judged) :]:
+    for metric in chosen:
         try:
             gain = field.gain(metric)
+            if before is not None and metric.name == DECIDING:
+                judged[DECIDING], subsets = _judge(metric, field, gain, before), len(before.chance)
+                continue
             cost = _cost(metric, field, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
             left = seconds - (time.monotonic() - start)
             if metric.name == DECIDING:
@@ -112,7 +113,8 @@ def score(
                     f"{metric.name} left out, for want of time: about {cost.of(subsets):.0f} s"
                 )
                 continue
-            judged[metric.name] = _judge(metric, field, gain, seed, subsets)
+            control = control_of(metric, field, gain, seed, subsets) if field.pool else None
+            judged[metric.name] = _judge(metric, field, gain, control)
         except Exception as problem:
             if not metric.outside:
                 raise
@@ -155,37 +157,54 @@ class _Cost:
         return min(subsets, max(MIN_SUBSETS, fit))
 
 
+def affordable(
+    parts: Sequence[tuple[Metric, Field, Array]], seed: int, subsets: int, seconds: float
+) -> int:
+    """As many common subsets as all parts can be judged by within ``seconds``."""
+    if seconds == math.inf:
+        return subsets
+    costs = [_cost(*part, seed) for part in parts]
+    total = _Cost(sum(one.once for one in costs), sum(one.each for one in costs))
+    return total.affordable(subsets, seconds)
+
+
 def _cost(metric: Metric, field: Field, gain: Array, seed: int) -> _Cost:
     """Timed on one held-out set and on a few."""
     if not field.pool:
         return _Cost(0.0, 0.0)
     rng, took = np.random.default_rng((seed, 3)), []
+    value, floor = field.value_of(metric), -np.inf
     for count in (1, 1 + PILOT):
         start = time.monotonic()
         keys = rng.random((count, field.pool))
         sets = field.n + np.argsort(keys, axis=1)[:, : field.n]
-        matched_values(gain, field.value_of(metric), greedy_in_sets(gain, sets), sets)
+        floor = safe_floor(gain, value, sets) if count == 1 else floor
+        matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)
         took.append(time.monotonic() - start)
     return _Cost(took[0], max(0.0, took[1] - took[0]) / PILOT)
 
 
-def _judge(metric: Metric, field: Field, gain: Array, seed: int, subsets: int) -> _Verdict:
-    """Match by one metric, the published way and the calibrated way."""
-    everyone = np.arange(field.n)
-    published = MATCHINGS[metric.published_matching]
-    nearest = field.scored(metric, gain, everyone, published)
-    figures = _published(metric, nearest)
-    if not field.pool:
-        own = field.scored(metric, gain, everyone, greedy)
-        return _Verdict(figures, _matches(metric, field, own, nearest, None))
-    control = calibrate(
+def control_of(metric: Metric, field: Field, gain: Array, seed: int, subsets: int) -> Calibration:
+    """What the held-out pool says of the candidates; one seed draws the same subsets for all."""
+    return calibrate(
         gain,
         field.n,
         value=field.value_of(metric),
         strata=field.strata,
         subsets=subsets,
-        rng=np.random.default_rng(seed),  # the same subsets for every metric
+        rng=np.random.default_rng(seed),
     )
+
+
+def _judge(metric: Metric, field: Field, gain: Array, control: Calibration | None) -> _Verdict:
+    """Match by one metric, the published way and the calibrated way."""
+    everyone = np.arange(field.n)
+    published = MATCHINGS[metric.published_matching]
+    nearest = field.scored(metric, gain, everyone, published)
+    figures = _published(metric, nearest)
+    if control is None:
+        own = field.scored(metric, gain, everyone, greedy)
+        return _Verdict(figures, _matches(metric, field, own, nearest, None))
     chance = _published(metric, field.scored(metric, gain, control.reference, published))
     count = int(control.recovered.sum())
     figures = figures.replace(
