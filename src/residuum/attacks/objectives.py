@@ -20,7 +20,7 @@ for, its options and when it applies are its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self
 
 import torch
@@ -328,6 +328,22 @@ class NTK(Objective):
 def _check(what: str, got: str, known: tuple[str, ...]) -> None:
     if got not in known:
         raise InputError(f"No {what} {got!r}.", did_you_mean(got, known))
+
+
+def permuted(kind: type[Objective], seed: int) -> type[Objective]:
+    """The same objective on a target that holds nothing: each layer's entries in a random order."""
+
+    class Permuted(kind):  # type: ignore[misc, valid-type]
+        def surface_of(self, theta: Theta, knowledge: Knowledge) -> Surface:
+            surface = super().surface_of(theta, knowledge)
+            generator = torch.Generator().manual_seed(seed)
+            target = {}
+            for name, t in surface.target.items():
+                order = torch.randperm(t.numel(), generator=generator).to(t.device)
+                target[name] = t.flatten()[order].reshape(t.shape)
+            return replace(surface, target=target)
+
+    return Permuted
 
 
 OBJECTIVES: Table[type[Objective]] = Table(

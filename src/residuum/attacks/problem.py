@@ -306,11 +306,13 @@ class Explained(Record):
         return max(found) if len(found) == len(self.judged) and found else None
 
 
-def explained(surface: Surface, found: Reconstruction) -> Explained:
+def explained(
+    surface: Surface, found: Reconstruction, kind: type[Objective] | None = None
+) -> Explained:
     """The best restart that did not diverge, measured anew in float64 with its own surrogate.
 
     r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||, layer by layer; the layers
-    that count are the surface's.
+    that count are the surface's. kind: the objective where it is not the one that was named.
     """
     judged, silent = surface.layers, surface.silent
     best = _best_restart(found, judged)
@@ -320,7 +322,7 @@ def explained(surface: Surface, found: Reconstruction) -> Explained:
         return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1], silent)
     run, step, _ = best
     config = AttackConfig.from_json(found.settings)
-    objective = OBJECTIVES[config.objective].configured(config, found.knowledge)
+    objective = (kind or OBJECTIVES[config.objective]).configured(config, found.knowledge)
     mine = found.run == run
     problem = Problem(
         surface.model(), objective, found.knowledge, found.labels[mine],

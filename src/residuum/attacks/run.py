@@ -93,7 +93,7 @@ class Stationarity(Attack):
     ) -> Reconstruction:
         """All restarts side by side; a saved state is gone on with."""
         start = time.monotonic()
-        solver = prepare(surface.checkpoint, knowledge, config, per_run)
+        solver = prepare(surface.checkpoint, knowledge, config, per_run, self.objective)
         state = solver.solve(Path(state_path) if state_path is not None else None, watch)
         runs = config.restarts
         status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
@@ -174,9 +174,13 @@ def prepare(
     knowledge: Knowledge,
     config: AttackConfig,
     per_run: Sequence[AttackConfig] | None = None,
+    kind: type[Objective] | None = None,
 ) -> Solver:
-    """The attack that a resolved configuration describes, before its first step."""
-    objective = OBJECTIVES[config.objective].configured(config, knowledge)
+    """The attack that a resolved configuration describes, before its first step.
+
+    kind: the objective where it is not the one that the configuration names.
+    """
+    objective = (kind or OBJECTIVES[config.objective]).configured(config, knowledge)
     shape = sample_shape(checkpoint, knowledge)
     outputs = Architecture.parse(checkpoint.arch).outputs
     objective.check(outputs, knowledge)

@@ -1,8 +1,10 @@
 """A wall-clock budget turned into shares, batches of restarts, and the batches that were run.
 
-The deciding attacks get ``ATTACK_SHARE`` of the budget, in equal parts; baselines, scoring and both
-certificates are told what they may take and sample, or leave out what does not decide; reading,
-planning and the report have the rest. A batch that has begun is finished: cutting it short would
+The deciding attacks get ``ATTACK_SHARE`` of the budget, in equal parts, in at least ``FEWEST_RESTARTS``
+restarts: where nothing is found, one more on a permuted target and a quarter as many on a twin follow,
+which with the controls stay within a third of the budget. Baselines, scoring and both certificates
+are told what they may take and sample, or leave out what does not decide; reading, planning and the
+report have the rest. A batch that has begun is finished: cutting it short would
 leave a run that nobody could repeat. What is recorded, and replayed, is the batches.
 """
 
@@ -20,7 +22,12 @@ from residuum.attacks import AttackConfig, estimate
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge, Record
 
-ATTACK_SHARE = 0.7
+ATTACK_SHARE = 0.42
+FEWEST_RESTARTS = 4  # one in so many is repeated on the twin, and one on a permuted target
+TWIN_SHARE, LEAST_TWIN = (
+    0.04,
+    2.0,
+)  # of the twin's training; its attack takes what the audited one took
 BASELINE_SHARE, SCORE_SHARE, CERTIFICATE_SHARE, UNIQUENESS_SHARE = 0.05, 0.1, 0.05, 0.05
 LEAST_BASELINE, LEAST_SCORE = 1.0, 3.0  # seconds: what is cheap is not left out of a short audit
 LEAST_UNIQUENESS = 3.0  # seconds: its null space is counted whatever the clock says
@@ -78,7 +85,8 @@ def first_batch(
     """The batch that the others of ``share`` seconds will be like.
 
     As many whole restarts as fit share the time evenly, each at least as long as the preset says,
-    unless its steps are ``exact``; where none fits, one takes fewer steps. Restarts side by side cost
+    unless its steps are ``exact``; where fewer than ``FEWEST_RESTARTS`` fit, these take fewer steps.
+    Restarts side by side cost
     a CPU what they cost one after another, so there a single one is timed.
     """
     gpu = config.device.startswith("cuda")
@@ -87,8 +95,9 @@ def first_batch(
     needed = estimate(checkpoint, knowledge, timed, measured=measured).seconds
     each = needed / timed.restarts
     fit = min(int(share / each), MAX_RESTARTS) if each > 0 else MAX_RESTARTS
-    restarts = max(1, min(config.restarts, fit))
-    stretch = min(MOST_STRETCH, share / (max(1, fit) * each)) if each > 0 else 1.0
+    fewest = min(config.restarts, FEWEST_RESTARTS)
+    restarts = max(1, min(config.restarts, fit if exact else max(fit, fewest)))
+    stretch = min(MOST_STRETCH, share / (max(fewest, fit) * each)) if each > 0 else 1.0
     steps = config.steps if exact and fit else max(MIN_STEPS, int(config.steps * stretch))
     seconds = restarts * each * steps / config.steps
     return Plan(Batch(config.objective, restarts, steps, config.seed), seconds, config.steps)

@@ -197,9 +197,7 @@ def judge(
             notes.append(f"not scored by itself, for want of time: {name}")
         return None
 
-    baselines = {
-        part.attack: beside(part.attack, whole_pool(part)) for part in attacked.baselines
-    }
+    baselines = {part.attack: beside(part.attack, whole_pool(part)) for part in attacked.baselines}
     selected = beside(
         "the attacks' own choice", joined([selected_pool(part) for part in attacked.found])
     )
@@ -225,9 +223,7 @@ def judge(
     return Judged(rows, found, strongest, scores, selected, shown)
 
 
-def _with_counts(
-    row: AttackOutcome, test: OneTest | None, beside: Scores | None
-) -> AttackOutcome:
+def _with_counts(row: AttackOutcome, test: OneTest | None, beside: Scores | None) -> AttackOutcome:
     if test is not None:
         return row.replace(
             recovered=int(test.control.recovered.sum()),

@@ -10,8 +10,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from residuum.auditing.budget import Batch
+from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
-from residuum.auditing.verdict import AttackOutcome, Verdict
+from residuum.auditing.verdict import AttackOutcome, Checks, Findings, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
 from residuum.records.certificate import Uniqueness
@@ -43,10 +44,10 @@ class Evidence(Record):
 class AuditResult(Record):
     """The outcome of :func:`audit`.
 
-    scores: of the candidates of all deciding attacks pooled, None without data; selected: of the
-    attacks' own choice alone; certificate: see ``certificate_of``, the reason where it is None;
-    batches: what was run, enough to repeat it; fit: of the network as read; seconds: by stage;
-    inputs: settings and hashes of what was read.
+    scores: of the strongest test, whose attack is ``shown``, None without data; findings: of all
+    tests together; selected: of the attacks' own choice alone; certificate: see ``certificate_of``,
+    the reason where it is None; batches: what was run, enough to repeat it; controls, checks: what
+    the verdict may rest on; seconds: by stage; inputs: settings and hashes of what was read.
     """
 
     subject: str
@@ -72,7 +73,15 @@ class AuditResult(Record):
     assumptions: tuple[str, ...] = ()
     limitations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    fit: Fit | None = None
+    findings: Findings | None = None
+    shown: str = ""
+    controls: Controls = field(default_factory=Controls)
+    checks: Checks = field(default_factory=Checks)
+
+    @property
+    def fit(self) -> Fit | None:
+        """How well the network as read does."""
+        return self.checks.fit
 
     @property
     def exit_code(self) -> int:

@@ -10,29 +10,53 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from residuum import plugins
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.attacks.state import Watcher
-from residuum.auditing.budget import LEAST_SCORE, SCORE_SHARE, Batch, seconds_of
-from residuum.auditing.controls import evidence
+from residuum.auditing.budget import (
+    FEWEST_RESTARTS,
+    LEAST_SCORE,
+    LEAST_TWIN,
+    SCORE_SHARE,
+    TWIN_SHARE,
+    Batch,
+    seconds_of,
+)
+from residuum.auditing.controls import (
+    Claim,
+    Controls,
+    run_controls,
+    told_by_network,
+    without_repeats,
+)
 from residuum.auditing.inputs import Data, as_dataset, check_fit, fit_of, scale_notes, task_of
-from residuum.auditing.result import AuditResult, Evidence
+from residuum.auditing.judging import judge
+from residuum.auditing.result import AuditResult
 from residuum.auditing.stages import Attacked, AttackStage, certified
-from residuum.auditing.verdict import AttackOutcome, assumptions, decide, limitations, opening
-from residuum.checkpoints import as_checkpoint, build_model, inspect_checkpoint
+from residuum.auditing.twin import audit_twin
+from residuum.auditing.verdict import (
+    AttackOutcome,
+    Checks,
+    Twin,
+    acquitting,
+    assumptions,
+    decide,
+    limitations,
+    open_question,
+    opening,
+)
+from residuum.checkpoints import Inspection, as_checkpoint, inspect_checkpoint
 from residuum.errors import InputError, did_you_mean
-from residuum.evaluation import score
-from residuum.evaluation.scoring import DECIDING, CandidatePool, joined, selected_pool, whole_pool
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores
+from residuum.evaluation.null import SUBSETS
+from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores
 from residuum.records.rundir import environment
-from residuum.theory.kkt import evaluate
 
 if TYPE_CHECKING:
     from residuum.auditing.artifacts import AuditRun
@@ -48,11 +72,14 @@ def audit(
     preset: str = "residuum",
     steps: int | None = None,
     seed: int = 0,
-    subsets: int = 500,
+    subsets: int = SUBSETS,
     device: str = "cpu",
     task: str = "auto",
     arch: str | None = None,
     baselines: bool = True,
+    vouch: bool = False,
+    twin: bool = True,
+    recipe: str = "",
     batches: Sequence[Batch] = (),
     store: AuditRun | None = None,
     watch: Callable[[str], Watcher] | None = None,
@@ -65,8 +92,10 @@ def audit(
     data: the training samples as (x, y), a Dataset, or the path of an .npz, as the network receives
     them; holdout: samples it never saw, likewise, labels optional, at least 100; without either
     the verdict is inconclusive; knowledge: what the attacker is told; budget: wall clock, such as
-    "10min": as many batches of restarts as fit, at least one; batches: exactly these instead, as
-    recorded by an earlier audit; store, watch: see ``AttackStage``; stage: called with the name of
+    "10min": as many batches of restarts as fit, at least one; vouch: the auditor's word that network
+    and samples were read rightly, where it does not show; twin: train and attack a network known to
+    hold its data, without which "no leak found" is not said, recipe: how, see ``twin.Recipe``;
+    batches: exactly these instead of a budget, as recorded by an earlier audit; store, watch: see ``AttackStage``; stage: called with the name of
     every stage as it begins; say: told, one line each, what is known before the attacks: accuracy
     of the network as read, what was assumed, how long it will take.
     """
@@ -109,11 +138,25 @@ def audit(
     attacked = replace(attacked, outcomes=(*attacked.outcomes, *broken))
     # Repeated batches have no clock: what was drawn then is drawn again.
     scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)
+    with clock("controls"):
+        claim = None if train is None else without_repeats(train, control)
+        controls = Controls() if claim is None else run_controls(claim, knowledge, seed)
     with clock("score"):
-        judged = _judge(checkpoint, attacked, train, control, seed, subsets, scoring)
+        judged = judge(checkpoint, attacked, claim, seed, subsets, scoring)
+    checks = Checks(controls.failures, fit, vouched=vouch)
+    if claim is not None and judged.findings is not None and open_question(judged.findings, checks):
+        with clock("permuted"):
+            judged = replace(judged, attacks=_against_permuted(attacks, judged.attacks))
+        apart = told_by_network(checkpoint, claim.train, claim.pool, checkpoint.task, seed)
+        checks = checks.replace(told_apart=apart)
+        if acquitting(judged.attacks) and (vouch or not checks.strangers):
+            with clock("twin"):
+                checks = checks.replace(
+                    twin=_twin(attacks, attacked, claim, inspection, recipe, twin)
+                )
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
-    verdict = decide(judged.scores, judged.attacks, checkpoint.assumptions)
+    verdict = decide(judged.findings, judged.attacks, checks, checkpoint.assumptions)
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
         subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,91 +166,61 @@ def audit(
         settings={
             "preset": preset, "seed": seed, "subsets": drawn, "device": device, "task": task,
             "budget": seconds, "steps": steps, "baselines": baselines, "arch": checkpoint.arch,
+            "vouch": vouch, "twin": twin, "recipe": recipe,
             "plugins": {one.name: one.version for one in plugged},
         },
         environment=environment(device), hashes=dict(hashes or {}),
         assumptions=assumptions(checkpoint, inspection),
         limitations=limitations(verdict, judged.scores, knowledge),
-        fit=fit, notes=(*(fit.notes if fit else ()), *contradictions, *_notes(attacked, judged.scores)),
+        controls=controls, checks=checks,
+        notes=(*(fit.notes if fit else ()), *contradictions, *controls.notes,
+               *_notes(attacked, judged.scores), _spent(clock.seconds, seconds)),
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """Every attack by itself, the pool, the attacks' own choice: fields of ``AuditResult``."""
-
-    attacks: tuple[AttackOutcome, ...]
-    scores: Scores | None = None
-    selected: Scores | None = None
-    evidence: Evidence | None = None
-
-
-def _judge(
-    checkpoint: Checkpoint,
-    attacked: Attacked,
-    train: Dataset | None,
-    control: Dataset | None,
-    seed: int,
-    subsets: int,
-    seconds: float,
-) -> _Judged:
-    """Score what the attacks found; the pool of all deciding attacks is what the verdict rests on.
-
-    It is scored whatever the clock says. Attacks by themselves and the attacks' own choice come
-    after it, then the published metrics, as far as ``seconds`` reach.
-    """
-    if train is None or not attacked.found:
-        return _Judged(attacked.outcomes)
-    model = build_model(checkpoint)
-    outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
-
-    def judge(pool: CandidatePool, **options: Any) -> Scores:
-        return score(
-            pool.x, train, control, candidate_labels=pool.labels, multipliers=pool.lam,
-            outputs=outputs, seed=seed, subsets=subsets, **options,
-        )  # fmt: skip
-
-    start = time.monotonic()
-    pool = joined([whole_pool(part) for part in attacked.found])
-    decided = judge(pool, metrics=[DECIDING], seconds=seconds / 2)
-    took, left_out = time.monotonic() - start, []
-
-    def alone(name: str, part: CandidatePool) -> Scores | None:
-        """The deciding metric of some candidates, unless the clock forbids."""
-        left = seconds - (time.monotonic() - start)
-        if not len(part.x):
-            return None
-        if took * len(part.x) / len(pool.x) > left:
-            left_out.append(name)
-            return None
-        return judge(part, metrics=[DECIDING], seconds=left)
-
-    parts = {part.attack: whole_pool(part) for part in (*attacked.found, *attacked.baselines)}
-    attacks = tuple(
-        _with_counts(outcome, alone(outcome.name, parts[outcome.name]))
-        if outcome.name in parts and (len(attacked.found) > 1 or not outcome.decides)
-        else _with_counts(outcome, decided if outcome.ran else None)
-        for outcome in attacked.outcomes
+def _against_permuted(
+    stage: AttackStage, rows: tuple[AttackOutcome, ...]
+) -> tuple[AttackOutcome, ...]:
+    """What every attack that could acquit leaves on a target that holds nothing."""
+    return tuple(
+        row.replace(permuted=stage.left_on_permuted(row.name, row.steps))
+        if row.decides and row.ran and not row.silent and row.residual is not None
+        else row
+        for row in rows
     )
-    chosen = joined([selected_pool(part) for part in attacked.found])
-    selected = alone("the attacks' own choice", chosen)
-    left = seconds - (time.monotonic() - start)
-    scores = judge(pool, before=decided, seconds=left)
-    if left_out:
-        note = f"not scored by itself, for want of time: {', '.join(left_out)}"
-        scores = scores.replace(notes=(*scores.notes, note))
-    shown = evidence(pool.x, train, control, scores, outputs, seed)
-    return _Judged(attacks, scores, selected, shown)
 
 
-def _with_counts(outcome: AttackOutcome, scores: Scores | None) -> AttackOutcome:
-    if scores is None:
-        return outcome
-    return outcome.replace(
-        recovered=scores.recovered,
-        expected_by_chance=scores.expected_by_chance,
-        p_value=scores.p_value,
-        rule=scores.rule,
+def _twin(
+    stage: AttackStage,
+    attacked: Attacked,
+    claim: Claim,
+    inspection: Inspection,
+    recipe: str,
+    wanted: bool,
+) -> Twin:
+    """The twin, attacked with a part of the restarts: the rest of the budget is not its own."""
+    if not wanted:
+        return Twin(reason="it was not wanted (--no-twin)")
+    restarts: dict[str, int] = {}
+    for batch in attacked.batches:
+        restarts[batch.attack] = restarts.get(batch.attack, 0) + batch.restarts
+    firsts = {batch.attack: batch for batch in reversed(attacked.batches)}
+    batches = [
+        one.replace(restarts=max(1, restarts[name] // FEWEST_RESTARTS))
+        for name, one in firsts.items()
+    ]
+    training = math.inf if stage.batches else max(LEAST_TWIN, TWIN_SHARE * stage.seconds)
+    return audit_twin(
+        stage, claim, inspection, batches, recipe=recipe, subsets=SUBSETS, training=training
+    )
+
+
+def _spent(taken: dict[str, float], budget: float) -> str:
+    """What asking whether the audit can be believed took of it."""
+    spent = sum(taken.get(stage, 0.0) for stage in ("controls", "permuted", "twin"))
+    return (
+        f"controls, permuted target and twin took {spent:.1f} s of a budget of {budget:.0f} s "
+        f"({spent / budget:.0%})"
     )
 
 

@@ -6,19 +6,23 @@ change. ``residuum schema`` prints the schema of this version.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from residuum.auditing.budget import Batch
+from residuum.auditing.controls import Controls
+from residuum.auditing.inputs import Fit
+from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
 from residuum.evaluation.null import SIGNIFICANCE
 
 if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
     from residuum.records import Scores
 
-SCHEMA_VERSION = "2.0"
+SCHEMA_VERSION = "3.0"
 SCHEMA_ID = f"urn:residuum:result:{SCHEMA_VERSION}"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -36,21 +40,13 @@ class Tool(_Model):
     version: str
 
 
-class PublishedVerdict(_Model):
+@dataclass(frozen=True, eq=False)
+class PublishedVerdict(Verdict):
     """The row of the decision table and its numbers; counts are null without a control."""
 
-    outcome: Literal["leak", "no-leak-found", "inconclusive"]
-    exit_code: Literal[0, 1, 3]
-    sentence: str
-    reasons: list[str]
-    n: Count | None
-    recovered: Count | None
-    expected_by_chance: float | None
-    interval: tuple[float, float] | None
-    p_value: Share | None
-    metric: str
-    significance: float
-    residual_limit: float
+    exit_code: Literal[0, 1, 3] = 3  # type: ignore[assignment]
+    sentence: str = ""  # type: ignore[assignment]
+    significance: Share = SIGNIFICANCE
 
 
 class Network(_Model):
@@ -66,14 +62,11 @@ class Network(_Model):
     balance: float | None
 
 
-class FitRow(_Model):
+@dataclass(frozen=True, eq=False)
+class FitRow(Fit):
     """How well the network as read does: accuracy, or R^2; base: of the commonest class, the mean."""
 
-    measure: str
-    train: float
-    holdout: float | None
-    base: float
-    line: str
+    line: str = ""  # type: ignore[assignment]
 
 
 class Fact(_Model):
@@ -84,31 +77,17 @@ class Fact(_Model):
     provenance: Literal["user", "train", "holdout"]
 
 
-class AttackRow(_Model):
-    """An attack that was run, or the reason why not; its own counts never decide.
+@dataclass(frozen=True, eq=False)
+class AttackRow(AttackOutcome):
+    """An attack that was run, which is a test where it decides, or the reason why not.
 
-    residuals: of every layer, norm over norm; judged: the layers that count; residual: their worst.
+    residuals: of every layer, norm over norm; judged: the layers that count; residual: their worst;
+    limit: the most that an explained surface leaves, half of ``permuted``.
     """
 
-    name: str
-    decides: bool
-    applies: bool
-    ran: bool
-    reason: str
-    restarts: Count
-    steps: Count
-    candidates: Count
-    diverged: Count
-    converged: bool
-    residual: float | None
-    residuals: dict[str, float]
-    judged: list[str]
-    silent: str
-    seconds: float
-    recovered: Count | None
-    expected_by_chance: float | None
-    p_value: Share | None
-    rule: str
+    status: str = ""  # type: ignore[assignment]
+    explained: bool = False  # type: ignore[assignment]
+    limit: float | None = None  # type: ignore[assignment]
 
 
 class Candidate(_Model):
@@ -137,16 +116,28 @@ class ScoreSummary(_Model):
     pool: Count
 
 
+class PublishedChecks(_Model):
+    """What stands between "nothing was found" and "no leak found"."""
+
+    told_apart: Share | None = Field(description="p that losses do not tell data from held-out")
+    vouched: bool
+    twin: Twin | None = Field(description="null where it was not needed")
+    shown: str = Field(description="the attack whose candidates scores and gallery show")
+
+
 class Result(_Model):
     """The whole of ``result.json``."""
 
-    schema_version: Literal["2.0"]
+    schema_version: Literal["3.0"]
     tool: Tool
     created: str
     subject: str
     verdict: PublishedVerdict
     network: Network
     fit: FitRow | None
+    findings: Findings | None
+    controls: Controls
+    checks: PublishedChecks
     knowledge: list[Fact]
     attacks: list[AttackRow]
     scores: ScoreSummary | None
@@ -184,9 +175,7 @@ def publish(
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "residuum", "version": version("residuum")},
         "verdict": {
-            **{name: value for name, value in vars(verdict).items() if name != "rule"},
-            "exit_code": verdict.exit_code, "sentence": verdict.sentence,
-            "significance": SIGNIFICANCE, "residual_limit": verdict.residual_limit,
+            **vars(verdict), "exit_code": verdict.exit_code, "sentence": verdict.sentence,
         },
         "network": {
             **{name: getattr(network, name) for name in measured},
@@ -194,7 +183,16 @@ def publish(
         },
         "fit": None if result.fit is None else vars(result.fit) | {"line": result.fit.line},
         "knowledge": [fact._asdict() for fact in result.knowledge.facts],
-        "attacks": [vars(row) | {"converged": row.converged} for row in result.attacks],
+        "findings": result.findings,
+        "controls": result.controls,
+        "checks": {
+            "told_apart": result.checks.told_apart, "vouched": result.checks.vouched,
+            "twin": result.checks.twin, "shown": result.shown,
+        },
+        "attacks": [
+            vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
+            for row in result.attacks
+        ],
         "scores": _scores(result.scores),
         "selected": _scores(result.selected),
         "candidates": _candidates(result),

@@ -17,8 +17,9 @@ import torch
 
 from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
 from residuum.attacks.contract import checked
+from residuum.attacks.objectives import permuted
 from residuum.attacks.problem import Explained, explained
-from residuum.attacks.run import FEWEST, resolve
+from residuum.attacks.run import FEWEST, Stationarity, resolve
 from residuum.attacks.solution import best_residual, best_rows, solution
 from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
@@ -125,6 +126,21 @@ class AttackStage:
             tuple(part for name, part in found.items() if known[name].baseline),
             tuple(done),
         )
+
+    def left_on_permuted(self, name: str, steps: int) -> float | None:
+        """Residual of the judged layers that one restart leaves where there is nothing to explain.
+
+        A closed form has no such run: what it does not explain stays whole.
+        """
+        one = every_attack()[name]
+        if not isinstance(one, Stationarity):
+            return 1.0
+        surface = surfaces(self.checkpoint, self.knowledge)[one.surface]
+        kind = permuted(one.objective, self.config.seed)
+        config = replace(self.config, objective=name, restarts=1, steps=steps)
+        config = resolve(self.checkpoint, self.knowledge, config)
+        found = Stationarity(name, kind).run(surface, self.knowledge, config)
+        return explained(surface, found, kind).worst
 
     def _refused(self, name: str, one: Attack, surface: Surface) -> dict[str, AttackOutcome]:
         """The row of an attack that is not run; none when it is."""
@@ -276,6 +292,7 @@ def outcome_of(one: Attack, surface: Surface, found: Reconstruction) -> AttackOu
         True,
         True,
         "a baseline: reported, never deciding" if one.baseline else one.why(surface),
+        surface=surface.name,
         restarts=found.restarts,
         steps=int(found.steps[-1]) if len(found.steps) else 0,
         candidates=len(found.x),

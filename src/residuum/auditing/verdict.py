@@ -79,10 +79,16 @@ class AttackOutcome(Record):
     rule: str = ""
 
     @property
+    def limit(self) -> float | None:
+        """The most that an explained surface leaves of its judged layers; None where nobody asked."""
+        return None if self.permuted is None else EXPLAINED * self.permuted
+
+    @property
     def explained(self) -> bool:
         """Some restart did not diverge and leaves at most half of what the permuted target keeps."""
-        measured = self.residual is not None and self.permuted is not None
-        return bool(measured and not self.silent and self.residual <= EXPLAINED * self.permuted)
+        if self.silent or self.residual is None or self.limit is None:
+            return False
+        return self.residual <= self.limit
 
     @property
     def survives(self) -> bool:
@@ -98,7 +104,9 @@ class AttackOutcome(Record):
             return "baseline"
         if self.survives:
             return "found"
-        return "ran" if self.permuted is None else "explained" if self.explained else "not explained"
+        return (
+            "ran" if self.permuted is None else "explained" if self.explained else "not explained"
+        )
 
     @property
     def not_judged(self) -> tuple[str, ...]:
@@ -254,7 +262,9 @@ class Verdict(Record):
         if self.outcome == LEAK:
             excess = ""
             if self.interval is not None:
-                excess = f"95% interval of the excess {self.interval[0]:.1f} to {self.interval[1]:.1f}"
+                excess = (
+                    f"95% interval of the excess {self.interval[0]:.1f} to {self.interval[1]:.1f}"
+                )
             beside = "; ".join(filter(None, (self.rule, excess)))
             count = f"{self.recovered} of {self.n} training samples{beside and f' ({beside})'}"
             did = "matched" if self.grade == CLASS_LIKE else "brought back"
@@ -281,6 +291,11 @@ def decide(
     return verdict.replace(reasons=(*verdict.reasons, *assumed))
 
 
+def open_question(found: Findings, checks: Checks) -> bool:
+    """Whether it is still to be asked what finding nothing is worth."""
+    return not (found.reason or found.survivors or checks.failures)
+
+
 def acquitting(attacks: tuple[AttackOutcome, ...]) -> list[AttackOutcome]:
     """Deciding attacks that explain their surface: where they find nothing, that says something."""
     return [attack for attack in attacks if attack.decides and attack.ran and attack.explained]
@@ -294,7 +309,7 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
     beside = tuple(_beside(attacks, found.n))
     if checks.failures:
         return _verdict(INCONCLUSIVE, (*checks.failures, *beside), found)
-    if found.survivors:
+    if not open_question(found, checks):
         return _verdict(LEAK, (*_survivors(attacks, found), *beside), found)
     missing = (
         f"none of {found.tests} test{'' if found.tests == 1 else 's'} survives: the smallest p over all "
@@ -311,7 +326,9 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
         twin = Twin(reason="none was made") if checks.twin is None else checks.twin
         reasons.append(f"nothing shows that this audit would have seen a leak: {twin.sentence}")
     if reasons:
-        return _verdict(INCONCLUSIVE, (missing, *reasons, *_remedy(explained, checks), *beside), found)
+        return _verdict(
+            INCONCLUSIVE, (missing, *reasons, *_remedy(explained, checks), *beside), found
+        )
     assert checks.twin is not None
     vouched = tuple(f"vouched for by the auditor, though {why}" for why in checks.strangers)
     said = (missing, *map(_explanation, explained), checks.twin.sentence, *vouched, *beside)
@@ -330,7 +347,9 @@ def _verdict(outcome: str, reasons: tuple[str, ...], found: Findings) -> Verdict
 def _remedy(explained: list[AttackOutcome], checks: Checks) -> tuple[str, ...]:
     """The one thing to try."""
     if not explained:
-        return ("try: a longer --budget, or --preset with more steps, so that an attack explains more",)
+        return (
+            "try: a longer --budget, or --preset with more steps, so that an attack explains more",
+        )
     if not checks.vouched and checks.strangers:
         return (
             "try: check architecture, preprocessing, labels and records; where they are right and the "
@@ -430,15 +449,15 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
     found = [
         "This is evidence about the attacks that were run, with the knowledge and the time they "
         "had. It is no guarantee of privacy.",
-        "A sample counts as recovered when its match is closer than 99% of chance; whether a person "
-        "would recognise it is for the pictures to show. The interval of the count is naive: "
-        "Clopper-Pearson for independent samples, chance not subtracted.",
+        "A sample counts as recovered when its match is closer than 99% of chance; the grade says how "
+        "much closer than public samples of its kind. The interval of the excess is Clopper-Pearson's "
+        "for independent samples, less chance.",
     ]
     if verdict.outcome == NO_LEAK_FOUND:
         found.append(
-            f"A residual within {RESIDUAL_LIMIT:g} says that the candidates explain the layers that "
-            "were judged, not that they are the only ones that would; a narrow layer is explained "
-            "easily. Layers that were not judged may hold what no attack looked for."
+            "A residual far below that of a permuted target says that the candidates explain the layers "
+            "that were judged, not that they are the only ones that would. Layers that were not judged "
+            "may hold what no attack looked for."
         )
     if scores is not None and scores.smallest_significant is not None:
         found.append(

@@ -171,10 +171,11 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     )  # fmt: skip
 
 
-def residual_chart(found: Reconstruction, limit: float) -> Chart | None:
+def residual_chart(found: Reconstruction, limit: float | None) -> Chart | None:
     """Median and range of every layer's relative residual over the steps, on a log scale.
 
-    Residuals are norms, not squares; limit: of the first layer's convergence, drawn as a line.
+    Residuals are norms, not squares; limit: what the judged layers must stay below to count as
+    explained, drawn as a line where it is known.
     """
     residuals = found.layers.double().clamp(min=0).sqrt()  # (restarts, steps, layers)
     values = positive(residuals).numpy()
@@ -182,7 +183,8 @@ def residual_chart(found: Reconstruction, limit: float) -> Chart | None:
     if not len(steps) or not len(known):
         return None
     x = _linear(float(steps.min()), float(steps.max()), LEFT, WIDTH - RIGHT)
-    y = _logarithmic(np.log10(np.append(known, limit)), HEIGHT - BOTTOM, TOP)
+    drawn = np.append(known, [limit] if limit else [])
+    y = _logarithmic(np.log10(drawn), HEIGHT - BOTTOM, TOP)
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
     marks = tuple(
         _curve(k, name, steps[kept], values[:, kept, k], x, y)
@@ -190,7 +192,7 @@ def residual_chart(found: Reconstruction, limit: float) -> Chart | None:
     )
     return Chart(
         title=f"Relative residual per layer, {found.attack}", x=x, y=y, x_name="step",
-        y_name="residual", marks=marks, summary="", limit=y.at(math.log10(limit)),
+        y_name="residual", marks=marks, summary="", limit=y.at(math.log10(limit)) if limit else None,
     )  # fmt: skip
 
 

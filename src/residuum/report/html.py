@@ -94,8 +94,9 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     labels, certificates = (
         sorted({getattr(item, name) for item in shown} - {""}) for name in ("label", "certificate")
     )
+    limits = {row.name: row.limit for row in result.attacks}
     curves = (
-        drawing.residual_chart(part, result.verdict.residual_limit)
+        drawing.residual_chart(part, limits.get(part.attack))
         for part in result.reconstructions
         if part.loss.shape[1]
     )
@@ -393,7 +394,8 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
-    pool = joined([whole_pool(part) for part in result.reconstructions])
+    parts = [part for part in result.reconstructions if part.attack == result.shown]
+    pool = joined([whole_pool(part) for part in parts or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
     for place, index in enumerate(evidence.index.tolist()):
         row = scores.per_sample[index]

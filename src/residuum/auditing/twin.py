@@ -1,0 +1,360 @@
+"""Would this audit have seen it? A network of the same make, known to hold its data, attacked likewise.
+
+The twin has the audited architecture and is trained on as many held-out samples, taken out of the pool,
+in the way that was granted (``--recipe``) or can be seen: its start (granted; else small or default, by
+the spectrum of the first layer), the layers that moved, the training loss that was reached. Then it is
+attacked with the same settings. An audit that brings nothing back from it says nothing by finding
+nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from residuum.auditing.budget import Batch
+from residuum.auditing.controls import Claim, sample_losses
+from residuum.auditing.judging import findings, run_tests
+from residuum.auditing.stages import AttackStage
+from residuum.auditing.verdict import Twin
+from residuum.checkpoints import Inspection, build_model
+from residuum.checkpoints.surfaces import weights
+from residuum.errors import InputError, ResiduumError, did_you_mean
+from residuum.evaluation.matching import as_array, discrete
+from residuum.evaluation.null import draw_sets
+from residuum.evaluation.scoring import whole_pool
+from residuum.networks import Architecture
+from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.records.rundir import digest
+from residuum.stationarity import by_layer, parameters
+from residuum.theory.rows import choose_task, normalise_labels
+from residuum.training import TrainingConfig, initialise, train
+from residuum.training.losses import LOSSES, choose_loss
+
+SPARE = 100  # held-out samples beyond twice the training set that a twin needs to be judged
+STEPS = 5000
+RATE, FASTER, SLOWER = 0.1, 1.05, 0.5  # of descent that keeps its loss falling
+OPTIMISERS, STARTS = ("margin", "gd", "sgd", "adam"), ("small", "default", "lecun", "granted")
+_made: dict[str, Twin] = {}  # by architecture, n, data and settings
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the audited network was trained, as far as somebody says; "" and 0: as can be seen.
+
+    optimiser: margin and gd take the whole set at every step, with a step size that keeps the loss
+    falling unless a rate is given; frozen: layers that kept their start.
+    """
+
+    optimiser: str = ""
+    rate: float = 0.0
+    epochs: int = 0
+    batch: int = 0
+    start: str = ""
+    frozen: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Recipe:
+        """``optimiser=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=0+2``, any part of it."""
+        kinds = {
+            "optimiser": str,
+            "rate": float,
+            "epochs": int,
+            "batch": int,
+            "start": str,
+            "frozen": str,
+        }
+        values: dict[str, object] = {}
+        for part in filter(None, (one.strip() for one in text.split(","))):
+            name, _, value = part.partition("=")
+            if name not in kinds:
+                raise InputError(
+                    f"A recipe has no {name[:40]!r}.", did_you_mean(name, tuple(kinds))
+                )
+            try:
+                values[name] = kinds[name](value)
+            except ValueError as problem:
+                raise InputError(
+                    f"{name} of a recipe must be a number; got {value[:40]!r}.",
+                    "Say --recipe optimiser=sgd,rate=0.01,epochs=100,batch=50.",
+                ) from problem
+        for name, known in (("optimiser", OPTIMISERS), ("start", STARTS)):
+            if values.get(name, known[0]) not in known:
+                raise InputError(
+                    f"A recipe knows no {name} {values[name]!r}.",
+                    did_you_mean(str(values[name]), known),
+                )
+        if any(
+            not 0 <= float(str(values.get(name, 0))) < 1e9 for name in ("rate", "epochs", "batch")
+        ):
+            raise InputError(
+                "Numbers of a recipe are not negative.", "Leave out what is not known."
+            )
+        values["frozen"] = tuple(filter(None, str(values.get("frozen", "")).split("+")))
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def audit_twin(
+    stage: AttackStage,
+    claim: Claim,
+    inspection: Inspection,
+    batches: Sequence[Batch],
+    *,
+    recipe: str,
+    subsets: int,
+    training: float,
+) -> Twin:
+    """Train the twin of an audited network and attack it with ``batches``; training: seconds for it."""
+    assert claim.pool is not None
+    checkpoint, n = stage.checkpoint, len(claim.train)
+    told = [
+        checkpoint.arch,
+        n,
+        recipe,
+        vars(stage.config),
+        [vars(batch) for batch in batches],
+        subsets,
+    ]
+    key = digest(
+        [str(told), stage.knowledge.digest], claim.train.x, claim.pool.x, *checkpoint.theta.values()
+    )
+    if key not in _made:
+        start = time.monotonic()
+        try:
+            found = _audited(
+                stage, claim, inspection, batches, Recipe.parse(recipe), subsets, training
+            )
+        except (
+            ResiduumError,
+            RuntimeError,
+        ) as problem:  # a network of somebody's own need not train
+            found = Twin(reason=str(problem).splitlines()[0][:200])
+        _made[key] = replace(found, seconds=round(time.monotonic() - start, 3))
+    return _made[key]
+
+
+def _audited(
+    stage: AttackStage,
+    claim: Claim,
+    inspection: Inspection,
+    batches: Sequence[Batch],
+    recipe: Recipe,
+    subsets: int,
+    training: float,
+) -> Twin:
+    checkpoint, knowledge, seed = stage.checkpoint, stage.knowledge, stage.config.seed
+    assert claim.pool is not None
+    losses = sample_losses(checkpoint, claim.train, claim.train, checkpoint.task)
+    reached = 0.0 if losses is None else float(losses.mean())
+    weaker = ""
+    if len(claim.pool) >= 2 * len(claim.train) + SPARE:
+        data, rest = _out_of(claim.pool, claim.train, seed)
+    else:
+        data, rest = _bundled(claim.train, checkpoint, knowledge, seed)
+        weaker = (
+            f"; it is weaker, of {len(data)} digits of this shape, because {len(claim.pool)} held-out "
+            f"samples are fewer than {2 * len(claim.train) + SPARE}"
+        )
+    theta, start, loss, how = _trained(
+        checkpoint, data, knowledge, inspection, recipe, reached, training, seed
+    )
+    granted = None if knowledge.theta0 is None else start
+    known = knowledge.replace(
+        theta0=granted, norms=None,
+        sample_count=None if knowledge.sample_count is None else len(data),
+        provenance={k: v for k, v in knowledge.provenance.items() if k != "norms"},
+    )  # fmt: skip
+    twin = checkpoint.replace(theta=theta, module=checkpoint.module)
+    attacked = replace(
+        stage, checkpoint=twin, knowledge=known, batches=tuple(batches), baselines=False, store=None,
+        watch=None, say=None,
+    ).run()  # fmt: skip
+    made = f"{how}, loss {loss:.2g} where the audited network reached {reached:.2g}{weaker}"
+    if not attacked.found:
+        return Twin(reason="no attack applies to the twin", made=made)
+    pools = {part.attack: whole_pool(part) for part in attacked.found}
+    tests, _ = run_tests(pools, Claim(data, rest), seed, subsets, math.inf)
+    found = findings(tests, len(data))
+    return Twin(
+        n=len(data), recovered=found.recovered, expected_by_chance=found.expected_by_chance,
+        p_value=found.p_value, rule=found.rule, made=made,
+    )  # fmt: skip
+
+
+def _out_of(pool: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
+    """As many held-out samples as were trained on, with their label counts where there are enough."""
+    rng = np.random.default_rng((seed, 7))
+    theirs, mine = as_array(pool.y), as_array(like.y)
+    alike = discrete(pool.y) and discrete(like.y)
+    enough = alike and all(
+        (theirs == value).sum() >= count
+        for value, count in zip(*np.unique(mine, return_counts=True), strict=True)
+    )
+    labels = theirs if enough else np.zeros(len(pool), dtype=int)
+    wanted = mine if enough else np.zeros(len(like), dtype=int)
+    rows = torch.from_numpy(draw_sets(labels, wanted, 1, rng)[0])
+    kept = torch.ones(len(pool), dtype=torch.bool)
+    kept[rows] = False
+    if len(pool.y.unique()) < 2:
+        raise InputError("held-out samples without labels cannot be trained on", "Give labels.")
+    return (
+        pool.replace(x=pool.x[rows], y=pool.y[rows], mean=like.mean),
+        pool.replace(x=pool.x[kept], y=pool.y[kept], mean=like.mean),
+    )
+
+
+def _bundled(
+    like: Dataset, checkpoint: Checkpoint, knowledge: Knowledge, seed: int
+) -> tuple[Dataset, Dataset]:
+    """Bundled digits in the shape and range of the training samples, with labels of their task."""
+    from sklearn.datasets import load_digits
+
+    images, digit = load_digits(return_X_y=True)
+    order = np.random.default_rng((seed, 8)).permutation(len(images))
+    x, y = torch.from_numpy(images[order] / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit[order])
+    shape = like.shape
+    if len(shape) == 3:
+        x = F.interpolate(x, shape[1:], mode="bilinear").expand(-1, shape[0], -1, -1)
+    else:
+        x = F.interpolate(x.reshape(-1, 1, 64), math.prod(shape), mode="linear").reshape(-1, *shape)
+    pictures = like.images.double()
+    low, high = knowledge.value_range or (float(pictures.min()), float(pictures.max()))
+    x = low + (high - low) * x
+    if like.mean is not None:
+        x = x - like.mean.double().reshape(shape)
+    elif knowledge.mean is not None:
+        x = x - (
+            knowledge.mean.double().reshape(shape) if knowledge.mean.numel() > 1 else knowledge.mean
+        )
+    outputs = Architecture.parse(checkpoint.arch).outputs
+    task = choose_task(checkpoint.task, outputs)
+    if task == "regression":
+        y = (y.double() / 9)[:, None].expand(-1, outputs)
+    elif task == "binary":
+        y = 2 * (y % 2) - 1
+    else:
+        y = y % outputs
+    n = min(len(like), (len(x) - SPARE) // 2)
+    x = x.to(like.x.dtype).contiguous()
+    return Dataset(x[:n], y[:n], like.mean), Dataset(x[n:], y[n:], like.mean)
+
+
+def _trained(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    knowledge: Knowledge,
+    inspection: Inspection,
+    recipe: Recipe,
+    reached: float,
+    seconds: float,
+    seed: int,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], float, str]:
+    """Weights, start and loss of the twin, and how it was made in words."""
+    outputs = Architecture.parse(checkpoint.arch).outputs
+    task = choose_task(checkpoint.task, outputs)
+    seen = (
+        "granted"
+        if knowledge.theta0 is not None
+        else "small"
+        if inspection.directions
+        else "default"
+    )
+    start = recipe.start or seen
+    frozen = recipe.frozen
+    if not frozen and knowledge.theta0 is not None:
+        moved = weights(checkpoint, knowledge).layers
+        frozen = tuple(name for name in by_layer(checkpoint.theta) if name not in moved)
+    told = start == "granted" and knowledge.theta0 is not None
+    plain = task != "regression" and not told and not frozen and checkpoint.module is None
+    optimiser = recipe.optimiser or ("margin" if plain else "gd")
+    words = f"trained by {optimiser} from a {start} start" + (
+        f", {', '.join(frozen)} frozen" if frozen else ""
+    )
+    if optimiser == "margin" and plain:
+        config = TrainingConfig(
+            steps=recipe.epochs or STEPS, init=start if start != "granted" else "default", seed=seed + 1,
+            stop_loss=reached, seconds=max(seconds, 0.1),
+        )  # fmt: skip
+        state = train(checkpoint.arch, data, config, task=task)
+        last = state.history[-1]["loss"] if state.history else math.nan
+        return state.theta, state.theta0, last, words
+    model = _begun(checkpoint, knowledge if told else None, start, seed)
+    first = {name: t.clone() for name, t in parameters(model).items()}
+    for layer, names in by_layer(first).items():
+        if layer in frozen:
+            for name, p in model.named_parameters():
+                p.requires_grad_(p.requires_grad and name not in names)
+    y = normalise_labels(data.y, task, outputs)
+    loss = _descend(
+        model, data.x.double(), y, choose_loss("", task), recipe, optimiser, reached, seconds
+    )
+    dtype = {name: t.dtype for name, t in checkpoint.theta.items()}
+    theta = {name: t.detach().to(dtype.get(name, t.dtype)) for name, t in parameters(model).items()}
+    return theta, {name: t.to(theta[name].dtype) for name, t in first.items()}, loss, words
+
+
+def _begun(checkpoint: Checkpoint, knowledge: Knowledge | None, start: str, seed: int) -> nn.Module:
+    """The architecture at its start: as granted, or drawn anew."""
+    model = build_model(checkpoint, torch.float64)
+    if knowledge is not None and knowledge.theta0 is not None:
+        begun = {name: t.double() for name, t in knowledge.theta0.items()}
+        model.load_state_dict({**model.state_dict(), **begun})
+    elif checkpoint.module is None:
+        drawn = TrainingConfig(init="default" if start == "granted" else start, seed=seed + 1)
+        model = initialise(Architecture.parse(checkpoint.arch), drawn).double()
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + 1)
+            for part in model.modules():
+                if callable(reset := getattr(part, "reset_parameters", None)):
+                    reset()
+    return model.requires_grad_(True)
+
+
+def _descend(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: str,
+    recipe: Recipe,
+    optimiser: str,
+    reached: float,
+    seconds: float,
+) -> float:
+    """Train in place until the audited network's loss, the recipe's epochs, or the end of the time."""
+    moving = [p for p in model.parameters() if p.requires_grad]
+    rate = recipe.rate or (1e-3 if optimiser == "adam" else RATE)
+    kind = torch.optim.Adam if optimiser == "adam" else torch.optim.SGD
+    steps = kind(moving, lr=rate)
+    batch = recipe.batch or len(x)
+    end, value = time.monotonic() + max(seconds, 0.1), math.inf
+    careful = not recipe.rate and optimiser in ("gd", "margin")
+    kept = [p.detach().clone() for p in moving]
+    for _ in range(recipe.epochs or STEPS):
+        for rows in torch.randperm(len(x)).split(batch) if batch < len(x) else (slice(None),):
+            steps.zero_grad()
+            now = LOSSES[loss](model(x[rows]), y[rows])
+            now.backward()
+            if careful and not float(now.detach()) < value:  # one step back, and smaller ones
+                with torch.no_grad():
+                    for p, before in zip(moving, kept, strict=True):
+                        p.copy_(before)
+                steps.param_groups[0]["lr"] *= SLOWER
+                value = math.inf
+                continue
+            if careful:
+                kept = [p.detach().clone() for p in moving]
+                steps.param_groups[0]["lr"] *= FASTER
+            value = float(now.detach())
+            steps.step()
+        if value <= reached or time.monotonic() > end:
+            break
+    with torch.no_grad():
+        return float(LOSSES[loss](model(x), y))
