@@ -123,7 +123,19 @@ def _reconstruction_file(part: Reconstruction, place: int) -> str:
 def _config(result: AuditResult, sources: dict[str, Any]) -> str:
     settings = {
         name: result.settings[name]
-        for name in ("task", "preset", "budget", "steps", "seed", "subsets", "device", "baselines")
+        for name in (
+            "task",
+            "preset",
+            "budget",
+            "steps",
+            "seed",
+            "subsets",
+            "device",
+            "baselines",
+            "vouch",
+            "twin",
+            "recipe",
+        )
     }  # the batches take the budget's place; the uniqueness certificate still has its share of it
     hashes = {name: digest for name, digest in result.hashes.items() if digest}
     values = {
@@ -227,6 +239,9 @@ class AuditSettings(BaseModel):
     subsets: Annotated[int, Field(ge=200, le=100_000)] | None = None
     device: str | None = None
     baselines: bool | None = None
+    vouch: bool | None = None
+    twin: bool | None = None
+    recipe: str | None = None
     knowledge: str | None = None
     shape: str | None = None
     value_range: str | None = None

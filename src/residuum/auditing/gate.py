@@ -1,4 +1,4 @@
-"""When a pipeline fails: ``leak``, or a comparison such as ``recovered>=5``. Nothing is evaluated."""
+"""When a pipeline fails: a leak, one of a grade, or a comparison such as ``recovered>=5``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from residuum.auditing.verdict import INCONCLUSIVE, LEAK, Verdict
+from residuum.auditing.verdict import GRADES, INCONCLUSIVE, LEAK, Verdict
 from residuum.errors import InputError, did_you_mean
 
 LEAK_FOUND = 1
@@ -20,7 +20,10 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition of failure; a quantity that is not known fulfils none."""
+    """One condition of failure; a quantity that is not known fulfils none.
+
+    text: ``leak``, a grade (a leak of that grade or a worse one), or a comparison; nothing is evaluated.
+    """
 
     text: str
     name: str = ""
@@ -30,15 +33,15 @@ class Condition:
     def holds(self, verdict: Verdict) -> bool:
         """Whether the verdict fulfils it."""
         if self.compare is None:
-            return verdict.outcome == LEAK
+            return verdict.outcome == LEAK and verdict.grade in (*_at_least(self.text), "")
         value = QUANTITIES[self.name](verdict)
         return value is not None and self.compare(value, self.bound)
 
 
 def read_condition(text: str) -> Condition:
-    """``leak``, or NAME with >=, >, <=, < or == and a number."""
-    if text.strip() == LEAK:
-        return Condition(LEAK)
+    """``leak``, a grade of one, or NAME with >=, >, <=, < or == and a number."""
+    if text.strip() in (LEAK, *GRADES):
+        return Condition(text.strip())
     found = _FORM.fullmatch(text)
     try:
         bound = float(found[3]) if found else math.nan
@@ -46,14 +49,20 @@ def read_condition(text: str) -> Condition:
         bound = math.nan
     if found is None or not math.isfinite(bound):
         raise InputError(
-            f"--fail-on takes leak or a comparison such as recovered>=5; got {text[:60]!r}.",
-            f"Quantities: {', '.join(QUANTITIES)}.",
+            f"--fail-on takes leak, a grade or a comparison such as recovered>=5; got {text[:60]!r}.",
+            f"Grades: {', '.join(GRADES)}; quantities: {', '.join(QUANTITIES)}.",
         )
     if found[1] not in QUANTITIES:
         raise InputError(
             f"--fail-on knows no {found[1][:40]!r}.", did_you_mean(found[1], tuple(QUANTITIES))
         )
     return Condition(text.strip(), found[1], _COMPARE[found[2]], bound)
+
+
+def _at_least(grade: str) -> tuple[str, ...]:
+    """The grade and those worse than it; all of them for any leak."""
+    worst_first = tuple(GRADES)
+    return worst_first if grade == LEAK else worst_first[: worst_first.index(grade) + 1]
 
 
 def exit_code(verdict: Verdict, conditions: list[Condition]) -> int:

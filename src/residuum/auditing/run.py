@@ -95,9 +95,10 @@ def audit(
     "10min": as many batches of restarts as fit, at least one; vouch: the auditor's word that network
     and samples were read rightly, where it does not show; twin: train and attack a network known to
     hold its data, without which "no leak found" is not said, recipe: how, see ``twin.Recipe``;
-    batches: exactly these instead of a budget, as recorded by an earlier audit; store, watch: see ``AttackStage``; stage: called with the name of
-    every stage as it begins; say: told, one line each, what is known before the attacks: accuracy
-    of the network as read, what was assumed, how long it will take.
+    batches: exactly these instead of a budget, as recorded by an earlier audit; store, watch: see
+    ``AttackStage``; stage: called with the name of every stage as it begins; say: told, one line each,
+    what is known before the attacks: accuracy of the network as read, what was assumed, how long it
+    will take.
     """
     plugged = plugins.load()
     clock = _Clock(stage)

@@ -44,8 +44,8 @@ class Tool(_Model):
 class PublishedVerdict(Verdict):
     """The row of the decision table and its numbers; counts are null without a control."""
 
-    exit_code: Literal[0, 1, 3] = 3  # type: ignore[assignment]
-    sentence: str = ""  # type: ignore[assignment]
+    exit_code: Literal[0, 1, 3] = 3
+    sentence: str = ""
     significance: Share = SIGNIFICANCE
 
 
@@ -66,7 +66,7 @@ class Network(_Model):
 class FitRow(Fit):
     """How well the network as read does: accuracy, or R^2; base: of the commonest class, the mean."""
 
-    line: str = ""  # type: ignore[assignment]
+    line: str = ""
 
 
 class Fact(_Model):
@@ -85,9 +85,9 @@ class AttackRow(AttackOutcome):
     limit: the most that an explained surface leaves, half of ``permuted``.
     """
 
-    status: str = ""  # type: ignore[assignment]
-    explained: bool = False  # type: ignore[assignment]
-    limit: float | None = None  # type: ignore[assignment]
+    status: str = ""
+    explained: bool = False
+    limit: float | None = None
 
 
 class Candidate(_Model):

@@ -32,8 +32,15 @@ if TYPE_CHECKING:
 
 FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
 HOW = ("budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines")
+HOW += ("vouch", "twin", "recipe")
 SAMPLES = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
-AFTER = {"score": "scoring against the held-out control", "certify": "certifying"}
+AFTER = {
+    "controls": "trying what holds nothing of the network",
+    "score": "scoring against the held-out control",
+    "permuted": "attacking a permuted target",
+    "twin": "training and attacking a twin",
+    "certify": "certifying",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,20 @@ class Asked:
     subsets: int | None = option("Held-out subsets drawn.", min=200, max=100_000)
     device: str | None = options.DEVICE_OR_NONE
     baselines: bool | None = option("Run the baselines beside the attacks.")
+    vouch: bool | None = option(
+        "Your word that network and records were read rightly, where it does not show: for networks "
+        "that generalise or were trained privately. It stands in every artifact.",
+        None,
+        "--vouch",
+    )
+    twin: bool | None = option(
+        "Train and attack a network known to hold its data; without it the verdict is at best "
+        "inconclusive."
+    )
+    recipe: str | None = option(
+        "How the network was trained, for its twin: any of optimiser=sgd,rate=0.01,epochs=100,"
+        "batch=50,start=default,frozen=LAYER+LAYER."
+    )
     arch: str | None = options.ARCH
     task: str | None = option("auto, binary, multiclass or regression.")
     shape: str | None = Granted.shape
@@ -76,8 +97,9 @@ def command(
     out: Path | None = option("Folder to write; an interrupted audit there is continued."),
     compared: Compared,
     fail_on: list[str] | None = option(
-        "Exit code 1 when this holds: leak (default), or a comparison of recovered, "
-        "expected, excess, share or p_value with a number; repeatable, any of them.",
+        "Exit code 1 when this holds: leak (default), a leak of at least a grade (near-copy, "
+        "resembles, class-like), or a comparison of recovered, expected, excess, share or p_value "
+        "with a number; repeatable, any of them.",
         metavar="CONDITION",
     ),
     exit_zero: bool = option("Exit code 0 whatever the verdict is.", False, "--exit-zero"),
@@ -117,7 +139,7 @@ def show(summary: dict[str, Any], out: Path) -> None:
          number(row["residual"], 2),
          "-" if row["recovered"] is None
          else f"{row['recovered']}, {row['rule']} ({number(row['expected_by_chance'], 2)})",
-         number(row["p_value"], 2), row["reason"])
+         number(row["p_value"] if row["adjusted"] is None else row["adjusted"], 2), row["reason"])
         for row in summary["attacks"]
     ]  # fmt: skip
     columns = ("attack", "run", "restarts", "residual", "recovered, rule\n(chance)", "p", "why")
@@ -128,6 +150,14 @@ def show(summary: dict[str, Any], out: Path) -> None:
             f"KKT residual of the {summary['certificate_of']}: plain "
             f"{number(certificate['residual_plain'])}, Clarke {number(certificate['residual_clarke'])}"
         )
+    checked = [
+        (row["name"], str(row["candidates"]),
+         f"{row['recovered']} ({number(row['expected_by_chance'], 2)})", number(row["p_value"], 2))
+        for row in summary["controls"]["rows"]
+    ]  # fmt: skip
+    if checked:
+        heads = ("control", "candidates", "recovered\n(chance)", "p")
+        print_table("candidates that hold nothing of the network", heads, checked)
     granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in summary["knowledge"])
     print_line(f"granted to the attacker: {granted or 'nothing but the weights'}")
     print_notes(summary["notes"])
@@ -152,6 +182,7 @@ def audit_into(
     from residuum.auditing.budget import seconds_of
     from residuum.auditing.inputs import check_fit, scale_notes
     from residuum.auditing.run import attack_config
+    from residuum.auditing.twin import Recipe
     from residuum.checkpoints import load_checkpoint, locate, weights_hash
     from residuum.records import Dataset
     from residuum.records.data import samples_file
@@ -179,6 +210,7 @@ def audit_into(
     attack_config(
         how["preset"] or "residuum", how["steps"], how["seed"] or 0, how["device"] or "cpu"
     )
+    Recipe.parse(how["recipe"] or "")
     check_fit(released, data.get("data"), data.get("holdout"), how["task"] or "auto")
     scale_notes(data.get("data"), data.get("holdout"), knowledge)
     with AuditRun.open(out) as folder:

@@ -19,7 +19,7 @@ RULE = "training-data-reconstruction"
 # kind and level of a result; SARIF ties any level but "none" to the kind "fail".
 KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
 PASSED = ("pass", "none")
-NUMBERS = {name: name for name in ("outcome", "recovered", "n", "metric", "rule")}
+NUMBERS = {name: name for name in ("outcome", "recovered", "n", "metric", "rule", "grade", "tests")}
 NUMBERS |= {"expectedByChance": "expected_by_chance", "pValue": "p_value"}
 
 
