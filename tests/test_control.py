@@ -18,6 +18,7 @@ from residuum.evaluation.null import (
     draw_sets,
     percentile,
     smallest_significant,
+    step_down,
 )
 from residuum.records import Dataset
 from tests.test_evaluation import naive_greedy, noise, victim
@@ -141,6 +142,76 @@ def test_adding_the_training_mean_would_turn_noise_into_a_leak():
         without.append(control(junk, train, holdout, seed))
     assert false_alarms(with_mean) >= 15
     assert false_alarms(without) <= 2
+
+
+def naive_step_down(rows: list[list[float]]) -> list[float]:
+    """Westfall and Young's step-down max-T in plain Python, one test and one set at a time."""
+    scaled = []
+    for row in rows:
+        mean = sum(row) / len(row)
+        spread = math.sqrt(sum((value - mean) ** 2 for value in row) / len(row))
+        scaled.append([(value - mean) / spread for value in row])
+    left, adjusted, worst = list(range(len(rows))), {}, 0.0
+    while left:
+        strongest = max(left, key=lambda k: scaled[k][0])
+        observed = scaled[strongest][0]
+        beaten = sum(max(scaled[k][b] for k in left) >= observed for b in range(len(rows[0])))
+        worst = max(worst, beaten / len(rows[0]))
+        adjusted[strongest] = worst
+        left.remove(strongest)
+    return [adjusted[k] for k in range(len(rows))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_several_tests_equal_their_definition(seed):
+    rng = np.random.default_rng(seed)
+    excess = rng.exponential(rng.uniform(0.1, 9, (7, 1)), (7, 301))
+    excess[:2, 0] += 4 * excess[:2].std(1)
+    assert step_down(excess).tolist() == pytest.approx(naive_step_down(excess.tolist()), abs=1e-12)
+
+
+def test_the_smallest_p_does_not_grow_with_the_number_of_tests():
+    rng = np.random.default_rng(0)
+    excess = rng.exponential(1.0, (12, 2001))
+    excess[3, 0] = 100.0
+    found = step_down(excess)
+    assert found[3] == pytest.approx(1 / 2001)
+    assert (np.delete(found, 3) > 0.01).all()
+    assert step_down(np.zeros((2, 300))).tolist() == [1.0, 1.0]  # nothing beyond anything
+
+
+def test_the_level_holds_over_all_tests():
+    """At 5% over 6 tests, more than 22 of 200 would happen by chance once in 2500."""
+    rng = np.random.default_rng(0)
+    alarms = sum(step_down(rng.exponential(1.0, (6, 200))).min() <= 0.05 for _ in range(200))
+    assert alarms <= 22
+
+
+def test_one_finding_among_many_tests_is_found():
+    """8 of 40 come back in one of 12 tests; pooled with eleven that find nothing they could drown."""
+    for seed in range(20):
+        train, holdout = victim(seed, 40, 400)
+        rows = [
+            train.x[:8] + 0.5 * noise(900 + seed, 8),
+            *[noise(500 + 20 * seed + k, 80) for k in range(11)],
+        ]
+        found = [control(candidates, train, holdout, seed) for candidates in rows]
+        adjusted = step_down(np.stack([one.excess for one in found]))
+        assert adjusted[0] <= 0.01
+
+
+def test_a_floor_changes_nothing_and_gives_way_where_it_is_not_safe(monkeypatch):
+    rng = np.random.default_rng(3)
+    gain = rng.standard_normal((60, 40 + 120))
+    gain[np.arange(40), np.arange(40)] += 6  # the whole training set comes back
+    found = [calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1))]
+    for floor in (-np.inf, 1e9):
+        monkeypatch.setattr("residuum.evaluation.null.safe_floor", lambda *_, floor=floor: floor)
+        found.append(calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1)))
+    for one in found[1:]:
+        assert one.threshold == found[0].threshold
+        np.testing.assert_array_equal(one.excess, found[0].excess)
+        np.testing.assert_array_equal(one.chance, found[0].chance)
 
 
 def test_percentile_is_conformal():

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from residuum import similarity
 from residuum.errors import DataError, InconclusiveError, InputError
-from residuum.evaluation import MATCHINGS, METRICS, Metric, score
+from residuum.evaluation import MATCHINGS, METRICS, Metric, calibrate, score
 from residuum.evaluation.matching import greedy, greedy_in_sets, nearest
 from residuum.evaluation.metrics import display, published_search
 from residuum.evaluation.scoring import (
@@ -238,7 +238,10 @@ def test_without_time_only_the_deciding_metric_is_drawn_with_the_fewest_subsets(
 
 
 def test_other_metrics_can_follow_the_deciding_one():
-    first = score(*planted(), subsets=200, metrics=["ncc"])
+    candidates, train, holdout = planted()
+    gain = similarity.ncc(candidates, torch.cat([train.x, holdout.x])).numpy()
+    strata = torch.cat([train.y, holdout.y]).numpy()
+    first = calibrate(gain, 20, subsets=200, strata=strata, rng=np.random.default_rng(0))
     assert same(score(*planted(), before=first), score(*planted(), subsets=200))
 
 
@@ -472,9 +475,9 @@ def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
     """A clock that only the pilot moves: half a second a call, a quarter for each set."""
     clock = [0.0]
 
-    def matched(gain, sets):
+    def matched(gain, sets, floor):
         clock[0] += 0.5 + 0.25 * len(sets)
-        return greedy_in_sets(gain, sets)
+        return greedy_in_sets(gain, sets, floor)
 
     monkeypatch.setattr("residuum.evaluation.scoring.time.monotonic", lambda: clock[0])
     monkeypatch.setattr("residuum.evaluation.scoring.greedy_in_sets", matched)

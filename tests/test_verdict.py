@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residuum.attacks import PRESETS, AttackConfig, attack, every_attack
+from residuum.attacks import PRESETS, AttackConfig, attack
 from residuum.auditing.budget import (
     Batch,
     Plan,
@@ -19,90 +20,135 @@ from residuum.auditing.budget import (
     next_batch,
     seconds_of,
 )
+from residuum.auditing.controls import Claim
 from residuum.auditing.gate import QUANTITIES, exit_code, read_condition
-from residuum.auditing.stages import outcome_of
+from residuum.auditing.inputs import Fit
+from residuum.auditing.judging import findings as found_by
+from residuum.auditing.judging import run_tests
 from residuum.auditing.verdict import (
+    CLASS_LIKE,
     EXIT_CODES,
     INCONCLUSIVE,
     LEAK,
+    NEAR_COPY,
     NO_LEAK_FOUND,
-    RESIDUAL_LIMIT,
+    RESEMBLES,
     AttackOutcome,
+    Checks,
+    Findings,
+    Twin,
     Verdict,
     decide,
 )
-from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError
-from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
-from residuum.records import Dataset, Knowledge, Reconstruction, Scores
-from residuum.records.scores import MetricScore
+from residuum.records import Dataset, Knowledge, Reconstruction
 from tests.victims import knowledge, leaky
 
-CONVERGED, STUCK = RESIDUAL_LIMIT / 2, RESIDUAL_LIMIT * 2
+FIT = Fit("accuracy", 1.0, 0.9, 0.5)
+LEAKY_TWIN = Twin(n=20, recovered=5, expected_by_chance=0.2, p_value=0.0005, rule="ncc > 0.8")
+SOUND = Checks(fit=FIT, told_apart=0.001, twin=LEAKY_TWIN)
 
 
-def scored(recovered: int | None, p_value: float | None, reason: str = "") -> Scores:
-    row = MetricScore(
-        "ncc", "", True, None, None, None, None, None, recovered=recovered, p_value=p_value,
-        expected_by_chance=None if recovered is None else 0.2,
-        interval=None if recovered is None else (0.0, 3.0),
+def found(recovered: int = 0, p_value: float = 1.0, **changes: object) -> Findings:
+    survivors = ("binary-kkt",) if recovered else ()
+    one = Findings(
+        20, recovered=recovered, expected_by_chance=0.2, interval=(-0.2, 3.1), p_value=p_value,
+        metric="ncc", rule="ncc > 0.8", tests=1, survivors=survivors,
+        grades={NEAR_COPY: recovered} if recovered else {},
     )  # fmt: skip
-    return Scores(20, 40, not reason, reason, "ncc", {"ncc": row}, ())
+    return one.replace(**changes)
 
 
-def ran(residual: float | None, **changes: object) -> AttackOutcome:
+def ran(residual: float | None, permuted: float | None = 0.8, **changes: object) -> AttackOutcome:
     base = AttackOutcome("binary-kkt", True, True, True, "", restarts=2, residual=residual)
-    return base.replace(**changes)
+    return base.replace(permuted=permuted, **changes)
 
 
+def survivor(**changes: object) -> AttackOutcome:
+    figures = {"recovered": 3, "expected_by_chance": 0.2, "p_value": 0.002, "adjusted": 0.002}
+    return ran(0.9, None, rule="ncc > 0.8", **figures).replace(**changes)
+
+
+STUCK, NEAR = ran(0.41), ran(0.4)
 TABLE = [
-    (None, [ran(CONVERGED)], INCONCLUSIVE, "no training data"),
-    (scored(None, None, "no held-out set"), [ran(CONVERGED)], INCONCLUSIVE, "no held-out set"),
-    (scored(0, 1.0), [ran(CONVERGED)], NO_LEAK_FOUND, "within chance"),
-    (scored(3, 0.011), [ran(CONVERGED)], NO_LEAK_FOUND, "within chance"),
-    (scored(3, 0.011), [ran(STUCK)], INCONCLUSIVE, "has not explained"),
-    (scored(0, 1.0), [ran(None)], INCONCLUSIVE, "diverged in all 2 restarts"),
-    (scored(0, 1.0), [ran(CONVERGED, ran=False)], INCONCLUSIVE, "no attack applies"),
-    (scored(0, 1.0), [ran(CONVERGED, decides=False)], INCONCLUSIVE, "no attack applies"),
-    (scored(0, 1.0), [ran(STUCK), ran(CONVERGED)], NO_LEAK_FOUND, "to within 0.1 (residual 0.05)"),
-    (scored(0, 1.0), [ran(CONVERGED, silent="it slept")], INCONCLUSIVE, "cannot tell: it slept"),
-    (scored(0, 1.0), [ran(None, silent="it slept")], INCONCLUSIVE, "cannot tell: it slept"),
+    (None, [NEAR], SOUND, INCONCLUSIVE, "no training data"),
+    (Findings(20, reason="no held-out set"), [NEAR], SOUND, INCONCLUSIVE, "no held-out set"),
+    (found(), [NEAR], SOUND, NO_LEAK_FOUND, "none of 1 test survives"),
+    (found(), [NEAR], SOUND, NO_LEAK_FOUND, "residual 0.4, on a permuted target 0.8"),
+    (found(), [NEAR], SOUND, NO_LEAK_FOUND, "brings back 5 of 20"),
+    (found(), [STUCK], SOUND, INCONCLUSIVE, "has not explained"),
+    (found(), [STUCK], SOUND, INCONCLUSIVE, "try: a longer --budget"),
+    (found(), [ran(0.4, None)], SOUND, INCONCLUSIVE, "has not explained"),
+    (found(), [ran(None)], SOUND, INCONCLUSIVE, "diverged in all 2 restarts"),
+    (found(), [ran(0.1, ran=False)], SOUND, INCONCLUSIVE, "no attack applies"),
+    (found(), [ran(0.1, decides=False)], SOUND, INCONCLUSIVE, "no attack applies"),
+    (found(), [STUCK, NEAR], SOUND, NO_LEAK_FOUND, "binary-kkt explains"),
+    (found(), [ran(0.1, silent="it slept")], SOUND, INCONCLUSIVE, "cannot tell: it slept"),
+    (found(), [ran(None, silent="it slept")], SOUND, INCONCLUSIVE, "cannot tell: it slept"),
     (
-        scored(0, 1.0),
-        [ran(CONVERGED, judged=("a",), residuals={"a": CONVERGED, "b": 0.9})],
+        found(),
+        [ran(0.05, judged=("a",), residuals={"a": 0.05, "b": 0.9})],
+        SOUND,
         NO_LEAK_FOUND,
         "not judged, for want of a start: b",
     ),
-    (scored(3, 0.01), [ran(CONVERGED)], LEAK, "3 of 20"),
-    (scored(3, 0.002), [ran(STUCK)], LEAK, "3 of 20"),
-    (scored(3, 0.002), [ran(None)], LEAK, "3 of 20"),
+    (found(3, 0.01), [survivor()], SOUND, LEAK, "recovers 3 of 20"),
+    (found(3, 0.01), [survivor()], Checks(), LEAK, "3 near-copy"),  # whatever the fit
+    (found(3, 0.01), [survivor()], Checks(("the control broke",)), INCONCLUSIVE, "control broke"),
+    (found(), [NEAR], Checks(("the control broke",)), INCONCLUSIVE, "control broke"),
+    (found(), [NEAR], SOUND.replace(fit=FIT.replace(train=0.74)), INCONCLUSIVE, "hardly fits"),
+    (found(), [NEAR], SOUND.replace(fit=FIT.replace(train=0.75)), NO_LEAK_FOUND, "survives"),
+    (
+        found(),
+        [NEAR],
+        SOUND.replace(told_apart=0.02),
+        INCONCLUSIVE,
+        "do not tell them from held-out",
+    ),
+    (found(), [NEAR], SOUND.replace(told_apart=None), INCONCLUSIVE, "no labels or samples"),
+    (found(), [NEAR], SOUND.replace(told_apart=0.02), INCONCLUSIVE, "--vouch"),
+    (
+        found(),
+        [NEAR],
+        SOUND.replace(told_apart=0.02, vouched=True),
+        NO_LEAK_FOUND,
+        "vouched for by the auditor, though nothing shows",
+    ),
+    (found(), [STUCK], SOUND.replace(vouched=True), INCONCLUSIVE, "has not explained"),
+    (found(), [NEAR], SOUND.replace(twin=None), INCONCLUSIVE, "would have seen a leak"),
+    (found(), [NEAR], SOUND.replace(twin=Twin(reason="--no-twin")), INCONCLUSIVE, "--no-twin"),
+    (
+        found(),
+        [NEAR],
+        SOUND.replace(twin=LEAKY_TWIN.replace(p_value=0.02)),
+        INCONCLUSIVE,
+        "would have seen a leak",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("scores", "attacks", "outcome", "reason"), TABLE)
+@pytest.mark.parametrize(("findings", "attacks", "checks", "outcome", "reason"), TABLE)
 def test_decision_table(
-    scores: Scores | None, attacks: list[AttackOutcome], outcome: str, reason: str
+    findings: Findings | None,
+    attacks: list[AttackOutcome],
+    checks: Checks,
+    outcome: str,
+    reason: str,
 ) -> None:
-    found = decide(scores, tuple(attacks))
-    assert found.outcome == outcome
-    assert any(reason in text for text in found.reasons)
-    assert found.exit_code == {LEAK: 1, NO_LEAK_FOUND: 0, INCONCLUSIVE: 3}[outcome]
+    verdict = decide(findings, tuple(attacks), checks)
+    assert verdict.outcome == outcome
+    assert any(reason in text for text in verdict.reasons)
+    assert verdict.exit_code == {LEAK: 1, NO_LEAK_FOUND: 0, INCONCLUSIVE: 3}[outcome]
 
 
-@pytest.mark.parametrize(("residual", "outcome"), [(0.1, NO_LEAK_FOUND), (0.1001, INCONCLUSIVE)])
-def test_a_tenth_of_the_target_is_the_most_an_attack_may_leave(
-    residual: float, outcome: str
-) -> None:
-    assert decide(scored(0, 1.0), (ran(residual),)).outcome == outcome
-
-
-@pytest.mark.parametrize(("scores", "attacks", "outcome", "reason"), TABLE)
+@pytest.mark.parametrize(("findings", "attacks", "checks", "outcome", "reason"), TABLE)
 @pytest.mark.parametrize("p_value", [0.002, 0.01, 0.011, None])
 def test_a_significant_baseline_is_said_and_decides_nothing(
     p_value: float | None,
-    scores: Scores | None,
+    findings: Findings | None,
     attacks: list[AttackOutcome],
+    checks: Checks,
     outcome: str,
     reason: str,
 ) -> None:
@@ -110,40 +156,49 @@ def test_a_significant_baseline_is_said_and_decides_nothing(
         "first-layer-weights", False, True, True, "", recovered=None if p_value is None else 5,
         expected_by_chance=None if p_value is None else 0.28, p_value=p_value,
     )  # fmt: skip
-    found = decide(scores, (*attacks, beside))
-    plain = decide(scores, tuple(attacks))
-    assert (found.outcome, found.exit_code) == (plain.outcome, plain.exit_code)
-    said = [text for text in found.reasons if text not in plain.reasons]
-    calibrated = scores is not None and scores.calibrated
-    if calibrated and outcome != LEAK and p_value is not None and p_value <= 0.01:
+    verdict = decide(findings, (*attacks, beside), checks)
+    plain = decide(findings, tuple(attacks), checks)
+    assert (verdict.outcome, verdict.exit_code) == (plain.outcome, plain.exit_code)
+    said = [text for text in verdict.reasons if text not in plain.reasons]
+    calibrated = findings is not None and not findings.reason
+    if calibrated and p_value is not None and p_value <= 0.01:
         (line,) = said
         assert line.startswith(
             "the baseline first-layer-weights matches 5 of 20 (0.28 by chance, p"
         )
-        assert "no deciding attack found them" in line
+        assert "decides nothing" in line
     else:
         assert said == []
 
 
+def test_a_test_that_does_not_survive_is_named_where_it_would_by_itself() -> None:
+    alone = survivor(name="ntk", adjusted=0.03)
+    reasons = decide(found(), (NEAR, alone), SOUND).reasons
+    assert any("ntk matches 3 of 20" in text and "adjusted p = 0.03" in text for text in reasons)
+
+
 def test_the_worst_of_the_judged_layers_is_named() -> None:
-    residuals = {"a": 0.2, "b": 0.3, "c": 0.9}
-    stuck = ran(0.3, judged=("a", "b", "never measured"), residuals=residuals)
-    assert any("0.3 in b" in text for text in decide(scored(0, 1.0), (stuck,)).reasons)
+    residuals = {"a": 0.2, "b": 0.5, "c": 0.9}
+    stuck = ran(0.5, judged=("a", "b", "never measured"), residuals=residuals)
+    assert any("0.5 in b" in text for text in decide(found(), (stuck,), SOUND).reasons)
 
 
 def test_an_attack_that_was_not_run_has_done_nothing() -> None:
     idle = AttackOutcome("ntk", True, False, False, "needs the initial weights")
     assert idle.restarts == idle.steps == idle.candidates == idle.diverged == idle.seconds == 0
-    assert idle.residual is idle.recovered is idle.p_value is None
-    assert not idle.converged
+    assert idle.residual is idle.recovered is idle.p_value is idle.adjusted is None
+    assert not idle.explained
+    assert not idle.survives
 
 
 @pytest.mark.parametrize(
     ("attack", "status"),
     [
-        (ran(CONVERGED), "converged"),
-        (ran(STUCK), "not converged"),
-        (ran(CONVERGED, decides=False), "baseline"),
+        (NEAR, "explained"),
+        (STUCK, "not explained"),
+        (ran(0.4, None), "ran"),
+        (survivor(), "found"),
+        (ran(0.1, decides=False), "baseline"),
         (ran(None, ran=False), "not run"),
         (ran(None, ran=False, applies=False), "not applicable"),
         (ran(None, ran=False, decides=False), "not run"),
@@ -153,20 +208,44 @@ def test_what_became_of_an_attack_in_a_word(attack: AttackOutcome, status: str) 
     assert attack.status == status
 
 
+@pytest.mark.parametrize(
+    ("grades", "grade"),
+    [
+        ({NEAR_COPY: 1}, NEAR_COPY),
+        ({RESEMBLES: 1}, RESEMBLES),
+        ({CLASS_LIKE: 3}, CLASS_LIKE),
+        ({NEAR_COPY: 1, CLASS_LIKE: 9}, NEAR_COPY),
+        ({}, CLASS_LIKE),
+    ],
+)
+def test_the_grade_of_a_leak_is_the_worst_that_chance_does_not_explain(
+    grades: dict[str, int], grade: str
+) -> None:
+    few = found(3, 0.001, grades=grades)
+    assert few.grade == grade
+    by_chance = {**grades, CLASS_LIKE: 9}
+    assert few.replace(expected_by_chance=1.0, grades=by_chance).grade == CLASS_LIKE
+    assert few.replace(survivors=()).grade == ""
+
+
 def test_wording_of_every_outcome() -> None:
-    numbers = {"n": 500, "recovered": 25, "expected_by_chance": 2.4, "interval": (16.2, 36.4)}
-    leak = Verdict(LEAK, p_value=0.0002, rule="ncc > 0.83", **numbers).sentence
-    assert leak == (
-        "The attacks brought back 25 of 500 training samples (ncc > 0.83; naive 95% interval 16.2 to "
-        "36.4), where chance alone explains 2.4; p < 0.001."
+    numbers = {"n": 500, "recovered": 25, "expected_by_chance": 2.4, "interval": (13.8, 34.0)}
+    leak = Verdict(LEAK, p_value=0.0002, rule="ncc > 0.83", grade=RESEMBLES, tests=3, **numbers)
+    assert leak.sentence == (
+        "The attacks brought back 25 of 500 training samples (ncc > 0.83; 95% interval of the excess "
+        "13.8 to 34.0), where chance alone explains 2.4; p < 0.001 over 3 tests. Grade resembles: "
+        "nearer to the sample than the held-out mean of its class."
     )
-    assert Verdict(NO_LEAK_FOUND, n=50, recovered=0, p_value=0.001).sentence == (
-        "The attacks that were run matched 0 of 50 training samples, where chance alone explains –; "
-        "p = 0.001; others may still succeed."
+    assert leak.headline == "Leak found: resembles"
+    assert "brought back" not in leak.replace(grade=CLASS_LIKE).sentence
+    assert "brought back" in leak.replace(grade=NEAR_COPY).sentence
+    assert Verdict(NO_LEAK_FOUND, n=50, recovered=0, p_value=0.1).sentence == (
+        "No test matched more of 50 training samples than chance, where chance alone explains –; "
+        "p = 0.100; attacks that were not run may still succeed."
     )
     assert Verdict(INCONCLUSIVE, n=50, recovered=0).sentence == (
-        "The attacks matched 0 of 50 training samples, where chance alone explains –; under these "
-        "conditions that supports neither a leak nor its absence."
+        "No test matched more of 50 training samples than chance, where chance alone explains –; under "
+        "these conditions that supports neither a leak nor its absence."
     )
     for nothing in (Verdict(INCONCLUSIVE), Verdict(INCONCLUSIVE, n=50), Verdict(LEAK, recovered=3)):
         assert nothing.sentence.startswith("Nothing was compared with a held-out control")
@@ -175,7 +254,7 @@ def test_wording_of_every_outcome() -> None:
 
 
 def test_every_outcome_is_in_the_table() -> None:
-    assert {row[2] for row in TABLE} == set(EXIT_CODES)
+    assert {row[3] for row in TABLE} == set(EXIT_CODES)
 
 
 def verdict(outcome: str, recovered: int | None, p_value: float | None = 0.5) -> Verdict:
@@ -186,6 +265,12 @@ def verdict(outcome: str, recovered: int | None, p_value: float | None = 0.5) ->
     ("conditions", "found", "code"),
     [
         (["leak"], verdict(LEAK, 6), 1),
+        (["near-copy"], verdict(LEAK, 6).replace(grade=NEAR_COPY), 1),
+        (["near-copy"], verdict(LEAK, 6).replace(grade=RESEMBLES), 0),
+        (["resembles"], verdict(LEAK, 6).replace(grade=NEAR_COPY), 1),
+        (["resembles"], verdict(LEAK, 6).replace(grade=CLASS_LIKE), 0),
+        (["class-like"], verdict(LEAK, 6).replace(grade=CLASS_LIKE), 1),
+        (["near-copy"], verdict(INCONCLUSIVE, 6), 3),
         (["leak"], verdict(NO_LEAK_FOUND, 0), 0),
         (["leak"], verdict(INCONCLUSIVE, None), 3),
         (["recovered>=5"], verdict(LEAK, 4), 0),
@@ -272,16 +357,16 @@ def test_the_last_batch_has_the_restarts_that_still_fit() -> None:
 
 
 def test_the_forecast_says_when_the_budget_is_too_short() -> None:
-    fits = Plan(Batch("binary-kkt", 4, 3000, 0), 30.0, 3000)
+    fits = Plan(Batch("binary-kkt", 4, 3000, 0), 25.0, 3000)
     assert "longer" not in forecast(60.0, [fits], 30)
-    assert "about 65 s in all" in forecast(60.0, [fits], 30)  # 42 + 15 + 8
-    assert "about 67 s in all" in forecast(60.0, [fits], 500)  # 42 + 3 + 14 + 8
+    assert "about 68 s in all" in forecast(60.0, [fits], 30)  # 25.2 + 15 + 20 + 8
+    assert "about 70 s in all" in forecast(60.0, [fits], 500)  # 25.2 + 3 + 14 + 20 + 8
     cut = Plan(Batch("binary-kkt", 1, 30, 0), 60.0, 3000)
     said = forecast(20.0, [cut], 30)
     assert "longer than the budget" in said
     assert "30 of its 3000 steps" in said
     assert (
-        f"--budget {60 * 100 / 0.7 / 60:.0f}min" in said
+        f"--budget {60 * 100 / 0.42 / 60:.0f}min" in said
     )  # hand-computed: all steps over the share
 
 
@@ -296,11 +381,9 @@ def reconstruction() -> Reconstruction:
 
 
 def judged(found: Reconstruction, claim: Dataset, control: Dataset) -> Verdict:
-    scores = score(whole_pool(found).x, claim, control, metrics=["ncc"])
-    return decide(
-        scores,
-        (outcome_of(every_attack()[found.attack], weights(leaky()[0], found.knowledge), found),),
-    )
+    pools = {found.attack: whole_pool(found)}
+    tests, _ = run_tests(pools, Claim(claim, control), 0, 500, math.inf)
+    return decide(found_by(tests, len(claim)), ())
 
 
 def test_the_right_claim_is_a_leak(reconstruction: Reconstruction) -> None:
@@ -327,13 +410,13 @@ def test_wrong_claims_are_rarely_leaks(reconstruction: Reconstruction) -> None:
 @pytest.mark.parametrize(
     ("each", "share", "exact", "wanted"),
     [
-        (10.0, 25.0, False, (2, 3750)),  # two restarts share the time evenly
+        (10.0, 25.0, False, (4, 1875)),  # four restarts share the time evenly
         (10.0, 25.0, True, (2, 3000)),  # steps that were asked for stay
         (10.0, 100.0, False, (4, 3000)),  # ten fit: more batches of four follow
-        (10.0, 5.0, False, (1, 1500)),  # none fits: fewer steps
-        (10.0, 5.0, True, (1, 1500)),
-        (1000.0, 1.0, False, (1, 25)),  # one look at the loss at least
-        (10.0, 19.0, False, (1, 5700)),
+        (10.0, 5.0, False, (4, 375)),  # none fits: fewer steps
+        (10.0, 5.0, True, (1, 375)),
+        (1000.0, 1.0, False, (4, 25)),  # one look at the loss at least
+        (10.0, 55.0, False, (4, 3300)),
     ],
 )
 def test_the_first_batch_fills_its_share(

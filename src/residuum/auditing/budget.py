@@ -24,6 +24,7 @@ from residuum.records import Checkpoint, Knowledge, Record
 
 ATTACK_SHARE = 0.42
 FEWEST_RESTARTS = 4  # one in so many is repeated on the twin, and one on a permuted target
+CHECK_SHARE = 1 / 3  # of the budget, at most, for asking whether the audit can be believed
 TWIN_SHARE, LEAST_TWIN = (
     0.04,
     2.0,
@@ -131,10 +132,11 @@ def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
     floor = FLOOR * (samples / 500) ** 1.5
     after = SCORE_SHARE + CERTIFICATE_SHARE + UNIQUENESS_SHARE
     rest = max(BASELINE_SHARE * seconds, LEAST_BASELINE) + max(after * seconds, floor)
-    total = max(attacks + rest + AROUND, seconds)
+    checks = CHECK_SHARE * seconds
+    total = max(attacks + rest + checks + AROUND, seconds)
     said = (
-        f"budget {seconds:.0f} s: attacks {attacks:.0f} s, scoring and certificates "
-        f"{rest:.0f} s; about {total:.0f} s in all"
+        f"budget {seconds:.0f} s: attacks {attacks:.0f} s, scoring and certificates {rest:.0f} s, "
+        f"controls, permuted target and twin at most {checks:.0f} s; about {total:.0f} s in all"
     )
     if total > 1.3 * seconds:
         said += ", longer than the budget, which is too short for less"

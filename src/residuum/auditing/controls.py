@@ -41,18 +41,24 @@ APART = 0.8  # AUC at which training and held-out samples are of two kinds
 CLEAR = 3.0  # standard errors that such an AUC must lie above one half: few samples scatter
 MOST_TOLD = 400  # samples of each kind that a classifier is shown
 FEWEST_TOLD = 10
-NOISES = 0.03, 0.1, 0.3, 1.0  # of the candidates of what was granted, over their own size
+NOISE, TIMES = 0.05, 4  # of candidates of what was granted, over their size; how many per sample
+OVERLAP = 0.5  # of what came back, that what was granted brings back by itself
 
 
 @dataclass(frozen=True, eq=False)
 class ControlRow(Record):
-    """One control: what its candidates recovered of the training set, and whether that must not be."""
+    """One control: how many training samples its candidates recovered, and which.
+
+    granted: its candidates are made of what the attacker was told.
+    """
 
     name: str
     candidates: int
     recovered: int
     expected_by_chance: float
     p_value: float
+    samples: tuple[int, ...] = ()
+    granted: bool = False
 
     @property
     def failed(self) -> bool:
@@ -138,7 +144,9 @@ def run_controls(claim: Claim, knowledge: Knowledge, seed: int, subsets: int = S
     else:
         notes.append("too few held-out samples to try some of them as candidates")
     rows += [
-        _row(f"{name} alone, as candidates", x, train, pool.x, pool.y, seed, subsets)
+        _row(f"{name} alone, as candidates", x, train, pool.x, pool.y, seed, subsets).replace(
+            granted=True
+        )
         for name, x in granted_candidates(train, pool, knowledge, rng)
     ]
     failures += [
@@ -172,17 +180,16 @@ def granted_candidates(
     samples points at each of them.
     """
     found: list[tuple[str, Tensor]] = []
-    count, shape = max(20, len(train)), train.shape
+    count, shape = TIMES * len(train), train.shape
     size = train.x[0].numel()
 
     def noisy(centre: Tensor) -> Tensor:
-        """Half along, half against it, at every size of noise."""
+        """Its direction, so many times that every sample may have it."""
         flat = centre.double().reshape(-1)
         flat = flat - flat.mean()
         flat = flat / max(float(flat.norm()), 1e-12)
-        noise = torch.from_numpy(rng.standard_normal((len(NOISES), count, size))) / size**0.5
-        level = torch.tensor(NOISES, dtype=torch.float64)[:, None, None]
-        return (flat + level * noise).reshape(-1, *shape)
+        noise = torch.from_numpy(rng.standard_normal((count, size))) / size**0.5
+        return (flat + NOISE * noise).reshape(-1, *shape)
 
     if knowledge.mean is not None and knowledge.mean.numel() == size:
         mean = knowledge.mean.double().reshape(shape)
@@ -208,8 +215,23 @@ def _row(
         same_label=False, seed=seed, notes=[],
     )  # fmt: skip
     found = control_of(METRICS[DECIDING], field, field.gain(METRICS[DECIDING]), seed, subsets)
-    count = int(found.recovered.sum())
-    return ControlRow(name, len(candidates), count, found.expected_by_chance, found.p_value)
+    samples = tuple(np.flatnonzero(found.recovered).tolist())
+    return ControlRow(
+        name, len(candidates), len(samples), found.expected_by_chance, found.p_value, samples
+    )
+
+
+def brought_by_grant(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
+    """Why recovered ``samples`` say nothing of the network: what was granted brings them back alone."""
+    found = []
+    for row in controls.rows:
+        both = len({*row.samples} & {*samples})
+        if row.granted and samples and both >= OVERLAP * len(samples):
+            found.append(
+                f"{row.name}: bring back {both} of the {len(samples)} samples that the attacks do, "
+                "without any network. Grant less, or a mean of more samples"
+            )
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ def findings(tests: dict[str, OneTest], n: int, graded: dict[int, str] | None = 
         rule=", ".join(dict.fromkeys(one.rule for one in (alive or tests).values())),
         tests=len(tests),
         survivors=tuple(alive),
+        samples=tuple(np.flatnonzero(recovered).tolist()),
         grades={grade: grades.count(grade) for grade in dict.fromkeys(grades)},
     )
 

@@ -32,6 +32,7 @@ from residuum.auditing.budget import (
 from residuum.auditing.controls import (
     Claim,
     Controls,
+    brought_by_grant,
     run_controls,
     told_by_network,
     without_repeats,
@@ -144,7 +145,9 @@ def audit(
         controls = Controls() if claim is None else run_controls(claim, knowledge, seed)
     with clock("score"):
         judged = judge(checkpoint, attacked, claim, seed, subsets, scoring)
-    checks = Checks(controls.failures, fit, vouched=vouch)
+    found = judged.findings.samples if judged.findings is not None else ()
+    failures = (*controls.failures, *brought_by_grant(controls, found))
+    checks = Checks(failures, fit, vouched=vouch)
     if claim is not None and judged.findings is not None and open_question(judged.findings, checks):
         with clock("permuted"):
             judged = replace(judged, attacks=_against_permuted(attacks, judged.attacks))

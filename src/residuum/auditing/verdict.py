@@ -120,7 +120,8 @@ class Findings(Record):
 
     recovered: distinct samples of n that surviving tests recovered, none without one; expected: of as
     many held-out samples by the same tests (by all of them where none survives); interval: 95% of
-    the excess over that; p_value: the smallest adjusted one; grades: recovered samples of each grade.
+    the excess over that; p_value: the smallest adjusted one; samples: which were recovered; grades:
+    how many of them have each grade.
     """
 
     n: int
@@ -133,6 +134,7 @@ class Findings(Record):
     rule: str = ""
     tests: int = 0
     survivors: tuple[str, ...] = ()
+    samples: tuple[int, ...] = ()
     grades: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -203,7 +203,7 @@ class _Outcomes:
         sets: Array,
         floor: float,
     ) -> None:
-        self.sets, self.samples = sets, gain.shape[1]
+        self.sets, self.samples, self.floor = sets, gain.shape[1], floor
         self.values = matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)
         seen = self.values > -np.inf
         matched = np.ones_like(seen) if floor > -np.inf else seen  # above a floor all get a match
@@ -227,6 +227,8 @@ class _Outcomes:
         # Without one sample the percentile sinks by the places that its own values may have held: who
         # is never among so many of the best beats nobody.
         places = _from_the_top(self.times.sum(), self.drawn.sum() - 1) + 1 + self.times.max()
+        if self.floor > -np.inf and len(self.sample) < places:
+            return None
         suspects = np.unique(self.sample[: max(0, places)])
         bar[suspects] = self.percentiles_without(suspects[:, None])
         return None if np.isnan(bar).any() else self.values > bar[self.sets]
@@ -239,11 +241,9 @@ class _Outcomes:
         found = np.where(place < 0, np.inf, np.nan)
         left = np.flatnonzero(place >= 0)
         look = int(2 * place.max(initial=0)) + 64
-        while len(left):
+        while len(left) and len(self.sample):
             outside = np.cumsum(~inside[np.ix_(left, self.sample[:look])], axis=1)
-            reached = (
-                outside[:, -1] > place[left] if outside.shape[1] else np.zeros(len(left), bool)
-            )
+            reached = outside[:, -1] > place[left]
             at = np.argmax(outside[reached] > place[left[reached], None], axis=1)
             found[left[reached]] = self.descending[at]
             left = left[~reached]
