@@ -132,15 +132,18 @@ def test_a_budget_runs_at_least_one_batch_and_records_it() -> None:
     assert same(again.reconstructions[0].x, found.reconstructions[0].x)
 
 
-def test_initial_weights_bring_the_ntk_attack_into_the_pool() -> None:
+def test_initial_weights_bring_the_ntk_attack_as_a_test_of_its_own() -> None:
     checkpoint, split = tight()
     granted = knowledge(split).replace(theta0={k: 0.9 * t for k, t in checkpoint.theta.items()})
     batches = tuple(Batch(name, 1, 30, 0) for name in ("binary-kkt", "ntk"))
     found = audit("tight", knowledge=granted, batches=batches, baselines=False, subsets=200)
     assert [part.attack for part in found.reconstructions] == ["binary-kkt", "ntk"]
+    assert found.findings is not None
+    assert found.findings.tests == 2
+    assert all(row.p_value <= row.adjusted for row in found.attacks if row.ran)
+    shown = next(part for part in found.reconstructions if part.attack == found.shown)
     assert found.scores is not None
-    assert found.scores.m >= sum(len(part.x) for part in found.reconstructions)
-    assert all(row.p_value is not None for row in found.attacks if row.ran)
+    assert found.scores.m >= len(shown.x)
 
 
 def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
@@ -378,7 +381,8 @@ def test_a_control_of_training_samples_is_called_that(
 def test_stages_are_told_as_they_begin() -> None:
     told: list[str] = []
     found = audit("tight", batches=(Batch("binary-kkt", 1, 20, 0),), stage=told.append)
-    assert told == ["inspect", "attack", "score", "certify"] == list(found.seconds)
+    assert told == list(found.seconds)
+    assert told == ["inspect", "attack", "controls", "score", "permuted", "certify"]
 
 
 def test_scoring_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

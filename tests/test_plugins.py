@@ -143,13 +143,13 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
     assert rows["equal-kkt"]["residual"] > 0
     assert rows["first-directions"]["ran"]
     assert rows["first-directions"]["decides"]
-    assert not rows["first-directions"]["converged"]
+    assert not rows["first-directions"]["explained"]
     # What is broken has a row that says so, and nothing else suffers.
     for name, words in (
         ("broken", "no such library"), ("flat", "x of shape"), ("refuses", "layer"), ("wide", "failed"),
     ):  # fmt: skip
         assert not rows[name]["ran"], name
-        assert not rows[name]["converged"], name
+        assert not rows[name]["explained"], name
         assert words in rows[name]["reason"], rows[name]["reason"]
     assert rows["binary-kkt"]["ran"]
     wanted = {"broken": "0.1", "equal-kkt": "0.1", "first-directions": "0.1", "nonsense": "0.1"}
