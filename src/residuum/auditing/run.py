@@ -43,6 +43,7 @@ from residuum.auditing.result import AuditResult
 from residuum.auditing.stages import Attacked, AttackStage, certified
 from residuum.auditing.twin import audit_twin
 from residuum.auditing.verdict import (
+    VOUCHED,
     AttackOutcome,
     Checks,
     Twin,
@@ -148,6 +149,7 @@ def audit(
     found = judged.findings.samples if judged.findings is not None else ()
     failures = (*controls.failures, *brought_by_grant(controls, found))
     checks = Checks(failures, fit, vouched=vouch)
+    vouched = (VOUCHED,) if vouch else ()
     if claim is not None and judged.findings is not None and open_question(judged.findings, checks):
         with clock("permuted"):
             judged = replace(judged, attacks=_against_permuted(attacks, judged.attacks))
@@ -160,7 +162,7 @@ def audit(
                 )
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
-    verdict = decide(judged.findings, judged.attacks, checks, checkpoint.assumptions)
+    verdict = decide(judged.findings, judged.attacks, checks, (*vouched, *checkpoint.assumptions))
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
         subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),

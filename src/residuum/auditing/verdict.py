@@ -38,6 +38,7 @@ GRADES = {  # of a leak, the worst first
     CLASS_LIKE: "no nearer to the sample than the held-out mean of its class: public samples give as "
     "good a picture",
 }
+VOUCHED = "the auditor vouches that network and records were read rightly (--vouch)"
 EXPLAINED = 0.5  # of the residual that the same attack leaves on the permuted target
 BASELINE_MEANING = {
     "first-layer-weights": "rows of the first layer resemble training samples",

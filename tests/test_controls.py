@@ -1,0 +1,292 @@
+"""What an audit asks of itself: repeats, composition, what was granted, the permuted target, the twin."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import residuum as rs
+from residuum.attacks.objectives import OBJECTIVES, permuted
+from residuum.auditing.budget import Batch
+from residuum.auditing.controls import (
+    Claim,
+    ControlRow,
+    Controls,
+    brought_by_grant,
+    granted_candidates,
+    run_controls,
+    told_by_network,
+    told_by_samples,
+    without_repeats,
+)
+from residuum.auditing.judging import findings, grades, run_tests
+from residuum.auditing.twin import Recipe, _bundled, _out_of
+from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
+from residuum.errors import InputError
+from residuum.evaluation.scoring import CandidatePool
+from residuum.records import Dataset, Knowledge
+from tests.victims import knowledge, leaky, tight, untrained
+
+
+def digits(seed: int, n: int, pool: int, kinds: tuple[int, ...] = ()) -> tuple[Dataset, Dataset]:
+    """n digits (of these kinds alone, where said) and others, labels by parity, less the first's mean."""
+    images, digit = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(images))
+    mine = order[np.isin(digit[order], kinds or range(10))][:n]
+    rest = order[~np.isin(order, mine)][:pool]
+    x, y = torch.from_numpy(images / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit % 2 * 2 - 1)
+    mean = x[mine].mean(0)
+    return tuple(Dataset(x[rows] - mean, y[rows], mean) for rows in (mine, rest))
+
+
+def pool_of(x: torch.Tensor) -> CandidatePool:
+    return CandidatePool(x, torch.ones(len(x)), torch.ones(len(x)))
+
+
+def recovered(x: torch.Tensor, claim: Claim) -> int:
+    tests, _ = run_tests({"some": pool_of(x)}, claim, 0, 300, math.inf)
+    return findings(tests, len(claim.train)).recovered
+
+
+def test_near_repeats_hide_nothing_and_are_left_out_in_pairs() -> None:
+    train, pool = digits(0, 50, 480)
+    copies = train.x[:20] + 0.001 * torch.randn(20, 1, 8, 8, generator=torch.manual_seed(0))
+    crowded = pool.replace(x=torch.cat([pool.x, copies]), y=torch.cat([pool.y, train.y[:20]]))
+    candidates = train.x[10:30] + 0.15 * torch.randn(20, 1, 8, 8, generator=torch.manual_seed(1))
+    claim = without_repeats(train, crowded)
+    assert claim.repeats == tuple(range(20))
+    assert (len(claim.train), len(claim.pool or ())) == (30, 480)
+    assert "20 held-out samples nearly repeat 20 training samples" in claim.notes[0]
+    assert not claim.failure
+    assert recovered(candidates, claim) >= 8  # of the ten that nobody repeats
+    assert recovered(candidates, Claim(train, crowded)) < 8
+
+
+def test_an_ordinary_pool_repeats_nothing() -> None:
+    train, pool = digits(1, 50, 500)
+    claim = without_repeats(train, pool)
+    assert claim.train is train
+    assert claim.pool is pool
+    assert without_repeats(train, None).pool is None
+
+
+def test_a_pool_that_repeats_the_training_set_is_no_control() -> None:
+    train, pool = digits(2, 50, 300)
+    crowded = pool.replace(x=torch.cat([pool.x, train.x]), y=torch.cat([pool.y, train.y]))
+    claim = without_repeats(train, crowded)
+    assert "too many for a control" in claim.failure
+    assert claim.failure in run_controls(claim, Knowledge(), 0, 1000).failures
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_zeros_and_ones_among_all_digits_are_told_apart_and_others_are_not(seed: int) -> None:
+    apart = run_controls(Claim(*digits(seed, 40, 500, (0, 1))), Knowledge(), seed, 1000)
+    assert apart.auc is not None
+    assert apart.auc >= 0.8
+    assert any("not of one kind" in failure for failure in apart.failures)
+    alike = run_controls(Claim(*digits(seed, 40, 500)), Knowledge(), seed, 1000)
+    assert alike.failures == ()
+    assert "matched by label" in alike.notes[0]
+
+
+def test_few_samples_do_not_scatter_into_an_alarm() -> None:
+    rng = np.random.default_rng(0)
+    train, pool = digits(0, 10, 300)
+    auc, _ = told_by_samples(train, pool, rng)
+    assert auc is not None
+    assert not (auc.value >= 0.8 and auc.clear)
+    assert told_by_samples(*digits(0, 9, 300), rng) == (None, None)
+
+
+def test_what_was_granted_makes_candidates_and_nothing_else_does() -> None:
+    train, pool = digits(0, 20, 300)
+    rng = np.random.default_rng(0)
+    assert granted_candidates(train, pool, Knowledge(), rng) == []
+    names = [name for name, _ in granted_candidates(train, pool, knowledge_of(train), rng)]
+    assert len(names) == 3
+    direction = dict(granted_candidates(train, pool, knowledge_of(train), rng))[names[1]].mean(0)
+    wanted = -pool.x.mean(0)  # samples are centred by the granted mean already
+    assert float(torch.corrcoef(torch.stack([direction.flatten(), wanted.flatten()]))[0, 1]) > 0.99
+
+
+def knowledge_of(train: Dataset) -> Knowledge:
+    return Knowledge(mean=train.mean, value_range=(0.0, 1.0))
+
+
+def test_samples_that_the_grant_brings_back_alone_say_nothing_of_the_network() -> None:
+    row = ControlRow("the mean", 80, 3, 0.2, 0.004, (1, 2, 3), granted=True)
+    assert brought_by_grant(Controls((row,)), (1, 2, 9, 8)) != ()
+    assert brought_by_grant(Controls((row,)), (1, 7, 9, 8)) == ()
+    assert brought_by_grant(Controls((row.replace(granted=False),)), (1, 2)) == ()
+    assert brought_by_grant(Controls((row,)), ()) == ()
+
+
+def test_a_trained_network_tells_its_samples_from_others_and_a_random_one_does_not() -> None:
+    found = []
+    for victim in (leaky, tight, untrained):
+        checkpoint, split = victim()
+        p = told_by_network(checkpoint, split.train, split.holdout, "binary", 0)
+        blind = split.holdout.replace(y=torch.zeros(len(split.holdout)))
+        without = told_by_network(checkpoint, split.train, blind, "binary", 0)
+        assert p is not None
+        assert without is not None
+        found.append((p <= 0.01, without <= 0.01))
+    assert found == [(True, True), (True, True), (False, False)]
+    checkpoint, split = leaky()
+    assert told_by_network(checkpoint, split.train, None, "binary", 0) is None
+
+
+def test_a_network_that_never_saw_the_claim_is_told_no_more_often_than_stated() -> None:
+    """At 1%, more than 3 of 40 would happen by chance once in 1500."""
+    checkpoint, split = leaky()
+    order = torch.randperm(400, generator=torch.manual_seed(1)).reshape(40, 10)
+    alarms = 0
+    for k, mine in enumerate(order):
+        rest = torch.cat([order[:k].flatten(), order[k + 1 :].flatten()])
+        claim, pool = (
+            split.holdout.replace(x=split.holdout.x[rows], y=split.holdout.y[rows])
+            for rows in (mine, rest)
+        )
+        p = told_by_network(checkpoint, claim, pool, "binary", k)
+        alarms += p is not None and p <= 0.01
+    assert alarms <= 3
+
+
+def test_grades_compare_with_the_nearest_held_out_sample_and_the_mean_of_the_class() -> None:
+    train, pool = digits(0, 20, 400)
+    mean = {int(y): pool.x[pool.y == y].mean(0) for y in (-1, 1)}
+    candidates = torch.stack([train.x[0], 0.5 * train.x[1] + 0.5 * mean[int(train.y[1])]])
+    tests, _ = run_tests({"some": pool_of(candidates)}, Claim(train, pool), 0, 300, math.inf)
+    test = tests["some"]
+    found = grades(test, test.field.strata)
+    assert found[0] == NEAR_COPY
+    for i, grade in found.items():  # the definition, one sample at a time
+        value = test.control.value[i]
+        near = max(float(ncc(train.x[i], one)) for one in pool.x)
+        typical = float(ncc(train.x[i], mean[int(train.y[i])]))
+        wanted = (
+            NEAR_COPY
+            if value > max(near, typical)
+            else RESEMBLES
+            if value > typical
+            else CLASS_LIKE
+        )
+        assert grade == wanted
+
+
+def ncc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]
+
+
+def test_a_permuted_target_keeps_its_entries_layer_by_layer_and_loses_their_order() -> None:
+    checkpoint, _ = tight()
+    plain = OBJECTIVES["binary-kkt"]().surface_of(checkpoint.theta, Knowledge())
+    one, same = (
+        permuted(OBJECTIVES["binary-kkt"], 3)().surface_of(checkpoint.theta, Knowledge())
+        for _ in range(2)
+    )
+    other = permuted(OBJECTIVES["binary-kkt"], 4)().surface_of(checkpoint.theta, Knowledge())
+    for name, t in plain.target.items():
+        assert torch.equal(one.target[name].flatten().sort()[0], t.flatten().sort()[0])
+        assert torch.equal(one.target[name], same.target[name])
+    first = next(iter(plain.target))
+    assert not torch.equal(one.target[first], plain.target[first])
+    assert not torch.equal(one.target[first], other.target[first])
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe"),
+    [
+        ("", Recipe()),
+        ("optimiser=sgd,rate=0.01,epochs=100,batch=50", Recipe("sgd", 0.01, 100, 50)),
+        (" start=small , frozen=a+b ", Recipe(start="small", frozen=("a", "b"))),
+    ],
+)
+def test_recipes(text: str, recipe: Recipe) -> None:
+    assert Recipe.parse(text) == recipe
+
+
+@pytest.mark.parametrize(
+    "text", ["rate=fast", "lr=0.1", "optimiser=magic", "epochs=-1", "start=", "rate=nan", "batch"]
+)
+def test_other_recipes_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="recipe"):
+        Recipe.parse(text)
+
+
+def test_a_twin_takes_its_samples_out_of_the_pool_with_the_labels_of_the_training_set() -> None:
+    split = tight()[1]
+    mine, rest = _out_of(split.holdout, split.train, 0)
+    assert sorted(mine.y.tolist()) == sorted(split.train.y.tolist())
+    assert len(mine) + len(rest) == len(split.holdout)
+    both = torch.cat([mine.x, rest.x]).flatten(1)
+    assert len(both.unique(dim=0)) == len(split.holdout.x.flatten(1).unique(dim=0))
+
+
+def test_without_a_large_pool_a_twin_is_of_bundled_digits_in_the_same_shape() -> None:
+    checkpoint, split = tight()
+    for shape in ((1, 8, 8), (64,)):
+        like = split.train.replace(x=split.train.x.reshape(-1, *shape), mean=None)
+        mine, rest = _bundled(like, checkpoint, Knowledge(value_range=(0.0, 1.0)), 0)
+        assert mine.shape == shape
+        assert len(mine) == len(like)
+        assert len(rest) >= len(mine) + 100
+        assert 0 <= float(mine.x.min()) < float(mine.x.max()) <= 1
+        assert set(mine.y.tolist()) == {-1, 1}
+
+
+BATCH = (Batch("binary-kkt", 1, 400, 0),)
+
+
+def test_no_leak_found_needs_a_twin_that_leaks_and_says_what_it_gave() -> None:
+    checkpoint, split = tight()
+    given = {
+        "data": split.train,
+        "holdout": split.holdout,
+        "knowledge": knowledge(split),
+        "budget": 5,
+    }
+    found = rs.audit(checkpoint, **given, batches=BATCH, baselines=False)
+    again = rs.audit(checkpoint, **given, batches=BATCH, baselines=False)
+    without = rs.audit(checkpoint, **given, batches=BATCH, baselines=False, twin=False)
+    assert found.verdict.outcome == NO_LEAK_FOUND
+    twin = found.checks.twin
+    assert twin is not None
+    assert twin.leaks
+    assert f"brings back {twin.recovered} of 20" in " ".join(found.verdict.reasons)
+    assert again.checks.twin is twin  # made once
+    assert without.verdict.outcome == INCONCLUSIVE
+    assert any("--no-twin" in reason for reason in without.verdict.reasons)
+    (row,) = [row for row in found.attacks if row.ran]
+    assert row.explained
+    assert row.permuted is not None
+    assert row.residual <= row.permuted / 2
+    assert "controls, permuted target and twin took" in found.notes[-1]
+
+
+def test_a_small_pool_makes_a_weaker_twin_and_says_so() -> None:
+    checkpoint, split = tight()
+    few = split.holdout.replace(x=split.holdout.x[:130], y=split.holdout.y[:130])
+    found = rs.audit(
+        checkpoint, data=split.train, holdout=few, knowledge=knowledge(split), batches=BATCH, budget=5,
+        baselines=False,
+    )  # fmt: skip
+    assert found.checks.twin is not None
+    assert "weaker" in found.checks.twin.made
+
+
+def test_vouching_is_a_note_in_every_artifact(tmp_path) -> None:
+    checkpoint, split = untrained()
+    found = rs.audit(
+        checkpoint, data=split.train, holdout=split.holdout, knowledge=knowledge(split), vouch=True,
+        batches=(Batch("binary-kkt", 1, 20, 0),), baselines=False, subsets=200,
+    )  # fmt: skip
+    assert found.checks.vouched
+    assert not any("was trained on these records" in reason for reason in found.verdict.reasons)
+    found.save(tmp_path / "run")
+    for name in ("report.html", "model_card.md", "result.json", "report.sarif"):
+        assert "vouch" in (tmp_path / "run" / name).read_text(), name
