@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from residuum.auditing.budget import Batch, Positive, Seed
+from residuum.auditing.budget import Batch
 from residuum.auditing.result import AuditResult
 from residuum.auditing.schema import Result, publish
 from residuum.checkpoints import save_checkpoint
@@ -33,6 +33,8 @@ CONFIG, ENVIRONMENT, SCORES, CERTIFICATE = (
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
 MAX_BYTES = 1 << 20
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 WORK, RESULT, STATE, PLAN = "work", "result.json", "state", "plan.json"
 MAIN = "reconstruction.safetensors"
 
@@ -219,6 +221,13 @@ class AuditRun(RunDir):
         return self.work / name
 
 
+def _possible(batch: Batch) -> Batch:
+    """A batch that somebody could run."""
+    if not (1 <= batch.restarts <= 10**9 and 1 <= batch.steps <= 10**9 and 0 <= batch.seed < 2**31):
+        raise ValueError("restarts and steps of a batch start at 1, its seed at 0")
+    return batch
+
+
 class AuditSettings(BaseModel):
     """The options of ``residuum audit`` under their names; paths are relative to the file.
 
@@ -252,7 +261,9 @@ class AuditSettings(BaseModel):
     loss: str | None = None
     weight_decay: float | None = None
     sha256: dict[str, str] = Field(default_factory=dict)
-    batches: Annotated[list[Batch], Field(max_length=10_000)] = Field(default_factory=list)
+    batches: Annotated[
+        list[Annotated[Batch, AfterValidator(_possible)]], Field(max_length=10_000)
+    ] = Field(default_factory=list)
 
 
 def read_settings(path: Path) -> AuditSettings:
