@@ -23,7 +23,6 @@ from benchmarks.polynomial import polynomial
 from benchmarks.scaling import scaling
 from benchmarks.splitting import splitting
 from benchmarks.step import rowspace, step
-from benchmarks.strangers import strangers
 from benchmarks.sweep import sweeps
 from benchmarks.verdict import verdict
 
@@ -100,7 +99,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "scaling": scaling,
     "splitting": splitting,
     "step": step,
-    "strangers": strangers,
     "sweep": sweeps,
     "verdict": verdict,
 }
