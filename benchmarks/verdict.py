@@ -50,6 +50,7 @@ from residuum.training import TrainingConfig, initialise, released, train
 FILE = RESULTS / "verdict.json"
 ARCH, POOL = "mlp:64-100-100-1", 500
 Row = dict[str, Any]
+FAULTS = (ValueError, RuntimeError, AssertionError, ResiduumError)
 NO_CERTIFICATE = {
     "certificate": None, "certificate_of": "", "uniqueness": None, "uniqueness_reason": "",
 }  # fmt: skip

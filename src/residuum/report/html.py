@@ -281,7 +281,10 @@ def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
         ("recovered", f"{verdict.recovered} of {verdict.n}"),
         ("threshold", verdict.rule or "–"),
         ("expected by chance", shown(verdict.expected_by_chance)),
-        ("95% interval of the excess", f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"),
+        (
+            "95% interval of the excess",
+            f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–",
+        ),
         ("p value", p_text(verdict.p_value)),
     )
 
