@@ -36,7 +36,7 @@ from residuum.records.rundir import digest
 from residuum.stationarity import by_layer, parameters
 from residuum.theory.rows import choose_task, normalise_labels
 from residuum.training import TrainingConfig, initialise, train
-from residuum.training.losses import LOSSES, choose_loss
+from residuum.training.methods import LOSSES, choose_loss
 
 SPARE = 100  # held-out samples beyond twice the training set that a twin needs to be judged
 STEPS = 5000

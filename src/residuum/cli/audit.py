@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from residuum.records import Checkpoint, Dataset, Knowledge
 
 FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
-HOW = ("budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines")
-HOW += ("vouch", "twin", "recipe")
+HOW = (
+    "budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines", "vouch", "twin",
+    "recipe",
+)  # fmt: skip
 SAMPLES = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
 AFTER = {
     "controls": "trying what holds nothing of the network",
