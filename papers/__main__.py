@@ -11,17 +11,16 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from papers import buzaglo2023, drawing, haim2022, loo2024, refael2025, shen2026, uniqueness
 from papers.runs import PICTURE, SCALES, TABLE, Context, load, save
 from residuum.datasets import ROOT_VARIABLE
-from residuum.errors import InputError, ResiduumError, did_you_mean
+from residuum.errors import ResiduumError, require_known
 from residuum.records import make_directory, write_atomic
-from residuum.records.rundir import environment
+from residuum.records.rundir import environment, one_thread
 
 PAPERS = (haim2022, refael2025, shen2026, buzaglo2023, loo2024, uniqueness)
 FIGURES = {
@@ -46,24 +45,17 @@ def reproduce(
     out: a folder for all figures, each in one of its own below it; cache: where victims and attacks
     are kept, by default ``cache`` in that folder; options: device, root, seed, visible of Context.
     """
-    if name not in FIGURES:
-        raise InputError(f"No figure {name!r}.", did_you_mean(name, tuple(FIGURES)))
+    require_known(name, FIGURES, "No figure")
     figure, folder = FIGURES[name], make_directory(Path(out) / name.replace(":", "-"))
     context = Context(SCALES[scale], make_directory(cache or Path(out) / "cache"), **options)
     write_atomic(Path(out) / ".gitignore", "*\n")
     if compute:
-        start, threads = time.monotonic(), torch.get_num_threads()
-        if scale != "paper" and context.device == "cpu":
-            torch.set_num_threads(1)  # the same figures whatever the number of cores
-        try:
+        start, alone = time.monotonic(), scale != "paper" and context.device == "cpu"
+        with one_thread() if alone else nullcontext():
             outcome = figure.compute(context)
-        finally:
-            torch.set_num_threads(threads)
         if scale != "paper" and outcome.column("published"):
-            note = (
-                f"scale {scale}: smaller networks and other data than the published values are of"
-            )
-            outcome.notes.append(note)
+            less = "smaller networks and other data than the published values are of"
+            outcome.notes.append(f"scale {scale}: {less}")
         head = {"id": name, "title": figure.title, "scale": scale, "seed": context.seed}
         head |= {"device": context.device, "seconds": time.monotonic() - start}
         save(outcome, folder, {**head, "environment": environment(context.device)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -142,9 +143,8 @@ def stories(outcome: Outcome) -> bytes:
         at = np.searchsorted(steps, frames)
         for k, sample in enumerate(arrays[f"{name}/followed"]):
             none, split = (arrays[f"{name}/{arm}/followed"][at, k] for arm in ARMS)
-            captions = [
-                f"{s}: {a:.1f} {b:.1f}" for s, a, b in zip(frames, none, split, strict=True)
-            ]
+            distances = zip(frames, none, split, strict=True)
+            captions = [f"{step}: {a:.1f} {b:.1f}" for step, a, b in distances]
             parts = [arrays[f"{name}/{arm}/story{k}"] for arm in ARMS]
             true = arrays[f"{name}/followed_true"][k][None].repeat(len(frames), 0)
             cells = _cells(*parts, true, captions=captions)
@@ -178,9 +178,8 @@ def _finish(figure: Any, panels: Sequence[Any], shared: bool = True) -> bytes:
 def _two(axes: Any, x: Array, y: Array, good: Array, names: tuple[str, str]) -> None:
     """Points of two kinds, told apart by colour and shape."""
     for mask, colour, marker, name in ((~good, ORANGE, "x", names[1]), (good, BLUE, "o", names[0])):
-        axes.scatter(
-            x[mask], y[mask], s=10, alpha=0.7, color=colour, marker=marker, lw=0.8, label=name
-        )
+        look = {"color": colour, "marker": marker, "label": name}
+        axes.scatter(x[mask], y[mask], s=10, alpha=0.7, lw=0.8, **look)
 
 
 def outputs(outcome: Outcome) -> bytes:
@@ -206,9 +205,8 @@ def pairs(outcome: Outcome) -> bytes:
         before, after = (outcome.arrays[f"{name}/{key}"] for key in ("before", "after"))
         metric = case["metric"]
         better = after > before if metric == "ssim3" else after < before
-        ends = [
-            float(end(before.min(), after.min(), before.max(), after.max())) for end in (min, max)
-        ]
+        both = np.stack([before, after])
+        ends = [float(both.min()), float(both.max())]
         axes.plot(ends, ends, color=GREY, lw=0.8)
         for line in (axes.axhline, axes.axvline):  # the bar of a reconstruction
             line(abs(case["threshold"]), color=INK, lw=0.7, ls=":")
@@ -315,17 +313,14 @@ def curves(outcome: Outcome, x: str, keys: str, by: str = "", scale: str = "line
     for axes, name in zip(panels, names, strict=True):
         chance = "expected_by_chance" if name == "recovered" else name.replace("_train", "_holdout")
         shown = [name] if chance == name else [name, chance]
-        lines = [
-            (group, key) for group in dict.fromkeys(row.get(by) for row in rows) for key in shown
-        ]
+        lines = itertools.product(dict.fromkeys(row.get(by) for row in rows), shown)
         values = [0.0]
         for (group, key), colour, marker in zip(lines, CYCLE, base.MARKERS, strict=False):
             mine = [row for row in rows if row.get(by) == group and row[key] is not None]
             look = {"color": colour, "marker": marker}
-            axes.scatter(
-                [row[x] for row in mine], [row[key] for row in mine], s=8, alpha=0.35, **look
-            )
-            at = list(dict.fromkeys(row[x] for row in mine))
+            xs, ys = ([row[name] for row in mine] for name in (x, key))
+            axes.scatter(xs, ys, s=8, alpha=0.35, **look)
+            at = list(dict.fromkeys(xs))
             means = [float(np.mean([row[key] for row in mine if row[x] == v])) for v in at]
             label = f"{group or ''} {key.replace('_', ' ')}"
             axes.plot(at, means, "-" if key == name else ":", label=label, **look)

@@ -68,7 +68,8 @@ def _run(name: str, n: int = 500, data: str = "cifar10", **changes: Any) -> Imag
 RUNS = {name: _run(name, **changes) for name, (changes, _) in {**TABLE1, **TABLE2}.items()}
 RUNS |= {"CIFAR": _run("CIFAR"), "MNIST": _run("MNIST", data="mnist")}
 # Published figures of the n = 500 networks, two released runs pooled.
-BOTH = ("residuum", "published")
+Names = tuple[str, ...]
+OWN, BOTH = ("residuum",), ("residuum", "published")
 _CIFAR = {"ssim3 above 0.4": 17, "best ssim3": 0.636, "top-10 mean ssim3": 0.536}
 _MNIST = {"best NCC": 0.943, "median NCC of the top 30": 0.815}
 PUBLISHED = {("CIFAR", attack): _CIFAR for attack in BOTH}
@@ -77,12 +78,7 @@ PUBLISHED["CIFAR", "weights"] = {"ssim3 above 0.4": 4, "best ssim3": 0.611}
 TEST_ACCURACY = {"CIFAR": 0.776, "MNIST": 0.880}
 
 
-def images(
-    context: Context,
-    runs: tuple[str, ...],
-    attacks: tuple[str, ...] = ("residuum",),
-    show: str = "grid",
-) -> Outcome:
+def images(context: Context, runs: Names, attacks: Names = OWN, show: str = "grid") -> Outcome:
     """Every run attacked and counted. show: the best images (grid), those of every attack (methods), or
     score against output (scatter).
     """
@@ -227,7 +223,7 @@ def matched(points: Tensor, truth: Tensor) -> int:
     return int(np.sum(near[linear_sum_assignment(-near)]))
 
 
-def _images(title: str, show: str, *runs: str, attacks: tuple[str, ...] = ("residuum",)) -> Figure:
+def _images(title: str, show: str, *runs: str, attacks: Names = OWN) -> Figure:
     draw = {"grid": drawing.grids, "methods": drawing.methods, "scatter": drawing.outputs}[show]
     return Figure(title, partial(images, runs=runs, attacks=attacks, show=show), draw)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -118,10 +119,8 @@ def sphere(context: Context) -> Outcome:
         for kind in ("raw", "projected"):
             for radius in own.radii:
                 at = [row for row in mine if row["radius"] == radius]
-                train, held = (
-                    float(np.mean([row[f"five_best_{kind}_{part}"] for row in at]))
-                    for part in ("train", "holdout")
-                )
+                keys = (f"five_best_{kind}_{part}" for part in ("train", "holdout"))
+                train, held = (float(np.mean([row[key] for row in at])) for key in keys)
                 says = GROWS if kind == "raw" and radius == own.radii[-1] else None
                 what = f"{init} init, radius {radius:g}: mean distance of the five best, {kind}"
                 out.row(what, train, says, held)
@@ -326,9 +325,8 @@ def mixture(x: Tensor, atoms: Tensor, size: int = 5) -> tuple[float, float]:
 #     delta' <= delta + max(a, b) C max_i lam_i
 #
 # with equality at an exact point whose samples all have the same <nu, x_i> and share one neuron.
-Rows = Iterator[
-    tuple[str, float, float | None, float | None, str]
-]  # exact, printed, corrected, note
+# what, exact, printed, corrected, note
+Rows = Iterator[tuple[str, float, float | None, float | None, str]]
 
 
 @dataclass(frozen=True)
@@ -350,9 +348,8 @@ def split_levels(kkt: KKTSet, i: int, direction: Tensor, alpha: float, beta: flo
     """Exact p' and delta' of a split that stays inside its pattern, and the published bound."""
     _check_binary(kkt)
     after = kkt.split(i, direction, alpha, beta)
-    p, p_after, delta, delta_after = (
-        float(value or 0.0) for value in (kkt.margin, after.margin, kkt.delta, after.delta)
-    )
+    levels = (kkt.margin, after.margin, kkt.delta, after.delta)
+    p, p_after, delta, delta_after = (float(value or 0.0) for value in levels)
     printed = bound = None
     chain = dense_chain(kkt.models[0])
     if chain is not None and len(chain.linears) == 2:
@@ -417,16 +414,8 @@ def theorems(context: Context) -> Outcome:
     """The table; every entry is computed here, none is quoted from the theory page."""
     network = "12-2-1 on 6 samples, closed form; others are named in the notes of a row"
     out = Outcome(details={"network": network})
-    for part in (
-        _threshold,
-        _merging,
-        _splitting,
-        _budgets,
-        _perturbed,
-        _levels,
-        _singular,
-        _shifted,
-    ):
+    parts = (_threshold, _merging, _splitting, _budgets, _perturbed, _levels, _singular, _shifted)
+    for part in parts:
         for what, exact, printed, corrected, note in part(relu_point()):
             out.row(what, exact, printed, corrected=corrected, note=note)
     return out
@@ -498,11 +487,9 @@ def _perturbed(point: ExactPoint) -> Rows:
     sound = budget_certificates(model, point.x, point.lam, 0, nu, eps)
     what, note = "Theorem 8: budget at an eps-KKT point", f"eps = {eps:.3g}, two-sided gamma"
     yield what, sound.exact, sound.theorem8, sound.theorem8, note
-    sides = [
-        budget_certificates(point.model, point.x, point.lam, k, normal(12, seed=seed))
-        for seed in range(40)
-        for k in range(len(point.x))
-    ]
+    along = (normal(12, seed=seed) for seed in range(40))
+    tried = itertools.product(along, range(len(point.x)))
+    sides = [budget_certificates(point.model, point.x, point.lam, k, nu) for nu, k in tried]
     false = max(sides, key=lambda one: one.one_sided / one.exact)
     what, note = "Theorem 8 with the printed one-sided gamma", "worst of 240 directions and samples"
     yield what, false.exact, false.one_sided, false.theorem8, note

@@ -7,9 +7,7 @@ Victims and attacks are kept in files named by the hash of everything that decid
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -25,7 +23,8 @@ import residuum as rs
 from residuum.attacks import AttackConfig
 from residuum.errors import DataError, InputError
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Record, Scores, Split
-from residuum.records.data import read_npz, with_mean
+from residuum.records.base import plain
+from residuum.records.data import read_npz, with_mean, write_npz
 from residuum.records.rundir import digest, write_atomic, write_json
 from residuum.training import TrainingConfig, released
 from residuum.training.methods import LOSSES, choose_loss
@@ -270,10 +269,8 @@ class ImageRun:
         split, net = self.trained(context)
         known, done = self.knowledge(split, net), Performed(self, split, net, {})
         arms = arms or {name: (self.attacks(context, name), {}) for name in names or ("residuum",)}
-        asked: Settings = {
-            "metrics": tuple(dict.fromkeys(("ncc", "ssim3", self.metric))),
-            "subsets": SUBSETS,
-        }
+        metrics = tuple(dict.fromkeys(("ncc", "ssim3", self.metric)))
+        asked: Settings = {"metrics": metrics, "subsets": SUBSETS}
         asked["outputs"] = outputs_of(net.checkpoint, split.train)
         for name, (configs, granted) in arms.items():
             told = known.replace(**granted)
@@ -403,11 +400,9 @@ def save(outcome: Outcome, folder: Path, head: dict[str, Any]) -> None:
     found = columns["measured"].get("recovered")
     top = {} if found is None else {"recovered": found}
     rest = {"rows": outcome.rows, "details": outcome.details, "notes": outcome.notes}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **outcome.arrays)
-    write_atomic(folder / ARRAYS, buffer.getvalue())
+    write_npz(folder / ARRAYS, outcome.arrays)
     write_atomic(folder / TABLE, table(outcome, head["title"]))
-    write_json(folder / RESULT, _plain({**head, **columns, **top, **rest}))
+    write_json(folder / RESULT, plain({**head, **columns, **top, **rest}))
 
 
 def load(folder: Path) -> tuple[Outcome, dict[str, Any]]:
@@ -440,13 +435,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN, infinity, tuples or numpy numbers."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -173,10 +173,8 @@ def compared(
     rules = [list(map(partial(top_rule, bar=bar), new, before)) for new in (after, other)]
     what = f"{name}: best {TOP}, improved by splitting"
     out.row(what, _one(rules[0]), "21 of 25", _one(rules[1]))
-    for how, values, chance in (
-        ("with splitting", after, after_held),
-        ("without", before, before_held),
-    ):
+    counted = (("with splitting", after, after_held), ("without", before, before_held))
+    for how, values, chance in counted:
         within = [(part < bar).sum(1).tolist() for part in (values, chance)]
         what = f"{name}: samples within the threshold, {how}"
         out.row(what, _one(within[0]), None, _one(within[1]))
@@ -388,9 +386,8 @@ def aggregates(context: Context) -> Outcome:
         out.row(f"{name}: residual at the training set", _residual(point, point.x), 0.0)
         far = float((other - point.x).norm(dim=1).max())
         note = f"its samples moved by up to {far:.3g}"
-        out.row(
-            f"{name}: residual at another training set", _residual(point, other), 0.0, note=note
-        )
+        what = f"{name}: residual at another training set"
+        out.row(what, _residual(point, other), 0.0, note=note)
     wrong = quadratic.x + 0.1 * quadratic.x.flip(0)
     out.row("quadratic: residual where the aggregate differs", _residual(quadratic, wrong))
     return out

@@ -5,6 +5,8 @@ A message states the rule and what was got; ``remedy`` says what to do, in call 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class ResiduumError(Exception):
     """Anything residuum reports on purpose. A bare one is an internal error (exit code 70)."""
@@ -59,6 +61,14 @@ class UnsafeFileError(ResiduumError):
     """A file was refused because reading it could do harm (exit code 4)."""
 
     exit_code = 4
+
+
+def require_known(
+    got: str, known: Iterable[str], what: str, error: type[ResiduumError] = InputError
+) -> None:
+    """Refuse a name that is not among the known ones; ``what``: such as "No task"."""
+    if got not in (names := tuple(known)):
+        raise error(f"{what} {got!r}.", did_you_mean(got, names))
 
 
 def did_you_mean(got: str, known: list[str] | tuple[str, ...]) -> str:

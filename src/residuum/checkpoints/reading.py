@@ -29,15 +29,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from residuum.checkpoints.safe import (
-    PICKLE_MAGIC,
-    ZIP_MAGIC,
-    clean_state,
-    find_state,
-    read_legacy,
-    read_safetensors,
-    read_zip,
-)
+from residuum.checkpoints import safe
 from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
 from residuum.networks import KINDS, Architecture, kind_of, match_architecture, recognise
 from residuum.networks.kinds import ASSUMED_RELU
@@ -138,11 +130,11 @@ def _read(path: Path, max_bytes: int) -> tuple[Any, dict[str, str], int]:
                 )
             head = stream.read(16)
             if head[8:9] == b"{":  # the JSON object behind its length
-                return *read_safetensors(path, stream, size, max_bytes), size
-            if head.startswith(ZIP_MAGIC):
-                return read_zip(stream, size), {}, size
-            if head.startswith(PICKLE_MAGIC):
-                return read_legacy(stream, size, max_bytes), {}, size
+                return *safe.read_safetensors(path, stream, size, max_bytes), size
+            if head.startswith(safe.ZIP_MAGIC):
+                return safe.read_zip(stream, size), {}, size
+            if head.startswith(safe.PICKLE_MAGIC):
+                return safe.read_legacy(stream, size, max_bytes), {}, size
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise CheckpointError(
@@ -168,7 +160,7 @@ def _checkpoint(
 
     known: what the file says of itself.
     """
-    state, source, notes = clean_state(find_state(content), size)
+    state, source, notes = safe.clean_state(safe.find_state(content), size)
     network, names, guesses = _identify(state, arch, known)
     shape = known.input_shape if input_shape is None else input_shape
     return known.replace(
@@ -322,7 +314,7 @@ def checkpoint_from_module(
         kept = _keep(model, tuple(input_shape or shape_if_kept or ()))
         return kept.replace(labels=tuple(labels), task=task)
     arch, state = found
-    theta, _, notes = clean_state(state)
+    theta, _, notes = safe.clean_state(state)
     own_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
     source = {name: own_names[id(t)] for name, t in state.items()}
     shape = fitting_shape(arch, input_shape)

@@ -12,8 +12,6 @@ residuum demo --out pictures --json
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +40,12 @@ def command(
     from residuum.cli.audit import audit_into
     from residuum.datasets import load_dataset
     from residuum.records import make_directory, write_atomic
+    from residuum.records.rundir import one_thread
 
     make_directory(out)  # before the work, not after it
     write_atomic(out / ".gitignore", "*\n")
     split = load_dataset("digits", SAMPLES)
-    with _one_thread():
+    with one_thread():
         checkpoint = _networks(out, split, voice.spoken)
         for audit, network in NETWORKS.items():
             with attack_progress(voice.spoken) as watch:
@@ -58,19 +57,6 @@ def command(
     _check(results)
     if voice.spoken:
         print_line(f"report: {out / 'trained' / 'report.html'}")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The same figures whatever the number of cores; problems this small gain nothing by more."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _networks(out: Path, split: Split, spoken: bool) -> Checkpoint:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from residuum.cli.output import print_json
-from residuum.errors import DataError, InputError, did_you_mean
+from residuum.errors import DataError, InputError, did_you_mean, require_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,8 +200,7 @@ def configure(
         ("--rivals has no", given.get("rivals") or "tied", ("tied", "best")),
         ("--gradients has no", given.get("gradients") or "both", ("theta", "theta0", "both")),
     ):
-        if name not in known:
-            raise InputError(f"{kind} {name!r}.", did_you_mean(name, tuple(known)))
+        require_known(name, known, kind)
     changes = dict(GROWTH_PRESETS[split]) if split is not None else {}
     changes |= {name: value for name, value in given.items() if value is not None}
     changes |= (_read_pair(pair, taken=(*given, "priors", "split")) for pair in settings or ())
@@ -276,10 +275,7 @@ def grant(
     from residuum.records import Knowledge
     from residuum.records.knowledge import PROVENANCES
 
-    if mean_provenance not in PROVENANCES:
-        raise InputError(
-            f"No provenance {mean_provenance!r}.", did_you_mean(mean_provenance, PROVENANCES)
-        )
+    require_known(mean_provenance, PROVENANCES, "No provenance")
     read: dict[str, Callable[[Any], Any]] = {
         "shape": _shape,
         "value_range": value_range_of,
@@ -301,8 +297,7 @@ def grant(
 def _loss(text: str) -> str:
     from residuum.training.methods import LOSSES
 
-    if text not in LOSSES:
-        raise InputError(f"No loss {text!r}.", did_you_mean(text, tuple(LOSSES)))
+    require_known(text, LOSSES, "No loss")
     return text
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from residuum.errors import DataError, did_you_mean
+from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
 DEFAULT_HOLDOUT = 2000
@@ -127,8 +127,7 @@ def task_labels(
     pool: Pool, task: str, positive: Sequence[str | int] = ()
 ) -> tuple[Tensor, tuple[str, ...]]:
     """For each class of ``pool`` the label it has in ``task``, and the names of the labels."""
-    if task not in TASKS:
-        raise DataError(f"No task {task!r}.", did_you_mean(task, TASKS))
+    require_known(task, TASKS, "No task", DataError)
     present = pool.labels.unique().tolist()
     if len(present) < 2:
         got = f"are of class {pool.classes[present[0]]!r}" if present else "are missing"
@@ -142,10 +141,7 @@ def task_labels(
     if not chosen and len(pool.classes) == 2:
         chosen = [pool.classes[1]]
     for name in chosen:
-        if name not in pool.classes:
-            raise DataError(
-                f"{pool.name!r} has no class {name!r}.", did_you_mean(name, pool.classes)
-            )
+        require_known(name, pool.classes, f"{pool.name!r} has no class", DataError)
     lookup = torch.tensor([int(name in chosen) for name in pool.classes])
     if len(lookup.unique()) < 2:
         raise DataError(

@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from residuum import plugins
-from residuum.errors import ArchitectureError, did_you_mean
+from residuum.errors import ArchitectureError, did_you_mean, require_known
 from residuum.networks.activations import ACTIVATIONS, OTHERS_REFUSED, Polynomial, is_other
 from residuum.networks.modules import BIAS_RULES, MLP, ConvNet, PolynomialNetwork, bias_rule
 
@@ -95,11 +95,8 @@ class Architecture:
                 f"{name} needs {wanted} first; got {first!r}.",
                 f"Example: --arch {kind.example}.",
             )
-        if unknown := [option for option in options if option not in kind.options]:
-            raise ArchitectureError(
-                f"{name} has no option {unknown[0]!r}.",
-                did_you_mean(unknown[0], tuple(kind.options)),
-            )
+        for option in options:
+            require_known(option, kind.options, f"{name} has no option", ArchitectureError)
         if kind.rank == 1:
             return kind.check(cls(name, (*shape, *widths), None, options))
         return kind.check(cls(name, widths, shape, options))
@@ -175,8 +172,7 @@ class _Layered(Kind):
         if is_other(activation):
             raise ArchitectureError(f"activation={activation} cannot be attacked.", OTHERS_REFUSED)
         for got, known in ((bias, BIAS_RULES), (activation, ACTIVATIONS)):
-            if got not in known:
-                raise ArchitectureError(f"No choice {got!r}.", did_you_mean(got, tuple(known)))
+            require_known(got, known, "No choice", ArchitectureError)
         return arch
 
     def assumed(self, arch: Architecture) -> tuple[str, ...]:

@@ -14,14 +14,8 @@ from collections.abc import Mapping
 from torch import Size, Tensor
 
 from residuum.errors import ArchitectureError, CheckpointError
-from residuum.networks.kinds import (
-    Architecture,
-    Named,
-    attach_vectors,
-    orders,
-    recognised,
-    weights_and_vectors,
-)
+from residuum.networks import kinds
+from residuum.networks.kinds import Architecture, Named
 from residuum.networks.modules import bias_rule
 
 READS = (
@@ -60,7 +54,7 @@ IN_ORDER = (
 
 def recognise(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
     """The network whose tensors these are, and for each of our parameter names the file's name."""
-    known = recognised(state)
+    known = kinds.recognised(state)
     if known is None:
         raise unreadable(state)
     return known
@@ -71,11 +65,13 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
     wanted = arch.build().state_dict()
     if {name: t.shape for name, t in state.items()} == {n: t.shape for n, t in wanted.items()}:
         return {name: name for name in wanted}
-    ours = attach_vectors(*weights_and_vectors(wanted)) or []
+    ours = kinds.attach_vectors(*kinds.weights_and_vectors(wanted)) or []
     shapes = [wanted[layer[0]].shape for layer in ours]
-    weights, vectors = weights_and_vectors(state)
-    for order in (*orders(weights), *_by_shape(weights, shapes)):
-        theirs = attach_vectors(order, vectors) if [w.shape for _, w in order] == shapes else None
+    weights, vectors = kinds.weights_and_vectors(state)
+    for order in (*kinds.orders(weights), *_by_shape(weights, shapes)):
+        theirs = (
+            kinds.attach_vectors(order, vectors) if [w.shape for _, w in order] == shapes else None
+        )
         if theirs and [*map(len, ours)] == [*map(len, theirs)]:
             return dict(zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True))
     raise _misfit(state, arch)
@@ -169,12 +165,12 @@ def remedy(state: Mapping[str, Tensor]) -> str:
 
 def convnet_of(state: Mapping[str, Tensor]) -> Architecture | None:
     """The convnet for square images that would have these shapes; its strides are a guess."""
-    weights, vectors = weights_and_vectors(state)
-    for order in orders(weights):
+    weights, vectors = kinds.weights_and_vectors(state)
+    for order in kinds.orders(weights):
         *kernels, head = (weight.shape for _, weight in order)
         if not kernels or len(head) != 2 or any(kernel[2:] != (3, 3) for kernel in kernels):
             continue
-        layers = attach_vectors(order, vectors)
+        layers = kinds.attach_vectors(order, vectors)
         chained = all(lower[0] == upper[1] for lower, upper in itertools.pairwise(kernels))
         area, left = divmod(head[1], kernels[-1][0])
         if layers and chained and not left and math.isqrt(area) ** 2 == area:

@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -86,14 +87,14 @@ class Record:
 
 
 def plain(value: Any) -> Any:
-    """A value of a record as JSON has it: tensors and tuples are lists, what is not finite is null."""
+    """A value of a record as JSON has it: tensors and tuples are lists, what is not finite null."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         return [plain(part) for part in value]
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.generic):
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

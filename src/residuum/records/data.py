@@ -86,12 +86,7 @@ class Dataset(Record):
             arrays["mean"] = self.mean.numpy(force=True)
         if self.classes:
             arrays["classes"] = np.array(self.classes)
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
-        if 8 * self.x.numel() > may_hold(buffer.tell()):  # what read_npz would refuse
-            buffer = io.BytesIO()
-            np.savez(buffer, allow_pickle=False, **arrays)
-        return write_atomic(path, buffer.getvalue())
+        return write_npz(path, arrays)
 
     @classmethod
     def from_npz(cls, path: str | Path) -> Self:
@@ -170,6 +165,16 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
             f"({str(problem)[:200]}).",
             "Save it with numpy.savez(path, x=..., y=...).",
         ) from problem
+
+
+def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
+    """Packed, unless that would make of it what :func:`read_npz` refuses."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    if 8 * sum(array.size for array in arrays.values()) > may_hold(buffer.tell()):
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+    return write_atomic(path, buffer.getvalue())
 
 
 def may_hold(packed: int) -> int:

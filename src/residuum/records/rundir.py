@@ -243,6 +243,17 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     }
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The same figures whatever the number of cores; problems this small gain nothing by more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def sha256(path: str | Path) -> str:
     """Hash of a file, read in pieces."""
     with open(path, "rb") as stream:

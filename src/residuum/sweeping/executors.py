@@ -33,7 +33,7 @@ from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack, select
 from residuum.attacks.state import Progress, SolverState
-from residuum.errors import InputError, MissingExtraError, did_you_mean
+from residuum.errors import InputError, MissingExtraError, require_known
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.sweeping.space import COMPLETE, FAILED, SEEDS, Params, Trial, configured
 
@@ -425,6 +425,5 @@ ENGINES: dict[str, Callable[[Task, Resources], Engine]] = {
 
 def open_engine(name: str, task: Task, resources: Resources) -> Engine:
     """The engine of this name; one that needs an extra says so."""
-    if name not in ENGINES:
-        raise InputError(f"No engine {name!r}.", did_you_mean(name, tuple(ENGINES)))
+    require_known(name, ENGINES, "No engine")
     return ENGINES[name](task, resources)

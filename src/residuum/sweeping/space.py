@@ -21,7 +21,7 @@ from residuum.attacks.config import NUMBERS
 from residuum.attacks.dryrun import Estimate
 from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import InputError, require_known
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -114,8 +114,7 @@ def _check(space: Mapping[str, Setting]) -> None:
     if not space:
         raise InputError("A sweep must vary a setting.", "Leave --search out for the default.")
     for name, setting in space.items():
-        if name not in known:
-            raise InputError(f"A sweep cannot vary {name!r}.", did_you_mean(name, tuple(known)))
+        require_known(name, known, "A sweep cannot vary")
         if not setting.low < setting.high or (setting.log and setting.low <= 0):
             raise InputError(
                 f"{name} must run from low to high, above 0 on a log scale; got {setting.low:g} "
@@ -214,10 +213,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check(self.space)
-        if self.sampler not in SAMPLERS:
-            raise InputError(
-                f"No sampler {self.sampler!r}.", did_you_mean(self.sampler, tuple(SAMPLERS))
-            )
+        require_known(self.sampler, SAMPLERS, "No sampler")
         if not 1 <= self.trials <= SEEDS:
             raise InputError(f"Trials are from 1 to {SEEDS}; got {self.trials}.", "Correct it.")
         if min(self.batch, self.wave) < 1 or self.rungs < 0:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from residuum.checkpoints import as_checkpoint, build_model
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import require_known
 from residuum.records import Checkpoint, Dataset, write_atomic, write_json
+from residuum.records.data import write_npz
 from residuum.records.rundir import refuse_foreign
 from residuum.report.figures import alternatives_figure
-from residuum.theory.alternatives import (
-    Alternative,
-    budget_alternative,
-    far_alternative,
-    merge_alternative,
-)
+from residuum.theory import alternatives as kinds
 from residuum.theory.directions import DIRECTIONS
 from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.verbs.attacking import write_figures
@@ -34,7 +28,7 @@ class Alternatives:
     """given: the true samples as a KKT set; found: the alternative; direction: how it was searched."""
 
     given: KKTSet
-    found: Alternative
+    found: kinds.Alternative
     direction: str
     arch: str
 
@@ -85,19 +79,19 @@ def alternatives(
     share of its budget (the default, 0.9); merge: samples of one label and pattern are merged;
     direction: how a sample's direction is found; out: folder for the set and its picture.
     """
-    if direction not in DIRECTIONS:
-        raise InputError(f"No direction {direction!r}.", did_you_mean(direction, tuple(DIRECTIONS)))
+    require_known(direction, DIRECTIONS, "No direction")
     if out is not None:
         refuse_foreign(Path(out), "alternatives", {SUMMARY})
     released = as_checkpoint(model, arch)
     task = released.task if task == "auto" and released.task else task
     given = KKTSet.of(build_model(released), data.x, data.y, task=task)
     if merge:
-        found = merge_alternative(given)
+        found = kinds.merge_alternative(given)
     elif far is not None:
-        found = far_alternative(given, far, direction, watch)
+        found = kinds.far_alternative(given, far, direction, watch)
     else:
-        found = budget_alternative(given, SHARE if share is None else share, direction, watch)
+        share = SHARE if share is None else share
+        found = kinds.budget_alternative(given, share, direction, watch)
     result = Alternatives(given, found, direction, released.arch)
     if out is not None:
         _write(Path(out), data, result)
@@ -115,10 +109,8 @@ def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
     arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
     if samples.mean is not None:
         arrays["mean"] = samples.mean.numpy()
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_atomic(out / ".gitignore", "*\n")
-    write_atomic(out / SAMPLES, buffer.getvalue())
+    write_npz(out / SAMPLES, arrays)
     figure = alternatives_figure(found.before.x, after.x, found.parents, samples.mean)
     write_figures(out, {PICTURE: figure})
     write_json(out / SUMMARY, result.to_json())

@@ -9,14 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.state import Watcher
 from residuum.checkpoints import build_model, load_checkpoint, weights_hash
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import InputError, require_known
 from residuum.evaluation import score
-from residuum.evaluation.scoring import selected_pool, whole_pool
+from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores, rundir, same
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report import figures
@@ -107,31 +105,23 @@ def score_run(
     ckpt: the attacked checkpoint, adds margins; which: "all" or "selected", the attack's own choice,
     whose scores stand beside those of all; how: arguments of :func:`residuum.score`.
     """
-    if which not in CANDIDATES:
-        raise InputError(f"No candidates {which!r}.", did_you_mean(which, CANDIDATES))
+    require_known(which, CANDIDATES, "No candidates")
     found, outputs, other = load_run(run), None, False
     if ckpt is not None:
         model = build_model(load_checkpoint(ckpt, asked_for(run).get("arch")))
         outputs = evaluate(model, train.x.to(next(model.parameters()).dtype)).detach()
         other = attacked_other(ckpt, run)
 
-    def judge(x: Tensor, labels: Tensor | None, multipliers: Tensor | None) -> Scores:
-        return score(
-            x,
-            train,
-            control,
-            candidate_labels=labels,
-            multipliers=multipliers,
-            outputs=outputs,
-            **how,
-        )
+    def judge(pool: CandidatePool) -> Scores:
+        told = {"candidate_labels": pool.labels, "multipliers": pool.lam, "outputs": outputs}
+        return score(pool.x, train, control, **told, **how)
 
     chosen = selected_pool(found)
     pool = whole_pool(found) if which == "all" else chosen
-    scores = judge(*pool)
+    scores = judge(pool)
     if other:
         scores = scores.replace(notes=(*scores.notes, OTHER))
-    selected = judge(*chosen) if which == "all" and len(chosen.x) else None
+    selected = judge(chosen) if which == "all" and len(chosen.x) else None
     summary = {
         **scores.to_json(),
         "candidates": which,
