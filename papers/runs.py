@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import AttackConfig
+from residuum.cli.output import attack_progress, training_progress
 from residuum.errors import DataError, InputError
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Record, Scores, Split
 from residuum.records.base import plain
@@ -143,7 +144,7 @@ class Context:
 
         def make(partial: Path) -> Victim:
             start, there = time.monotonic(), {"device": self.device, "state_path": partial}
-            with self.progress("training") as watch:
+            with training_progress(self.visible) as watch:
                 state = rs.train(arch, data, config, task=task, watch=watch, **there)
             summary = {"arch": arch, "steps": state.step, "status": state.status}
             summary |= {"seconds": time.monotonic() - start, **state.history[-1]}
@@ -156,20 +157,11 @@ class Context:
 
         def make(partial: Path) -> Reconstruction:
             there = replace(config, device=self.device)
-            with self.progress("attack") as watch:
+            with attack_progress(self.visible) as watch:
                 found = rs.attack(target, known, there, state_path=partial, watch=watch)
             return found.replace(knowledge=Knowledge())
 
         return self.kept(Reconstruction, make, *attack_identity(target, known, config))
-
-    def progress(self, what: str) -> AbstractContextManager[Any]:
-        """A watcher of training or attack, None where nobody watches."""
-        if not self.visible:
-            return nullcontext()
-        from residuum.cli import output
-
-        shown: AbstractContextManager[Any] = getattr(output, f"{what}_progress")(True)
-        return shown
 
 
 def attack_identity(target: Checkpoint, known: Knowledge, config: AttackConfig) -> list[Any]:
@@ -319,12 +311,9 @@ class Performed:
         """Best matches of every sample, best first: found, true, score; images with the mean added."""
         arm, train, metric = self.arms[name], self.split.train, self.run.metric
         sign = -1.0 if arm.scores.metrics[metric].higher_is_better else 1.0
-        matches = [(row.matches[metric], row.index) for row in arm.scores.per_sample]
-        best = sorted(
-            (sign * match.nearest, index, match.nearest_candidate)
-            for match, index in matches
-            if match.nearest is not None
-        )
+        matches = [(row.index, row.matches[metric]) for row in arm.scores.per_sample]
+        known = [(m.nearest, i, m.nearest_candidate) for i, m in matches if m.nearest is not None]
+        best = sorted((sign * value, i, candidate) for value, i, candidate in known)
         values, samples, candidates = (list(part) for part in zip(*best[:count], strict=True))
         found = as_bytes(with_mean(arm.x.reshape(-1, *train.shape)[candidates], train.mean))
         true = as_bytes(with_mean(train.x[samples].double(), train.mean))

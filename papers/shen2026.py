@@ -18,6 +18,7 @@ from papers.points import ExactPoint, noisy, normal, polynomial_point
 from papers.runs import Array, Context, Figure, ImageRun, Outcome, Victim, as_bytes, attack_identity
 from residuum.attacks import GROWTH_PRESETS, AttackConfig
 from residuum.attacks.polynomial import identify, recover
+from residuum.cli.output import attack_progress
 from residuum.records import Dataset, Knowledge, Reconstruction, Record, Split
 from residuum.records.data import with_mean
 from residuum.similarity import cosine, l2, ncc
@@ -125,7 +126,7 @@ def traced(context: Context, ready: Prepared, **changes: Any) -> Traced:
                 shown(progress)
 
         there = replace(config, device=context.device)
-        with context.progress("attack") as shown:
+        with attack_progress(context.visible) as shown:
             found = rs.attack(ready.victim.checkpoint, ready.known, there, watch=watch)
         parts = [torch.stack(part) for seen in (looks, frames) for part in zip(*seen, strict=True)]
         return Traced(found.replace(knowledge=Knowledge()), *parts)

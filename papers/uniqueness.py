@@ -43,7 +43,6 @@ LENGTHS["paper"] = (100, 300, 1000, 3000, 6000)
 LAST, RELEASED = "layers.1.weight", "haim2022-mnist-kcf9bhbi"
 # What tells the rows of an experiment apart.
 SETTINGS = ("seed", "victim", "attack", "length", "factor", "access", "share")
-DRAWN = ("x", "scale", "keys")  # of a picture
 Rows = Iterator[dict[str, Any]]
 
 
@@ -286,7 +285,8 @@ def left(found: Reconstruction, net: Victim) -> dict[str, float]:
 
 
 def _figure(title: str, rows: Callable[[Context], Rows], *drawn: str) -> Figure:
-    draw = partial(drawing.curves, **dict(zip(DRAWN, drawn, strict=True))) if drawn else None
+    x, scale, keys = drawn or ("", "", "")
+    draw = partial(drawing.curves, x=x, scale=scale, keys=keys) if drawn else None
     return Figure(title, partial(experiment, rows=rows), draw)
 
 

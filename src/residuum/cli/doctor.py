@@ -66,14 +66,13 @@ def _step(device: str) -> dict[str, Any]:
     import torch
 
     from residuum.attacks import AttackConfig, estimate
+    from residuum.checkpoints import checkpoint_from_module
     from residuum.networks import Architecture
-    from residuum.records import Checkpoint
 
     torch.manual_seed(0)
-    model = Architecture.parse(ARCH).build()
-    theta = {name: t.detach().double() for name, t in model.state_dict().items()}
+    model = checkpoint_from_module(Architecture.parse(ARCH).build().double())
     config = AttackConfig(restarts=1, candidates=CANDIDATES, device=device)
-    found = estimate(Checkpoint(theta, ARCH), None, config, measured=MEASURED)
+    found = estimate(model, None, config, measured=MEASURED)
     return {
         "arch": ARCH,
         "candidates": CANDIDATES,

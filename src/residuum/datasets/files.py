@@ -152,11 +152,8 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _image_files(path: Path) -> list[Path]:
-    return sorted(
-        p
-        for p in path.iterdir()
-        if p.suffix.lower() in FORMATS and not p.name.startswith(".") and p.is_file()
-    )
+    shown = (p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    return sorted(p for p in shown if p.suffix.lower() in FORMATS)
 
 
 def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | None) -> Tensor:

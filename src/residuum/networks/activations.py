@@ -34,9 +34,9 @@ class Activation(nn.Module, ABC):
     def derivative(self, z: Tensor) -> Tensor:
         """What the backward pass multiplies by."""
 
-    @abstractmethod
     def second_derivative(self, z: Tensor) -> Tensor:
-        """What the double backward pass multiplies by."""
+        """What the double backward pass multiplies by: zero almost everywhere, unless said otherwise."""
+        return torch.zeros_like(z)
 
     def jet(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value, derivative and second derivative."""
@@ -49,10 +49,6 @@ class ReLU(nn.ReLU, Activation):
     def derivative(self, z: Tensor) -> Tensor:
         """1[z > 0] in the dtype of z."""
         return (z > 0).to(z.dtype)
-
-    def second_derivative(self, z: Tensor) -> Tensor:
-        """Zero almost everywhere."""
-        return torch.zeros_like(z)
 
 
 class _SigmoidBackward(torch.autograd.Function):
@@ -81,48 +77,45 @@ class _SigmoidBackward(torch.autograd.Function):
         return tangent * torch.sigmoid(ctx.alpha * z)
 
 
-class SigmoidReLU(Activation):
+class _Sharp(Activation):
+    """A surrogate whose backward rule is the sigmoid of z times its sharpness."""
+
+    usual: float
+
+    def __init__(self, sharpness: float | Tensor | None = None) -> None:
+        super().__init__()
+        self.sharpness = self.usual if sharpness is None else sharpness
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """s = sigmoid(sharpness z)."""
+        return torch.sigmoid(self.sharpness * z)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """sharpness s (1 - s), the derivative of the backward rule."""
+        s = self.derivative(z)
+        return self.sharpness * s * (1 - s)
+
+
+class SigmoidReLU(_Sharp):
     """ReLU forward, sigmoid(alpha z) in place of 1[z > 0] backward (Haim et al. 2022)."""
 
-    def __init__(self, alpha: float | Tensor = 150.0) -> None:
-        super().__init__()
-        self.alpha = alpha
+    usual = 150.0
 
     def forward(self, z: Tensor) -> Tensor:
         """max(z, 0)."""
         if not torch.is_grad_enabled():  # nobody asks for the backward rule
             return z.clamp_min(0)
-        return _SigmoidBackward.apply(z, self.alpha)
-
-    def derivative(self, z: Tensor) -> Tensor:
-        """sigmoid(alpha z)."""
-        return torch.sigmoid(self.alpha * z)
-
-    def second_derivative(self, z: Tensor) -> Tensor:
-        """alpha s (1 - s), the derivative of the backward rule."""
-        s = torch.sigmoid(self.alpha * z)
-        return self.alpha * s * (1 - s)
+        return _SigmoidBackward.apply(z, self.sharpness)
 
 
-class Softplus(Activation):
+class Softplus(_Sharp):
     """softplus(beta z) / beta, forward and backward (Loo et al. 2024)."""
 
-    def __init__(self, beta: float | Tensor = 50.0) -> None:
-        super().__init__()
-        self.beta = beta
+    usual = 50.0
 
     def forward(self, z: Tensor) -> Tensor:
         """softplus(beta z) / beta without a linear cut-off, so that derivatives stay consistent."""
-        return torch.logaddexp(self.beta * z, torch.zeros_like(z)) / self.beta
-
-    def derivative(self, z: Tensor) -> Tensor:
-        """sigmoid(beta z)."""
-        return torch.sigmoid(self.beta * z)
-
-    def second_derivative(self, z: Tensor) -> Tensor:
-        """beta s (1 - s)."""
-        s = torch.sigmoid(self.beta * z)
-        return self.beta * s * (1 - s)
+        return torch.logaddexp(self.sharpness * z, torch.zeros_like(z)) / self.sharpness
 
 
 class Polynomial(Activation):
@@ -162,10 +155,6 @@ class Linear(nn.Identity, Activation):
     def derivative(self, z: Tensor) -> Tensor:
         """One."""
         return torch.ones_like(z)
-
-    def second_derivative(self, z: Tensor) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(z)
 
 
 def with_surrogate(model: nn.Module, surrogate: nn.Module) -> nn.Module:

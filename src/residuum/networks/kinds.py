@@ -179,13 +179,13 @@ class _Layered(Kind):
         """The activation, where there is a hidden layer."""
         return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
 
-    def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str] | None:
-        """Those of a live network; None for an activation that has no name."""
-        if type(activation) is nn.ReLU:
-            activation = ACTIVATIONS["relu"]()
-        names = [name for name, kind in ACTIVATIONS.items() if type(activation) is kind]
-        bias = bias_rule([layer.bias is not None for layer in layers])
-        return {"bias": bias, "activation": names[0]} if names else None
+    def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
+        """Those of a live network; an activation that has no name is refused."""
+        kinds: dict[type, str] = {kind: name for name, kind in ACTIVATIONS.items()}
+        name = (kinds | {nn.ReLU: "relu"}).get(type(activation))
+        if name is None:
+            raise ArchitectureError(f"No string says {type(activation).__name__}.", OTHERS_REFUSED)
+        return {"bias": bias_rule([layer.bias is not None for layer in layers]), "activation": name}
 
 
 class _MLP(_Layered):
@@ -203,7 +203,7 @@ class _MLP(_Layered):
     def describe(self, model: MLP) -> Architecture | None:
         options = self._options(model.linears, model.activation)
         widths = (model.linears[0].in_features, *(len(layer.weight) for layer in model.linears))
-        return None if options is None else Architecture("mlp", widths, None, options)
+        return Architecture("mlp", widths, None, options)
 
     def recognise(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
         layers = find_chain(state)
@@ -241,9 +241,7 @@ class _ConvNet(_Layered):
         layers = [*model.convolutions, model.head]
         options = self._options(layers, model.activation)
         widths = tuple(len(layer.weight) for layer in layers)
-        return (
-            None if options is None else Architecture("convnet", widths, model.input_shape, options)
-        )
+        return Architecture("convnet", widths, model.input_shape, options)
 
     def assumed(self, arch: Architecture) -> tuple[str, ...]:
         return (*super().assumed(arch), ASSUMED_STRIDES)

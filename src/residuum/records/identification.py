@@ -56,24 +56,16 @@ class Identification(Record):
         said = super().to_json()
         columns = [said.pop(name) for name in ("x", "weights", "residuals", "certified")]
         names = ("x", "weight", "residual", "certified")
+        vectors = None if self.eigenvectors is None else self.eigenvectors.T
+        known = {"sum": self.aggregate, "eigenvalues": self.eigenvalues, "eigenvectors": vectors}
         return {RENAMED.get(k, k): value for k, value in said.items() if k not in APART} | {
             "neurons": {"live": self.neurons, "dead": self.dead, "carrying": self.carrying},
             "normalized_margin": self.normalized_margin,
             "samples": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
-            "aggregates": self._aggregates(),
+            "aggregates": {k: part.tolist() for k, part in known.items() if part is not None},
         }
 
     @property
     def normalized_margin(self) -> float | None:
         """min margin / ||theta||^order."""
         return None if self.min_margin is None else self.min_margin / self.theta_norm**self.order
-
-    def _aggregates(self) -> dict[str, Any]:
-        if self.aggregate is not None:
-            return {"sum": self.aggregate.tolist()}
-        if self.eigenvalues is not None and self.eigenvectors is not None:
-            return {
-                "eigenvalues": self.eigenvalues.tolist(),
-                "eigenvectors": self.eigenvectors.T.tolist(),
-            }
-        return {}

@@ -12,16 +12,8 @@ from torch import Tensor
 from residuum.records.base import Record, plain
 from residuum.records.knowledge import Knowledge
 
-PUBLISHED = [
-    "attack",
-    "restarts",
-    "status",
-    "seconds",
-    "settings",
-    "notes",
-    "events",
-    "second_order",
-]
+PUBLISHED = ["attack", "restarts", "status", "seconds", "settings", "notes"]
+PUBLISHED += ["events", "second_order"]  # of growth
 
 
 @dataclass(frozen=True, eq=False)

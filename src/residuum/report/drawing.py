@@ -510,14 +510,9 @@ def side_by_side(
     """
     if is_image(cells[0].images[0].shape):
         return image_grid(title, cells[:SHOWN], rows)
-    panels = [
-        (
-            cell.caption,
-            {n: v.flatten().numpy() for n, v in zip(lines, cell.images, strict=False) if n},
-        )
-        for cell in cells[:PANELS]
-    ]
-    return line_panels(title, panels)
+    curves = [dict(zip(lines, cell.images, strict=False)) for cell in cells[:PANELS]]
+    shown = [{n: v.flatten().numpy() for n, v in part.items() if n} for part in curves]
+    return line_panels(title, list(zip((cell.caption for cell in cells), shown, strict=False)))
 
 
 def kind(k: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from residuum.attacks.dryrun import Estimate
 from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
 from residuum.errors import InputError, require_known
+from residuum.records import Record
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -35,7 +36,7 @@ ETA = 3  # of a rung's trials one in so many goes on to the next, for so many ti
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Record):
     """A trial as it is remembered. values: what it is ranked by, () unless complete.
 
     residual: relative first-layer residual (a norm), median of the restarts that did not diverge;
@@ -54,10 +55,6 @@ class Trial:
     diverged: int = 0
     seconds: float = 0.0
     reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields, plainly."""
-        return dataclasses.asdict(self) | {"values": list(self.values)}
 
 
 @dataclass(frozen=True)
@@ -175,20 +172,15 @@ def _tpe(
     )
     distributions = {name: setting.distribution() for name, setting in space.items()}
     for trial in sorted(ended, key=lambda one: one.number):
-        study.add_trial(
-            optuna.trial.create_trial(
-                values=list(trial.values), params=trial.params, distributions=distributions
-            )
-        )
+        values, params = list(trial.values), trial.params
+        known = optuna.trial.create_trial(values=values, params=params, distributions=distributions)
+        study.add_trial(known)
     return [dict(study.ask(distributions).params) for _ in numbers]
 
 
+Points = Callable[[int, int, int], np.ndarray[Any, Any]]
 # None: it learns from earlier trials, wave by wave.
-SAMPLERS: dict[str, Callable[[int, int, int], np.ndarray[Any, Any]] | None] = {
-    "random": _random,
-    "sobol": _sobol,
-    "tpe": None,
-}
+SAMPLERS: dict[str, Points | None] = {"random": _random, "sobol": _sobol, "tpe": None}
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,9 @@ def score_run(
         other = attacked_other(ckpt, run)
 
     def judge(pool: CandidatePool) -> Scores:
-        told = {"candidate_labels": pool.labels, "multipliers": pool.lam, "outputs": outputs}
-        return score(pool.x, train, control, **told, **how)
+        labels, lam = pool.labels, pool.lam
+        told = {"candidate_labels": labels, "multipliers": lam, "outputs": outputs, **how}
+        return score(pool.x, train, control, **told)
 
     chosen = selected_pool(found)
     pool = whole_pool(found) if which == "all" else chosen
