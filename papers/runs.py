@@ -27,6 +27,8 @@ from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Rec
 from residuum.records.base import plain
 from residuum.records.data import read_npz, with_mean, write_npz
 from residuum.records.rundir import digest, write_atomic, write_json
+from residuum.theory.kkt import evaluate
+from residuum.theory.rows import accuracy
 from residuum.training import TrainingConfig, released
 from residuum.training.methods import LOSSES, choose_loss
 
@@ -185,16 +187,15 @@ def figures_of(checkpoint: Checkpoint, data: Dataset, loss: str = "") -> dict[st
     """Loss and accuracy of a network on labelled samples; regression counts signs."""
     task, outputs = checkpoint.task, outputs_of(checkpoint, data)
     y = data.y.long() if task == "multiclass" else data.y.double().reshape(-1)
-    right = outputs.argmax(1) == y if task == "multiclass" else outputs[:, 0].sign() == y.sign()
     found = float(LOSSES[choose_loss(loss, task)](outputs, y))
-    return {"loss": found, "accuracy": float(right.double().mean())}
+    sides = "binary" if task == "regression" else task
+    return {"loss": found, "accuracy": accuracy(outputs, y, sides)}
 
 
 @torch.no_grad()
 def outputs_of(checkpoint: Checkpoint, data: Dataset) -> Tensor:
     """(n, C) what the network says of samples."""
-    outputs: Tensor = rs.build_model(checkpoint).double()(data.x.double())
-    return outputs
+    return evaluate(rs.build_model(checkpoint, torch.float64), data.x.double())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,10 @@ A message states the rule and what was got; ``remedy`` says what to do, in call 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ResiduumError(Exception):

@@ -179,21 +179,17 @@ def _identify(
     text = arch if arch is not None else known.arch
     try:
         with torch.device("meta"):  # a claimed architecture must not allocate its size
-            network, names = _named(text, state) if text else recognise(state)
+            said = Architecture.parse(text) if text else None
+            network, names = (said, match_architecture(state, said)) if said else recognise(state)
             order = list(network.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(
             f"An architecture must be one that can be built; got {text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
-    said = known.assumptions if known.arch else KINDS[network.kind].assumed(network)
-    guesses = [note for note in said if note != ASSUMED_RELU or "activation=" not in text]
+    notes = known.assumptions if known.arch else KINDS[network.kind].assumed(network)
+    guesses = [note for note in notes if note != ASSUMED_RELU or "activation=" not in text]
     return network, {name: names[name] for name in order}, guesses
-
-
-def _named(text: str, state: dict[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
-    network = Architecture.parse(text)
-    return network, match_architecture(state, network)
 
 
 def _sort_header(content: bytes) -> bytes:
@@ -348,15 +344,10 @@ def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, 
     linear = len(parts) > 1 and all(type(part) is nn.Linear for part in parts)
     layers, between = (parts, []) if linear else (parts[::2], parts[1::2])
     dense = all(type(part) is nn.Linear for part in layers)
-    if not (
-        dense and all(isinstance(part, nn.ReLU) for part in between) and (linear or len(parts) % 2)
-    ):
+    gated = all(isinstance(part, nn.ReLU) for part in between)
+    if not (dense and gated and (linear or len(parts) % 2)):
         return None
-    state = {
-        f"layers.{i}.{name}": parameter
-        for i, layer in enumerate(layers)
-        for name, parameter in layer.state_dict(keep_vars=True).items()
-    }
+    state = nn.ModuleDict({"layers": nn.ModuleList(layers)}).state_dict(keep_vars=True)
     found, _ = recognise(state)
     activation = "linear" if linear else "relu"
     return replace(found, options={**found.options, "activation": activation}), state

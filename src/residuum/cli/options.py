@@ -219,11 +219,8 @@ def _read_pair(pair: str, taken: tuple[str, ...]) -> tuple[str, Any]:
     """One ``KEY=VALUE``, as the type that the setting has."""
     from residuum.attacks import AttackConfig
 
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(AttackConfig)
-        if field.name not in taken
-    }
+    settings = dataclasses.fields(AttackConfig)
+    defaults = {one.name: one.default for one in settings if one.name not in taken}
     name, equals, text = pair.partition("=")
     name = name.strip().replace("-", "_")
     if name in taken:

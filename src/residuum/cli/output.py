@@ -61,12 +61,8 @@ def progress(title: str, state: Callable[..., State], visible: bool) -> Iterator
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn(title),
-        BarColumn(bar_width=10),
-        TextColumn("{task.fields[state]}", markup=False),
-        TimeRemainingColumn(),
-    )
+    told = TextColumn("{task.fields[state]}", markup=False)
+    columns = (TextColumn(title), BarColumn(bar_width=10), told, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None, state="")
 
@@ -93,12 +89,10 @@ def _attacking(at: AttackProgress) -> State:
 
 def _sweeping(at: SweepProgress) -> State:
     """Trials done, best residual, rate, time to go."""
-    left = "" if at.remaining is None else f"  about {_duration(at.remaining)} left"
-    state = (
-        f"{at.done} of {at.total}  best {number(at.best, 3)}  failed {at.failed}  "
-        f"{at.per_minute:.3g} per minute{left}"
-    )
-    return at.done, at.total, state
+    rate = at.fresh / max(at.seconds, 1e-9)  # of this session
+    left = f"  about {_duration((at.total - at.done) / rate)} left" if at.fresh else ""
+    state = f"{at.done} of {at.total}  best {number(at.best, 3)}  failed {at.failed}"
+    return at.done, at.total, f"{state}  {60 * rate:.3g} per minute{left}"
 
 
 def _duration(seconds: float) -> str:

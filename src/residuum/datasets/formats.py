@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -152,15 +153,9 @@ _Batch.calls = {
 }
 
 
-def _broken_idx(path: Path, why: str) -> DataError:
-    return DataError(
-        f"{str(path)!r} must be an IDX file of unsigned bytes, as long as its header says; {why}.",
-        "Download it again.",
-    )
+def _broken(what: str, path: Path, why: str) -> DataError:
+    return DataError(f"{str(path)!r} must be {what}; {why}.", "Download it again.")
 
 
-def _broken_batch(path: Path, why: str) -> DataError:
-    return DataError(
-        f"{str(path)!r} must be a CIFAR-10 python batch with 'data' and 'labels'; {why}.",
-        "Download it again.",
-    )
+_broken_idx = partial(_broken, "an IDX file of unsigned bytes, as long as its header says")
+_broken_batch = partial(_broken, "a CIFAR-10 python batch with 'data' and 'labels'")

@@ -103,11 +103,8 @@ def obstacles(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
     }
     normalised = {name.rpartition(".")[0] for name in found[BATCH_NORM]}
     explained = {*found[ATTENTION], *found[EMBEDDING]}
-    others = {
-        name: t
-        for name, t in state.items()
-        if name not in explained and name.rpartition(".")[0] not in normalised
-    }
+    explained |= {name for name in state if name.rpartition(".")[0] in normalised}
+    others = {name: t for name, t in state.items() if name not in explained}
     found[CONVOLUTION] = [name for name, t in others.items() if t.ndim >= 3]
     found["scale vectors, as of layer norm"] = [
         name for name, t in others.items() if t.ndim == 1 and name.endswith("weight")

@@ -111,12 +111,10 @@ class Knowledge(Record):
     @property
     def line(self) -> str:
         """Every granted fact with where it came from, on one line."""
-        said = (
-            f"{fact} ({source})"
-            if fact in TENSORS
-            else f"{fact} {value.replace(', ', ',')} ({source})"
-            for fact, value, source in self.facts
-        )
+        said = []
+        for fact, value, source in self.facts:
+            shown = "" if fact in TENSORS else f" {value.replace(', ', ',')}"
+            said.append(f"{fact}{shown} ({source})")
         return ", ".join(said) or "nothing but the weights"
 
     @property

@@ -181,14 +181,16 @@ def alternatives_figure(
     """
     merged = any(len(rows) > 1 for rows in parents)
     if merged:
-        columns = [
-            (true[rows[0]], true[rows[1]], alternative[j])
-            for j, rows in enumerate(parents)
-            if len(rows) > 1
-        ]
+        groups = [(j, rows) for j, rows in enumerate(parents) if len(rows) > 1]
+        columns = [(true[rows[0]], true[rows[1]], alternative[j]) for j, rows in groups]
+        what = "merged groups: two of the samples, and the one that stands for all"
+        names, lines = ("true", "true", "merged"), ("true", "", "merged")
     else:
         pairs = [(j, rows[0]) for j, rows in enumerate(parents[:-1]) if rows == parents[j + 1]]
         columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in pairs]
+        what = "samples, and the two that stand for each"
+        # Of two halves one is the other's mirror image.
+        names, lines = ("true", "half", "half"), ("true", "", "one half")
     if not columns:
         return None
 
@@ -197,18 +199,12 @@ def alternatives_figure(
         return max(float((other - column[0]).norm()) for other in column[1:])
 
     columns.sort(key=lambda column: -moved(column))
-    what = "samples, and the two that stand for each"
-    if merged:
-        what = "merged groups: two of the samples, and the one that stands for all"
     count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
     title = f"{count} of {len(columns)} {what}; both explain the weights alike"
     cells = [
         Cell(tuple(with_mean(image, mean) for image in column), f"moved {moved(column):.3g}")
         for column in columns[:count]
     ]
-    names = ("true", "true", "merged") if merged else ("true", "half", "half")
-    # Of two halves one is the other's mirror image.
-    lines = ("true", "", "merged" if merged else "one half")
     return drawing.side_by_side(title, cells, names, lines)
 
 

@@ -381,11 +381,8 @@ def keys(item: Item) -> dict[str, Any]:
 def _sort_keys(shown: Sequence[Item]) -> list[tuple[str, str]]:
     """(key, name) of every order that some card has a value for, the page's own order first."""
     metrics = dict.fromkeys(name for item in shown for name in item.scores)
-    known = [
-        (key, name)
-        for key, name in SORTED.items()
-        if any(getattr(item, key) is not None for item in shown)
-    ]
+    there = {key for key in SORTED for item in shown if getattr(item, key) is not None}
+    known = [(key, name) for key, name in SORTED.items() if key in there]
     return [
         ("order", "best first"), *((f"scores:{name}", name) for name in metrics), *known,
         ("number", "number"),
@@ -493,12 +490,10 @@ def frames(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]
     shown = [Picture("found", f"Reconstruction, {what}", *drawing.grey_or_colour(found))]
     if item.nearest is not None:
         nearest = _shaped(item.nearest, shape)
-        shown.append(
-            Picture("training", f"Training sample of {what}", *drawing.grey_or_colour(nearest))
-        )
-        shown.append(
-            Picture("difference", f"Difference, {what}", *drawing.difference(found, nearest))
-        )
+        shown += [
+            Picture("training", f"Training sample of {what}", *drawing.grey_or_colour(nearest)),
+            Picture("difference", f"Difference, {what}", *drawing.difference(found, nearest)),
+        ]
     if item.ambiguity is not None:
         free = np.clip(_shaped(item.ambiguity, shape), 0, 1)
         alt = f"What other training sets may change, {what}"

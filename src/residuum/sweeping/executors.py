@@ -416,11 +416,8 @@ class Ray:
             return Outcome(job, reason=f"its worker died {tries} times: {_reason(problem)}")
 
 
-ENGINES: dict[str, Callable[[Task, Resources], Engine]] = {
-    "local": Local,
-    "processes": Processes,
-    "ray": Ray,
-}
+Start = Callable[[Task, Resources], Engine]
+ENGINES: dict[str, Start] = {"local": Local, "processes": Processes, "ray": Ray}
 
 
 def open_engine(name: str, task: Task, resources: Resources) -> Engine:

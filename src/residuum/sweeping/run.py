@@ -52,16 +52,6 @@ class Progress:
     best: float | None
     seconds: float
 
-    @property
-    def per_minute(self) -> float:
-        """Trials per minute in this session."""
-        return 60 * self.fresh / max(self.seconds, 1e-9)
-
-    @property
-    def remaining(self) -> float | None:
-        """Estimated seconds to the end; None before the first trial has ended."""
-        return self.seconds / self.fresh * (self.total - self.done) if self.fresh else None
-
 
 Watcher = Callable[[Progress], None]
 
@@ -90,14 +80,12 @@ def sweep(
     released, knowledge = as_checkpoint(model, arch), knowledge or Knowledge()
     plan, resources = plan or Plan(), resources or Resources()
     named = isinstance(model, str | Path)
-    request = {
-        **({"checkpoint_sha256": weights_hash(str(model))} if named else {}), "arch": released.arch
-    }  # fmt: skip
+    hashed = {"checkpoint_sha256": weights_hash(str(model))} if named else {}
+    request = {**hashed, "arch": released.arch}
     config = resolve(released, knowledge, plan.config)
     # What no trial can work with is said once, before the first one: on the CPU, with two candidates.
-    prepare(
-        released, knowledge, dataclasses.replace(config, device="cpu", restarts=1, candidates=2)
-    )
+    least = dataclasses.replace(config, device="cpu", restarts=1, candidates=2)
+    prepare(released, knowledge, least)
     task = Task(released, knowledge, config, resources.cpus)
     with ExitStack() as stack:
         out = Path(out or stack.enter_context(TemporaryDirectory()))

@@ -96,13 +96,8 @@ SPACE: dict[str, Setting] = {
 def numeric() -> dict[str, Any]:
     """Settings of an attack that a sweep can vary, with their defaults."""
     skipped = ("restarts", "seed", "seconds", "steps")
-    return {
-        field.name: field.default
-        for field in dataclasses.fields(AttackConfig)
-        if isinstance(field.default, int | float)
-        and not isinstance(field.default, bool)
-        and field.name not in skipped
-    }
+    settings = (one for one in dataclasses.fields(AttackConfig) if one.name not in skipped)
+    return {one.name: one.default for one in settings if type(one.default) in (int, float)}
 
 
 def _check(space: Mapping[str, Setting]) -> None:
