@@ -50,10 +50,8 @@ def stacked(
     """
     from PIL import Image
 
-    drawn = [
-        band and Image.open(io.BytesIO(base.image_grid(*band, rows, COLUMNS))).convert("RGB")
-        for band in bands
-    ]
+    grids = (band and base.image_grid(*band, rows, COLUMNS) for band in bands)
+    drawn = [grid and Image.open(io.BytesIO(grid)).convert("RGB") for grid in grids]
     lines = [drawn[i : i + across] for i in range(0, len(drawn), across)]
     heights = [max(part.height for part in line if part) for line in lines]
     width = max(part.width for part in drawn if part)
@@ -106,9 +104,7 @@ def methods(outcome: Outcome) -> bytes:
     """Every attack on every run, a band each."""
     runs = outcome.details["runs"].items()
     pairs = [(name, attack) for name, run in runs for attack in run["attacks"]]
-    return stacked(
-        [_band(outcome, f"{name}/{attack}", name, attack, COLUMNS) for name, attack in pairs]
-    )
+    return stacked([_band(outcome, f"{run}/{by}", run, by, COLUMNS) for run, by in pairs])
 
 
 def shifts(outcome: Outcome) -> bytes:
@@ -249,8 +245,7 @@ def sweeps(outcome: Outcome) -> bytes:
         right.plot(starts, means, "o-", color=colour, label=label)
     left.set(yscale="log", xlabel="step", ylabel="loss")
     metric = next(iter(cases.values()))["metric"]
-    right.set(xticks=starts, xlabel="candidates at the start")
-    right.set_ylim(bottom=0)
+    right.set(xticks=starts, xlabel="candidates at the start", ylim=(0, None))
     right.set(ylabel=f"mean {metric} of all samples at the end")
     return _finish(figure, (left, right), shared=False)
 

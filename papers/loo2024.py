@@ -42,6 +42,5 @@ def ntk(context: Context) -> Outcome:
     return out
 
 
-FIGURES = {
-    "ntk": Figure("MNIST and CIFAR n=200 from weights and initial weights", ntk, drawing.grids)
-}
+_TITLE = "MNIST and CIFAR n=200 from weights and initial weights"
+FIGURES = {"ntk": Figure(_TITLE, ntk, drawing.grids)}

@@ -287,9 +287,8 @@ def clean_state(
     found = {t.dtype for t in state.values()}
     dtype = torch.float64 if torch.float64 in found else torch.float32
     to = f"weights converted to {dtype}".replace("torch.", "")
-    notes = [
-        f"{str(other).removeprefix('torch.')} {to}" for other in sorted(found - {dtype}, key=str)
-    ]
+    others = sorted(str(other).removeprefix("torch.") for other in found - {dtype})
+    notes = [f"{other} {to}" for other in others]
     total = sum(t.numel() * dtype.itemsize for t in state.values())
     if held is not None and total > MAX_SHARING * held:
         raise UnsafeFileError(

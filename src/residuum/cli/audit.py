@@ -193,10 +193,8 @@ def audit_into(
     assert settings.checkpoint is not None
     path = Path(settings.checkpoint)
     released = load_checkpoint(path, settings.arch)
-    given = {name: getattr(settings, name) for name in SAMPLES}
-    files = {
-        name: samples_file(Path(p), SAMPLES[name]) for name, p in given.items() if p is not None
-    }
+    given = {name: at for name in SAMPLES if (at := getattr(settings, name)) is not None}
+    files = {name: samples_file(Path(at), SAMPLES[name]) for name, at in given.items()}
     data = {name: Dataset.from_npz(file) for name, file in files.items()}
     hashes = {"checkpoint": weights_hash(path), **{name: sha256(f) for name, f in files.items()}}
     for name, digest in settings.sha256.items():
@@ -230,9 +228,8 @@ def audit_into(
             **{name: value for name, value in how.items() if value is not None},
             store=folder, watch=watch, stage=stage, say=say,
         ).replace(subject=path.name)  # fmt: skip
-        sources = {
-            name: str(file.resolve()) for name, file in {"checkpoint": path, **files}.items()
-        }
+        inputs = {"checkpoint": path, **files}
+        sources = {name: str(file.resolve()) for name, file in inputs.items()}
         summary = write_artifacts(
             folder, result, request=request, sources=sources, file=str(locate(path)), blur=blur
         )

@@ -39,7 +39,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer takes it: in the place of every group the group's own options."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {
-        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
+        k: kind for k, kind in hints.items() if dataclasses.is_dataclass(kind)
     }
     options: dict[str, Parameter] = {}
     for name, parameter in signature(command).parameters.items():

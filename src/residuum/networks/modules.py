@@ -133,9 +133,8 @@ class ConvNet(nn.Module):
         height, width = input_shape[1:]
         for _ in channels:
             height, width = math.ceil(height / 2), math.ceil(width / 2)
-        self.head = nn.Linear(
-            channels[-1] * height * width, outputs, bias=BIAS_RULES[bias](depth - 1, depth)
-        )
+        biased = BIAS_RULES[bias](depth - 1, depth)
+        self.head = nn.Linear(channels[-1] * height * width, outputs, bias=biased)
         self.activation = activation if activation is not None else ReLU()
         self.input_shape = input_shape
 

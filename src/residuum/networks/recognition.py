@@ -69,9 +69,8 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
     shapes = [wanted[layer[0]].shape for layer in ours]
     weights, vectors = kinds.weights_and_vectors(state)
     for order in (*kinds.orders(weights), *_by_shape(weights, shapes)):
-        theirs = (
-            kinds.attach_vectors(order, vectors) if [w.shape for _, w in order] == shapes else None
-        )
+        fits = [w.shape for _, w in order] == shapes
+        theirs = kinds.attach_vectors(order, vectors) if fits else None
         if theirs and [*map(len, ours)] == [*map(len, theirs)]:
             return dict(zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True))
     raise _misfit(state, arch)
@@ -97,18 +96,15 @@ def _by_shape(weights: list[Named], shapes: list[Size]) -> list[list[Named]]:
 
 def obstacles(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """Kinds of parts that cannot be read, each with the names of its tensors."""
-    found = {
-        kind: [name for name in state if re.search(pattern, name, re.IGNORECASE)]
-        for kind, pattern in BY_NAME.items()
-    }
+    known = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in BY_NAME.items()}
+    found = {kind: [*filter(pattern.search, state)] for kind, pattern in known.items()}
     normalised = {name.rpartition(".")[0] for name in found[BATCH_NORM]}
     explained = {*found[ATTENTION], *found[EMBEDDING]}
     explained |= {name for name in state if name.rpartition(".")[0] in normalised}
     others = {name: t for name, t in state.items() if name not in explained}
     found[CONVOLUTION] = [name for name, t in others.items() if t.ndim >= 3]
-    found["scale vectors, as of layer norm"] = [
-        name for name, t in others.items() if t.ndim == 1 and name.endswith("weight")
-    ]
+    scales = [name for name, t in others.items() if t.ndim == 1 and name.endswith("weight")]
+    found["scale vectors, as of layer norm"] = scales
     return {kind: names for kind, names in found.items() if names}
 
 

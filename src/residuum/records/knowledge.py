@@ -120,10 +120,8 @@ class Knowledge(Record):
     @property
     def facts(self) -> tuple[Fact, ...]:
         """Every granted fact in words; of tensors the number of values."""
-        return tuple(
-            Fact(name, _in_words(getattr(self, name)), self.provenance[name])
-            for name in self.granted
-        )
+        source = self.provenance
+        return tuple(Fact(k, _in_words(getattr(self, k)), source[k]) for k in self.granted)
 
 
 def _in_words(value: Any) -> str:

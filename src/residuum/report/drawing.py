@@ -186,10 +186,8 @@ def residual_chart(found: Reconstruction, limit: float | None) -> Chart | None:
     drawn = np.append(known, [limit] if limit else [])
     y = _logarithmic(np.log10(drawn), HEIGHT - BOTTOM, TOP)
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
-    marks = tuple(
-        _curve(k, name, steps[kept], values[:, kept, k], x, y)
-        for k, name in enumerate(found.layer_names)
-    )
+    layers = enumerate(found.layer_names)
+    marks = tuple(_curve(k, name, steps[kept], values[:, kept, k], x, y) for k, name in layers)
     return Chart(
         title=f"Relative residual per layer, {found.attack}", x=x, y=y, x_name="step",
         y_name="residual", marks=marks, summary="", limit=y.at(math.log10(limit)) if limit else None,
@@ -487,10 +485,8 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
         axes.set_visible(False)
     for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
         for (name, values), colour, style in zip(curves.items(), CYCLE, ("-", "--"), strict=False):
-            marker = "o" if len(values) <= 24 else None
-            axes.plot(
-                values, style, color=colour, label=name, lw=1.1, marker=marker, markersize=2.5
-            )
+            look = {"marker": "o" if len(values) <= 24 else None, "markersize": 2.5}
+            axes.plot(values, style, color=colour, label=name, lw=1.1, **look)
         axes.set_title(caption, fontsize=7.5)
         axes.tick_params(labelsize=6.5)
     figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)

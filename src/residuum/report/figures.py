@@ -220,10 +220,8 @@ def identified_figure(found: Identification, truth: Tensor | None = None) -> byt
     title = f"{what}; degree {found.order - 1}, rank K {found.rank_k} of {found.n_r}"
     width = vectors.shape[1]
     shape = next(s for s in (found.input_shape, (width,)) if math.prod(s or (0,)) == width)
-    cells = [
-        Cell(tuple(v.reshape(shape) for v in pair), text)
-        for pair, text in zip(images, captions, strict=True)
-    ]
+    shaped = (tuple(v.reshape(shape) for v in pair) for pair in images)
+    cells = [Cell(pair, text) for pair, text in zip(shaped, captions, strict=True)]
     names = ("found", "truth")
     return drawing.side_by_side(title, cells, ("",) if truth is None else names, names)
 
@@ -310,9 +308,8 @@ def _matched_points(candidates: Tensor, found: Tensor, samples: Tensor, title: s
     axes = figure.subplots()
     rest, a, b = (part.double().unbind(1) for part in (candidates.reshape(-1, 2), found, samples))
     axes.scatter(rest[0], rest[1], s=8, color=drawing.GREY, lw=0, label="candidates")
-    axes.scatter(
-        b[0], b[1], s=46, facecolors="none", edgecolors=drawing.BLUE, label="training samples"
-    )
+    rings: dict[str, Any] = {"facecolors": "none", "edgecolors": drawing.BLUE}
+    axes.scatter(b[0], b[1], s=46, label="training samples", **rings)
     for line in torch.stack([found, samples], 1):
         axes.plot(line[:, 0], line[:, 1], color=drawing.ORANGE, lw=0.8)
     axes.scatter(a[0], a[1], s=24, color=drawing.ORANGE, marker="x", lw=1.2, label="matches")

@@ -75,11 +75,8 @@ def page(
     style = Markup("\n").join(_inlined(name) for name in styles)
     code = _inlined(script) if script else Markup("")
     values = {"blur": False, "redact": False, "created": ""} | values
-    return (
-        _environment()
-        .get_template(template)
-        .render(style=style, script=code, policy=_policy(style, code), **values)
-    )
+    text = _environment().get_template(template)
+    return text.render(style=style, script=code, policy=_policy(style, code), **values)
 
 
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
@@ -95,15 +92,10 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         sorted({getattr(item, name) for item in shown} - {""}) for name in ("label", "certificate")
     )
     limits = {row.name: row.limit for row in result.attacks}
-    curves = (
-        drawing.residual_chart(part, limits.get(part.attack))
-        for part in result.reconstructions
-        if part.loss.shape[1]
-    )
-    batches = ", ".join(
-        f"{b.attack}: {b.restarts} restarts of {b.steps} steps, seed {b.seed}"
-        for b in result.batches
-    )
+    stepped = [part for part in result.reconstructions if part.loss.shape[1]]
+    curves = [drawing.residual_chart(part, limits.get(part.attack)) for part in stepped]
+    batch = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
+    batches = ", ".join(map(batch.format, result.batches))
     metrics = () if result.scores is None else result.scores.metrics.values()
     lowest = [f"scores:{row.name}" for row in metrics if not row.higher_is_better]
     return page(

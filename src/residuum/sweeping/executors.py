@@ -168,10 +168,8 @@ def judged(
 def _attacked(task: Task, job: Job) -> Outcome:
     own, seed = task.config.restarts, job.seed * SEEDS + job.numbers[0]
     runs = own * len(job.params)
-    configs = [
-        dataclasses.replace(configured(task.config, params), seed=seed)
-        for params in job.params.values()
-    ]
+    base = dataclasses.replace(task.config, seed=seed)
+    configs = [configured(base, params) for params in job.params.values()]
     stacked = [dataclasses.replace(config, restarts=runs) for config in configs]
 
     def watch(progress: Progress) -> None:

@@ -334,9 +334,8 @@ class Driver:
         for number in sorted(reached, key=lambda n: (reached[n], n))[kept:]:
             value = reached[number] if math.isfinite(reached[number]) else None
             why = f"not among the best at step {until}"
-            self._record(
-                Trial(number, params[number], PRUNED, residual=value, step=until, reason=why)
-            )
+            own = params[number]
+            self._record(Trial(number, own, PRUNED, residual=value, step=until, reason=why))
 
     def _end(self, outcome: Outcome) -> None:
         """Candidates first, then the line in the storage."""

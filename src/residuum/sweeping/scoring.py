@@ -169,10 +169,8 @@ def page(done: Sweep, subject: str) -> str:
     """The report."""
     order, said, scored = done.order, done.said, done.scored
     counts, found, space = said["counts"], done.found, done.plan.space
-    coordinates = [
-        Coordinate(name, [t.params[name] for t in order], s.log, s.low, s.high)
-        for name, s in space.items()
-    ]
+    tried = {name: [trial.params[name] for trial in order] for name in space}
+    coordinates = [Coordinate(name, tried[name], s.log, s.low, s.high) for name, s in space.items()]
     coordinates.append(Coordinate("residual", [t.residual for t in order], True))
     best = order[0].residual if order else None
     tiles = (

@@ -114,11 +114,8 @@ def defend(
     config = TrainingConfig(steps=steps, seed=seed)
     descent = TrainingConfig(method="gd", steps=gd_steps, lr=lr, momentum=0.9, seed=seed)
     task = choose_task(task, Architecture.parse(arch).outputs if arch else 1)
-    split = data
-    if not isinstance(split, Split):
-        split = load_dataset(
-            str(data), n, seed=data_seed, root=data_root, task=task, holdout=holdout
-        )
+    chosen: dict[str, Any] = {"seed": data_seed, "root": data_root, "holdout": holdout}
+    split = data if isinstance(data, Split) else load_dataset(data, n, task=task, **chosen)
     if value_range is None and data in IMAGES:
         value_range = (0.0, 1.0)
     mean = split.train.mean if value_range is not None else None
