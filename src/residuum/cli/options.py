@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 OWN = "own"
 INIT_FILE = "init.safetensors"
+Several = list[str] | None  # texts of an option that may be repeated
 
 
 def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:
@@ -180,11 +181,7 @@ def value_range_of(text: str | None) -> tuple[float, float] | None:
 
 
 def configure(
-    preset: str,
-    prior: list[str] | None,
-    settings: list[str] | None,
-    split: str | None = None,
-    **given: Any,
+    preset: str, prior: Several, settings: Several, split: str | None = None, **given: Any
 ) -> AttackConfig:
     """The preset with everything overridden that was said.
 

@@ -18,6 +18,7 @@ from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
 DEFAULT_HOLDOUT = 2000
+Names = Sequence[str | int]  # of classes
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,7 @@ def seeded(seed: int | None) -> torch.Generator:
 
 
 def split_pool(
-    pool: Pool,
-    request: Request,
-    *,
-    task: str,
-    positive: Sequence[str | int],
-    center: bool,
-    dtype: torch.dtype,
+    pool: Pool, request: Request, *, task: str, positive: Names, center: bool, dtype: torch.dtype
 ) -> Split:
     """Choose the samples of ``request`` from ``pool`` and preprocess both sets alike."""
     lookup, names = task_labels(pool, task, positive)
@@ -123,9 +118,7 @@ def split_pool(
     )
 
 
-def task_labels(
-    pool: Pool, task: str, positive: Sequence[str | int] = ()
-) -> tuple[Tensor, tuple[str, ...]]:
+def task_labels(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tuple[str, ...]]:
     """For each class of ``pool`` the label it has in ``task``, and the names of the labels."""
     require_known(task, TASKS, "No task", DataError)
     present = pool.labels.unique().tolist()

@@ -20,9 +20,7 @@ from residuum.errors import DataError
 DIGITS = tuple("0123456789")
 ODD = tuple("13579")
 PARITY = ("even", "odd")
-CIFAR10 = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ANIMALS = CIFAR10[2:8]
 KINDS = ("vehicle", "animal")
 

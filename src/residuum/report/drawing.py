@@ -205,9 +205,8 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         return None
     sign = 1 if metric.higher_is_better else -1
     values = positions([*train, *null], threshold)
-    start = values.index(threshold) if math.isfinite(threshold) else None
-    if start is None:  # nothing could beat it: the end of the scale where nothing counts
-        start = len(values) - 1 if sign > 0 else 0
+    end = len(values) - 1 if sign > 0 else 0  # of the scale, where nothing counts
+    start = values.index(threshold) if math.isfinite(threshold) else end
     sets = max(evidence.null_sets, 1)
     return {
         "metric": metric.name, "values": values, "start": start, "sign": sign,

@@ -348,8 +348,8 @@ class Ray:
             self._connect()
         self._task = ray.put(task)
         self._remote = ray.remote(work).options(
-            num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=resources.retries,
-        )  # fmt: skip
+            num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=resources.retries
+        )
         self._room, self._looked = 0, 0.0
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:

@@ -147,7 +147,7 @@ def draw(
     return [
         {name: setting.at(share) for (name, setting), share in zip(space.items(), row, strict=True)}
         for row in shares.tolist()
-    ]  # fmt: skip
+    ]
 
 
 def _tpe(

@@ -70,9 +70,7 @@ class AttackRun(RunDir):
 def request_of(path: Path, released: Checkpoint, config: AttackConfig) -> dict[str, Any]:
     """All that was asked for, but the wall clock: what decides whether two attacks are the same."""
     settings = {name: value for name, value in config.to_json().items() if name != "seconds"}
-    return {
-        "settings": settings, "arch": released.arch, "checkpoint_sha256": weights_hash(path)
-    }  # fmt: skip
+    return {"settings": settings, "arch": released.arch, "checkpoint_sha256": weights_hash(path)}
 
 
 def load_run(out: Path) -> Reconstruction:
