@@ -121,8 +121,7 @@ def tops(outcome: Outcome) -> bytes:
     """Reconstruction without, reconstruction with splitting, training sample; a band per case."""
     bands = []
     for name in outcome.details["cases"]:
-        keys = ("none/top", "split/top", "top_true")
-        parts = [outcome.arrays[f"{name}/{key}"] for key in keys]
+        parts = [outcome.arrays[f"{name}/{key}"] for key in ("none/top", "split/top", "top_true")]
         rule = f"{name}: best 25, improved by splitting"
         found, control = (outcome.column(column)[rule] for column in ("measured", "chance"))
         title = f"{name}: the best {len(parts[0])} of both attacks; better with splitting {found}, "
@@ -183,8 +182,7 @@ def outputs(outcome: Outcome) -> bytes:
     runs = outcome.details["runs"]
     figure, panels = _panels(len(runs), 2.9, 2.5, 4 if len(runs) > 6 else 3)
     for axes, (name, run) in zip(panels, runs.items(), strict=True):
-        keys = ("output", "score", "recovered")
-        x, y, found = (outcome.arrays[f"{name}/{key}"] for key in keys)
+        x, y, found = (outcome.arrays[f"{name}/{key}"] for key in ("output", "score", "recovered"))
         _two(axes, x, y, found, ("recovered (by NCC)", "not recovered"))
         if run["metric"] == "ssim3":
             axes.axhline(GOOD, color=INK, lw=0.8, ls=":")

@@ -115,13 +115,10 @@ def relu_point_on(
     assert (lam > 0).all()
     rows, dim = torch.stack(first), x.shape[1]
     model = MLP((dim, *[len(rows)] * (depth - 1), 1), "first" if bias else "none").double()
-    with torch.no_grad():
-        model.linears[0].weight.copy_(rows[:, :dim])
-        if bias:
-            model.linears[0].bias.copy_(rows[:, dim])
-        for layer in model.linears[1:-1]:
-            layer.weight.copy_(torch.diag(torch.stack(inner)))
-        model.linears[-1].weight.copy_(torch.stack(last)[None])
+    middle = [torch.diag(torch.stack(inner))] * (depth - 2)
+    weights = [rows[:, :dim], *middle, torch.stack(last)[None]]
+    state = {f"layers.{i}.weight": weight for i, weight in enumerate(weights)}
+    model.load_state_dict(state | ({"layers.0.bias": rows[:, dim]} if bias else {}))
     return ExactPoint(model, x, y, lam, group)
 
 
@@ -136,9 +133,7 @@ def polynomial_point(
     weight, a, lam = {1: _linear, 2: _quadratic}.get(alpha, _higher)(x, y, alpha)
     scale = leading ** (-1 / (alpha + 1))
     model = PolynomialNetwork(d, len(a), Polynomial((*[0.0] * alpha, leading))).double()
-    with torch.no_grad():
-        model.weight.copy_(scale * weight)
-        model.coefficient.copy_(scale * a)
+    model.load_state_dict({"weight": scale * weight, "coefficient": scale * a})
     return ExactPoint(model, x, y, lam / (leading * scale ** (alpha - 1)), torch.arange(n))
 
 

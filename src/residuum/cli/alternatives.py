@@ -75,10 +75,9 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
     ]  # fmt: skip
     print_table(title, ("what", "value", "meaning"), rows)
     blocked = summary["blocked"]
+    stays = "sample {sample} stays: {neurons} neurons in its way, {names}"
     for one in blocked[:NAMED]:
-        print_line(
-            f"sample {one['sample']} stays: {one['neurons']} neurons in its way, {one['names']}"
-        )
+        print_line(stays.format(**one))
     if len(blocked) > NAMED:
         print_line(f"and {len(blocked) - NAMED} more, in alternatives.json")
     print_line(f"picture, true above and alternative below: {out / 'alternatives.png'}")

@@ -207,9 +207,8 @@ def audit_into(
     how = {name: getattr(settings, name) for name in HOW}
     # What is wrong is refused before a folder is there.
     seconds_of("1min" if how["budget"] is None else how["budget"])
-    attack_config(
-        how["preset"] or "residuum", how["steps"], how["seed"] or 0, how["device"] or "cpu"
-    )
+    preset, device = how["preset"] or "residuum", how["device"] or "cpu"
+    attack_config(preset, how["steps"], how["seed"] or 0, device)
     Recipe.parse(how["recipe"] or "")
     check_fit(released, data.get("data"), data.get("holdout"), how["task"] or "auto")
     scale_notes(data.get("data"), data.get("holdout"), knowledge)

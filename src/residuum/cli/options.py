@@ -49,9 +49,8 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
             kinds = get_type_hints(groups[name])
             members = {part.name: part.default for part in dataclasses.fields(groups[name])}
         for own, default in members.items():
-            options[own] = Parameter(
-                own, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[own]
-            )
+            named, kind = Parameter.KEYWORD_ONLY, kinds[own]
+            options[own] = Parameter(own, named, default=default, annotation=kind)
 
     def run(**given: Any) -> None:
         for name, group in groups.items():

@@ -61,10 +61,8 @@ def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Pa
     _table(f"{scores.n} training samples, {scores.m} candidates of {found.attack}", scores)
     if selected is not None:
         _table(f"of these the {selected.m} that the attack itself selected", selected)
-    print_line(
-        scores.reason
-        or f"* decides; threshold: the 99th percentile of chance, by {scores.pool} held-out samples"
-    )
+    chance = f"the 99th percentile of chance, by {scores.pool} held-out samples"
+    print_line(scores.reason or f"* decides; threshold: {chance}")
     print_line(f"granted to the attacker: {found.knowledge.line}")
     print_notes(scores.notes)
     print_line(f"written to {run}")

@@ -344,10 +344,8 @@ def _cells(
     """A pair of images each, captioned by its score, framed where recovered."""
     found, samples = _pairs(candidates, train, matched)
     images = zip(with_mean(found, mean), with_mean(samples, mean), strict=True)
-    return [
-        Cell(pair, f"{match.score:.3f}", bool(match.recovered))
-        for pair, (_, match) in zip(images, matched, strict=True)
-    ]
+    pairs = zip(images, (match for _, match in matched), strict=True)
+    return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in pairs]
 
 
 def _matches_title(scores: Scores, metric: MetricScore, shown: int, framed: bool) -> str:

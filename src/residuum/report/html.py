@@ -88,9 +88,8 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     shown = [card.item for card in cards]
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
     table = drawing.threshold_table(*evidence) if evidence else None
-    labels, certificates = (
-        sorted({getattr(item, name) for item in shown} - {""}) for name in ("label", "certificate")
-    )
+    labels = sorted({item.label for item in shown} - {""})
+    certificates = sorted({item.certificate for item in shown} - {""})
     limits = {row.name: row.limit for row in result.attacks}
     stepped = [part for part in result.reconstructions if part.loss.shape[1]]
     curves = [drawing.residual_chart(part, limits.get(part.attack)) for part in stepped]
