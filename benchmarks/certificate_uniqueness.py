@@ -81,7 +81,7 @@ def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
         device,
     )
     busy = time.process_time() - start
-    gaps = found.determined_energy - found.determined_at_least
+    gaps, far = found.determined_energy - found.determined_at_least, found.radius_most / found.size
     chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(SEED))[:TRIED]
     peak = (
         torch.cuda.max_memory_allocated() / 1e9 if device.startswith("cuda")
@@ -96,7 +96,7 @@ def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
         "least found, median": float(found.determined_energy.median()),
         "margins kept: at least, median": float(found.full_at_least.median()),
         "gap, median": float(gaps.median()), "gap, largest": float(gaps.max()),
-        "distance at most / |x|, median": float((found.radius_most / found.size).median()),
+        "distance at most / |x|, median": None if box is None else float(far.median()),
     }  # fmt: skip
 
 
