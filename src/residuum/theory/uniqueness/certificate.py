@@ -1,7 +1,8 @@
 """What every other training set of the same patterns and labels keeps of each image.
 
 The class: training sets with the labels of the given candidates, every sample in the activation
-pattern of a candidate of its label, that give the same sum of gradients, hence explain the weights as well.
+pattern of a candidate of its label (one with a multiplier), that give the same sum of gradients, hence
+explain the weights as well.
 
 Where the weights pin a group's mass L and moment M (residuum.theory.uniqueness.sums), the samples of
 such a set in that group are any measure with this mass and moment on K, the closed cell of
@@ -32,6 +33,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,16 +80,16 @@ def uniqueness(
     used, kept = _active(_on(given, device))
     cells = Cells.of(used, share, box)
     wanted = len(used) if samples is None else min(samples, len(used))
-    found: list[_Found] = []
+    found: list[dict[str, Tensor]] = []
     batch = max(1, ENTRIES[torch.device(device).type] // max(cells.entries, 1))
     for some in torch.arange(wanted, device=used.x.device).split(batch):
         if found and time.monotonic() - start > seconds:
             break
         if watch is not None:
             watch(int(some[0]), wanted)
-        found.append(_certify(cells, some))
-    record = _collect(cells, found, kept, share)
-    notes = (*_notes(given, record, cells, wanted), *record.notes)
+        found.append(_certify(cells, some, start + seconds))
+    record = _collect(cells, found, kept)
+    notes = _notes(given, record, cells, wanted)
     return record.replace(notes=notes, seconds=time.monotonic() - start)
 
 
@@ -95,9 +97,9 @@ def uniqueness(
 class Cells:
     """K and the sums of every group, per candidate.
 
-    values: (m, J) of all r >= 0, switches first, margins above the least after them; total, mass,
-    moment: of the group; own: (m,) whether an example moves its candidate alone, the group's rivals
-    differing; pinned: (m,); low, high: (m, d) the box, which holds all candidates of its group.
+    values: (m, J) of all r >= 0, switches first, margins above the least after them; own: (m,)
+    whether an example moves its candidate alone, the group's rivals differing; pinned: (m,); low,
+    high: (m, d) the box, which holds all candidates of its group; beyond: those it had to be widened for.
     """
 
     given: KKTSet
@@ -163,15 +165,11 @@ class Cells:
             parts.append(self.given.margin_slopes[some])
         return torch.cat(parts, 1)
 
-    def weight(self, some: Tensor) -> Tensor:
-        """(b, 1) w = t lam_i."""
-        return self.share * self.given.lam[some, None]
-
     def polytope(self, some: Tensor, rows: Tensor, free: Tensor, own: Tensor) -> Polytope:
         """Where x' may be. free: (b,) nothing but K is known; own: (b,) sums of the candidate alone."""
         count, lam = rows.shape[1], self.given.lam[:, None]
         r, x = self.values[some, :count], self.given.x[some].flatten(1)
-        g, w = self.groups.index[some], self.weight(some)
+        g, w = self.groups.index[some], self.share * lam[some]
 
         def total(values: Tensor) -> Tensor:
             whole = self.groups.total(lam * values)[g]
@@ -197,24 +195,8 @@ class Cells:
         )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What is found for one batch; energies over those of the candidates."""
-
-    at_least: Tensor
-    energy: Tensor
-    full_at_least: Tensor
-    full_energy: Tensor
-    example: Tensor
-    change: Tensor
-    radius: Tensor
-    radius_most: Tensor
-    low: Tensor
-    high: Tensor
-    kinks: Tensor
-
-
-def _certify(cells: Cells, some: Tensor) -> _Found:
+def _certify(cells: Cells, some: Tensor, end: float) -> dict[str, Tensor]:
+    """Fields of the record for one batch; images flat. end: no moves are searched for after that."""
     rows = cells.rows(some)
     x = cells.given.x[some].flatten(1)
     energy = x.square().sum(1).clamp(min=1e-300)
@@ -234,41 +216,43 @@ def _certify(cells: Cells, some: Tensor) -> _Found:
     full = solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, image)
     change = [_change(cells, int(i), x) for i, x in zip(some, image, strict=True)]
     for k in free.nonzero()[:, 0].tolist():
-        found = across_patterns(cells, int(some[k]))
+        found = across_patterns(cells, int(some[k])) if time.monotonic() < end else None
         if found is not None and float(found[0].square().sum() - image[k].square().sum()) < 0:
             image[k], change[k] = found
     wide = wide.widened()
     size = rows[:, : cells.switches].norm(dim=2)
     kinks = cells.values[some, : cells.switches] <= KINK * size * (1 + x.norm(dim=1))[:, None]
-    return _Found(
-        bound, image.square().sum(1) / energy, full[0], full[1].square().sum(1) / energy, image,
-        x.new_tensor(change), (image - x).norm(dim=1),
-        torch.maximum(-wide.left, wide.right).norm(dim=1), x + wide.left, x + wide.right,
-        (kinks & (size > 0)).sum(1),
-    )  # fmt: skip
-
-
-def alternative(cells: Cells, i: int, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The set in which an image carries t lam_i: members it replaces, two images, two multipliers."""
-    given = cells.given
-    one = torch.tensor([i], device=given.x.device)
-    members = one if bool(cells.own[i]) else cells.groups.members(int(cells.groups.index[i]))
-    w, lam = cells.weight(one)[0, 0], given.lam[members]
-    rest = (lam @ given.x[members].flatten(1) - w * image) / (lam.sum() - w)
-    images = torch.stack([image, rest]).reshape(2, *given.x.shape[1:])
-    return members, images, torch.stack([w, lam.sum() - w])
+    return {
+        "determined_at_least": bound,
+        "determined_energy": image.square().sum(1) / energy,
+        "full_at_least": full[0],
+        "full_energy": full[1].square().sum(1) / energy,
+        "least": image,
+        "change": x.new_tensor(change),
+        "radius": (image - x).norm(dim=1),
+        "radius_most": torch.maximum(-wide.left, wide.right).norm(dim=1),
+        "low": x + wide.left,
+        "high": x + wide.right,
+        "kinks": (kinks & (size > 0)).sum(1),
+    }
 
 
 def _change(cells: Cells, i: int, image: Tensor) -> float:
-    """How much the sum of gradients changes, over the target's norm: 0 but for rounding."""
+    """What the sum of gradients changes by, over the target's norm: 0 but for rounding.
+
+    The set: the image with t lam_i, and one more with all the rest of what may be rearranged.
+    """
     given = cells.given
-    members, images, lam = alternative(cells, i, image)
-    points = torch.cat([given.x[members], images])
-    u = torch.cat([-given.u[members], lam[:, None, None] * given.covectors[[i, i]]])
-    square = 0.0
-    for p, model in enumerate(given.models):
-        square += norm(weighted_gradient(model, points, u[:, p])) ** 2
-    return math.sqrt(square) / norm(given.target)
+    group = cells.groups.members(int(cells.groups.index[i]))
+    members = group[group == i] if bool(cells.own[i]) else group
+    w, lam = cells.share * given.lam[i], given.lam[members]
+    rest = (lam @ given.x[members].flatten(1) - w * image) / (lam.sum() - w)
+    images = torch.stack([image, rest]).reshape(2, *given.x.shape[1:])
+    weights = torch.stack([w, lam.sum() - w])[:, None, None] * given.covectors[[i, i]]
+    points, u = torch.cat([given.x[members], images]), torch.cat([-given.u[members], weights])
+    parts = [weighted_gradient(model, points, u[:, p]) for p, model in enumerate(given.models)]
+    total = {n: torch.stack([part[n] for part in parts]).sum(0) for n in given.target}
+    return norm(total) / norm(given.target)
 
 
 def _active(given: KKTSet) -> tuple[KKTSet, Tensor]:
@@ -313,41 +297,27 @@ def _notes(given: KKTSet, record: Uniqueness, cells: Cells, wanted: int) -> tupl
     return tuple(text for text, true in told.items() if true)
 
 
-def _collect(cells: Cells, found: list[_Found], kept: Tensor, share: float) -> Uniqueness:
+def _collect(cells: Cells, found: list[dict[str, Tensor]], kept: Tensor) -> Uniqueness:
     """The record, on the CPU."""
-
-    def all_of(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in found]).cpu()
-
-    given, k = cells.given, sum(len(part.energy) for part in found)
-    shape = given.x.shape[1:]
-    some = torch.arange(k, device=given.x.device)
+    given, groups = cells.given, cells.groups
+    fields: dict[str, Any] = {
+        name: torch.cat([part[name] for part in found]).cpu() for name in found[0]
+    }
+    k = len(fields["least"])
+    for name in ("least", "low", "high"):
+        fields[name] = fields[name].reshape(k, *given.x.shape[1:])
+    members = groups.total(torch.ones_like(given.lam))[groups.index].long()
+    own = {"labels": given.y, "lam": given.lam, "members": members, "pinned": cells.pinned}
+    own |= {"index": kept, "size": given.x.flatten(1).norm(dim=1)}
+    fields |= {name: value[:k].cpu() for name, value in own.items()}
     return Uniqueness(
         task=given.task,
         samples=len(given),
-        share=share,
+        share=cells.share,
         box=cells.boxed,
-        index=kept[:k].cpu(),
-        labels=given.y[:k].cpu(),
-        lam=given.lam[:k].cpu(),
-        members=cells.groups.total(torch.ones_like(given.lam))[cells.groups.index[some]]
-        .long()
-        .cpu(),
-        pinned=cells.pinned[:k].cpu(),
-        kinks=all_of("kinks"),
-        determined_at_least=all_of("at_least"),
-        determined_energy=all_of("energy"),
-        full_at_least=all_of("full_at_least"),
-        full_energy=all_of("full_energy"),
-        least=all_of("example").reshape(k, *shape),
-        change=all_of("change"),
-        radius=all_of("radius"),
-        radius_most=all_of("radius_most"),
-        low=all_of("low").reshape(k, *shape),
-        high=all_of("high").reshape(k, *shape),
-        size=given.x[:k].flatten(1).norm(dim=1).cpu(),
+        margins=given.margins is not None,
         sums=cells.sums.what,
         residual=given.layer_residuals,
-        margins=given.margins is not None,
         seconds=0.0,
+        **fields,
     )

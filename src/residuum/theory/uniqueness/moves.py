@@ -43,7 +43,7 @@ def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
     some = np.flatnonzero((np.abs(basis).max((1, 2)) > TOUCHED) | (group == own))
     cones = {int(g): _cone(cells, int(g)) for g in np.unique(group[some])}
     k = basis.shape[2]
-    if sum(len(cones[int(g)][0]) for g in group[some]) * (d + k) > ENTRIES:
+    if sum(len(cones[int(g)]) for g in group[some]) * (d + k) > ENTRIES:
         return None
     x0 = {g: cells.given.x[cells.groups.first[g]].flatten().cpu().numpy() for g in cones}
     share = _shares(cells, i, own)
@@ -51,12 +51,12 @@ def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
     matrix, level, sums = [], [], {}
     for q in some.tolist():
         g = int(group[q])
-        cone, total = cones[g][0], _total(cells, g, rows.covectors[q])
+        cone, total = cones[g], _total(cells, g, rows.covectors[q])
         sums[q] = total
         w = share[q] if g == own else 0.0  # the image takes (w a', w) of this row's (moment, mass)
         matrix.append(np.concatenate([-w * cone[:, :-1], cone @ basis[q]], 1))
         level.append(cone @ total - w * cone[:, -1])
-    cone = cones[own][0]  # the image itself
+    cone = cones[own]  # the image itself
     matrix.append(np.concatenate([cone[:, :-1], np.zeros((len(cone), k))], 1))
     level.append(cone[:, -1])
     y = _solve(np.concatenate(matrix), np.concatenate(level), x0[own], start, k)
@@ -71,7 +71,7 @@ def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
     return _judged(cells, np.array(sorted(cones)), images, u)
 
 
-def _cone(cells: Cells, g: int) -> tuple[Array, int]:
+def _cone(cells: Cells, g: int) -> Array:
     """Rows H with H (M - L x, L) >= 0 for all sums of the cell, x the group's first member."""
     one = cells.groups.first[g : g + 1]
     rows = cells.rows(one)[0, : cells.switches].cpu().numpy()
@@ -85,7 +85,7 @@ def _cone(cells: Cells, g: int) -> tuple[Array, int]:
     parts.append(np.append(np.zeros(len(x)), 1.0)[None])
     cone = np.concatenate(parts)
     size = np.linalg.norm(cone, axis=1)
-    return cone[size > 0] / size[size > 0, None], g
+    return cone[size > 0] / size[size > 0, None]
 
 
 def _total(cells: Cells, g: int, covector: Tensor) -> Array:
