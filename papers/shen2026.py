@@ -331,9 +331,9 @@ def theorem41(context: Context) -> Outcome:
     for n, d in SIZES[context.scale.name]:
         name, point = f"cubic, n={n}, d={d}", polynomial_point(n, d, 3, seed=context.seed)
         stated = identifiability(point.model)
-        needs = [f"needs {count}" for count in (form_coefficients(d, 3), stated.coefficients)]
+        needs = [f"needs {count}" for count in (form_coefficients(d, 3), stated.n_r)]
         note = "printed in the input space, where it fails if n < d; here in span of the neurons"
-        rank = f"{stated.rank} of {stated.coefficients}"
+        rank = f"{stated.rank_k} of {stated.n_r}"
         out.row(f"{name}: {RANK}", rank, needs[0], corrected=needs[1], note=note)
         error = largest_error(point.x, recover(point.model).x)
         out.row(f"{name}: largest error of a sample", error, 0.0, corrected=0.0)

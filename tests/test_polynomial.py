@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.polynomial import PolynomialRecovery, recover
+from residuum.attacks.polynomial import recover
 from residuum.errors import InputError
 from residuum.networks import MLP, Polynomial, PolynomialNetwork, ReLU
+from residuum.records.identification import Identification
 from residuum.theory import certify
 from residuum.theory.polynomial import identifiability, interpolate, live_neurons, signal_subspace
 from tests.cases import ExactPoint, coherent_point, polynomial_point
@@ -27,7 +28,7 @@ def orthonormal(n: int, d: int, seed: int = 0) -> Tensor:
     return torch.linalg.qr(torch.randn(d, d, generator=rng, dtype=torch.float64))[0][:n]
 
 
-def errors(point: ExactPoint, found: PolynomialRecovery, alpha: int) -> tuple[float, float]:
+def errors(point: ExactPoint, found: Identification, alpha: int) -> tuple[float, float]:
     """Worst relative error of a sample and of a weight, up to order and the sign symmetry."""
     assert found.x.shape == point.x.shape
     order = (found.x @ point.x.T).abs().argmax(0)
@@ -69,8 +70,7 @@ def test_cubic_recovery_on_orthonormal_samples(n: int) -> None:
     sample, weight = errors(point, found, 3)
     assert sample <= 1e-9
     assert weight <= 1e-8
-    stated = found.conditions
-    assert (stated.r, stated.rank, stated.coefficients) == (
+    assert (found.r, found.rank_k, found.n_r) == (
         n,
         math.comb(n + 1, 2),
         n * (n + 1) // 2,
@@ -102,8 +102,8 @@ def test_samples_that_are_not_orthogonal_need_dual_vectors(n: int, coherence: fl
 def test_the_subspace_is_smaller_than_the_input_space() -> None:
     point = polynomial_point(6, 784, 3)
     found = recover(point.model)
-    assert found.conditions.r == 6
-    assert found.conditions.spectral_gap < 1e-12
+    assert found.r == 6
+    assert found.spectral_gap < 1e-12
     assert found.certified.all()
     assert max(errors(point, found, 3)) <= 1e-9
 
@@ -111,18 +111,18 @@ def test_the_subspace_is_smaller_than_the_input_space() -> None:
 def test_quartic_with_one_label() -> None:
     point = polynomial_point(5, 8, 4, "one")
     found = recover(point.model)
-    assert found.conditions.samples
+    assert found.samples
     assert found.certified.all()
     assert max(errors(point, found, 4)) <= 1e-9
-    assert found.conditions.symmetry.startswith("x ~ -x")
+    assert found.symmetry.startswith("x ~ -x")
 
 
 @pytest.mark.parametrize("alpha", [4, 5])
 def test_rank_deficiency_is_reported(alpha: int) -> None:
     point = polynomial_point(4, 6, alpha, "mixed")
     found = recover(point.model)
-    assert found.conditions.rank < found.conditions.coefficients
-    assert not found.conditions.samples
+    assert found.rank_k < found.n_r
+    assert not found.samples
     assert not found.certified.any()
     assert "rank deficient" in found.notes[0]
     assert found.residuals.isfinite().all()
@@ -144,7 +144,7 @@ def test_balance_is_reported() -> None:
     assert identifiability(point.model).balance_gap <= 1e-12
     weight, coefficient = point.model.weight.detach(), point.model.coefficient.detach()
     off = recover(network(weight, 1.1 * coefficient, (0, 0, 0, 1)))
-    assert 0.01 < off.conditions.balance_gap < 1
+    assert 0.01 < off.balance_gap < 1
     assert not off.certified.any()
     assert "not a KKT point" in off.notes[0]
 
@@ -178,7 +178,7 @@ def test_noise_is_not_amplified_when_the_rank_is_given() -> None:
 def test_single_precision_keeps_the_rank() -> None:
     point = polynomial_point(8, 20, 3)
     found = recover(point.model.float())
-    assert found.conditions.r == 8
+    assert found.r == 8
     assert found.certified.all()
     assert max(errors(point, found, 3)) <= 1e-5
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from residuum.attacks.polynomial import PolynomialRecovery, recover
+from residuum.attacks.polynomial import recover
 from residuum.attacks.power import Completion, misfit, normal_equations
+from residuum.records.identification import Identification
 from residuum.theory import certify
 from residuum.theory.polynomial import interpolate, live_neurons, signal_subspace
 from tests.cases import ExactPoint, polynomial_point
@@ -27,7 +28,7 @@ def part(point: ExactPoint, index: list[int]) -> nn.Module:
     return network(weight[index], coefficient[index], point.model.activation.coefficients)
 
 
-def recovered(point: ExactPoint, found: PolynomialRecovery, tolerance: float) -> int:
+def recovered(point: ExactPoint, found: Identification, tolerance: float) -> int:
     """Samples with a recovered one within ``tolerance``, up to sign."""
     both = torch.stack([found.x, -found.x])[:, :, None] - point.x
     return int((both.norm(dim=3).amin(dim=(0, 1)) <= tolerance * point.x.norm(dim=1)).sum())
@@ -41,7 +42,7 @@ def test_sixteen_of_thirty_six_neurons(draw: int) -> None:
     order = torch.randperm(36, generator=torch.Generator().manual_seed(draw))[:16]
     found = recover(part(point, [every[i] for i in order]))
     assert recovered(point, found, 1e-9) >= 7
-    assert found.conditions.rank == 16
+    assert found.rank_k == 16
     assert found.method == "growth"
     assert not found.certified.any()
     assert found.residuals.max() <= 1e-9
@@ -129,7 +130,7 @@ def test_samples_outside_the_span_of_the_neurons_are_merged() -> None:
     nu = 3 * basis[4:8]  # as far away as one likes
     x = torch.cat([point.x + nu, point.x - nu])
     assert certify(point.model, x, point.y.repeat(2)).residual_plain <= 1e-9
-    assert "count as one" in recover(point.model).conditions.symmetry
+    assert "count as one" in recover(point.model).symmetry
     assert max(errors(point, recover(point.model), 3)) <= 1e-9
 
 
@@ -152,6 +153,6 @@ def test_small_neurons_cannot_buy_a_certificate() -> None:
     weight = torch.cat([point.model.weight.detach()[big], tiny])
     coefficient = torch.cat([point.model.coefficient.detach()[big], tiny.norm(dim=1) / 3**0.5])
     found = recover(network(weight, coefficient, (0, 0, 0, 1)))
-    assert found.conditions.samples
-    assert found.conditions.balance_gap <= 1e-2
+    assert found.samples
+    assert found.balance_gap <= 1e-2
     assert not found.certified.any()

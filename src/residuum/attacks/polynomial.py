@@ -19,7 +19,7 @@ constant 1.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -35,7 +35,6 @@ from residuum.networks import Architecture, Polynomial, PolynomialNetwork
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction
 from residuum.records.identification import Identification
 from residuum.theory.polynomial import (
-    Identifiability,
     Interpolant,
     conditions,
     identifiability,
@@ -52,29 +51,6 @@ MIN_EIGENGAP = 1e-10
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
 
-@dataclass(frozen=True)
-class PolynomialRecovery:
-    """Recovered samples with what they rest on.
-
-    x: (k, d); weights b = lam y: (k,); residuals: (k,) in the direction of each sample's dual vector,
-    over the neurons; certified: (k,) rank condition held, |W|^2 = alpha a^2, nothing of W left out
-    and residual small; any other sample is heuristic. method: diagonalisation or growth; eigengap,
-    real: of the kept pair of slices, 0 and False without one; residual: relative, over all equations.
-    """
-
-    conditions: Identifiability
-    x: Tensor
-    weights: Tensor
-    residuals: Tensor
-    certified: Tensor
-    method: str
-    eigengap: float
-    real: bool
-    residual: float
-    scale: str
-    notes: tuple[str, ...]
-
-
 def recover(
     model: nn.Module,
     *,
@@ -84,7 +60,7 @@ def recover(
     pairs: int = PAIRS,
     steps: int = STEPS,
     seed: int = 0,
-) -> PolynomialRecovery:
+) -> Identification:
     """Samples and weights of ``model``, one per dimension of its signal subspace.
 
     norm: the samples' common norm, if known; augmented: their last coordinate is the constant 1,
@@ -104,18 +80,15 @@ def recover(
             found = Candidate(grown.x, grown.b, *stationarity_residuals(f, grown.x, grown.b))
     trusted = found is exact and found.sound and _trusted(stated)
     x, b, scale = resolve(found.x @ signal.basis.T, found.b, f.degree, norm, augmented)
-    return PolynomialRecovery(
-        conditions=stated,
+    return stated.replace(
         x=x,
         weights=b,
         residuals=found.residuals,
         certified=(found.residuals <= CERTIFIED_RESIDUAL) & trusted,
         method="diagonalisation" if found is exact else "growth",
-        eigengap=found.eigengap,
-        real=found.real,
         residual=found.residual,
         scale=scale,
-        notes=(*stated.notes, *_notes(f, stated, exact, found, grown)),
+        notes=(*stated.notes, *_notes(stated, exact, found, grown)),
     )
 
 
@@ -162,7 +135,7 @@ def diagonalise(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
     return Candidate(x, b, *stationarity_residuals(f, x, b), gap, real)
 
 
-def _trusted(stated: Identifiability) -> bool:
+def _trusted(stated: Identification) -> bool:
     """Whether the network looks like the KKT point that the theorem is about."""
     balanced = stated.balance_gap <= BALANCE_LIMIT
     return balanced and stated.outside <= CERTIFIED_RESIDUAL and stated.checkable
@@ -231,11 +204,7 @@ def _check(degree: int, pairs: int, norm: float | None, augmented: bool) -> None
 
 
 def _notes(
-    f: Interpolant,
-    stated: Identifiability,
-    exact: Candidate | None,
-    found: Candidate,
-    grown: Growth | None,
+    stated: Identification, exact: Candidate | None, found: Candidate, grown: Growth | None
 ) -> list[str]:
     notes = []
     if exact is not None and not exact.real:
@@ -295,7 +264,7 @@ class PolynomialAttack(Attack):
             self.name, found.x.reshape(-1, *shape), torch.where(found.weights < 0, -1.0, 1.0),
             found.weights.abs(), knowledge, notes=found.notes,
         )  # fmt: skip
-        squared = torch.tensor([[found.residual**2]])
+        squared = torch.tensor([[(found.residual or 0.0) ** 2]])
         part = part.replace(
             steps=torch.zeros(1, dtype=torch.long), loss=squared, layers=squared[None],
             layer_names=("all equations",), seconds=time.monotonic() - start,
@@ -321,19 +290,12 @@ def identify(
     model, biased = polynomial_network(released, activation)
     margin = None if data is None else _min_margin(model, data, biased)
     augmented = augmented or (biased and norm is None)
-    if model.activation.degree < 3:  # type: ignore[operator]
-        stated, none = identifiability(model, rank), torch.zeros(0, dtype=torch.float64)
-        empty = none.reshape(0, model.weight.shape[1])
-        found = {"x": empty, "weights": none, "residuals": none, "certified": none.bool()}
-    else:
-        recovery = recover(model, rank=rank, norm=norm, augmented=augmented, seed=seed)
-        stated, found = recovery.conditions, vars(recovery)
-    figures = {**vars(stated), "order": stated.order, "n_r": stated.coefficients}
-    figures |= {"rank_k": stated.rank, "cond_k": stated.condition, "min_margin": margin, **found}
-    published = {field.name for field in fields(Identification)} & {*figures}
-    return Identification(
-        released.arch, released.input_shape, **{name: figures[name] for name in published}
+    found = (
+        identifiability(model, rank)
+        if model.activation.degree < 3  # type: ignore[operator]
+        else recover(model, rank=rank, norm=norm, augmented=augmented, seed=seed)
     )
+    return found.replace(arch=released.arch, input_shape=released.input_shape, min_margin=margin)
 
 
 def polynomial_network(

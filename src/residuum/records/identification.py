@@ -1,7 +1,8 @@
-"""What the weights of a polynomial network determine of its samples, as published."""
+"""What the weights of a polynomial network determine of its samples: the conditions, then the samples."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,14 @@ class Identification(Record):
     """Samples or aggregates of a polynomial network, and the conditions they rest on.
 
     order: alpha+1; r: dimension of the neurons' span, spectral_gap: s_(r+1) / s_r of W; n_r, rank_k,
-    cond_k: coefficients of f, rank and condition of the neurons' kernel; x: (k, d), weights: (k,)
-    lam y, residuals: (k,), certified: (k,) bool; aggregate: (d,) for degree 1; eigenvalues (r,) and
-    eigenvectors (d, r) of the moment matrix for degree 2; min_margin: on given samples.
+    cond_k: coefficients of f, rank and condition of the neurons' kernel; balance_gap: max_j | |W_j|^2
+    - alpha a_j^2 | / max_j |W_j|^2; carrying: the fewest neurons that hold nearly all of |theta|^2.
+    x: (k, d), none before they are recovered; weights: (k,) b = lam y; residuals: (k,) in the direction
+    of each sample's dual vector, over the neurons; certified: (k,) rank condition held, |W|^2 = alpha
+    a^2, nothing of W left out and residual small, any other sample is heuristic; method:
+    diagonalisation or growth; residual: relative, over all equations. aggregate: (d,) for degree 1;
+    eigenvalues (r,) and eigenvectors (d, r) of the moment matrix for degree 2; min_margin: on given
+    samples.
     """
 
     arch: str
@@ -50,6 +56,26 @@ class Identification(Record):
     eigenvectors: Tensor | None = None
     min_margin: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> bool:
+        """Whether samples (rather than an aggregate) are determined."""
+        return self.order > 3 and self.rank_k == self.n_r
+
+    @property
+    def checkable(self) -> bool:
+        """Whether r samples leave equations over: most forms are then no sum of r powers.
+
+        Two cubes fit any cubic form in two variables, one power any form in one.
+        """
+        return math.comb(self.r + self.order - 2, self.order - 1) > self.r**2
+
+    @property
+    def moment(self) -> Tensor | None:
+        """sum_i b_i x_i x_i^T on the signal subspace: (d, d), for degree 2."""
+        if self.eigenvalues is None or self.eigenvectors is None:
+            return None
+        return (self.eigenvectors * self.eigenvalues) @ self.eigenvectors.T
 
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum identify --json``)."""

@@ -22,13 +22,14 @@ Different samples share these aggregates: below degree 3 samples are not identif
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from residuum.errors import InputError
 from residuum.networks import Polynomial, PolynomialNetwork
+from residuum.records.identification import Identification
 
 BALANCED = 1e-6
 DEAD = 1e-6
@@ -37,30 +38,23 @@ KERNEL_TOLERANCE = 1e-12
 CARRIED = 0.999
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Figures:
-    """Of all neurons. degree: alpha; leading: c; dead: left out.
+@dataclass(frozen=True)
+class Neurons:
+    """Live neurons in float64. weight W: (m, d); coefficient a: (m,); degree: alpha; leading: c.
 
-    balance_gap: max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2, zero at a KKT point; carrying: the
-    fewest neurons that hold CARRIED of |theta|^2.
+    dead: left out; balance_gap, carrying, theta_norm: of all, see ``Identification``.
     """
 
+    weight: Tensor
+    coefficient: Tensor
     degree: int
     leading: float
     homogeneous: bool
+    tolerance: float
     dead: int
     balance_gap: float
     carrying: int
     theta_norm: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neurons(_Figures):
-    """Live neurons in float64. weight W: (m, d); coefficient a: (m,)."""
-
-    weight: Tensor
-    coefficient: Tensor
-    tolerance: float
 
 
 @dataclass(frozen=True)
@@ -197,50 +191,7 @@ def _describe(model: nn.Module) -> str:
     return type(model).__name__
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identifiability(_Figures):
-    """What can be recovered, and the figures it rests on.
-
-    aggregate: (d,) for alpha=1; eigenvalues (r,), eigenvectors (d, r) of the moment matrix for
-    alpha=2; samples: whether samples (rather than an aggregate) are determined.
-    """
-
-    r: int
-    spectral_gap: float
-    outside: float
-    coefficients: int
-    rank: int
-    condition: float
-    neurons: int
-    samples: bool
-    symmetry: str
-    aggregate: Tensor | None
-    eigenvalues: Tensor | None
-    eigenvectors: Tensor | None
-    notes: tuple[str, ...]
-
-    @property
-    def order(self) -> int:
-        """Order of homogeneity alpha+1 of the top-degree part in all parameters."""
-        return self.degree + 1
-
-    @property
-    def checkable(self) -> bool:
-        """Whether r samples leave equations over: most forms are then no sum of r powers.
-
-        Two cubes fit any cubic form in two variables, one power any form in one.
-        """
-        return math.comb(self.r + self.degree - 1, self.degree) > self.r**2
-
-    @property
-    def moment(self) -> Tensor | None:
-        """sum_i b_i x_i x_i^T on the signal subspace: (d, d), for alpha=2."""
-        if self.eigenvalues is None or self.eigenvectors is None:
-            return None
-        return (self.eigenvectors * self.eigenvalues) @ self.eigenvectors.T
-
-
-def identifiability(model: nn.Module, rank: int | None = None) -> Identifiability:
+def identifiability(model: nn.Module, rank: int | None = None) -> Identification:
     """The conditions of exact recovery from ``model``; ``rank`` overrides the subspace dimension."""
     neurons = live_neurons(model)
     signal = signal_subspace(neurons, rank)
@@ -252,7 +203,7 @@ def form_coefficients(r: int, alpha: int) -> int:
     return math.comb(r + alpha - 2, alpha - 1)
 
 
-def conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant) -> Identifiability:
+def conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant) -> Identification:
     """Collect the figures and say what they mean."""
     alpha, r = neurons.degree, signal.rank
     full = form_coefficients(r, alpha)
@@ -262,17 +213,25 @@ def conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant) -> Iden
     if alpha == 2:
         eigenvalues, vectors = torch.linalg.eigh(f.slice(torch.ones(r, dtype=torch.float64)))
         eigenvectors = signal.basis @ vectors
-    return Identifiability(
-        **{field.name: getattr(neurons, field.name) for field in fields(_Figures)},
+    none = torch.zeros(0, dtype=torch.float64)
+    kept = ("balance_gap", "carrying", "dead", "theta_norm")
+    return Identification(
+        arch="",
+        input_shape=(),
+        order=alpha + 1,
         r=r,
         spectral_gap=signal.gap,
         outside=signal.outside,
-        coefficients=full,
-        rank=f.rank,
-        condition=f.condition,
+        n_r=full,
+        rank_k=f.rank,
+        cond_k=f.condition,
         neurons=len(neurons.coefficient),
-        samples=alpha >= 3 and f.rank == full,
+        **{name: getattr(neurons, name) for name in kept},
         symmetry=_symmetry(alpha),
+        x=none.reshape(0, len(signal.basis)),
+        weights=none,
+        residuals=none,
+        certified=none.bool(),
         aggregate=aggregate,
         eigenvalues=eigenvalues,
         eigenvectors=eigenvectors,
