@@ -82,8 +82,7 @@ class ModelInversion(Baseline):
             with torch.no_grad():
                 x = x + config.lr_x * limit * slope / size
                 if knowledge.value_range is not None:
-                    low, high = box(knowledge, x[None])
-                    x = torch.maximum(torch.minimum(x, high), low)
+                    x = x.clamp(*box(knowledge, x[None]))
                 else:
                     x = x * limit / x.flatten(1).norm(dim=1).clamp(min=limit).view(-1, *ones)
         with torch.no_grad():

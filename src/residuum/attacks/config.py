@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.priors import PRIORS
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import InputError, check_known, did_you_mean
+from residuum.records.base import plain
 
 Step = float | Tensor
 FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the search is on
@@ -120,9 +121,7 @@ class AttackConfig:
             ("lam_distribution", ("uniform", "normal")), ("split", SPLITS),
             ("split_trigger", TRIGGERS),
         ):  # fmt: skip
-            if getattr(self, name) not in known:
-                got = str(getattr(self, name))
-                raise InputError(f"No {name} {got!r}.", did_you_mean(got, known))
+            check_known(name, str(getattr(self, name)), known)
         for name, value in vars(self).items():
             if isinstance(value, float) and name != "seconds" and not math.isfinite(value):
                 raise InputError(f"{name} must be finite; got {value}.", "Correct it.")
@@ -137,8 +136,7 @@ class AttackConfig:
                 "Use 0 for the full space.",
             )
         for prior, _ in self.priors:
-            if prior not in PRIORS:
-                raise InputError(f"No prior {prior!r}.", did_you_mean(prior, tuple(PRIORS)))
+            check_known("prior", prior, PRIORS)
 
     @property
     def precision(self) -> str:
@@ -173,11 +171,7 @@ class AttackConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; an absent wall clock is null."""
-        values = dataclasses.asdict(self)
-        values["seconds"] = None if self.seconds == math.inf else self.seconds
-        values["priors"] = [list(pair) for pair in self.priors]
-        values["lam_init"] = list(self.lam_init)
-        return values
+        return plain(vars(self))
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> AttackConfig:

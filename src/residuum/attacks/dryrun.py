@@ -96,7 +96,7 @@ def estimate(
         checkpoint.arch, config.device, config.precision,
         sum(t.numel() for t in checkpoint.theta.values()),
         config.restarts, config.candidates, state.x[0, 0].numel(), config.restarts * per_run,
-        config.steps, found.total_flops,
+        config.steps, sum(found.flops),
         dict(zip(names, found.flops, strict=True)) if len(found.flops) == len(names) else {},
         found.memory, step_seconds,
         min(config.seconds, config.steps * looks * step_seconds), (*solver.notes, *notes, *growth),

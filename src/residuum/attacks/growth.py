@@ -28,7 +28,7 @@ priors, at the surrogate of that step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -99,14 +99,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Proposal:
-    """newcomers: per run; details: per run and newcomer, for the events; before, after: (R,) loss;
-    lowest: (R,) least eigenvalue over the living candidates, nan where nobody asked."""
+    """newcomers: per run; before, after: (R,) loss; lowest: (R,) least eigenvalue over the living
+    candidates, nan where nobody asked."""
 
     newcomers: list[list[Newcomer]]
     before: Tensor
     after: Tensor
     lowest: Tensor
-    details: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
 def split(now: Round) -> Proposal:
@@ -128,33 +127,25 @@ def split(now: Round) -> Proposal:
     bend = values.nan_to_num(posinf=0.0)
     step = joint_step(curvature, found.vectors, bend, chosen, longest, now.exact, now.clamp)
     newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
-    details: list[list[dict[str, Any]]] = [[] for _ in range(now.runs)]
     for run, slot in step.eta.nonzero().tolist():
         eta, value = step.eta[run, slot], values[run, slot]
-        newcomers[run].append(_half(now, run, slot, eta * found.vectors[run, slot]))
         figures = {"eigenvalue": value, "eta": eta, "predicted": eta**2 * value / 2}
-        details[run].append({"parent": slot} | {k: float(v) for k, v in figures.items()})
-    return Proposal(newcomers, step.before, step.after, values.amin(1), details)
-
-
-def _half(now: Round, run: int, slot: int, moved: Tensor) -> Newcomer:
-    x, label = now.x[run, slot], now.problem.labels.expand(now.runs, -1)[run, slot]
-    plus, minus = (now.clamp((x + sign * moved)[None, None])[0, 0] for sign in (1, -1))
-    return Newcomer(minus, now.lam[run, slot] / 2, label, slot, plus)
+        x, moved = now.x[run, slot], eta * found.vectors[run, slot]
+        plus, minus = (now.clamp((x + sign * moved)[None, None])[0, 0] for sign in (1, -1))
+        half, label = now.lam[run, slot] / 2, now.problem.labels_of(run)[slot]
+        plain = {name: float(figure) for name, figure in figures.items()}
+        newcomers[run].append(Newcomer(minus, half, label, slot, plus, plain))
+    return Proposal(newcomers, step.before, step.after, values.amin(1))
 
 
 def random_places(now: Round) -> Proposal:
     """New candidates as at the start of the attack."""
-    if not any(now.quota):
-        return nothing(now)
     x, labels, tried = _places(now)
     return _with_multipliers(now, now.clamp(x), labels, [list(range(t)) for t in tried])
 
 
 def frank_wolfe(now: Round) -> Proposal:
     """New candidates where the residual correlates most with a candidate's gradient."""
-    if not any(now.quota):
-        return nothing(now)
     curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
     x, labels, tried = _places(now)
     sign = now.x.new_ones(x.shape[1])
@@ -202,8 +193,7 @@ def _places(now: Round) -> tuple[Tensor, Tensor, list[int]]:
 def nothing(now: Round) -> Proposal:
     """No growth."""
     loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
-    empty: list[list[Any]] = [[] for _ in range(now.runs)]
-    return Proposal(empty, loss, loss, torch.full_like(loss, torch.nan), empty)
+    return Proposal([[]] * now.runs, loss, loss, torch.full_like(loss, torch.nan))
 
 
 def _distinct(x: Tensor, value: Tensor, labels: Tensor) -> list[int]:
@@ -249,8 +239,7 @@ def _with_multipliers(now: Round, x: Tensor, labels: Tensor, orders: list[list[i
     newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
     for run, i in (keep & (after < at.loss)[:, None]).nonzero().tolist():
         newcomers[run].append(Newcomer(x[run, i], lam[run, i], labels[run, i]))
-    details: list[list[dict[str, Any]]] = [[{} for _ in new] for new in newcomers]
-    return Proposal(newcomers, at.loss, after, torch.full_like(after, torch.nan), details)
+    return Proposal(newcomers, at.loss, after, torch.full_like(after, torch.nan))
 
 
 GROWTH: dict[str, Callable[[Round], Proposal]] = {
@@ -365,8 +354,7 @@ class Grower:
         """Into the known box."""
         if self.knowledge is None:
             return x
-        low, high = box(self.knowledge, x)
-        return torch.maximum(torch.minimum(x, high), low)
+        return x.clamp(*box(self.knowledge, x))
 
     def _generator(self, step: int, run: int) -> torch.Generator:
         """Of its own for every round and run, so that neither other runs nor a resume matter."""
@@ -398,10 +386,10 @@ class Grower:
             if not numbers[run]:
                 lowest = float(proposal.lowest[run])
                 events.append({**common, "kind": "stable", "eigenvalue": lowest})
-            for fresh, detail in zip(numbers[run], proposal.details[run], strict=True):
-                parent = {"parent": int(ident[run, detail["parent"]])} if detail else {}
+            for fresh, one in zip(numbers[run], proposal.newcomers[run], strict=True):
+                parent = {} if one.parent is None else {"parent": int(ident[run, one.parent])}
                 events.append(
-                    {**common, "kind": kind, **detail, **parent, "children": list(fresh),
+                    {**common, "kind": kind, **parent, **one.figures, "children": list(fresh),
                      "loss_after": after, "obtained": after - before}
                 )  # fmt: skip
         return recorded(state, events)

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from residuum.attacks.config import AttackConfig
 from residuum.checkpoints.inspection import order_of
 from residuum.checkpoints.surfaces import CHANGE, SURFACES, WEIGHTS, Surface
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import InputError, check_known
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge
 from residuum.stationarity import Theta
@@ -171,7 +171,7 @@ class MulticlassKKT(MarginKKT):
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
-        _check("rivals rule", self.rivals, ("tied", "best"))
+        check_known("rivals rule", self.rivals, ("tied", "best"))
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """Classes in turn, as evenly as ``label_balance`` says."""
@@ -297,7 +297,7 @@ class NTK(Objective):
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
-        _check("gradient point", self.gradients, ("theta", "theta0", "both"))
+        check_known("gradient point", self.gradients, ("theta", "theta0", "both"))
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
         """The initial weights must be known."""
@@ -323,11 +323,6 @@ class NTK(Objective):
         inner = torch.zeros_like(lam)
         inner[..., point, :] = ubar
         return None, inner
-
-
-def _check(what: str, got: str, known: tuple[str, ...]) -> None:
-    if got not in known:
-        raise InputError(f"No {what} {got!r}.", did_you_mean(got, known))
 
 
 def permuted(kind: type[Objective], seed: int) -> type[Objective]:

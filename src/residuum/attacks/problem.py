@@ -26,7 +26,7 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.checkpoints.surfaces import CHANGE, Surface
 from residuum.engine.explicit import Candidates, ExplicitEquation
-from residuum.errors import InputError
+from residuum.errors import InputError, check_known
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge, Reconstruction, Record
 from residuum.stationarity import Theta, by_layer, parameters
@@ -71,10 +71,7 @@ class Problem:
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
     ) -> None:
-        if surrogate not in (*SURROGATES, "none"):
-            raise InputError(
-                f"No surrogate {surrogate!r}.", f"Use one of {', '.join(SURROGATES)} or none."
-            )
+        check_known("surrogate", surrogate, (*SURROGATES, "none"))
         base = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
         points = []
         for name in objective.gradient_points():
@@ -141,12 +138,14 @@ class Problem:
             return self._evaluate_generic(x, lam, sharpness)
         at, activation = self.candidates(x, lam), self.activation(sharpness)
         with torch.no_grad():
-            found = self.explicit.evaluate(at, self.objective, activation, measure)
-        gradients = found.grad_x.view_as(x), found.grad_lam
+            parts, grad_x, grad_lam = self.explicit.evaluate(
+                at, self.objective, activation, measure
+            )
+        grad_x = grad_x.view_as(x)
         if not measure:
-            return Evaluation(found.parts[:, 0], found.parts, *gradients)
-        parts = found.parts + self._outside
-        return Evaluation(parts @ self.weights, parts / self._scales, *gradients)
+            return Evaluation(parts[:, 0], parts, grad_x, grad_lam)
+        parts = parts + self._outside
+        return Evaluation(parts @ self.weights, parts / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
         """The same problem for other candidates; everything else is shared."""

@@ -22,7 +22,7 @@ from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
 from residuum.checkpoints.surfaces import SURFACES, Surface, sample_shape, task_of
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import check_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 
@@ -159,12 +159,11 @@ def grown_facts(
 def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
     """The configuration with its attack named and its candidates counted."""
     build_model(checkpoint)  # refuses weights that do not fit before anything is read off them
-    name, known = config.objective, every_attack()
+    name = config.objective
     if name in ("auto", ""):
         task = task_of(checkpoint)
         name = next(name for name, objective in OBJECTIVES.items() if objective.task == task)
-    elif name not in known:
-        raise InputError(f"No attack {name!r}.", did_you_mean(name, tuple(known)))
+    check_known("attack", name, every_attack())
     count = config.candidates or _estimate(checkpoint, knowledge)
     return replace(config, objective=name, candidates=count)
 

@@ -272,8 +272,7 @@ class Solver:
         if self.config.constraint != "project":
             return
         if self.box is not None:
-            low, high = box(self.box, x)
-            torch.maximum(torch.minimum(x, high), low, out=x)
+            x.clamp_(*box(self.box, x))
         if self.nonnegative and alive.ndim == 1:
             lam.clamp_(min=self.lam_min)
         elif self.nonnegative:  # an empty slot has no multiplier, whatever the least one is

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from residuum.attacks.problem import Problem
+from residuum.engine.explicit import Candidates
 from residuum.networks import Polynomial
 from residuum.theory.multipliers import factor_dense, solve
 
@@ -51,56 +52,40 @@ class Curvature:
 
     def __init__(self, problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> None:
         self.problem, self.x, self.lam, self.sharpness = problem, x, lam, sharpness
-        if problem.explicit is not None:
-            with torch.no_grad():
-                self.errors = problem.explicit.errors(
-                    problem.candidates(x, lam), problem.objective, problem.activation(sharpness)
-                )
-        else:
+        if (equation := problem.explicit) is None:
             self.residuals = [self._residual(run) for run in range(len(x))]
+            return
+        self.given = problem.objective, problem.activation(sharpness)
+        with torch.no_grad():
+            self.errors = equation.errors(problem.candidates(x, lam), *self.given)
 
     def split(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
         """S(x_i) v_i for these candidates; v: like x[:, rows]."""
-        problem, x = self.problem, self.x[:, rows]
-        if problem.explicit is None:
-            found = [self._split_generic(run, x[run], v[run], rows) for run in range(len(x))]
-            return torch.stack(found)
-        at = problem.candidates(self.x, self.lam)[rows]
-        # Gradients are enabled for the surrogate's own derivative rule; nothing requires any.
-        with torch.enable_grad(), forward_ad.dual_level():
-            at = replace(at, x=forward_ad.make_dual(at.x, v.flatten(2)))
-            activation = problem.activation(self.sharpness)
-            gradient, _ = problem.explicit.pull(at, self.errors, problem.objective, activation)
-            return _tangent(gradient, at.x).view_as(x)
+        if (equation := self.problem.explicit) is None:
+            return torch.stack([self._split_generic(run, part, rows) for run, part in enumerate(v)])
+        at = self.problem.candidates(self.x, self.lam)[rows]
+        return _along(at, v, lambda dual: equation.pull(dual, self.errors, *self.given)[0])
 
     def slope(self, x: Tensor, lam: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient in x and values (R, k) of sum_p -2 w_p r_p f_p for NEW candidates, r fixed.
 
         labels: (R, k). A value is the derivative of the loss along the candidate's multipliers.
         """
-        problem = self.problem.with_labels(labels)
-        if problem.explicit is None:
-            pairs = [
-                self._slope_generic(run, x[run], lam[run], labels[run]) for run in range(len(x))
-            ]
+        if (equation := self.problem.explicit) is None:
+            each = enumerate(zip(x, lam, labels, strict=True))
+            pairs = [self._slope_generic(run, *own) for run, own in each]
             return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
+        at = self.problem.with_labels(labels).candidates(x, lam)
         with torch.no_grad():
-            gradient, value = problem.explicit.pull(
-                problem.candidates(x, lam), self.errors, problem.objective,
-                problem.activation(self.sharpness),
-            )  # fmt: skip
+            gradient, value = equation.pull(at, self.errors, *self.given)
         return gradient.view_as(x), value
 
     def full(self, v: Tensor) -> Tensor:
         """Hess_x L v, the whole Hessian of the loss: candidates influence each other through r."""
-        problem, at = self.problem, self.problem.candidates(self.x, self.lam)
-        if problem.explicit is None:
-            return torch.stack([self._full_generic(run, v[run]) for run in range(len(v))])
-        with torch.enable_grad(), forward_ad.dual_level():
-            at = replace(at, x=forward_ad.make_dual(at.x, v.flatten(2)))
-            activation = problem.activation(self.sharpness)
-            found = problem.explicit.evaluate(at, problem.objective, activation, False)
-            return _tangent(found.grad_x, at.x).view_as(self.x)
+        if (equation := self.problem.explicit) is None:
+            return torch.stack([self._full_generic(run, part) for run, part in enumerate(v)])
+        at = self.problem.candidates(self.x, self.lam)
+        return _along(at, v, lambda dual: equation.evaluate(dual, *self.given, False)[1])
 
     def _sum(self, run: int, x: Tensor, lam: Tensor, labels: Tensor) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
@@ -136,8 +121,8 @@ class Curvature:
         return gradient, torch.stack(values).detach()
 
     @torch.enable_grad()
-    def _split_generic(self, run: int, x: Tensor, v: Tensor, rows: slice) -> Tensor:
-        xr = x.detach().requires_grad_()
+    def _split_generic(self, run: int, v: Tensor, rows: slice) -> Tensor:
+        xr = self.x[run, rows].detach().requires_grad_()
         total = self._sum(run, xr, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows])
         return _product(_inner(self.residuals[run], total), xr, v)
 
@@ -186,9 +171,13 @@ def _inner(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
     return torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
 
 
-def _tangent(value: Tensor, like: Tensor) -> Tensor:
-    tangent = forward_ad.unpack_dual(value).tangent
-    return torch.zeros_like(forward_ad.unpack_dual(like).primal) if tangent is None else tangent
+def _along(at: Candidates, v: Tensor, gradient: Callable[[Candidates], Tensor]) -> Tensor:
+    """Derivative of a gradient in x along v, in forward mode."""
+    # Gradients are enabled for the surrogate's own derivative rule; nothing requires any.
+    with torch.enable_grad(), forward_ad.dual_level():
+        dual = replace(at, x=forward_ad.make_dual(at.x, v.flatten(2)))
+        tangent = forward_ad.unpack_dual(gradient(dual)).tangent
+    return torch.zeros_like(v) if tangent is None else tangent.view_as(v)
 
 
 @dataclass(frozen=True)
@@ -216,16 +205,12 @@ def lowest_curvature(
     values, vectors = [], []
     for i in range(0, x.shape[1], chunk):
         rows = slice(i, min(i + chunk, x.shape[1]))
-        mask = None if free is None else free[:, rows]
+        mask = x.new_ones(()) if free is None else free[:, rows]
 
-        def product(v: Tensor, rows: slice = rows, mask: Tensor | None = mask) -> Tensor:
-            shaped = v.view_as(x[:, rows])
-            if mask is None:
-                return curvature.split(shaped, rows).flatten(2)
-            return (curvature.split(shaped * mask, rows) * mask).flatten(2)
+        def product(v: Tensor, rows: slice = rows, mask: Tensor = mask) -> Tensor:
+            return (curvature.split(v.view_as(x[:, rows]) * mask, rows) * mask).flatten(2)
 
-        first = start[:, rows] if mask is None else start[:, rows] * mask
-        found = lanczos(product, first.flatten(2), iterations)
+        found = lanczos(product, (start[:, rows] * mask).flatten(2), iterations)
         values.append(found[0])
         vectors.append(found[1].view_as(x[:, rows]))
     return Lowest(torch.cat(values, 1), torch.cat(vectors, 1))
@@ -344,13 +329,12 @@ def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> T
     if not len(index):
         return eta
     x, lam = curvature.x[run, index][:, None], curvature.lam[run, index][:, None]
-    labels = curvature.problem.labels.expand(len(curvature.x), -1)[run, index][:, None]
-    alone, step = curvature.problem.with_labels(labels), v[run, index][:, None]
+    problem, labels = curvature.problem, curvature.problem.labels_of(run)
+    alone, step = problem.with_labels(labels[index][:, None]), v[run, index][:, None]
     at = [residuals(alone, x + t * step, lam, curvature.sharpness) for t in (-1, 0, 1)]
     columns = -(at[0] + at[2] - 2 * at[1]) / 2
-    here = slice(run, run + 1)
-    own = curvature.problem.with_labels(curvature.problem.labels.expand(len(curvature.x), -1)[here])
-    target = residuals(own, curvature.x[here], curvature.lam[here], curvature.sharpness)[0]
+    own = problem.with_labels(labels[None]), curvature.x[run][None], curvature.lam[run][None]
+    target = residuals(*own, curvature.sharpness)[0]
     squares = solve(factor_dense(columns.cpu().double(), target.cpu().double()), free=False)
     eta[index] = squares.clamp(min=0).sqrt().to(eta)
     return eta

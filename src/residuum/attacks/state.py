@@ -203,7 +203,7 @@ def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
 class Newcomer:
     """One candidate more. parent: the slot that it splits from, whose other half takes ``moved``.
 
-    lam: stored multiplier, of both halves where there is a parent.
+    lam: stored multiplier, of both halves where there is a parent; figures: of the split, for its event.
     """
 
     x: Tensor
@@ -211,6 +211,7 @@ class Newcomer:
     label: Tensor
     parent: int | None = None
     moved: Tensor | None = None
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 def population_of(state: SolverState) -> Population:

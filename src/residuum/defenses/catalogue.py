@@ -24,10 +24,9 @@ from residuum.errors import InputError, MissingExtraError, did_you_mean
 from residuum.networks import Architecture
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Dataset
-from residuum.theory.rows import normalise_labels
+from residuum.theory.rows import margins, normalise_labels
 from residuum.training import TrainingConfig, TrainingState, initialise, train
 from residuum.training.loop import snapshot
-from residuum.training.methods import margins
 
 DP_STEPS, DP_RATE = 0.05, 0.6
 CLIP = 1.0  # of per-sample gradients

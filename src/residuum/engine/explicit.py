@@ -88,15 +88,6 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Residual:
-    """parts: (R, L) squared residual of each layer; grad_x, grad_lam: like x and lam."""
-
-    parts: Tensor
-    grad_x: Tensor
-    grad_lam: Tensor
-
-
-@dataclass(frozen=True)
 class _Pass:
     """What one gradient point leaves for the adjoint. Lists run over layers, first to last."""
 
@@ -164,8 +155,8 @@ class ExplicitEquation:
 
     def evaluate(
         self, at: Candidates, objective: Covectors, activation: Activation, measure: bool = True
-    ) -> Residual:
-        """Per-layer squared residuals and the gradients in x and lam.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(R, L) squared residuals of the layers, and the gradients in x and lam.
 
         measure=False leaves out what only a reader needs, the residuals, and returns zeros.
         """
@@ -174,7 +165,7 @@ class ExplicitEquation:
         if plan.chunks == 1:
             passes = self._passes(at, objective, activation, self._no_products())
             errors, parts = self._finish(self._subtract(None, passes, measure), runs, measure)
-            return Residual(parts, *self._adjoints(passes, errors, at, objective)[:2])
+            return parts, *self._adjoints(passes, errors, at, objective)[:2]
         sums, kept = None, {}
         chunks = [slice(i, i + plan.chunk) for i in range(0, candidates, plan.chunk)]
         for i, rows in enumerate(chunks):
@@ -192,7 +183,7 @@ class ExplicitEquation:
             passes = self._passes(at[rows], objective, activation, products)
             found = self._adjoints(passes, errors, at[rows], objective)
             grad_x[:, rows], grad_lam[:, rows] = found[:2]
-        return Residual(parts, grad_x, grad_lam)
+        return parts, grad_x, grad_lam
 
     def pre_activations(self, x: Tensor, activation: Activation) -> list[Tensor]:
         """z_l of the hidden layers at theta; x: (..., d)."""
@@ -413,16 +404,6 @@ class Cost:
 
     flops: tuple[int, ...]
     memory: dict[str, int]
-
-    @property
-    def total_flops(self) -> int:
-        """Of one evaluation."""
-        return sum(self.flops)
-
-    @property
-    def total_memory(self) -> int:
-        """Bytes."""
-        return sum(self.memory.values())
 
 
 def evaluation_cost(

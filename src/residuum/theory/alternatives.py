@@ -141,5 +141,4 @@ def _used(given: KKTSet) -> tuple[KKTSet, Tensor]:
             "No sample has a positive multiplier: these samples explain nothing of the weights.",
             "Check that they are the network's training data.",
         )
-    used = given.used()
-    return used, index
+    return given.used(), index

@@ -123,9 +123,8 @@ def _first_order_gain(
     model: MLP, trace: Trace, rows: Rows, pairs: Kinks, residual: Theta
 ) -> Tensor:
     """<e_rj, r>: positive when opening gate j for row r would shrink the residual."""
-    change = torch.zeros(
-        (), dtype=torch.float64
-    )  # of the layer's pre-activations, were theta moved by r
+    # Of the layer's pre-activations, were theta moved by r.
+    change = torch.zeros((), dtype=torch.float64)
     for i, layer in enumerate(model.linears[: pairs.layer + 1]):
         if i:
             change = change * model.activation.derivative(trace.pre[i - 1]) @ layer.weight.T

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residuum.errors import DataError, InputError, did_you_mean
+from residuum.errors import DataError, InputError, check_known
 from residuum.records import TASKS
 from residuum.stationarity import Rows
 
@@ -25,8 +25,7 @@ def choose_task(task: str, outputs: int) -> str:
     """``auto`` means binary for one output, multiclass for more; others are checked for fit."""
     if task in ("auto", ""):
         return "binary" if outputs == 1 else "multiclass"
-    if task not in TASKS:
-        raise InputError(f"No task {task!r}.", did_you_mean(task, TASKS))
+    check_known("task", task, TASKS)
     if (task == "binary" and outputs != 1) or (task == "multiclass" and outputs < 2):
         raise InputError(
             f"Task {task} needs {'one output' if task == 'binary' else 'two or more outputs'}; "
@@ -79,6 +78,14 @@ def accuracy(outputs: Tensor, y: Tensor, task: str) -> float:
     return float(right.double().mean())
 
 
+def margins(outputs: Tensor, y: Tensor) -> Tensor:
+    """(n, 1) y Phi for one output; (n, C) Phi_y - Phi_c for more, infinite at the own class."""
+    if outputs.shape[1] == 1:
+        return y[:, None] * outputs
+    own = torch.nn.functional.one_hot(y, outputs.shape[1]).bool()
+    return (outputs[own][:, None] - outputs).masked_fill(own, torch.inf)
+
+
 def constraint_rows(
     outputs: Tensor, y: Tensor, task: str, rivals: str = "tied", tolerance: float = 0.05
 ) -> Rows:
@@ -89,15 +96,13 @@ def constraint_rows(
     if task == "regression":
         covectors = torch.eye(classes, dtype=outputs.dtype).repeat(n, 1)
         return Rows(torch.arange(n).repeat_interleave(classes), covectors)
-    if rivals not in RIVALS:
-        raise InputError(f"No rivals rule {rivals!r}.", did_you_mean(rivals, RIVALS))
-    own = torch.nn.functional.one_hot(y, classes).bool()
-    margins = (outputs[own][:, None] - outputs).masked_fill(own, torch.inf)  # (n, C)
-    best = margins.amin(1, keepdim=True)
+    check_known("rivals rule", rivals, RIVALS)
+    m = margins(outputs, y)
+    best = m.amin(1, keepdim=True)
     if rivals == "best":
-        chosen = torch.zeros_like(own).scatter(1, margins.argmin(1, keepdim=True), True)
+        chosen = torch.zeros_like(m, dtype=torch.bool).scatter(1, m.argmin(1, keepdim=True), True)
     else:
-        chosen = margins <= best + tolerance * best.abs()
+        chosen = m <= best + tolerance * best.abs()
     index, rival = chosen.nonzero(as_tuple=True)
     rows = torch.arange(len(index))
     covectors = outputs.new_zeros(len(index), classes)

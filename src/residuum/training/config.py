@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from residuum.errors import InputError, did_you_mean
-from residuum.records import Record
+from residuum.errors import InputError, check_known
+from residuum.records.base import Record, plain
 from residuum.training.methods import LOSSES
 
 METHODS = ("margin", "gd", "sgd")
@@ -47,13 +46,10 @@ class TrainingConfig:
     stop_loss: float = 0.0
 
     def __post_init__(self) -> None:
-        for got, known in (
-            (self.method, METHODS), (self.init, INITS), (self.dtype, DTYPES), (self.loss, ("", *LOSSES)),
-        ):  # fmt: skip
-            if got not in known:
-                raise InputError(
-                    f"No choice {got!r}.", did_you_mean(got, tuple(filter(None, known)))
-                )
+        for got, known in ((self.method, METHODS), (self.init, INITS), (self.dtype, DTYPES)):
+            check_known("choice", got, known)
+        if self.loss:
+            check_known("choice", self.loss, LOSSES)
         for name, low in (("steps", 1), ("lr", 1e-300), ("seconds", 0), ("init_scale", 0)):
             if not getattr(self, name) >= low:
                 raise InputError(
@@ -85,8 +81,7 @@ class TrainingConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; limits that were not set are null."""
-        values = dataclasses.asdict(self)
-        return {k: None if v == math.inf else v for k, v in values.items()}
+        return plain(vars(self))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,10 +19,10 @@ from residuum.records import Checkpoint, Dataset, make_directory
 from residuum.records.rundir import another, digest
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers, posed
-from residuum.theory.rows import choose_task, normalise_labels
+from residuum.theory.rows import choose_task, margins, normalise_labels
 from residuum.training import methods
 from residuum.training.config import TrainingConfig, TrainingState
-from residuum.training.methods import LOSSES, choose_loss, margins
+from residuum.training.methods import LOSSES, choose_loss
 
 SAVE_EVERY = 20.0  # seconds between checkpoints of a run
 HISTORY_POINTS = 400

@@ -17,19 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from residuum.errors import InputError
+from residuum.theory.rows import margins
 
 if TYPE_CHECKING:
     from residuum.training.config import TrainingConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def margins(outputs: Tensor, y: Tensor) -> Tensor:
-    """(n, 1) y Phi for one output; (n, C) Phi_y - Phi_c for more, infinite at the own class."""
-    if outputs.shape[1] == 1:
-        return y[:, None] * outputs
-    own = F.one_hot(y, outputs.shape[1]).bool()
-    return (outputs[own][:, None] - outputs).masked_fill(own, torch.inf)
 
 
 def logistic(outputs: Tensor, y: Tensor) -> Tensor:
@@ -47,16 +40,9 @@ def squared(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs - y.reshape(outputs.shape)).square().sum(1).mean()
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy."""
-    return F.cross_entropy(outputs, y)
-
-
+# A loss goes by the name of its function.
 LOSSES: dict[str, Loss] = {
-    "logistic": logistic,
-    "exponential": exponential,
-    "squared": squared,
-    "cross_entropy": cross_entropy,
+    loss.__name__: loss for loss in (logistic, exponential, squared, F.cross_entropy)
 }
 TASK_LOSSES = {
     "binary": ("logistic", "exponential", "squared"),
