@@ -262,7 +262,7 @@ def test_the_accountant_says_what_was_spent() -> None:
     from opacus.accountants.analysis import rdp
 
     config = replace(setting().training.descent, steps=40, dtype="float32", init="default")
-    _, facts = private(8.0)(ARCH, setting().split.train, config, "binary", "cpu")
+    _, facts = private(ARCH, setting().split.train, config, "binary", "cpu", epsilon=8.0)
     assert 7 < facts["epsilon"] <= 8
     assert facts["delta"] == pytest.approx(1 / 200)
     orders = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
@@ -272,7 +272,7 @@ def test_the_accountant_says_what_was_spent() -> None:
     )
     epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=facts["delta"])
     assert facts["epsilon"] == pytest.approx(epsilon, rel=1e-6)
-    _, more = private(1.0)(ARCH, setting().split.train, config, "binary", "cpu")
+    _, more = private(ARCH, setting().split.train, config, "binary", "cpu", epsilon=1.0)
     assert more["noise_multiplier"] > facts["noise_multiplier"]
 
 

@@ -168,43 +168,35 @@ def told_the_shift(released: Released) -> Adapted:
     """The secret itself is out: what is left of the defense then is what the secret did not do."""
     shift = released.facts["shift"].double().flatten()
     if released.facts["rewritten"]:
-        return _adapted(released, checkpoint=move_biases(released.checkpoints[0], shift))
+        return _moved(released, shift)
     return _recentred(released, shift, "told")
 
 
 def _undo(released: Released, balance: ShiftInference, constant: bool) -> Adapted:
     """Undo what balance says; without consensus keep, of several guesses, the best explained one."""
-    first = released.checkpoints[0]
     findings: dict[str, Any] = {"balance": balance.to_json()}
     if balance.consensus:
-        return _adapted(released, checkpoint=move_biases(first, balance.shift), findings=findings)
+        return _moved(released, balance.shift, findings=findings)
     guesses: dict[str, float | Tensor] = {"released as it is": 0.0, "balance": balance.shift}
     if constant:
         guesses["fitted to candidates"] = _jointly(released, balance.shift)
-    tried = {name: _probe(released, guess) for name, guess in guesses.items()}
-    best = min(tried, key=lambda name: tried[name][0])
-    findings["first_layer_residual_by_guess"] = {name: value for name, (value, _) in tried.items()}
-    findings["chosen"] = best
-    return _adapted(released, checkpoint=move_biases(first, guesses[best]), findings=findings)
+    tried = {name: _short(_moved(released, guess))[0] for name, guess in guesses.items()}
+    best = min(tried, key=lambda name: tried[name])
+    findings |= {"first_layer_residual_by_guess": tried, "chosen": best}
+    return _moved(released, guesses[best], findings=findings)
 
 
 def _jointly(released: Released, start: float | Tensor) -> float:
     """A constant shift and the candidates in turn: short attack, closed-form shift, again."""
     c = float(torch.as_tensor(start).mean())
     for _ in range(ROUNDS):
-        _, found = _probe(released, c)
+        moved = _moved(released, c)
+        _, found = _short(moved)
         if found.lam.ndim != 1:
             return c
-        moved = move_biases(released.checkpoints[0], c)
-        more, _ = fit_shift(moved, found.x, found.labels, found.lam)
+        more, _ = fit_shift(moved.checkpoint, found.x, found.labels, found.lam)
         c += float(more.mean())
     return c
-
-
-def _probe(released: Released, shift: float | Tensor) -> tuple[float, Reconstruction]:
-    """A short attack with this shift undone."""
-    moved = move_biases(released.checkpoints[0], shift)
-    return _short(moved, released.knowledge, released.config)
 
 
 def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
@@ -227,9 +219,8 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
             "rms_per_pixel": float(u.norm()) / math.sqrt(u.numel()),
         }
     }
-    return _adapted(
-        released, checkpoint=move_biases(first, u),
-        knowledge=_told(released, "user", theta0=theta0),
+    return _moved(
+        released, u, knowledge=_told(released, "user", theta0=theta0),
         config=replace(released.config, objective="ntk", lam_init=SIGNED), findings=findings,
     )  # fmt: skip
 
@@ -237,21 +228,16 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
 def _better(released: Released, other: Adapted) -> Adapted:
     """The attack as it was or the other one, by the first-layer residual of a short try each."""
     options = {"unaware": _adapted(released), "adapted": other}
-    tried = {
-        name: _short(option.checkpoint, option.knowledge, option.config)[0]
-        for name, option in options.items()
-    }
+    tried = {name: _short(option)[0] for name, option in options.items()}
     best = min(tried, key=lambda name: tried[name])
     findings = {**other.findings, "first_layer_residual_by_try": tried, "chosen": best}
     return replace(options[best], findings=findings)
 
 
-def _short(
-    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig
-) -> tuple[float, Reconstruction]:
+def _short(option: Adapted) -> tuple[float, Reconstruction]:
     """First-layer residual that a short attack reaches, relative as the attack's own loss is."""
-    short = replace(config, restarts=1, steps=max(1, config.steps // PROBE))
-    found = attack(checkpoint, knowledge, short)
+    short = replace(option.config, restarts=1, steps=max(1, option.config.steps // PROBE))
+    found = attack(option.checkpoint, option.knowledge, short)
     least = float(found.layers[0, :, 0].nan_to_num(nan=math.inf).min())
     return math.sqrt(max(least, 0.0)), found
 
@@ -260,6 +246,11 @@ def _told(released: Released, source: str, **facts: Any) -> Knowledge:
     """What is known with these facts added, and where they are from."""
     known = released.knowledge
     return known.replace(**facts, provenance={**known.provenance, **dict.fromkeys(facts, source)})
+
+
+def _moved(released: Released, shift: float | Tensor, **changes: Any) -> Adapted:
+    """With this shift undone."""
+    return _adapted(released, checkpoint=move_biases(released.checkpoints[0], shift), **changes)
 
 
 def _adapted(released: Released, **changes: Any) -> Adapted:

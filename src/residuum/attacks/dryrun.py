@@ -89,9 +89,8 @@ def estimate(
     if config.lam_every and state.lam[0].numel() <= MAX_UNKNOWNS:
         looks += (state.lam[0].numel() + 1) / config.lam_every
     names = solver.problem.layer_names
-    growth = (
-        () if solver.grower is None else ("the time is that of the first candidates; growth adds",)
-    )
+    if solver.grower is not None:
+        notes += ("the time is that of the first candidates; growth adds",)
     return Estimate(
         checkpoint.arch, config.device, config.precision,
         sum(t.numel() for t in checkpoint.theta.values()),
@@ -99,7 +98,7 @@ def estimate(
         config.steps, sum(found.flops),
         dict(zip(names, found.flops, strict=True)) if len(found.flops) == len(names) else {},
         found.memory, step_seconds,
-        min(config.seconds, config.steps * looks * step_seconds), (*solver.notes, *notes, *growth),
+        min(config.seconds, config.steps * looks * step_seconds), (*solver.notes, *notes),
     )  # fmt: skip
 
 

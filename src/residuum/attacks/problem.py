@@ -153,10 +153,6 @@ class Problem:
         other.labels = labels.to(self.labels.device)
         return other
 
-    def of_run(self, run: int, there: slice | Tensor) -> Problem:
-        """The problem of some candidates of one run."""
-        return self.with_labels(self.labels_of(run)[there])
-
     def labels_of(self, run: int) -> Tensor:
         """(m,) of the candidates of one run."""
         return self.labels if self.labels.ndim == 1 else self.labels[run]

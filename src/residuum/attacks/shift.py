@@ -38,6 +38,7 @@ FEW = 8  # different neurons below which biases cannot be permuted in enough way
 SAME = 1e-6
 RANK = 1e-2  # singular values of W, over the largest, that a vector shift is sought along
 STARTS, TIE = 24, 1.5
+WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
 
 
@@ -72,11 +73,10 @@ class ShiftInference:
 
 def move_biases(checkpoint: Checkpoint, shift: float | Tensor) -> Checkpoint:
     """The checkpoint with b + W u; u one number for every pixel, or a vector. u = 0 changes no bit."""
-    weight, bias = _first_names(checkpoint)
-    rows = checkpoint.theta[weight].flatten(1)
-    u = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(rows.shape[1])
-    moved = checkpoint.theta[bias].double() + rows.double() @ u
-    return checkpoint.replace(theta={**checkpoint.theta, bias: moved.to(checkpoint.theta[bias])})
+    weight, bias = _first(checkpoint)
+    u = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(weight.shape[1])
+    moved = (bias + weight @ u).to(checkpoint.theta[BIAS])
+    return checkpoint.replace(theta={**checkpoint.theta, BIAS: moved})
 
 
 def infer_constant_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInference:
@@ -169,9 +169,8 @@ def shift_residual(
     """First-layer KKT residual, over its norm, of samples z - u in the network with b' + W u."""
     weight, bias, rest, total = _first_layer_sums(checkpoint, z, labels, lam)
     u = torch.as_tensor(shift, dtype=weight.dtype).flatten().expand(weight.shape[1])
-    left = (rest + torch.outer(total, u)).square().sum() + (
-        bias - total + weight @ u
-    ).square().sum()
+    rows, rest_b = rest + torch.outer(total, u), bias - total + weight @ u
+    left = rows.square().sum() + rest_b.square().sum()
     size = weight.square().sum() + (bias + weight @ u).square().sum()
     return float((left / size).sqrt())
 
@@ -182,7 +181,7 @@ def infer_mean(checkpoint: Checkpoint) -> Tensor:
     W = sum_i c_i x_i^T and b = sum_i c_i, so this is the m that leaves least of W - b m^T. A shift
     that was there during training is part of it.
     """
-    weight, bias = _mlp_first(checkpoint)
+    weight, bias = _first(checkpoint)
     power = bias.square().sum()
     if power == 0:
         raise InputError(
@@ -248,7 +247,7 @@ def _first_layer_sums(
     checkpoint: Checkpoint, z: Tensor, labels: Tensor, lam: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W, b', W - sum_i d_i z_i^T and sum_i d_i."""
-    weight, bias = _mlp_first(checkpoint)
+    weight, bias = _first(checkpoint)
     model = _mlp(checkpoint)
     if model.linears[-1].out_features != 1 or lam.ndim != 1:
         raise InputError(
@@ -263,14 +262,9 @@ def _first_layer_sums(
 
 def _neurons(checkpoint: Checkpoint) -> tuple[Array, Array, Array]:
     """W (h, d), b' (h,) and the squared outgoing norms (h,)."""
-    weight, bias = _mlp_first(checkpoint)
+    weight, bias = _first(checkpoint)
     upper = _mlp(checkpoint).linears[1].weight.detach()
     return weight.numpy(), bias.numpy(), upper.square().sum(0).numpy()
-
-
-def _mlp_first(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
-    weight, bias = _first_names(checkpoint)
-    return checkpoint.theta[weight].double(), checkpoint.theta[bias].double()
 
 
 def _mlp(checkpoint: Checkpoint) -> MLP:
@@ -283,11 +277,11 @@ def _mlp(checkpoint: Checkpoint) -> MLP:
     return model
 
 
-def _first_names(checkpoint: Checkpoint) -> tuple[str, str]:
-    weight, bias = "layers.0.weight", "layers.0.bias"
-    if weight not in checkpoint.theta or bias not in checkpoint.theta:
+def _first(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
+    """W and b' in float64."""
+    if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(
             f"A shift lives in the first layer's bias of an MLP; {checkpoint.arch} has none.",
             "Choose an MLP with a first-layer bias.",
         )
-    return weight, bias
+    return checkpoint.theta[WEIGHT].double().flatten(1), checkpoint.theta[BIAS].double()

@@ -300,8 +300,9 @@ class Solver:
             own = self.settings.one(run)
             there = slice(None) if self.active is None else self.active[run]
             scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
+            own_problem = self.problem.with_labels(self.problem.labels_of(run)[there])
             best[run, there] = best_multipliers(
-                self.problem.of_run(run, there), x[run, there][None], lam[run, there][None],
+                own_problem, x[run, there][None], lam[run, there][None],
                 own.lam_min if self.nonnegative else None, scale, own.sharpness_at(step),
             )[0]  # fmt: skip
         return best

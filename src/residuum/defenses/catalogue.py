@@ -112,17 +112,13 @@ class Defense:
     def check(self, name: str, strength: float) -> None:
         """Refuse a strength that means nothing, and a defense that cannot run here."""
         positive = self.off == math.inf
+        wrong_switch, remedy = self.switch and strength not in (0, 1), ""
         if math.isnan(strength) or strength < 0 or (positive and strength == 0):
-            raise InputError(
-                f"The strength of {name} is {self.unit}; got {strength:g}.",
-                f"It starts above 0; {self.off:g} leaves the network as it is.",
-            )
-        wrong_switch = self.switch and strength not in (0, 1)
-        if strength > self.most or wrong_switch or (strength == math.inf and not positive):
-            raise InputError(
-                f"The strength of {name} is {self.unit}; got {strength:g}.",
-                "Use 1." if self.switch else f"It is finite and at most {self.most:g}.",
-            )
+            remedy = f"It starts above 0; {self.off:g} leaves the network as it is."
+        elif strength > self.most or wrong_switch or (strength == math.inf and not positive):
+            remedy = "Use 1." if self.switch else f"It is finite and at most {self.most:g}."
+        if remedy:
+            raise InputError(f"The strength of {name} is {self.unit}; got {strength:g}.", remedy)
         if not self.available:
             raise MissingExtraError(
                 f"{name} needs the extra {self.extra!r}, which is not installed.",
@@ -141,41 +137,33 @@ class Defense:
         return Secret(own, strength * torch.randn(shape, generator=generator, dtype=torch.float64))
 
 
-def smoothed(strength: float) -> Loop:
+def smoothed(
+    arch: str, data: Dataset, config: TrainingConfig, task: str, device: str, *, strength: float
+) -> tuple[TrainingState, Facts]:
     """Gradient descent on the loss of labels that are right with probability 1 - strength / 2.
 
     One output: (1 - s/2) softplus(-m) + (s/2) softplus(m) with m = y Phi; more: cross-entropy with
     the share s spread over all classes.
     """
-
-    def loop(
-        arch: str, data: Dataset, config: TrainingConfig, task: str, device: str
-    ) -> tuple[TrainingState, Facts]:
-        model, x, y = _begin(arch, data, config, task, device)
-        optimiser = torch.optim.SGD(
-            model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
-        )
-        theta0, history = snapshot(model), []
-        for step in range(config.steps):
-            optimiser.zero_grad()
-            loss = _smoothed_loss(model(x), y, strength)
-            loss.backward()
-            optimiser.step()
-            if (step + 1) % max(1, config.steps // POINTS) == 0:
-                history.append({"step": float(step + 1), "loss": float(loss.detach())})
-        return _state(model, theta0, config.steps, history), {}
-
-    return loop
+    model, x, y = _begin(arch, data, config, task, device)
+    optimiser = torch.optim.SGD(
+        model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
+    )
+    theta0, history = snapshot(model), []
+    for step in range(config.steps):
+        optimiser.zero_grad()
+        loss = _smoothed_loss(model(x), y, strength)
+        loss.backward()
+        optimiser.step()
+        if (step + 1) % max(1, config.steps // POINTS) == 0:
+            history.append({"step": float(step + 1), "loss": float(loss.detach())})
+    return _state(model, theta0, config.steps, history), {}
 
 
-def private(epsilon: float) -> Loop:
-    """DP-SGD: per-sample gradients clipped, noise for (epsilon, 1/(10 n)) by Opacus' accountant."""
-    return partial(_private, epsilon=epsilon)
-
-
-def _private(
+def private(
     arch: str, data: Dataset, config: TrainingConfig, task: str, device: str, *, epsilon: float
 ) -> tuple[TrainingState, Facts]:
+    """DP-SGD: per-sample gradients clipped, noise for (epsilon, 1/(10 n)) by Opacus' accountant."""
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -302,7 +290,7 @@ def batched(training: Training, strength: float, seed: int) -> Training:
 
 def smoothed_labels(training: Training, strength: float, seed: int) -> Training:
     """Gradient descent on smoothed labels."""
-    return replace(training, config=training.descent, loop=smoothed(strength))
+    return replace(training, config=training.descent, loop=partial(smoothed, strength=strength))
 
 
 def private_descent(training: Training, strength: float, seed: int) -> Training:
@@ -316,7 +304,7 @@ def private_descent(training: Training, strength: float, seed: int) -> Training:
         descent, init="default", dtype="float32", weight_decay=0.0, momentum=0.0,
         steps=max(1, round(descent.steps * DP_STEPS)), lr=descent.lr * DP_RATE,
     )  # fmt: skip
-    return replace(training, config=config, loop=private(strength))
+    return replace(training, config=config, loop=partial(private, epsilon=strength))
 
 
 def find(text: str) -> tuple[str, Defense, float]:
