@@ -260,12 +260,11 @@ class PolynomialAttack(Attack):
         start = time.monotonic()
         found = recover(surface.model(), seed=config.seed)
         shape = knowledge.shape or surface.checkpoint.input_shape or found.x.shape[1:]
+        squared = torch.tensor([[(found.residual or 0.0) ** 2]])
         part = Reconstruction.at_once(
             self.name, found.x.reshape(-1, *shape), torch.where(found.weights < 0, -1.0, 1.0),
             found.weights.abs(), knowledge, notes=found.notes,
-        )  # fmt: skip
-        squared = torch.tensor([[(found.residual or 0.0) ** 2]])
-        part = part.replace(
+        ).replace(
             steps=torch.zeros(1, dtype=torch.long), loss=squared, layers=squared[None],
             layer_names=("all equations",), seconds=time.monotonic() - start,
         )  # fmt: skip

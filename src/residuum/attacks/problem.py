@@ -240,34 +240,24 @@ def best_multipliers(
     floor: the least value allowed; None leaves them free. A run that has left the finite numbers,
     or none of whose gradients is alive, keeps the multipliers it has.
     """
-    flat = lam.flatten(1)
-    unknowns = flat.shape[1]
+    unknowns, solved = lam[0].numel(), []
     if unknowns > MAX_UNKNOWNS:
         return lam
-    solved = []
-    for run in range(len(x)):
-        here = x[run : run + 1]
+    units = torch.eye(unknowns, dtype=x.dtype, device=x.device)
+    for here, own in zip(x[:, None], lam[:, None], strict=True):
 
-        def gradient(values: Tensor, here: Tensor = here, run: int = run) -> Tensor:
-            shaped = values.view_as(lam[run : run + 1])
-            return (
-                problem.evaluate(here, shaped * scale, sharpness).grad_lam.flatten().double()
-                * scale
-            )
+        def gradient(values: Tensor, here: Tensor = here, own: Tensor = own) -> Tensor:
+            found = problem.evaluate(here, values.view_as(own) * scale, sharpness)
+            return found.grad_lam.flatten().double() * scale
 
-        zero = torch.zeros_like(flat[run])
-        right = -gradient(zero) / 2  # <g_i, target>_w
-        columns = [
-            gradient(e) / 2 + right for e in torch.eye(unknowns, dtype=x.dtype, device=x.device)
-        ]
-        gram, shift = torch.stack(columns).cpu(), floor or 0.0
+        right = -gradient(torch.zeros_like(own)) / 2  # <g_i, target>_w
+        gram, shift = torch.stack([gradient(e) / 2 + right for e in units]).cpu(), floor or 0.0
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
-            solved.append(lam[run])
+            solved.append(own)
             continue
         factor = factor_gram(gram, right.cpu() - shift * gram.sum(1))
-        values = shift + solve(factor, free=floor is None)
-        solved.append(values.to(lam).view_as(lam[run]))
-    return torch.stack(solved)
+        solved.append((shift + solve(factor, free=floor is None)).to(lam).view_as(own))
+    return torch.cat(solved)
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:

@@ -66,7 +66,7 @@ def clarke_residual(
     """
     best, kinks, freed, solved = norm(plain), 0, 0, True
     trace = model.trace(x)
-    for layer in range(len(model.linears) - 1):
+    for layer in range(len(model.linears) - 1 if isinstance(model.activation, ReLU) else 0):
         pairs = find_kinks(model, trace, rows, layer, tolerance)
         kinks += len(pairs)
         if len(pairs):
@@ -79,9 +79,6 @@ def clarke_residual(
 
 def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: float) -> Kinks:
     """|pre_ij| <= tolerance |(w_j, b_j)| |(a_i, 1)|, neurons without weights left out."""
-    nothing = torch.zeros(0, dtype=torch.long)
-    if not isinstance(model.activation, ReLU):
-        return Kinks(layer, nothing, nothing)
     linear, inputs = model.linears[layer], trace.inputs[layer]
     weight, bias = linear.weight.detach(), linear.bias
     neuron, sample = weight.square().sum(1), inputs.square().sum(1)

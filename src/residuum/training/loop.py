@@ -115,7 +115,7 @@ class _Run:
         y = normalise_labels(data.y, task, arch.outputs)
         self.y = y.to(device, torch.long if task == "multiclass" else dtype)
         self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
-        self.method: methods.Method
+        self.method: methods.MarginMaximisation | methods.GradientDescent
         if config.method == "margin":
             self.method = methods.MarginMaximisation(self.model, self.x, self.y, self.order)
         else:

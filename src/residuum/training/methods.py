@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -61,19 +61,10 @@ def choose_loss(name: str, task: str) -> str:
     return name or fitting[0]
 
 
-class Method(Protocol):
-    """One step at a time; everything it must remember is in ``scalars`` and ``buffers``."""
-
-    scalars: dict[str, float]
-    buffers: dict[str, Tensor]
-
-    def step(self, count: int) -> None:
-        """Take step number ``count`` (from 0), changing the model's parameters in place."""
-
-
 class GradientDescent:
     """theta -= lr (grad L + w theta), with heavy-ball momentum; full batch or mini-batches.
 
+    One step at a time; everything that a method must remember is in ``scalars`` and ``buffers``.
     Batches are drawn from a permutation that depends on the seed and the epoch alone, so a resumed
     run sees the same batches.
     """
