@@ -113,7 +113,7 @@ def cut_noise(released: Released) -> Adapted:
     """The first layer without what looks like noise, where short tries explain it better so."""
     cut, kept, of = without_noise(released.checkpoints[0])
     findings = {"kept_directions": kept, "of": of}
-    return _better(released, _adapted(released, checkpoint=cut, findings=findings))
+    return _better(released, checkpoint=cut, findings=findings)
 
 
 def without_noise(checkpoint: Checkpoint) -> tuple[Checkpoint, int, int]:
@@ -138,7 +138,7 @@ def free_multipliers(released: Released) -> Adapted:
     """No sign of the multipliers and no margin is assumed: right for any loss at any time."""
     config = replace(released.config, objective="weight-decay", lam_init=SIGNED)
     findings = {"objective": "weight-decay, free multipliers"}
-    return _better(released, _adapted(released, config=config, findings=findings))
+    return _better(released, config=config, findings=findings)
 
 
 def tied_multipliers(released: Released) -> Adapted:
@@ -146,22 +146,20 @@ def tied_multipliers(released: Released) -> Adapted:
     if not released.facts["weight_decay"]:
         return free_multipliers(released)  # nothing to tie them by
     granted = {name: released.facts[name] for name in ("weight_decay", "loss")}
-    other = _adapted(
+    return _better(
         released, knowledge=_told(released, "user", **granted),
         config=replace(released.config, objective="weight-decay"),
         findings={"objective": "weight-decay, multipliers tied", **granted},
     )  # fmt: skip
-    return _better(released, other)
 
 
 def known_start(released: Released) -> Adapted:
     """The initial weights are taken off: their seed is often public, and then they are."""
-    other = _adapted(
+    return _better(
         released, knowledge=_told(released, "train", theta0=released.facts["theta0"]),
         config=replace(released.config, objective="ntk", lam_init=SIGNED),
         findings={"objective": "ntk, initial weights granted"},
     )  # fmt: skip
-    return _better(released, other)
 
 
 def told_the_shift(released: Released) -> Adapted:
@@ -225,8 +223,9 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     )  # fmt: skip
 
 
-def _better(released: Released, other: Adapted) -> Adapted:
-    """The attack as it was or the other one, by the first-layer residual of a short try each."""
+def _better(released: Released, **changes: Any) -> Adapted:
+    """The attack as it was or the changed one, by the first-layer residual of a short try each."""
+    other = _adapted(released, **changes)
     options = {"unaware": _adapted(released), "adapted": other}
     tried = {name: _short(option)[0] for name, option in options.items()}
     best = min(tried, key=lambda name: tried[name])
@@ -238,8 +237,16 @@ def _short(option: Adapted) -> tuple[float, Reconstruction]:
     """First-layer residual that a short attack reaches, relative as the attack's own loss is."""
     short = replace(option.config, restarts=1, steps=max(1, option.config.steps // PROBE))
     found = attack(option.checkpoint, option.knowledge, short)
-    least = float(found.layers[0, :, 0].nan_to_num(nan=math.inf).min())
-    return math.sqrt(max(least, 0.0)), found
+    reached = first_residual(found)
+    return math.inf if reached is None else reached, found
+
+
+def first_residual(found: Reconstruction) -> float | None:
+    """Best first-layer residual of all restarts, relative where the attack normalises."""
+    if not found.layers.numel():
+        return None
+    best = float(found.layers[:, :, 0].nan_to_num(nan=math.inf).min())
+    return math.sqrt(max(best, 0.0)) if math.isfinite(best) else None
 
 
 def _told(released: Released, source: str, **facts: Any) -> Knowledge:

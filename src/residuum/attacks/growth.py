@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.config import AttackConfig, stream
 from residuum.attacks.priors import box
-from residuum.attacks.problem import Problem
+from residuum.attacks.problem import Evaluation, Problem
 from residuum.attacks.splitting import (
     Curvature,
     exact_degree,
@@ -307,8 +307,7 @@ class Grower:
         if state.step - start < config.split_every:
             return False
         if config.split_trigger == "gradient":
-            labels = self.problem.with_labels(population.labels)
-            found = labels.evaluate(state.x, state.lam * self.scale, sharpness)
+            found = self._evaluate(state, sharpness)
             return float(found.grad_x[run].norm()) <= config.split_tolerance
         start = max(start, state.step - config.split_every)
         middle = (start + state.step) / 2
@@ -317,14 +316,16 @@ class Grower:
         late = [float(loss[run]) for step, loss in looks if step > middle]
         return bool(early and late) and min(late) > (1 - config.split_tolerance) * min(early)
 
+    def _evaluate(self, state: SolverState, sharpness: float | Tensor) -> Evaluation:
+        problem = self.problem.with_labels(population_of(state).labels)
+        return problem.evaluate(state.x, state.lam * self.scale, sharpness)
+
     def _stop(
         self, state: SolverState, due: list[int], sharpness: float | Tensor
     ) -> tuple[SolverState, list[int]]:
         """Runs whose loss is zero, or that hold as many candidates as allowed, grow no more."""
-        population = population_of(state)
-        problem = self.problem.with_labels(population.labels)
-        loss = problem.evaluate(state.x, state.lam * self.scale, sharpness).loss
-        zero = self.config.split_zero * problem.empty_loss
+        population, loss = population_of(state), self._evaluate(state, sharpness).loss
+        zero = self.config.split_zero * self.problem.empty_loss
         stopped = list(population.stopped)
         for run in due:
             if float(loss[run]) <= zero:

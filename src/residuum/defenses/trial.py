@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.adaptive import Released, adaptive_attack
+from residuum.attacks.adaptive import Released, adaptive_attack, first_residual
 from residuum.checkpoints import build_model
 from residuum.defenses.catalogue import Defense, Facts, Secret, Training
 from residuum.errors import InconclusiveError, ResiduumError
@@ -270,19 +270,11 @@ def _attacked(
     mean = 0.0 if train.mean is None else train.mean.double()
     return Attacked(
         attacker, scores.recovered, scores.expected_by_chance, scores.p_value,
-        _first_residual(found), seconds,
+        first_residual(found), seconds,
         torch.stack(pairs) + mean if pairs else torch.zeros(0, 2, *train.shape),
         torch.tensor([float(m.score or 0.0) for _, m in best]),
         tuple(bool(m.recovered) for _, m in best), dict(findings), scores.rule,
     )  # fmt: skip
-
-
-def _first_residual(found: Reconstruction) -> float | None:
-    """Best first-layer residual of all restarts, relative where the attack normalises."""
-    if not found.layers.numel():
-        return None
-    best = float(found.layers[:, :, 0].nan_to_num(nan=math.inf).min())
-    return math.sqrt(max(best, 0.0)) if math.isfinite(best) else None
 
 
 def _measured(setting: Setting, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:

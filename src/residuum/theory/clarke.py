@@ -46,23 +46,14 @@ class Kinks:
         return Kinks(self.layer, self.row[chosen], self.neuron[chosen])
 
 
-@dataclass(frozen=True)
-class ClarkeResult:
-    """Best residual found (a norm), how many kinks there are and how many had a free gate."""
-
-    residual: float
-    kinks: int
-    freed: int
-    solved: bool
-
-
 @torch.no_grad()
 def clarke_residual(
     model: MLP, x: Tensor, rows: Rows, plain: Theta, tolerance: float, limit: int, end: float
-) -> ClarkeResult:
+) -> tuple[float, int, int, bool]:
     """Smallest residual norm over free gates, one hidden layer at a time; at most the plain one.
 
-    end: on the monotonic clock; what is found by then counts.
+    end: on the monotonic clock; what is found by then counts. Returned with it: how many kinks there
+    are, how many had a free gate, and whether every programme was solved.
     """
     best, kinks, freed, solved = norm(plain), 0, 0, True
     trace = model.trace(x)
@@ -74,7 +65,7 @@ def clarke_residual(
             solved = solved and fine
             freed += used
             best = min(best, value)
-    return ClarkeResult(best, kinks, freed, solved)
+    return best, kinks, freed, solved
 
 
 def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: float) -> Kinks:

@@ -57,17 +57,18 @@ def certify(
     if (chain := dense_chain(model)) is not None:
         sign = torch.where(lam < 0, -1.0, 1.0).double()  # free multipliers: gates at the plain sign
         signed = Rows(rows.index, rows.covectors * sign[:, None])
-        result = clarke_residual(chain, x, signed, r, kink_tolerance, kink_limit, end)
-        clarke, kinks, freed = result.residual, result.kinks, result.freed
+        found = clarke_residual(chain, x, signed, r, kink_tolerance, kink_limit, end)
+        clarke, kinks, freed, solved = found
         if freed < kinks:
             notes.append(f"{freed} of {kinks} kinks freed: residual_clarke is an upper bound")
-        if not result.solved:
+        if not solved:
             notes.append("the Clarke programme did not reach its tolerance: an upper bound")
     else:
         notes.append("kinks are examined for MLPs only: residual_clarke equals residual_plain")
     order = homogeneity_order(model, x)
     margins = rows.values(outputs) if task != "regression" else None
     margin = float(margins.min()) if margins is not None else None
+    normalized = margin / size**order if margin is not None and order is not None else None
     return Certificate(
         task=task,
         samples=len(x),
@@ -76,9 +77,7 @@ def certify(
         eps=eps,
         delta=float((lam * (margins - margins.min())).max()) if margins is not None else None,
         margin=margin,
-        normalized_margin=margin / size**order
-        if margin is not None and order is not None
-        else None,
+        normalized_margin=normalized,
         homogeneity_order=order,
         kinks=kinks,
         kinks_freed=freed,

@@ -59,16 +59,14 @@ class Neurons:
 
 @dataclass(frozen=True)
 class SignalSubspace:
-    """Span of the neurons. basis: (d, r); spectrum: singular values of W; gap: s_(r+1) / s_r.
+    """Span of the neurons. basis: (d, r); gap: s_(r+1) / s_r of the singular values of W.
 
     outside: share of the norm of W that the subspace leaves out.
     """
 
     basis: Tensor
-    spectrum: Tensor
     gap: float
     outside: float
-    given: bool
 
     @property
     def rank(self) -> int:
@@ -161,7 +159,7 @@ def signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace
         )
     gap = float(spectrum[r] / spectrum[r - 1]) if r < most else 0.0
     outside = float(spectrum[r:].norm() / spectrum.norm())
-    return SignalSubspace(rows[:r].T.contiguous(), spectrum, gap, outside, rank is not None)
+    return SignalSubspace(rows[:r].T.contiguous(), gap, outside)
 
 
 def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
