@@ -170,7 +170,7 @@ class Problem:
     @torch.enable_grad()
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
         """Automatic differentiation, one run after the other."""
-        parts, grads_x, grads_lam = [], [], []
+        found = []
         varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         for run in range(len(x)):
             if run == 0 or varied:
@@ -180,12 +180,9 @@ class Problem:
             gx, gl = torch.autograd.grad(
                 part @ self.weights, (xr, lr), allow_unused=True, materialize_grads=True
             )
-            parts.append(part.detach())
-            grads_x.append(gx)
-            grads_lam.append(gl)
-        stacked = torch.stack(parts)
-        grad_x, grad_lam = torch.stack(grads_x), torch.stack(grads_lam)
-        return Evaluation(stacked @ self.weights, stacked / self._scales, grad_x, grad_lam)
+            found.append((part.detach(), gx, gl))
+        parts, *gradients = (torch.stack(each) for each in zip(*found, strict=True))
+        return Evaluation(parts @ self.weights, parts / self._scales, *gradients)
 
     def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
         """The network at every gradient point, with the surrogate that this run has."""

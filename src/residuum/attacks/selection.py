@@ -74,14 +74,11 @@ def select(
 
 def _rows(found: Reconstruction, similarity: float, radius: float | None) -> list[dict[str, Any]]:
     """One description per group."""
-    keep = alive(found)
-    x, labels, run, weight = found.x[keep], found.labels[keep], found.run[keep], found.weight[keep]
-    original = keep.nonzero().flatten()
-    rows = []
-    for label in labels.unique():
-        mine = (labels == label).nonzero().flatten()
-        for group in groups_of(x[mine], weight[mine], similarity, radius):
-            rows.append(_describe(mine[group], x, labels, run, weight, original))
+    keep, weight, rows = alive(found), found.weight, []
+    for label in found.labels[keep].unique():
+        mine = (keep & (found.labels == label)).nonzero().flatten()
+        for group in groups_of(found.x[mine], weight[mine], similarity, radius):
+            rows.append(_describe(found, mine[group], weight[mine[group]]))
     return rows
 
 
@@ -131,20 +128,19 @@ def groups_of(x: Tensor, weight: Tensor, similarity: float, radius: float | None
     return groups
 
 
-def _describe(
-    group: Tensor, x: Tensor, labels: Tensor, run: Tensor, weight: Tensor, original: Tensor
-) -> dict[str, Any]:
-    share = weight[group] / weight[group].sum()
-    mean = (share.view(-1, *[1] * (x.ndim - 1)) * x[group]).sum(0)
-    heaviest = group[weight[group].argmax()]
-    inner = cosine(mean[None], x[group])[0]
+def _describe(found: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
+    """group, weight: (k,) its candidates and what each of them weighs."""
+    x, support = found.x[group], len(found.run[group].unique())
+    share, heaviest = weight / weight.sum(), group[weight.argmax()]
+    mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
+    inner = cosine(mean[None], x)[0]
     return {
         "x": mean,
-        "label": labels[heaviest],
-        "lam": float(weight[group].sum()) / len(run[group].unique()),
-        "support": len(run[group].unique()),
+        "label": found.labels[heaviest],
+        "lam": float(weight.sum()) / support,
+        "support": support,
         "members": len(group),
-        "index": int(original[heaviest]),
+        "index": int(heaviest),
         "tightness": float((share * inner).sum()),
     }
 
