@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.priors import PRIORS
-from residuum.errors import InputError, check_known, did_you_mean
-from residuum.records.base import plain
+from residuum.errors import InputError, did_you_mean
+from residuum.records.base import check_known, plain
 
 Step = float | Tensor
 FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the search is on

@@ -30,9 +30,10 @@ from torch.nn import functional as F
 from residuum.attacks.config import AttackConfig
 from residuum.checkpoints.inspection import order_of
 from residuum.checkpoints.surfaces import CHANGE, SURFACES, WEIGHTS, Surface
-from residuum.errors import InputError, check_known
+from residuum.errors import InputError
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge
+from residuum.records.base import check_known
 from residuum.stationarity import Theta
 
 

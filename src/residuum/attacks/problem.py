@@ -26,9 +26,10 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.checkpoints.surfaces import CHANGE, Surface
 from residuum.engine.explicit import Candidates, ExplicitEquation
-from residuum.errors import InputError, check_known
+from residuum.errors import InputError
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge, Reconstruction, Record
+from residuum.records.base import check_known
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 

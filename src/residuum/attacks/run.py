@@ -22,9 +22,9 @@ from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
 from residuum.checkpoints.surfaces import SURFACES, Surface, sample_shape, task_of
-from residuum.errors import check_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.records.base import check_known
 
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residuum.errors import DataError, InputError, check_known
+from residuum.errors import DataError, InputError
 from residuum.records import TASKS
+from residuum.records.base import check_known
 from residuum.stationarity import Rows
 
 RIVALS = ("tied", "best")

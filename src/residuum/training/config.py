@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from residuum.errors import InputError, check_known
-from residuum.records.base import Record, plain
+from residuum.errors import InputError
+from residuum.records.base import Record, check_known, plain
 from residuum.training.methods import LOSSES
 
 METHODS = ("margin", "gd", "sgd")
