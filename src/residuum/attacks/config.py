@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.priors import PRIORS
-from residuum.errors import InputError, did_you_mean
-from residuum.records.base import check_known, plain
+from residuum.errors import InputError, did_you_mean, require_known
+from residuum.records.base import plain
 
 Step = float | Tensor
 FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the search is on
@@ -121,7 +121,7 @@ class AttackConfig:
             ("lam_distribution", ("uniform", "normal")), ("split", SPLITS),
             ("split_trigger", TRIGGERS),
         ):  # fmt: skip
-            check_known(name, str(getattr(self, name)), known)
+            require_known(str(getattr(self, name)), known, f"No {name}")
         for name, value in vars(self).items():
             if isinstance(value, float) and name != "seconds" and not math.isfinite(value):
                 raise InputError(f"{name} must be finite; got {value}.", "Correct it.")
@@ -136,7 +136,7 @@ class AttackConfig:
                 "Use 0 for the full space.",
             )
         for prior, _ in self.priors:
-            check_known("prior", prior, PRIORS)
+            require_known(prior, PRIORS, "No prior")
 
     @property
     def precision(self) -> str:

@@ -30,10 +30,9 @@ from torch.nn import functional as F
 from residuum.attacks.config import AttackConfig
 from residuum.checkpoints.inspection import order_of
 from residuum.checkpoints.surfaces import CHANGE, SURFACES, WEIGHTS, Surface
-from residuum.errors import InputError
+from residuum.errors import InputError, require_known
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge
-from residuum.records.base import check_known
 from residuum.stationarity import Theta
 
 
@@ -172,7 +171,7 @@ class MulticlassKKT(MarginKKT):
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
-        check_known("rivals rule", self.rivals, ("tied", "best"))
+        require_known(self.rivals, ("tied", "best"), "No rivals rule")
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """Classes in turn, as evenly as ``label_balance`` says."""
@@ -298,7 +297,7 @@ class NTK(Objective):
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
-        check_known("gradient point", self.gradients, ("theta", "theta0", "both"))
+        require_known(self.gradients, ("theta", "theta0", "both"), "No gradient point")
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
         """The initial weights must be known."""

@@ -26,10 +26,9 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.checkpoints.surfaces import CHANGE, Surface
 from residuum.engine.explicit import Candidates, ExplicitEquation
-from residuum.errors import InputError
+from residuum.errors import InputError, require_known
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge, Reconstruction, Record
-from residuum.records.base import check_known
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
@@ -72,7 +71,7 @@ class Problem:
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
     ) -> None:
-        check_known("surrogate", surrogate, (*SURROGATES, "none"))
+        require_known(surrogate, (*SURROGATES, "none"), "No surrogate")
         base = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
         points = []
         for name in objective.gradient_points():

@@ -22,9 +22,9 @@ from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
 from residuum.checkpoints.surfaces import SURFACES, Surface, sample_shape, task_of
+from residuum.errors import require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
-from residuum.records.base import check_known
 
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 
@@ -163,7 +163,7 @@ def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) 
     if name in ("auto", ""):
         task = task_of(checkpoint)
         name = next(name for name, objective in OBJECTIVES.items() if objective.task == task)
-    check_known("attack", name, every_attack())
+    require_known(name, every_attack(), "No attack")
     count = config.candidates or _estimate(checkpoint, knowledge)
     return replace(config, objective=name, candidates=count)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.errors import InputError, ResiduumError, did_you_mean
+from residuum.errors import InputError, ResiduumError
 from residuum.records.rundir import write_atomic
 
 METADATA_KEY = "residuum"
@@ -85,12 +84,6 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The published form: the fields by their names, as plain values."""
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-
-def check_known(what: str, got: str, known: Collection[str]) -> None:
-    """Refuse a setting that is not one of the known names."""
-    if got not in known:
-        raise InputError(f"No {what} {got!r}.", did_you_mean(got, tuple(known)))
 
 
 def plain(value: Any) -> Any:

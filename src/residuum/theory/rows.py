@@ -14,9 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residuum.errors import DataError, InputError
+from residuum.errors import DataError, InputError, require_known
 from residuum.records import TASKS
-from residuum.records.base import check_known
 from residuum.stationarity import Rows
 
 RIVALS = ("tied", "best")
@@ -26,7 +25,7 @@ def choose_task(task: str, outputs: int) -> str:
     """``auto`` means binary for one output, multiclass for more; others are checked for fit."""
     if task in ("auto", ""):
         return "binary" if outputs == 1 else "multiclass"
-    check_known("task", task, TASKS)
+    require_known(task, TASKS, "No task")
     if (task == "binary" and outputs != 1) or (task == "multiclass" and outputs < 2):
         raise InputError(
             f"Task {task} needs {'one output' if task == 'binary' else 'two or more outputs'}; "
@@ -97,7 +96,7 @@ def constraint_rows(
     if task == "regression":
         covectors = torch.eye(classes, dtype=outputs.dtype).repeat(n, 1)
         return Rows(torch.arange(n).repeat_interleave(classes), covectors)
-    check_known("rivals rule", rivals, RIVALS)
+    require_known(rivals, RIVALS, "No rivals rule")
     m = margins(outputs, y)
     best = m.amin(1, keepdim=True)
     if rivals == "best":

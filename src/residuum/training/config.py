@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from residuum.errors import InputError
-from residuum.records.base import Record, check_known, plain
+from residuum.errors import InputError, require_known
+from residuum.records.base import Record, plain
 from residuum.training.methods import LOSSES
 
 METHODS = ("margin", "gd", "sgd")
@@ -47,9 +47,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for got, known in ((self.method, METHODS), (self.init, INITS), (self.dtype, DTYPES)):
-            check_known("choice", got, known)
+            require_known(got, known, "No choice")
         if self.loss:
-            check_known("choice", self.loss, LOSSES)
+            require_known(self.loss, LOSSES, "No choice")
         for name, low in (("steps", 1), ("lr", 1e-300), ("seconds", 0), ("init_scale", 0)):
             if not getattr(self, name) >= low:
                 raise InputError(
