@@ -125,6 +125,20 @@ def test_samples_that_the_grant_brings_back_alone_say_nothing_of_the_network() -
     assert brought_by_grant(Controls((row,)), ()) == ()
 
 
+def test_what_a_grant_gives_away_alone_is_said_and_held_out_candidates_decide() -> None:
+    rng = torch.Generator().manual_seed(0)
+    near = torch.randn(40, generator=rng) + 0.5 * torch.randn(20, 40, generator=rng)
+    labels = torch.tensor([-1.0, 1.0])
+    train = Dataset(near.double(), labels.repeat(10))
+    pool = Dataset(torch.randn(300, 40, generator=rng).double(), labels.repeat(150))
+    found = run_controls(Claim(train, pool), Knowledge(mean=near.double().mean(0)), 0)
+    assert any('"come back"' in note for note in found.notes)
+    assert not any('"come back"' in failure for failure in found.failures)
+    copies = pool.replace(x=pool.x[:100], y=pool.y[:100])
+    found = run_controls(Claim(copies, pool), Knowledge(), 0)
+    assert any("held-out samples as candidates" in failure for failure in found.failures)
+
+
 def test_a_trained_network_tells_its_samples_from_others_and_a_random_one_does_not() -> None:
     found = []
     for victim in (leaky, tight, untrained):
