@@ -16,7 +16,7 @@ import torch
 
 from residuum.datasets.files import folder, npz
 from residuum.datasets.selection import Pool, Request, Source, split_pool
-from residuum.datasets.sources import cifar10, circle, digits, mnist, sphere
+from residuum.datasets.sources import cifar10, circle, digits, mnist, photos, sphere
 from residuum.errors import DataError, did_you_mean
 from residuum.records import Split
 
@@ -107,5 +107,5 @@ def _check_options(name: str, source: Source, options: dict[str, Any]) -> None:
 
 
 DATASETS: dict[str, Source] = {
-    source.__name__: source for source in (circle, cifar10, digits, mnist, sphere)
+    source.__name__: source for source in (circle, cifar10, digits, mnist, photos, sphere)
 }

@@ -1,4 +1,5 @@
-"""The named sets: digits, MNIST and CIFAR-10 as people have them on disk, and points drawn on purpose.
+"""The named sets: digits and photos that scikit-learn brings, MNIST and CIFAR-10 as people have them on
+disk, and points drawn on purpose.
 
 The circle is that of Haim et al. (2022), the sphere that of Refael et al. (2025).
 """
@@ -27,6 +28,9 @@ KINDS = ("vehicle", "animal")
 MNIST_FOLDER = Path("MNIST", "raw")
 CIFAR10_FOLDER = Path("cifar-10-batches-py")
 SIGNS = ("-1", "+1")
+PHOTOS = ("china", "flower")
+CROP = 32  # pixels
+SMOOTH = 4.0  # of 255: mean difference of neighbouring pixels up to which a crop is left out
 
 
 def digits(request: Request) -> Pool:
@@ -37,6 +41,27 @@ def digits(request: Request) -> Pool:
     images = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1)
     labels = torch.from_numpy(bunch.target.astype(np.int64))
     return Pool("digits", images, labels, DIGITS, ODD, PARITY, scale=16.0)
+
+
+def photos(request: Request) -> Pool:
+    """32 x 32 crops of scikit-learn's two bundled photographs, (3, 32, 32) in [0, 1]; flower +1.
+
+    Crops lie side by side and share no pixel. Smooth ones, sky and what is out of focus, are left
+    out: any of them looks like any other, and would match a candidate without having been seen.
+    """
+    from sklearn.datasets import load_sample_images
+
+    crops, labels = [], []
+    for label, photo in enumerate(load_sample_images().images):  # (427, 640, 3) bytes each
+        rows, columns = (size // CROP for size in photo.shape[:2])
+        tiles = torch.from_numpy(photo[: rows * CROP, : columns * CROP].copy())
+        tiles = tiles.reshape(rows, CROP, columns, CROP, 3).permute(0, 2, 4, 1, 3).flatten(0, 1)
+        steps = [tiles.float().diff(dim=axis).abs().mean((1, 2, 3)) for axis in (-1, -2)]
+        crops.append(tiles[sum(steps) / 2 > SMOOTH])
+        labels += [label] * len(crops[-1])
+    return Pool(
+        "photos", torch.cat(crops), torch.tensor(labels), PHOTOS, PHOTOS[1:], PHOTOS, scale=255.0
+    )
 
 
 def mnist(request: Request) -> Pool:
