@@ -12,7 +12,7 @@ _NAMES = {  # by the module that they are in
     "attacks": "AttackConfig PRESETS attack",
     "auditing": "AuditResult audit",
     "checkpoints": "Inspection build_model checkpoint_from_module inspect_checkpoint load_checkpoint "
-    "save_checkpoint",
+    "moment_of save_checkpoint",
     "datasets": "load_dataset",
     "errors": "ResiduumError",
     "evaluation": "score",

@@ -22,6 +22,7 @@ OPTIMISERS = ("adam", "sgd")
 SCALES = ("auto", "mean", "one")
 SPLITS = ("none", "curvature", "random", "frank-wolfe")  # the keys of growth.GROWTH
 TRIGGERS = ("period", "stagnation", "gradient")
+DOMAINS = ("auto", "differences", "series", "coordinates")  # the keys of unmix.DOMAINS
 ANNEALINGS = ("none", "geometric", "loo2024")
 POSITIVE = ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds", "split_every")
 NOT_NEGATIVE = (
@@ -54,7 +55,8 @@ class AttackConfig:
     float32); auto is tf32 on a GPU and float64 on the CPU;
     rank_tolerance: above 0, candidates live in the right singular vectors of the target's first layer
     whose singular value exceeds this share of the largest (``rowspace.py``); compile: fuse
-    elementwise work with torch.compile on a GPU; seconds: wall clock of all restarts together.
+    elementwise work with torch.compile on a GPU; seconds: wall clock of all restarts together;
+    domain: in which samples are sparse (``unmix.py``), "auto" by their shape.
 
     How the candidate set grows (``growth.py``). split: curvature, random,
     frank-wolfe or none; split_trigger: a round every ``split_every`` steps ("period"), when the
@@ -96,6 +98,7 @@ class AttackConfig:
     dtype: str = "auto"
     polish: float = 0.05
     rank_tolerance: float = 0.0
+    domain: str = "auto"
     split: str = "none"
     split_trigger: str = "stagnation"
     split_every: int = 300
@@ -119,7 +122,7 @@ class AttackConfig:
             ("layers", ("auto", "all", "first")), ("constraint", ("project", "penalty")),
             ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("auto", *FAST, "float32", "float64")),
             ("lam_distribution", ("uniform", "normal")), ("split", SPLITS),
-            ("split_trigger", TRIGGERS),
+            ("split_trigger", TRIGGERS), ("domain", DOMAINS),
         ):  # fmt: skip
             require_known(str(getattr(self, name)), known, f"No {name}")
         for name, value in vars(self).items():

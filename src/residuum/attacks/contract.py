@@ -27,7 +27,8 @@ class Attack:
     acquits: it leaves a residual on its surface, so that finding nothing after explaining the surface
     is evidence; baseline: compared with, never part of what is tested; pace: "batches" of restarts
     as long as its share of a budget lasts, "once" with that share as ``config.seconds``, or
-    "formula", which takes no share.
+    "formula", which takes no share; part: of a share, beside 1 of the others; assumes: a sentence for
+    the report on what a finding rests on.
     """
 
     name: str = ""
@@ -35,6 +36,8 @@ class Attack:
     acquits: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     pace: ClassVar[str] = "once"
+    part: ClassVar[float] = 1.0
+    assumes: ClassVar[str] = ""
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
         """Why it does not apply; "" when it does."""

@@ -20,8 +20,9 @@ from residuum.attacks.polynomial import PolynomialAttack
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
+from residuum.attacks.unmix import Unmix
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
-from residuum.checkpoints.surfaces import SURFACES, Surface, sample_shape, task_of
+from residuum.checkpoints.surfaces import MOMENT, SURFACES, WEIGHTS, Surface, sample_shape, task_of
 from residuum.errors import require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
@@ -126,7 +127,16 @@ class Stationarity(Attack):
 # Attacks of their own; every objective makes one more.
 ATTACKS: plugins.Table[Attack] = plugins.Table(
     "attack",
-    {one.name: one for one in (PolynomialAttack(), ModelInversion(), FirstLayerWeights())},
+    {
+        one.name: one
+        for one in (
+            Unmix("unmix", WEIGHTS),
+            Unmix("unmix-moment", MOMENT),
+            PolynomialAttack(),
+            ModelInversion(),
+            FirstLayerWeights(),
+        )
+    },
     beside=OBJECTIVES,
 )
 OBJECTIVES.beside = ATTACKS

@@ -2,24 +2,27 @@
 
 Gradient descent from a small or known start adds multiples of the training samples to every row of a
 layer that the input feeds, at any time of the training and whatever the loss, the labels or the
-layers above (the bias is one more coordinate, equal to 1 in every sample):
+layers above; momentum and Adam keep a mean of such steps:
 
-    [W, b] = C [X, 1]
+    W - c W0 = C X,   b - c b0 = C 1       c = 1, or what weight decay left of the start
 
 So the rows are mixtures of samples, and images are sparse in their differences: taking them apart is
 blind source separation (for single gradients of federated learning: Kariyappa et al. 2023, "Cocktail
 Party Attack"; FastICA: Hyvarinen 1999).
 
-    [W, b] = U S V^T,   r of the rows of V^T stand out of the noise of the start
+    C X = U S V^T       r of the rows of V^T stand out of the noise of the start
     G = D V_r           differences of neighbouring values (N, r), the domain in which samples are sparse
     Z = G K^T           whitened, Z^T Z / N = 1
     Q <- polar(E[tanh(a y) z^T] - diag(E[a (1 - tanh^2(a y))]) Q),   y = Q z
-    [X^, t] = Q K V_r^T                                              up to order, and per row a factor
+    X^ = Q K V_r^T                                                   up to order, and per row a factor
 
-The last coordinate of a sample is 1, so X^ / t has the right sign and size. Nothing is assumed of
-the network but the span and of the samples but sparse differences; with more samples than clean
-directions only part of them, or none, come apart, and clusters of neurons, each of which mixes fewer
-samples, are taken apart one by one.
+Nothing is assumed of the network but the span and of the samples but sparse differences; with more
+samples than clean directions only part of them, or none, come apart, and clusters of neurons, each of
+which mixes fewer samples, are taken apart one by one.
+
+The factor of a source (``told``): its sign is the one that most say of the network (a sample enters the
+rows of neurons that it switches on), the bias (all of C 1 is positive multiples of samples) and the
+granted range of values; its size is the largest that stays in that range, or what the bias says.
 
 One start of the iteration ends in a poor optimum. A run is therefore a small population: a few
 starts, then rounds in which every member begins anew from the sparsest sources of several others.
@@ -32,21 +35,26 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
-from torch import Tensor
+from torch import Tensor, nn
 
-from residuum.attacks.config import stream
+from residuum.attacks.config import AttackConfig, stream
+from residuum.attacks.contract import Attack
 from residuum.checkpoints.inspection import noise_edge
+from residuum.checkpoints.surfaces import MOMENT, WEIGHTS, Surface
 from residuum.errors import InputError
+from residuum.records import Knowledge, Reconstruction, Selection
 
 ROUNDING = 1e-7  # of float32, as a share of the largest singular value
 CLIFF = 10.0  # fall between two singular values that only the end of the samples explains
 SAME = 0.9  # cosine from which two sources are one
+COLUMNS = 1 << 16  # of a wide layer that are in float64 at a time
 Domain = Callable[[Tensor], Tensor]
 APART = 0.5  # cosine in the whitened domain below which two sources can stand in one solution
 SMOOTH = 0.6  # share of the median roughness below which a source resembles images of any kind
@@ -112,7 +120,7 @@ def unmix(
     than that, but the first one always.
     """
     setting, end = setting or Setting(), time.monotonic() + seconds
-    sparse_in = DOMAINS[domain or ("differences" if len(shape) > 1 else "coordinates")]
+    sparse_in = DOMAINS[domain_of(domain, shape)]
     layer = Layer.of(rows)
     layer = replace(layer, rank=rank or layer.rank)
     if layer.rank < 2:
@@ -219,15 +227,18 @@ class Layer:
         in float32 are rounding there.
         """
         h, d = rows.shape
-        rows = rows.double()
-        squares, vectors = torch.linalg.eigh(rows @ rows.T if h <= d else rows.T @ rows)
+        parts = rows.split(COLUMNS, int(h <= d))
+        gram = torch.zeros(())
+        for part in map(Tensor.double, parts):
+            gram = gram.to(part) + (part @ part.T if h <= d else part.T @ part)
+        squares, vectors = torch.linalg.eigh(gram)
         S, vectors = squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
         inverse = torch.where(1e-8 * S[0] < S, 1 / S, 0.0)
         if h <= d:
-            U, V = vectors, inverse[:, None] * (vectors.T @ rows)
-        else:
-            U, V = (rows @ vectors) * inverse, vectors.T
-        return cls(U, S, V.float(), *clean_rank(S.cpu(), h, d))
+            V = [(inverse[:, None] * (vectors.T @ part.double())).float() for part in parts]
+            return cls(vectors, S, torch.cat(V, 1), *clean_rank(S.cpu(), h, d))
+        U = torch.cat([(part.double() @ vectors) * inverse for part in parts])
+        return cls(U, S, vectors.T.float(), *clean_rank(S.cpu(), h, d))
 
 
 def clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
@@ -252,12 +263,28 @@ def differences(x: Tensor) -> Tensor:
     return torch.cat(along, 1)
 
 
+def series(x: Tensor) -> Tensor:
+    """(k, N) first differences of (k, *shape) along the last axis, time."""
+    return x.diff(dim=-1).flatten(1)
+
+
 def coordinates(x: Tensor) -> Tensor:
     """(k, N) the values themselves: tables and embeddings have no neighbours."""
     return x.flatten(1)
 
 
-DOMAINS: dict[str, Domain] = {"differences": differences, "coordinates": coordinates}
+DOMAINS: dict[str, Domain] = {
+    "differences": differences,
+    "series": series,
+    "coordinates": coordinates,
+}
+
+
+def domain_of(name: str, shape: tuple[int, ...]) -> str:
+    """A key of ``DOMAINS``; "auto" or "": differences where samples have a shape, else coordinates."""
+    if name in DOMAINS:
+        return name
+    return "differences" if len(shape) > 1 else "coordinates"
 
 
 def whitened(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
@@ -414,3 +441,262 @@ def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, T
     n = len(members)
     group = [*range(n), *range(n), *range(n, n + len(singles))]
     return torch.stack([*means[:n], *members, *singles][:most]), torch.tensor(group[:most])
+
+
+# ---- the attack: which layer, what of it, how hard to look, and what a source is in pixels ----
+
+MOST_BYTES = 16 * 2**30
+SPEED = {"cpu": 1e10, "cuda": 1e12}  # of products and tanh a second, on the cautious side
+VISIBLE = 0.05  # noise of a start that is too large to see samples through, as a share of S_1
+LADDER = (  # from one rank, one strength and one start to all
+    Setting(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
+    Setting(ranks=(0.8,), strengths=(4.0,), partitions=()),
+    Setting(ranks=(0.8, 0.6), partitions=()),
+    Setting(),
+)
+INSIDE = 0.02  # share of its values by which a source may leave the granted range
+# Probability that a source has NCC > 0.8 with a sample: sigmoid(a + b support), support being the
+# share of all runs that hold it; without a second run the base rate.
+CONFIDENCE, BASE_RATE = (-2.2, 4.4), 0.5
+ASSUMES = (
+    "unmix assumes that training from a small or known start made the rows of the layer on the input "
+    "mixtures of samples, and that samples are sparse in their differences (images, series) or values "
+    "(tables); it knows no labels and needs no convergence. It convicts and never acquits."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """What is unmixed, or why not.
+
+    rows: (h, d); bias: (h,), None where there is none; weight: (h, d) of the network itself; shape:
+    of what the rows mix; whole: whether that is a sample, not a patch of one; kept: c.
+    """
+
+    why_not: str = ""
+    rows: Tensor = torch.empty(0, 0)
+    bias: Tensor | None = None
+    weight: Tensor = torch.empty(0, 0)
+    shape: tuple[int, ...] = ()
+    whole: bool = True
+    rank: int = 0
+    kept: float = 1.0
+
+
+@lru_cache(maxsize=2)  # asked whether it applies, then run
+def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed:
+    """The layer on the input, less its start, and what of the conditions it meets."""
+    name, shape, whole = fed_by_input(surface.model(), surface.shape(knowledge))
+    if not name:
+        return Mixed("no dense layer meets the input, nor a convolution whose stride is its kernel")
+    if f"{name}.weight" not in surface.target:
+        return Mixed(f"the moment of {name}, which meets the input, is not there")
+    theta, start = surface.checkpoint.theta, knowledge.theta0
+    rows = surface.target[f"{name}.weight"].flatten(1).float()
+    bias = surface.target.get(f"{name}.bias")
+    values = DOMAINS[domain_of(domain, shape)](torch.zeros(1, *shape)).shape[1]
+    if (needed := layer_bytes(*rows.shape)) > MOST_BYTES:
+        return Mixed(_too_large(needed))
+    kept = 1.0
+    if start is not None and surface.name == WEIGHTS:
+        before = start[f"{name}.weight"].to(rows).flatten(1)
+        kept = left_of(rows, before)
+        rows = rows - kept * before
+        bias = None if bias is None else bias - kept * start[f"{name}.bias"].to(bias)
+    layer = Layer.of(rows) if bool(rows.any()) else None
+    if layer is None or layer.rank < 2:
+        return Mixed("fewer than two directions of the first layer stand out of the noise")
+    if start is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
+        return Mixed(
+            "the start is neither small nor known: its noise reaches "
+            f"{layer.edge:.0%} of the largest singular value"
+        )
+    full = Setting()
+    needed = 12 * len(full.strengths) * full.starts * values * layer.rank
+    if needed > MOST_BYTES:
+        return Mixed(_too_large(needed))
+    weight = theta[f"{name}.weight"].flatten(1).to(rows)
+    bias = None if bias is None else bias.to(rows)
+    return Mixed("", rows, bias, weight, shape, whole, layer.rank, kept)
+
+
+def layer_bytes(h: int, d: int) -> int:
+    """What ``Layer.of`` holds at a time: the rows, a part of them twice in float64, U and V."""
+    part = 16 * min(h, d) * min(max(h, d), COLUMNS)
+    return 8 * h * d + part + 24 * min(h, d) ** 2 + (8 * h * d if h > d else 0)
+
+
+def _too_large(needed: int) -> str:
+    return f"it would take about {needed / 2**30:.1f} GiB, above {MOST_BYTES / 2**30:.0f}"
+
+
+def fed_by_input(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], bool]:
+    """Name of the layer that meets samples of ``shape``, what its rows mix, and whether that is all.
+
+    Dense, or a convolution whose stride is its kernel: each row is a sum over samples, or patches.
+    "" where there is none. One random input shows it: what the layer is given equals the input.
+    """
+    probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
+    found: dict[str, tuple[int, ...]] = {}
+
+    def look(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
+        x = given[0]
+        if x.numel() == probe.numel() and torch.equal(x.flatten(), probe.flatten()):
+            if isinstance(layer, nn.Linear):
+                found.setdefault(name, (layer.in_features,))
+            elif layer.stride == layer.kernel_size and layer.groups == 1 and layer.dilation == (1, 1):
+                if layer.padding in ((0, 0), "valid"):
+                    found.setdefault(name, tuple(layer.weight.shape[1:]))
+
+    hooks = [
+        layer.register_forward_pre_hook(partial(look, name))
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+    ]
+    try:
+        with torch.no_grad():
+            model(probe)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not found:
+        return "", (), False
+    name, seen = next(iter(found.items()))
+    whole = math.prod(seen) == math.prod(shape)
+    return name, shape if whole else seen, whole
+
+
+def left_of(rows: Tensor, before: Tensor) -> float:
+    """c: how much of the start is left, fitted outside of what the samples span."""
+    c = float((rows * before).sum() / before.square().sum().clamp(min=1e-30))
+    change = rows - c * before
+    if not bool(change.any()):
+        return c
+    layer = Layer.of(change)
+    V = layer.V[: min(layer.rank, len(layer.V) - 1)]
+    apart = before - (before @ V.T) @ V
+    return float((rows * apart).sum() / apart.square().sum().clamp(min=1e-30))
+
+
+def within(seconds: float, rank: int, values: int, device: str) -> Setting:
+    """The most thorough setting that should end in time: the same for the same figures."""
+    allowed = seconds * SPEED["cuda" if device.startswith("cuda") else "cpu"]
+
+    def work(setting: Setting) -> float:
+        r = [share * rank for share in setting.ranks]
+        once = sum(4 * values * k**2 + 40 * values * k + 60 * k**3 for k in r)
+        starts = len(setting.strengths) * setting.starts * setting.rounds * setting.iterations
+        return once * starts * (1 + len(setting.partitions) / 4)
+
+    fitting = [setting for setting in LADDER if work(setting) <= allowed]
+    return fitting[-1] if fitting else LADDER[0]
+
+
+def told(
+    found: Sources, layer: Mixed, knowledge: Knowledge, centres: Tensor
+) -> tuple[Tensor, Tensor, str]:
+    """(k,) signs and sizes of the sources, and what they rest on.
+
+    centres: (groups,) the first source of each group. All members of a group have one sign.
+    """
+    X = found.x[centres].double()
+    C = torch.linalg.lstsq(X.T, layer.rows.double().T, driver="gelsd").solution.T  # (h, groups)
+    on = (C.square() * (layer.weight.double() @ X.T)).sum(0)
+    votes, said = 1.5 * on.sign(), ["the network"]
+    size = torch.ones(len(X), dtype=torch.float64)
+    if layer.bias is not None:
+        inverse = torch.linalg.lstsq(C, layer.bias.double()[:, None], driver="gelsd").solution[:, 0]
+        votes, size = votes + inverse.sign(), 1 / inverse.abs().clamp(min=1e-12)
+        size = size.clamp(size.median() / 3, 3 * size.median())
+        said.append("the bias")
+    of = said[-1] if len(said) > 1 else "nothing: length 1"
+    box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.whole else None
+    if box is not None:
+        up, down = reach(X, *box), reach(-X, *box)
+        votes, size = votes + (up - down).sign(), torch.maximum(up, down)
+        said.append("the range")
+        of = "the range"
+    sign = torch.where(votes < 0, -1.0, 1.0)
+    alike = (found.x * found.x[centres][found.group]).sum(1).sign()  # versions of one source
+    return alike * sign[found.group], size[found.group], f"sign by {', '.join(said)}; size by {of}"
+
+
+def reach(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """(k,) the largest factors that keep almost all values of (k, d) sources within bounds."""
+    low, high = (bound.flatten().expand(x.shape[1]) for bound in (low, high))
+    most = torch.where(x > 0, high / x.clamp(min=1e-12), low / x.clamp(max=-1e-12))
+    return most.clamp(min=0).quantile(INSIDE, dim=1)
+
+
+class Unmix(Attack):
+    """The rows of the layer on the input, taken apart."""
+
+    acquits: ClassVar[bool] = False
+    part: ClassVar[float] = 0.25
+    assumes: ClassVar[str] = ASSUMES
+
+    def __init__(self, name: str, surface: str) -> None:
+        self.name, self.surface = name, surface
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """Conditions, cheapest first."""
+        if surface.name != self.surface:
+            return "needs the moment of a live optimiser"
+        return mixed(surface, knowledge).why_not
+
+    def why(self, surface: Surface) -> str:
+        """In a few words."""
+        return "the layer on the input holds mixtures of samples, which come apart where sparse"
+
+    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+        """An audit compares samples."""
+        if mixed(surface, knowledge).whole:
+            return ""
+        return "its sources are patches, which cannot be compared with samples: residuum attack"
+
+    def run(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
+    ) -> Reconstruction:
+        """As hard as ``config.seconds`` allow; candidates: what most runs agree on first."""
+        start = time.monotonic()
+        layer = mixed(surface, knowledge)
+        if layer.why_not:
+            raise InputError(f"{self.name} does not apply: {layer.why_not}.", "Use another attack.")
+        domain = domain_of(config.domain, layer.shape)
+        values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
+        setting = within(config.seconds, layer.rank, values, config.device)
+        found = unmix(
+            layer.rows.to(config.device), layer.shape, setting, domain=domain, seed=config.seed,
+            seconds=config.seconds,
+        )  # fmt: skip
+        centres = torch.stack(
+            [(found.group == g).nonzero()[0, 0] for g in range(int(found.group.max()) + 1)]
+        )
+        sign, size, said = told(found, layer, knowledge, centres)
+        x = (found.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
+        labels, weight = torch.zeros(len(x)), torch.ones(len(x))
+        held = found.support * found.runs[0] + found.parts * found.runs[1]
+        share = held / sum(found.runs)
+        confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * share)
+        if sum(found.runs) < 2:
+            confidence = torch.full_like(share, BASE_RATE)
+        chosen = Selection(
+            x[centres], labels[centres], weight[centres], held[centres].round().long(),
+            torch.ones_like(centres), confidence[centres], torch.zeros(len(centres), 5), centres,
+        )  # fmt: skip
+        return Reconstruction.at_once(
+            self.name, x, labels, weight, knowledge, settings=config.to_json(), selection=chosen,
+            seconds=time.monotonic() - start, notes=self._notes(layer, found, domain, said),
+        )  # fmt: skip
+
+    def _notes(self, layer: Mixed, found: Sources, domain: str, said: str) -> tuple[str, ...]:
+        """What was assumed of samples, and what was run."""
+        what = f"{self.name}: samples, or patches, are taken to be sparse in their {domain}"
+        if len(layer.shape) == 1 and domain == "coordinates":
+            what += ", since no shape is known: grant one for images, name series for signals"
+        runs = (
+            f"{self.name}: {found.rank} clean directions, {found.runs[0]} runs on the layer and "
+            f"{found.runs[1]} on clusters of its neurons; {said}"
+        )
+        start = f"; {layer.kept:.3g} of the start was taken off" if layer.kept != 1 else ""
+        return what, runs + start

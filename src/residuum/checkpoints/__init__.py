@@ -10,5 +10,5 @@ from residuum.checkpoints.reading import (
     save_checkpoint,
     weights_hash,
 )
-from residuum.checkpoints.surfaces import first_layer
+from residuum.checkpoints.surfaces import first_layer, moment_of
 from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES

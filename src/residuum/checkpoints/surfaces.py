@@ -7,6 +7,7 @@ surface          target           why it is such a sum
 ===============  ===============  =================================================================
 weights          theta            in the limit: training has come to rest (KKT, weight decay)
 weights - start  theta - theta0   every step of training added gradients at the samples
+moment           m                momentum and Adam keep a mean of the last gradients
 ===============  ===============  =================================================================
 
 An attack that found nothing is evidence of absence only where it explains the layers that carry
@@ -22,16 +23,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, nn, optim
 
-from residuum.checkpoints.reading import build_model
+from residuum.checkpoints.reading import build_model, checkpoint_from_module
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
 
-WEIGHTS, CHANGE = "weights", "weights - start"
+WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
 FROZEN_FIRST = (
     "the first layer did not move from its start, so images were seen through fixed features only"
 )
@@ -107,13 +110,92 @@ def change(checkpoint: Checkpoint, knowledge: Knowledge) -> Surface:
     return Surface(CHANGE, checkpoint, target, whole.layers, whole.silent)
 
 
-SURFACES: dict[str, Callable[[Checkpoint, Knowledge], Surface]] = {WEIGHTS: weights, CHANGE: change}
+def moment(checkpoint: Checkpoint, knowledge: Knowledge) -> Surface:
+    """What the optimiser kept of the gradients."""
+    if (kept := knowledge.moment) is None:
+        raise InputError(
+            "The moment of an optimiser must be handed over; none was granted.",
+            "Grant Knowledge(moment=rs.moment_of(optimiser, model)).",
+        )
+    shapes = {name: t.shape for name, t in checkpoint.theta.items()}
+    if wrong := [name for name, t in kept.items() if t.shape != shapes.get(name)]:
+        raise InputError(
+            f"A moment has the names and shapes of the weights; {wrong[0]!r} has others.",
+            "Grant that of the optimiser of this very network.",
+        )
+    return Surface(MOMENT, checkpoint, {name: t.detach() for name, t in kept.items()}, tuple(kept))
+
+
+SURFACES: dict[str, Callable[[Checkpoint, Knowledge], Surface]] = {
+    WEIGHTS: weights,
+    CHANGE: change,
+    MOMENT: moment,
+}
 
 
 def surfaces(checkpoint: Checkpoint, knowledge: Knowledge) -> dict[str, Surface]:
     """All that a release has, with what is granted."""
-    names = (WEIGHTS,) if knowledge.theta0 is None else SURFACES
+    needs = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
+    names = [name for name in SURFACES if name not in needs or needs[name] is not None]
     return {name: SURFACES[name](checkpoint, knowledge) for name in names}
+
+
+def moment_of(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]:
+    """The mean of the last gradients that a live optimiser keeps, weight decay taken out.
+
+    trained: a torch optimiser with momentum or a first moment, of ``model``; or a fitted
+    MLPClassifier or MLPRegressor of scikit-learn, whose optimiser stays in it.
+    """
+    if isinstance(trained, optim.Optimizer) and model is not None:
+        found = _torch_moment(trained, model)
+    else:
+        found = _sklearn_moment(trained)
+    if not found:
+        raise InputError(
+            "A moment is kept by an optimiser with momentum, or Adam, that has taken a step, and by "
+            f"an MLPClassifier fitted with one; {type(trained).__name__} shows none.",
+            "Say moment_of(optimiser, model) or moment_of(estimator).",
+        )
+    return found
+
+
+def _torch_moment(optimiser: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Decay that is part of the gradients is part of their mean: w W, or w W / (1 - momentum)."""
+    checkpoint = checkpoint_from_module(model)
+    own = dict(model.named_parameters())
+    group_of = {p: group for group in optimiser.param_groups for p in group["params"]}
+    found = {}
+    for name in checkpoint.theta:
+        p = own[checkpoint.source_names.get(name, name)]
+        state, group = optimiser.state.get(p, {}), group_of.get(p, {})
+        adam, buffer = state.get("exp_avg"), state.get("momentum_buffer")
+        decay = group.get("weight_decay", 0.0)
+        if adam is not None:
+            apart = isinstance(optimiser, optim.AdamW) or group.get("decoupled_weight_decay")
+            found[name] = adam - (0.0 if apart else decay) * p.detach()
+        elif buffer is not None:
+            taken = (1 - group["dampening"]) / (1 - group["momentum"])
+            found[name] = buffer - decay * taken * p.detach()
+    return {name: t.detach().cpu() for name, t in found.items()}
+
+
+def _sklearn_moment(estimator: Any) -> dict[str, Tensor]:
+    """Its gradients hold alpha W / batch; its velocity is the mean gradient times minus the rate."""
+    kept = getattr(estimator, "_optimizer", None)
+    moments = getattr(kept, "ms", None) or getattr(kept, "velocities", None)
+    if not moments:
+        return {}
+    batch, samples = estimator.batch_size, round(estimator.t_ / estimator.n_iter_)
+    batch = min(200, samples) if batch == "auto" else min(batch, samples)
+    factor = 1.0
+    if hasattr(kept, "velocities"):
+        factor = -estimator.learning_rate_init / (1 - kept.momentum)
+    found = {}
+    for l, (m, weight) in enumerate(zip(moments, estimator.coefs_, strict=False)):
+        found[f"layers.{l}.weight"] = torch.tensor((m / factor - estimator.alpha * weight / batch).T)
+    for l, m in enumerate(moments[len(estimator.coefs_) :]):
+        found[f"layers.{l}.bias"] = torch.tensor(m / factor)
+    return found
 
 
 def task_of(checkpoint: Checkpoint) -> str:

@@ -15,7 +15,7 @@ from residuum.records.base import UNSAVED, Record
 from residuum.records.rundir import digest
 
 PROVENANCES = ("user", "train", "holdout")
-TENSORS = ("mean", "theta0", "norms")
+TENSORS = ("mean", "theta0", "norms", "moment")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,8 @@ class Knowledge(Record):
     """Facts granted to the attacker, each absent (None) unless the auditor grants it.
 
     provenance: for every granted fact where it came from: "user" (said on the command line),
-    "train" (computed from the training set: the strongest attacker) or "holdout".
+    "train" (computed from the training set: the strongest attacker) or "holdout". moment: what the
+    optimiser kept of the gradients, by parameter (``checkpoints.moment_of``).
     """
 
     shape: tuple[int, ...] | None = None
@@ -63,6 +64,7 @@ class Knowledge(Record):
     loss: str | None = None
     weight_decay: float | None = None
     norms: Tensor | None = None
+    moment: dict[str, Tensor] | None = None
     provenance: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,7 +104,8 @@ class Knowledge(Record):
     @property
     def digest(self) -> str:
         """What tells two grants apart."""
-        found = {**(self.theta0 or {}), "mean": self.mean, "norms": self.norms}
+        moment = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
+        found = {**(self.theta0 or {}), **moment, "mean": self.mean, "norms": self.norms}
         tensors = {name: t for name, t in found.items() if t is not None}
         plain = [[name, getattr(self, name)] for name in self.granted if name not in TENSORS]
         shapes = [[name, list(t.shape)] for name, t in tensors.items()]
