@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from residuum import plugins
-from residuum.attacks import PRESETS, AttackConfig
+from residuum.attacks import PRESETS, AttackConfig, every_attack
 from residuum.attacks.state import Watcher
 from residuum.auditing.budget import (
     FEWEST_RESTARTS,
@@ -176,7 +176,7 @@ def audit(
             "plugins": {one.name: one.version for one in plugged},
         },
         environment=environment(device), hashes=dict(hashes or {}),
-        assumptions=assumptions(checkpoint, inspection),
+        assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),
         limitations=limitations(verdict, judged.scores, knowledge),
         controls=controls, checks=checks,
         notes=(*(fit.notes if fit else ()), *contradictions, *controls.notes,
@@ -236,6 +236,13 @@ def attack_config(preset: str, steps: int | None, seed: int, device: str) -> Att
         raise InputError(f"No preset {preset!r}.", did_you_mean(preset, tuple(PRESETS)))
     config = replace(PRESETS[preset], seed=seed, device=device)
     return config if steps is None else replace(config, steps=steps)
+
+
+def _assumed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
+    """What the attacks that were run say of themselves."""
+    known = every_attack()
+    said = [known[row.name].assumes for row in rows if row.ran and row.name in known]
+    return tuple(dict.fromkeys(filter(None, said)))
 
 
 def _notes(attacked: Attacked, scores: Scores | None) -> tuple[str, ...]:

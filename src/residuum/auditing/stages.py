@@ -87,7 +87,7 @@ class AttackStage:
     samples: int = 0
 
     def run(self) -> Attacked:
-        """Run what applies; the deciding attacks share their part of the budget equally."""
+        """Run what applies; the deciding attacks share their part of the budget, by their ``part``."""
         there = surfaces(self.checkpoint, self.knowledge)
         known = {n: one for n, one in every_attack().items() if self.baselines or not one.baseline}
         known = dict(sorted(known.items(), key=lambda item: item[1].baseline))  # those last
@@ -101,29 +101,38 @@ class AttackStage:
             for name, one in known.items()
             if name not in rows and not one.baseline and one.pace != "formula"
         ]
-        share = ATTACK_SHARE * self.seconds / max(1, len(timed))
-        plans: dict[str, Plan] = {}
-        for name in timed:
-            if known[name].pace == "batches" and not self.batches:
-                with _own_fault(name, known[name], rows):
-                    plans[name] = self._plan(name, share)
-        if self.say is not None and not self.batches:
-            self.say(forecast(self.seconds, list(plans.values()), self.samples))
         found: dict[str, Reconstruction] = {}
         done: list[Batch] = []
-        for name, one in known.items():
-            if name in rows:
-                continue
-            with _own_fault(name, one, rows):
-                part, batches = self._found(name, one, on[name], plans.get(name), share)
-                rows[name] = outcome_of(one, on[name], part)
+
+        def attack(name: str, plan: Plan | None, share: float) -> None:
+            with _own_fault(name, known[name], rows):
+                part, batches = self._found(name, known[name], on[name], plan, share)
+                rows[name] = outcome_of(known[name], on[name], part)
                 found[name] = part
-                done += batches
+                done.extend(batches)
+
+        # What runs once comes first, and leaves what it does not need of its share to the batches.
+        left, parts = ATTACK_SHARE * self.seconds, sum(known[name].part for name in timed)
+        batched = [name for name in timed if known[name].pace == "batches"]
+        for name in timed:
+            if name not in batched:
+                attack(name, None, ATTACK_SHARE * self.seconds * known[name].part / parts)
+                left -= found[name].seconds if name in found else 0.0
+        share = max(left, 0.0) / max(1, len(batched))
+        plans: dict[str, Plan] = {}
+        for name in batched if not self.batches else ():
+            with _own_fault(name, known[name], rows):
+                plans[name] = self._plan(name, share)
+        if self.say is not None and not self.batches:
+            self.say(forecast(self.seconds, list(plans.values()), self.samples))
+        for name in known:
+            if name not in rows:
+                attack(name, plans.get(name), share)
         return Attacked(
             # A baseline that does not apply is nobody's loss; one that failed is said.
             tuple(rows[n] for n, one in known.items() if not one.baseline or rows[n].applies),
-            tuple(part for name, part in found.items() if not known[name].baseline),
-            tuple(part for name, part in found.items() if known[name].baseline),
+            tuple(found[n] for n, one in known.items() if n in found and not one.baseline),
+            tuple(found[n] for n, one in known.items() if n in found and one.baseline),
             tuple(done),
         )
 

@@ -183,7 +183,7 @@ def _sklearn_moment(estimator: Any) -> dict[str, Tensor]:
     """Its gradients hold alpha W / batch; its velocity is the mean gradient times minus the rate."""
     kept = getattr(estimator, "_optimizer", None)
     moments = getattr(kept, "ms", None) or getattr(kept, "velocities", None)
-    if not moments:
+    if kept is None or not moments:
         return {}
     batch, samples = estimator.batch_size, round(estimator.t_ / estimator.n_iter_)
     batch = min(200, samples) if batch == "auto" else min(batch, samples)
@@ -192,7 +192,9 @@ def _sklearn_moment(estimator: Any) -> dict[str, Tensor]:
         factor = -estimator.learning_rate_init / (1 - kept.momentum)
     found = {}
     for l, (m, weight) in enumerate(zip(moments, estimator.coefs_, strict=False)):
-        found[f"layers.{l}.weight"] = torch.tensor((m / factor - estimator.alpha * weight / batch).T)
+        found[f"layers.{l}.weight"] = torch.tensor(
+            (m / factor - estimator.alpha * weight / batch).T
+        )
     for l, m in enumerate(moments[len(estimator.coefs_) :]):
         found[f"layers.{l}.bias"] = torch.tensor(m / factor)
     return found

@@ -41,8 +41,8 @@ class Settings:
         "residuum",
     )
     objective: str | None = option(
-        "auto, binary-kkt, multiclass-kkt, weight-decay, ntk, polynomial, model-inversion "
-        "or first-layer-weights, or that of a plug-in."
+        "auto, binary-kkt, multiclass-kkt, weight-decay, ntk, unmix, unmix-moment, polynomial, "
+        "model-inversion or first-layer-weights, or that of a plug-in."
     )
     rivals: str | None = option("Multiclass: a multiplier per tied rival, or for the best.")
     gradients: str | None = option("NTK: gradients at theta, theta0 or both.")

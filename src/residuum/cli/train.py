@@ -49,7 +49,7 @@ class Ends:
 
 def command(
     *,
-    data: str = option("digits, circle, sphere, mnist, cifar10, an .npz or a folder.", ...),
+    data: str = option("digits, photos, circle, sphere, mnist, cifar10, an .npz or a folder.", ...),
     arch: str = option(
         "Architecture: mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 (input, channels, outputs) "
         "or polynomial:64-36-1,coefficients=0/0/0/1.",

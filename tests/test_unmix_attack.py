@@ -1,0 +1,253 @@
+"""Unmix as an attack: which layer, what of it is looked at, signs and sizes, and when it refuses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import residuum as rs
+from residuum.attacks import every_attack, unmix
+from residuum.attacks.unmix import LADDER, Setting, fed_by_input, layer_bytes, left_of, within
+from residuum.checkpoints.surfaces import SURFACES, surfaces
+from residuum.errors import InputError
+from residuum.networks import Architecture
+from residuum.similarity import ncc
+from tests.test_unmix import SHAPE, blocks
+
+ARCH = "mlp:1728-120-1"
+QUICK = rs.AttackConfig(objective="unmix", seconds=0.01)
+
+
+def planted(n: int = 10) -> tuple[rs.Checkpoint, Tensor]:
+    """A network whose first layer mixes ``n`` images, as gates of a small start would, and these."""
+    x = blocks(n)
+    generator = torch.Generator().manual_seed(4)
+    start = torch.randn(120, 1728, generator=generator)
+    C = torch.relu(start @ x.flatten(1).T)
+    theta = {
+        "layers.0.weight": C @ x.flatten(1),
+        "layers.0.bias": C.sum(1),
+        "layers.1.weight": torch.randn(1, 120, generator=generator),
+    }
+    return rs.Checkpoint(theta, ARCH, SHAPE), x.double()
+
+
+def start_of(checkpoint: rs.Checkpoint) -> dict[str, Tensor]:
+    """A start as large as the weights."""
+    generator = torch.Generator().manual_seed(9)
+    return {
+        name: t.std() * torch.randn(t.shape, generator=generator)
+        for name, t in checkpoint.theta.items()
+    }
+
+
+def why_not(checkpoint: rs.Checkpoint, knowledge: rs.Knowledge, name: str = "unmix") -> str:
+    one, there = every_attack()[name], surfaces(checkpoint, knowledge)
+    return one.why_not(there.get(one.surface, there["weights"]), knowledge)
+
+
+def test_images_come_back_with_their_sign_and_size() -> None:
+    checkpoint, x = planted()
+    found = rs.attack(checkpoint, rs.Knowledge(value_range=(float(x.min()), float(x.max()))), QUICK)
+    signed = ncc(found.x, x).amax(0)
+    assert (signed > 0.9).sum() >= 7  # one run looks for 8 sources, four fifths of the clean rank
+    assert (ncc(found.x, blocks(10, seed=7).double()).abs().amax(0) < 0.8).all()
+    best = found.x[ncc(found.x, x).argmax(0)].flatten(1).norm(dim=1)
+    ratio = (best / x.flatten(1).norm(dim=1))[signed > 0.9]
+    assert 0.8 < float(ratio.median()) < 1.25
+    assert "sign by the network, the bias, the range" in found.notes[1]
+
+
+def test_the_bias_alone_gives_sizes_and_without_it_they_are_one() -> None:
+    checkpoint, x = planted()
+    found = rs.attack(checkpoint, None, QUICK)
+    near = ncc(found.x, x)
+    ratio = found.x[near.argmax(0)].flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+    assert 0.7 < float(ratio.median()) < 1.4
+    bare = checkpoint.replace(
+        theta={n: t for n, t in checkpoint.theta.items() if "bias" not in n},
+        arch=f"{ARCH},bias=none",
+    )
+    found = rs.attack(bare, None, QUICK)
+    assert torch.allclose(found.x.flatten(1).norm(dim=1), torch.ones(len(found.x)).double())
+
+
+def test_a_known_start_is_taken_off_as_far_as_decay_left_it() -> None:
+    checkpoint, x = planted()
+    start = start_of(checkpoint)
+    mixed = checkpoint.replace(theta={n: t + 0.9 * start[n] for n, t in checkpoint.theta.items()})
+    assert left_of(mixed.theta["layers.0.weight"], start["layers.0.weight"]) == pytest.approx(
+        0.9, abs=1e-5
+    )
+    assert "neither small nor known" in why_not(mixed, rs.Knowledge())
+    found = rs.attack(mixed, rs.Knowledge(theta0=start), QUICK)
+    assert (ncc(found.x, x).abs().amax(0) > 0.9).sum() >= 7
+    assert "0.9 of the start was taken off" in found.notes[1]
+
+
+def test_what_it_refuses() -> None:
+    checkpoint, _ = planted()
+    untrained = checkpoint.replace(theta=start_of(checkpoint))
+    assert "fewer than two directions" in why_not(untrained, rs.Knowledge())
+    with pytest.raises(InputError, match="does not apply: fewer than two"):
+        rs.attack(untrained, None, QUICK)
+    convnet = Architecture.parse("convnet:3x24x24-4-1").build()
+    assert "no dense layer" in why_not(rs.checkpoint_from_module(convnet), rs.Knowledge())
+    assert "moment" in why_not(checkpoint, rs.Knowledge(), "unmix-moment")
+
+
+def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert layer_bytes(4096, 150_528) < unmix.MOST_BYTES < layer_bytes(8192, 150_528)
+    monkeypatch.setattr(unmix, "MOST_BYTES", 2**20)
+    assert "it would take about 0.0" in why_not(planted()[0], rs.Knowledge())
+    assert "GiB, above 0" in why_not(planted()[0], rs.Knowledge())
+
+
+def test_a_wide_layer_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = planted()[0].theta["layers.0.weight"]
+    for one in (rows, rows.T.contiguous()):
+        whole = unmix.Layer.of(one)
+        monkeypatch.setattr(unmix, "COLUMNS", 500)
+        parts = unmix.Layer.of(one)
+        monkeypatch.undo()
+        assert parts.rank == whole.rank == 10
+        assert torch.allclose(parts.S[:10], whole.S[:10])
+        both = [(part.U[:, :10] * part.S[:10]).float() @ part.V[:10] for part in (parts, whole)]
+        assert torch.allclose(*both, atol=1e-4 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), ("1", (3, 4, 4), True)),
+        (nn.Sequential(nn.Conv2d(3, 5, 2, stride=2), nn.Flatten()), ("0", (3, 2, 2), False)),
+        (nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.Flatten()), ("0", (3, 4, 4), True)),
+        (nn.Sequential(nn.Conv2d(3, 5, 3, stride=2), nn.Flatten()), ("", (), False)),
+        (nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(48, 5)), ("", (), False)),
+    ],
+)
+def test_the_layer_on_the_input_is_found_by_what_it_is_given(
+    model: nn.Module, expected: tuple[str, tuple[int, ...], bool]
+) -> None:
+    assert fed_by_input(model, (3, 4, 4)) == expected
+
+
+def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> None:
+    x = blocks(6)[:, :, 4:20, 4:20].reshape(6, 3, 2, 8, 2, 8).permute(0, 2, 4, 1, 3, 5)
+    patches = x.reshape(-1, 3, 8, 8).double()
+    patches = patches[patches.flatten(1).std(1) > 0.3][:8]
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 8, stride=8, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(256, 1)
+    )
+    C = torch.randn(64, len(patches), generator=torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        model[0].weight.copy_((C @ patches.flatten(1)).reshape(64, 3, 8, 8))
+    knowledge = rs.Knowledge(shape=(3, 16, 16))
+    checkpoint = rs.checkpoint_from_module(model, input_shape=(3, 16, 16))
+    found = rs.attack(checkpoint, knowledge, QUICK)
+    assert found.x.shape[1:] == (3, 8, 8)
+    assert (ncc(found.x, patches).abs().amax(0) > 0.9).sum() >= 4
+    surface = SURFACES["weights"](checkpoint, knowledge)
+    assert "patches" in every_attack()["unmix"].left_out(surface, knowledge)
+
+
+def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
+    checkpoint, _ = planted()
+    assert "sparse in their differences" in rs.attack(checkpoint, None, QUICK).notes[0]
+    flat = checkpoint.replace(input_shape=())
+    found = rs.attack(flat, None, QUICK)
+    assert "sparse in their coordinates, since no shape is known" in found.notes[0]
+    named = rs.attack(flat, None, replace(QUICK, domain="series"))
+    assert named.notes[0].endswith("sparse in their series")
+    assert not torch.allclose(found.x[:5], named.x[:5])
+    with pytest.raises(InputError, match="No domain 'edges'"):
+        rs.AttackConfig(domain="edges")
+
+
+def test_more_seconds_allow_more_runs_and_a_short_audit_one() -> None:
+    settings = [within(seconds, 80, 5952, "cpu") for seconds in (0.01, 2.5, 10.0, 100.0, math.inf)]
+    assert settings[:2] == [LADDER[0], LADDER[0]]
+    assert (len(LADDER[0].ranks), len(LADDER[0].strengths), LADDER[0].starts) == (1, 1, 1)
+    assert settings[2] == LADDER[1]
+    assert settings[-1] == Setting()
+    assert within(2.5, 80, 5952, "cuda") == Setting()
+
+
+def test_confidence_grows_with_the_runs_that_agree() -> None:
+    found = rs.attack(planted()[0], None, replace(QUICK, seconds=1e9))
+    chosen = found.selection
+    assert chosen is not None
+    assert chosen.support.max() == 14  # 12 runs on the layer, 2 on clusters
+    order = chosen.support.argsort()
+    assert (chosen.confidence[order].diff() >= 0).all()
+    assert chosen.confidence.max() > 0.8 > chosen.confidence.min()
+    alone = rs.attack(planted()[0], None, QUICK).selection
+    assert alone is not None
+    assert alone.confidence.unique().tolist() == [pytest.approx(unmix.BASE_RATE)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.8, "dampening": 0.3}),
+        (torch.optim.SGD, {"momentum": 0.8, "weight_decay": 0.1}),
+        (torch.optim.Adam, {"weight_decay": 0.1}),
+        (torch.optim.AdamW, {"weight_decay": 0.1}),
+    ],
+)
+def test_the_moment_of_a_live_optimiser_lies_in_the_span_of_its_samples(
+    kind: type[torch.optim.Optimizer], options: dict[str, float]
+) -> None:
+    x, y = blocks(6).flatten(1).double(), torch.tensor([1.0, -1.0] * 3).double()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1728, 20), nn.ReLU(), nn.Linear(20, 1)).double()
+    optimiser = kind(model.parameters(), lr=1e-6, **options)  # type: ignore[call-arg]
+    for _ in range(200):
+        optimiser.zero_grad()
+        torch.nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
+        optimiser.step()
+    moment = rs.moment_of(optimiser, model)
+    assert list(moment) == [f"layers.{i}.{part}" for i in (0, 1) for part in ("weight", "bias")]
+    rows = moment["layers.0.weight"]
+    inside = rows @ torch.linalg.pinv(x) @ x
+    assert (rows - inside).norm() < 1e-3 * rows.norm()
+    knowledge = rs.Knowledge(moment=moment, shape=SHAPE)
+    found = rs.attack(model, knowledge, replace(QUICK, objective="unmix-moment"))
+    assert (ncc(found.x, x.reshape(-1, *SHAPE)).abs().amax(0) > 0.9).sum() >= 3
+    assert "moment" in knowledge.granted
+
+
+def test_the_moment_of_an_estimator_has_no_decay_in_it() -> None:
+    from sklearn.neural_network import MLPClassifier
+
+    x = blocks(12).flatten(1).double().numpy()
+    for solver in ("adam", "sgd"):
+        model = MLPClassifier(
+            (15,), solver=solver, alpha=5.0, max_iter=150, random_state=0, learning_rate_init=1e-5,
+            nesterovs_momentum=False, tol=0.0, n_iter_no_change=200,
+        )  # fmt: skip
+        with pytest.warns(UserWarning, match="Maximum iterations"):
+            model.fit(x, [0, 1] * 6)
+        rows, X = rs.moment_of(model)["layers.0.weight"], torch.tensor(x)
+        apart = (rows - rows @ torch.linalg.pinv(X) @ X).norm() / rows.norm()
+        decay = 5.0 / 12 * torch.tensor(model.coefs_[0].T)
+        assert apart < 0.2 * float(decay.norm() / rows.norm())
+
+
+def test_what_keeps_no_moment_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    with pytest.raises(InputError, match="SGD shows none"):
+        rs.moment_of(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(InputError, match="names and shapes of the weights"):
+        rs.attack(
+            model, rs.Knowledge(moment={"layers.0.weight": torch.ones(2, 2)}),
+            replace(QUICK, objective="unmix-moment"),
+        )  # fmt: skip
+    with pytest.raises(InputError, match="must be handed over"):
+        rs.attack(model, None, replace(QUICK, objective="unmix-moment"))
