@@ -36,7 +36,8 @@ from tests.victims import knowledge, leaky, tight, untrained, write
 BATCH = Batch("binary-kkt", 2, 600, 0)
 FILES = [
     ".gitignore", ".lock", "audit.safetensors", "certificate.json", "config.toml",
-    "environment.json", "knowledge.safetensors", "model_card.md", "reconstruction.safetensors",
+    "environment.json", "knowledge.safetensors", "model_card.md", "reconstruction-1-unmix.safetensors",
+    "reconstruction.safetensors",
     "report.html", "report.sarif", "result.json", "scores.json",
 ]  # fmt: skip
 
@@ -111,7 +112,8 @@ def test_plain_arrays_and_a_live_network_will_do() -> None:
     )  # fmt: skip
     assert found.scores is not None
     assert found.scores.calibrated
-    assert [row.name for row in found.attacks if row.ran] == ["binary-kkt"]
+    assert [row.name for row in found.attacks if row.ran] == ["binary-kkt", "unmix"]
+    assert any("sparse in their differences" in said for said in found.assumptions)
     assert all(row.reason for row in found.attacks)
 
 

@@ -39,6 +39,7 @@ NAMES = [
     "inspect_checkpoint",
     "load_checkpoint",
     "load_dataset",
+    "moment_of",
     "same",
     "save_checkpoint",
     "score",

@@ -501,10 +501,12 @@ def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | s
     kept = 1.0
     if start is not None and surface.name == WEIGHTS:
         before = start[f"{name}.weight"].to(rows).flatten(1)
-        kept = left_of(rows, before)
+        kept, size = left_of(rows, before), rows.norm()
         rows = rows - kept * before
+        if rows.norm() <= 10 * ROUNDING * size:
+            return "the first layer is its start, but for a factor and rounding"
         bias = None if bias is None else bias - kept * start[f"{name}.bias"].to(bias)
-    layer = Layer.of(rows) if bool(rows.any()) else None
+    layer = Layer.of(rows) if bool(rows.any()) else None  # a frozen or dead layer
     if layer is None or layer.rank < 2:
         return "fewer than two directions of the first layer stand out of the noise"
     if start is None and surface.name == WEIGHTS and layer.edge > VISIBLE:

@@ -1,7 +1,7 @@
 """``residuum demo``: the whole way on bundled data, from training to an audited network.
 
 Two audits with the same settings: of a network trained on digits, and of one never trained, where
-whatever an attack finds it made up.
+whatever an attack finds it made up. Then colour photographs, unmixed from a first layer in a second.
 
 Examples:
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS, BUDGET = 4, 2000, "1min"
 PICTURE = "reconstructions.png"
+PHOTO_ARCH, PHOTOS, PHOTO_STEPS, PHOTO_SECONDS = "mlp:3072-300-300-1", 40, 600, 2.0
+PHOTO_PICTURE = "photos.png"
 CERTIFIED = {"KKT residual, plain": "residual_plain", "KKT residual, Clarke": "residual_clarke"}
 CERTIFIED |= {"margin": "margin"}
 NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # audit folder: weights
@@ -51,8 +53,9 @@ def command(
             with attack_progress(voice.spoken) as watch:
                 watcher = None if watch is None else lambda _name, watch=watch: watch
                 audit_into(out / audit, _settings(out, network), watch=watcher, blur=False)
+        photos = _photos(out, voice.spoken)
     results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
-    summary = _write(out, split, checkpoint, results)
+    summary = _write(out, split, checkpoint, results, photos)
     voice.answer(summary, lambda: _show(results, summary))
     _check(results)
     if voice.spoken:
@@ -79,6 +82,49 @@ def _networks(out: Path, split: Split, spoken: bool) -> Checkpoint:
     return victim
 
 
+def _photos(out: Path, spoken: bool) -> dict[str, Any]:
+    """Colour photographs unmixed from a first layer, beside a layer never trained: figures, picture."""
+    from residuum.attacks import AttackConfig, attack
+    from residuum.attacks.unmix import LADDER, unmix
+    from residuum.checkpoints import first_layer, save_checkpoint
+    from residuum.datasets import load_dataset
+    from residuum.evaluation import score
+    from residuum.networks import Architecture
+    from residuum.records import Knowledge, write_atomic
+    from residuum.report.figures import compared_figure
+    from residuum.stationarity import parameters
+    from residuum.training import TrainingConfig, initialise, released, train
+
+    split = load_dataset("photos", PHOTOS, seed=0)
+    config = TrainingConfig(steps=PHOTO_STEPS, dtype="float32")
+    with training_progress(spoken) as watch:
+        state = train(PHOTO_ARCH, split.train, config, watch=watch)
+    victim = released(state, PHOTO_ARCH, split.train, "binary")
+    save_checkpoint(victim, out / "photos-network" / "model.safetensors")
+    told = Knowledge(shape=split.train.shape, value_range=(0, 1), mean=split.train.mean,
+                     provenance={"mean": "train"})  # fmt: skip
+    found = attack(victim, told, AttackConfig(objective="unmix", seconds=PHOTO_SECONDS))
+    # A layer never trained has no clean direction and is refused: it is given as many as the other.
+    drawn = initialise(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
+    sources = unmix(
+        first_layer(parameters(drawn)).float(), split.train.shape, LADDER[0], rank=len(found.x)
+    )
+    bands = {}
+    for title, x in (("this network", found.x),
+                     ("one never trained", sources.x.reshape(-1, *split.train.shape))):  # fmt: skip
+        bands[title] = (x, score(x, split.train, split.holdout, metrics=["ncc"]))
+    if figure := compared_figure(bands, split.train):
+        write_atomic(out / PHOTO_PICTURE, figure)
+    counts = [
+        {name: getattr(part, name) for name in ("recovered", "n", "rule", "expected_by_chance", "p_value")}
+        for _, part in bands.values()
+    ]  # fmt: skip
+    return {
+        "arch": PHOTO_ARCH, "picture": str(out / PHOTO_PICTURE), "seconds": found.seconds,
+        "trained": counts[0], "untrained": counts[1], "notes": list(found.notes),
+    }  # fmt: skip
+
+
 def _settings(out: Path, network: str) -> Any:
     """The same for both; a fixed batch instead of a budget, so that figures repeat."""
     from residuum.auditing.artifacts import AuditSettings
@@ -93,7 +139,11 @@ def _settings(out: Path, network: str) -> Any:
 
 
 def _write(
-    out: Path, split: Split, checkpoint: Checkpoint, results: dict[str, AuditResult]
+    out: Path,
+    split: Split,
+    checkpoint: Checkpoint,
+    results: dict[str, AuditResult],
+    photos: dict[str, Any],
 ) -> dict[str, Any]:
     """The picture of both side by side, and the figures in ``demo.json``."""
     from residuum.auditing.artifacts import read_result
@@ -114,6 +164,7 @@ def _write(
     summary = {
         **{audit: read_result(out / audit) for audit in results},
         "certificate_holdout": control.to_json(),
+        "photos": photos,
         "picture": str(out / PICTURE),
         "report": str(out / "trained" / "report.html"),
     }
@@ -138,10 +189,23 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
     mine, other = summary["trained"]["certificate"], summary["certificate_holdout"]
     rows = [(name, number(mine[key]), number(other[key])) for name, key in CERTIFIED.items()]
     print_table("certificate", ("what", "training digits", "held-out digits"), rows)
+    photos = summary["photos"]
+    both = [photos["trained"], photos["untrained"]]
+    rows = [
+        ("photos recovered", *(f"{part['recovered']} of {part['n']}, {part['rule']}" for part in both)),
+        ("expected by chance", *(number(part["expected_by_chance"], 2) for part in both)),
+        ("p, permutation test", *(number(part["p_value"], 2) for part in both)),
+    ]
+    title = (
+        f"{PHOTO_ARCH} trained on {PHOTOS} crops of photographs: unmixed from the first layer in "
+        f"{photos['seconds']:.1f} s"
+    )
+    print_table(title, ("what", "this network", "one never trained"), rows)
     facts = summary["trained"]["knowledge"]
     granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in facts)
     print_line(f"granted to the attacker: {granted}")
-    print_line(f"picture, found above and training digits below: {summary['picture']}")
+    print_line(f"pictures, found above and training images below: {summary['picture']} and")
+    print_line(f"  {photos['picture']}")
 
 
 def _check(results: dict[str, AuditResult]) -> None:
