@@ -11,12 +11,12 @@ import pytest
 from residuum.cli.main import main
 from residuum.records import Dataset
 
-# Architecture, task, the attack that applies, baselines beside it, exit code. Ten digits are one of
+# Architecture, task, the attack that applies, others beside it, exit code. Ten digits are one of
 # each class, which a network of ten outputs gives away at once; forty steps explain no convnet.
 NETWORKS = {
     "convnet": ("convnet:1x8x8-3-4-1", "binary", "binary-kkt", {"model-inversion"}, 3),
     "multiclass": ("mlp:64-20-10", "multiclass", "multiclass-kkt",
-                   {"model-inversion", "first-layer-weights"}, 1),
+                   {"unmix", "model-inversion", "first-layer-weights"}, 1),
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -389,7 +390,9 @@ def clusters(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
     """Neurons in ``k`` groups of similar direction."""
     rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
     seed = int(torch.randint(2**31, (), generator=generator))
-    _, label = kmeans2(rows.cpu().numpy(), k, minit="++", seed=seed)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # clusters are empty where rows are dead or few
+        _, label = kmeans2(rows.cpu().numpy(), k, minit="++", seed=seed)
     return [torch.from_numpy(label == i).nonzero().flatten() for i in range(k)]
 
 
@@ -575,7 +578,11 @@ def left_of(rows: Tensor, before: Tensor) -> float:
     """c: how much of the start is left, fitted outside of what the samples span, a few times in turn."""
     apart, c = before, math.nan
     for _ in range(4):
-        last, c = c, float((rows * apart).sum() / apart.square().sum().clamp(min=1e-30))
+        inner, square = (
+            (rows * apart).sum(dtype=torch.float64),
+            apart.square().sum(dtype=torch.float64),
+        )
+        last, c = c, float(inner / square.clamp(min=1e-30))
         change = rows - c * before
         if abs(c - last) < 1e-6 or not bool(change.any()):
             break
@@ -639,6 +646,7 @@ class Unmix(Attack):
     """The rows of the layer on the input, taken apart."""
 
     acquits: ClassVar[bool] = False
+    pace: ClassVar[str] = "sized"
     part: ClassVar[float] = 0.25
     assumes: ClassVar[str] = ASSUMES
 
@@ -675,9 +683,8 @@ class Unmix(Attack):
         values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
         setting = within(config.seconds, layer.rank, values, config.device)
         found = unmix(
-            layer.rows.to(config.device), layer.shape, setting, domain=domain, seed=config.seed,
-            seconds=config.seconds,
-        )  # fmt: skip
+            layer.rows.to(config.device), layer.shape, setting, domain=domain, seed=config.seed
+        )
         centres = torch.stack(
             [(found.group == g).nonzero()[0, 0] for g in range(int(found.group.max()) + 1)]
         )

@@ -71,7 +71,7 @@ class AttackStage:
 
     store: keeps finished batches, so that an interrupted audit goes on; batches: exactly these
     instead of what the budget allows; say: told what it will all take; exact: whether the steps of
-    ``config`` were asked for; samples: of the training set, for the forecast.
+    ``config`` were asked for; samples: of the training set, for the forecast; only: these attacks.
     """
 
     checkpoint: Checkpoint
@@ -85,11 +85,13 @@ class AttackStage:
     say: Callable[[str], None] | None = None
     exact: bool = False
     samples: int = 0
+    only: tuple[str, ...] = ()
 
     def run(self) -> Attacked:
         """Run what applies; the deciding attacks share their part of the budget, by their ``part``."""
         there = surfaces(self.checkpoint, self.knowledge)
         known = {n: one for n, one in every_attack().items() if self.baselines or not one.baseline}
+        known = {name: one for name, one in known.items() if not self.only or name in self.only}
         known = dict(sorted(known.items(), key=lambda item: item[1].baseline))  # those last
         on = {name: there.get(one.surface, there[WEIGHTS]) for name, one in known.items()}
         rows: dict[str, AttackOutcome] = {}
@@ -115,7 +117,7 @@ class AttackStage:
         left, parts = ATTACK_SHARE * self.seconds, sum(known[name].part for name in timed)
         batched = [name for name in timed if known[name].pace == "batches"]
         for name in timed:
-            if name not in batched:
+            if name not in batched:  # the same for the same budget
                 attack(name, None, ATTACK_SHARE * self.seconds * known[name].part / parts)
                 left -= found[name].seconds if name in found else 0.0
         share = max(left, 0.0) / max(1, len(batched))
@@ -175,7 +177,8 @@ class AttackStage:
         if one.baseline:
             return self._baseline(name, one, surface), []
         if one.pace != "batches":
-            seconds = math.inf if self.batches else share  # repeated batches have no clock
+            clocked = one.pace != "sized"  # repeated batches have no clock
+            seconds = math.inf if self.batches and clocked else share
             config = replace(self.config, objective=name, seconds=seconds)
             config = resolve(self.checkpoint, self.knowledge, config)
             return self._checked(one, surface, config), []

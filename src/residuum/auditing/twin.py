@@ -174,6 +174,7 @@ def _audited(
     twin = checkpoint.replace(theta=theta, module=checkpoint.module)
     attacked = replace(
         stage, checkpoint=twin, knowledge=known, batches=tuple(batches), baselines=False, store=None,
+        only=tuple(batch.attack for batch in batches),  # those that could acquit
         watch=None, say=None,
     ).run()  # fmt: skip
     made = f"{how}, loss {loss:.2g} where the audited network reached {reached:.2g}{weaker}"

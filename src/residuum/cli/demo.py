@@ -192,7 +192,10 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
     photos = summary["photos"]
     both = [photos["trained"], photos["untrained"]]
     rows = [
-        ("photos recovered", *(f"{part['recovered']} of {part['n']}, {part['rule']}" for part in both)),
+        (
+            "photos recovered",
+            *(f"{part['recovered']} of {part['n']}, {part['rule']}" for part in both),
+        ),
         ("expected by chance", *(number(part["expected_by_chance"], 2) for part in both)),
         ("p, permutation test", *(number(part["p_value"], 2) for part in both)),
     ]
