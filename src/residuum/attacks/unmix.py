@@ -584,7 +584,7 @@ def left_of(rows: Tensor, before: Tensor) -> float:
         )
         last, c = c, float(inner / square.clamp(min=1e-30))
         change = rows - c * before
-        if abs(c - last) < 1e-6 or not bool(change.any()):
+        if abs(c - last) < 1e-6 or change.norm() <= 10 * ROUNDING * rows.norm():
             break
         layer = Layer.of(change)
         V = layer.V[: min(layer.rank, len(layer.V) - 1)]

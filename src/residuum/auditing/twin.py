@@ -167,9 +167,9 @@ def _audited(
     )
     granted = None if knowledge.theta0 is None else start
     known = knowledge.replace(
-        theta0=granted, norms=None,
+        theta0=granted, norms=None, moment=None,
         sample_count=None if knowledge.sample_count is None else len(data),
-        provenance={k: v for k, v in knowledge.provenance.items() if k != "norms"},
+        provenance={k: v for k, v in knowledge.provenance.items() if k not in ("norms", "moment")},
     )  # fmt: skip
     twin = checkpoint.replace(theta=theta, module=checkpoint.module)
     attacked = replace(
