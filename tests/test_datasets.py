@@ -141,6 +141,21 @@ def assert_sound(split: Split) -> None:
     assert not any(row.numpy().tobytes() in rows for row in held.x)
 
 
+def test_photos_share_no_pixel_and_none_is_smooth() -> None:
+    split = load_dataset("photos", 40, seed=3, center=False)
+    both = torch.cat([split.train.x, split.holdout.x])
+    assert split.train.shape == (3, 32, 32)
+    assert len(split.holdout) >= 100
+    assert split.train.y.sum() == 0
+    steps = [both.diff(dim=axis).abs().mean((1, 2, 3)) for axis in (-1, -2)]
+    assert float((sum(steps) / 2).min()) > 4 / 255
+    assert 0 <= float(both.min()) < float(both.max()) <= 1
+    assert len({tuple(row.tolist()) for row in both.flatten(1)[:, :200]}) == len(both)
+    again = load_dataset("photos", 40, seed=3, center=False)
+    assert torch.equal(again.train.x, split.train.x)
+    assert not torch.equal(load_dataset("photos", 40, seed=4, center=False).train.x, split.train.x)
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_dataset_keeps_the_contract(name: str, task: str, root: Path) -> None:

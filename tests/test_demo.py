@@ -13,7 +13,7 @@ from tests.program import listing
 
 SMALL = {
     "ARCH": "mlp:64-60-60-1", "SAMPLES": 30, "STEPS": 1500, "RESTARTS": 2, "ATTACK_STEPS": 500,
-    "BUDGET": "1s",
+    "BUDGET": "1s", "PHOTO_ARCH": "mlp:3072-40-40-1", "PHOTOS": 10, "PHOTO_STEPS": 120,
 }  # fmt: skip
 
 
@@ -46,9 +46,16 @@ def test_demo(
         part["residual_plain"] for part in (trained["certificate"], found["certificate_holdout"])
     ]
     assert plain[0] < plain[1]
-    assert {"demo.json", "reconstructions.png", "trained/report.html", "untrained/report.html"} <= {
-        *listing(out)
-    }
+    photos = found["photos"]
+    assert photos["trained"]["recovered"] >= 3 > photos["untrained"]["recovered"]
+    assert photos["trained"]["p_value"] <= 0.01 < photos["untrained"]["p_value"]
+    assert {
+        "demo.json",
+        "reconstructions.png",
+        "photos.png",
+        "trained/report.html",
+        "untrained/report.html",
+    } <= {*listing(out)}
     assert (out / "reconstructions.png").read_bytes().startswith(b"\x89PNG")
 
 

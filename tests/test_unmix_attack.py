@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.attacks import every_attack, unmix
+from residuum.attacks import ATTACKS, every_attack, unmix
 from residuum.attacks.unmix import LADDER, Setting, fed_by_input, layer_bytes, left_of, within
+from residuum.auditing.budget import Batch
 from residuum.checkpoints.surfaces import SURFACES, surfaces
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.similarity import ncc
 from tests.test_unmix import QUICK as EVERY_RANK
 from tests.test_unmix import SHAPE, blocks
+from tests.victims import knowledge, leaky
 
 ARCH = "mlp:1728-120-1"
 QUICK = rs.AttackConfig(objective="unmix", seconds=0.01)
@@ -257,3 +259,23 @@ def test_what_keeps_no_moment_is_refused() -> None:
         )  # fmt: skip
     with pytest.raises(InputError, match="must be handed over"):
         rs.attack(model, None, replace(QUICK, objective="unmix-moment"))
+
+
+@pytest.mark.parametrize("with_it", [True, False])
+def test_an_audit_of_digits_loses_no_leak_by_one_more_test(
+    with_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, split = leaky()
+    if not with_it:
+        monkeypatch.delitem(ATTACKS, "unmix")
+    found = rs.audit(
+        checkpoint, data=split.train, holdout=split.holdout, knowledge=knowledge(split),
+        batches=(Batch("binary-kkt", 2, 400, 0),), budget=4, baselines=False, subsets=200,
+    )  # fmt: skip
+    assert found.verdict.outcome == "leak"
+    rows = {row.name: row for row in found.attacks if row.ran}
+    assert set(rows) == {"binary-kkt", "unmix"} if with_it else {"binary-kkt"}
+    if with_it:
+        assert rows["unmix"].silent  # it convicts and never acquits
+        assert rows["unmix"].p_value is not None
+        assert any(said.startswith("unmix assumes") for said in found.assumptions)

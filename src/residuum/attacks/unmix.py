@@ -700,9 +700,12 @@ class Unmix(Attack):
             x[centres], labels[centres], weight[centres], held[centres].round().long(),
             torch.ones_like(centres), confidence[centres], torch.zeros(len(centres), 5), centres,
         )  # fmt: skip
+        runs = sum(found.runs)
         return Reconstruction.at_once(
             self.name, x, labels, weight, knowledge, settings=config.to_json(), selection=chosen,
             seconds=time.monotonic() - start, notes=self._notes(layer, found, domain, said),
+        ).replace(
+            status=("finished",) * runs, loss=torch.zeros(runs, 0), layers=torch.zeros(runs, 0, 0)
         )  # fmt: skip
 
     def _notes(self, layer: Mixed, found: Sources, domain: str, said: str) -> tuple[str, ...]:
