@@ -42,9 +42,8 @@ CLEAR = 3.0  # standard errors that such an AUC must lie above one half: few sam
 MOST_TOLD = 400  # samples of each kind that a classifier is shown
 FEWEST_TOLD = 10
 NOISE = 0.05  # of candidates of what was granted, over their size; one for each sample
-OVERLAP = (
-    1 / 3
-)  # of what came back, that what was granted brings back by itself: too much to decide
+# Of what came back, that what was granted brings back by itself: too much to decide.
+OVERLAP = 1 / 3
 DRAWS = 1000  # subsets of a control: the fewest whose least p is below its level
 
 
