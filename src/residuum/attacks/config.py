@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.priors import PRIORS
-from residuum.errors import InputError, did_you_mean, require_known
+from residuum.errors import InputError, require_known
 from residuum.records.base import plain
 
 Step = float | Tensor
@@ -181,8 +181,7 @@ class AttackConfig:
         """The inverse of :meth:`to_json`; unknown settings are refused."""
         names = [f.name for f in dataclasses.fields(cls)]
         for name in values:
-            if name not in names:
-                raise InputError(f"An attack has no setting {name!r}.", did_you_mean(name, names))
+            require_known(name, names, "An attack has no setting")
         read = dict(values)
         if read.get("seconds", 0) is None:
             read["seconds"] = math.inf

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import OBJECTIVES, Objective
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import InputError, require_known
 from residuum.records import Reconstruction
 from residuum.stationarity import parameters
 from residuum.theory.kkt import evaluate
@@ -44,8 +44,7 @@ class Solution:
 
 def solution(model: nn.Module, found: Reconstruction, which: str = "selected") -> Solution:
     """The set ``which`` of a reconstruction; candidates that are not finite are left out."""
-    if which not in SETS:
-        raise InputError(f"No candidates {which!r}.", did_you_mean(which, SETS))
+    require_known(which, SETS, "No candidates")
     part = found.selection
     if which == "selected" and part is not None and len(part):
         agreed = part.support > 1

@@ -55,7 +55,7 @@ from residuum.auditing.verdict import (
     opening,
 )
 from residuum.checkpoints import Inspection, as_checkpoint, inspect_checkpoint
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import require_known
 from residuum.evaluation.null import SUBSETS
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores
 from residuum.records.rundir import environment
@@ -232,8 +232,7 @@ def _spent(taken: dict[str, float], budget: float) -> str:
 
 def attack_config(preset: str, steps: int | None, seed: int, device: str) -> AttackConfig:
     """The preset with what was said to override it."""
-    if preset not in PRESETS:
-        raise InputError(f"No preset {preset!r}.", did_you_mean(preset, tuple(PRESETS)))
+    require_known(preset, PRESETS, "No preset")
     config = replace(PRESETS[preset], seed=seed, device=device)
     return config if steps is None else replace(config, steps=steps)
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.errors import DataError, InputError, did_you_mean
+from residuum.errors import DataError, InputError, require_known
 from residuum.evaluation.matching import (
     MATCHINGS,
     Array,
@@ -286,8 +286,7 @@ def _choose(
 ) -> tuple[Metric, ...]:
     """The metrics asked for, the deciding one among them; by default all that apply."""
     for name in names or ():
-        if name not in METRICS:
-            raise InputError(f"There is no metric {name!r}.", did_you_mean(name, list(METRICS)))
+        require_known(name, METRICS, "There is no metric")
         if why := METRICS[name].why_not(shape):
             raise InputError(f"Metric {name!r} {why}.", "Leave it out of metrics=(...).")
     if names is None:
