@@ -17,7 +17,7 @@ import residuum as rs
 from papers import drawing
 from papers import runs as common
 from papers.runs import OURS, Context, Figure, ImageRun, Outcome, Performed, figures_of, mlp
-from residuum.attacks.selection import DUPLICATE, drop_duplicates
+from residuum.attacks.selection import DUPLICATE, groups_of
 from residuum.similarity import l2
 
 TRAINED = (
@@ -190,7 +190,8 @@ def circle(context: Context) -> Outcome:
     inverted = context.attack(net.checkpoint, rs.Knowledge(), inversion).x.double()
     x, weight = found.x.double(), found.weight.double()
     heavy = heavy_enough(x, weight)
-    kept = x[heavy][drop_duplicates(x[heavy], weight[heavy], DUPLICATE)]
+    groups = groups_of(x[heavy], weight[heavy], 0.0, DUPLICATE)
+    kept = x[heavy][[int(one[weight[heavy][one].argmax()]) for one in groups]]
     parts = {"train": data.x, "labels": data.y, "all": x, "weight": weight, "heavy": x[heavy]}
     parts |= {"kept": kept, "inverted": inverted}
     details = {"victim": net.summary, "attack": found.settings, "within": WITHIN}

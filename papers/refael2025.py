@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import nnls
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import residuum as rs
@@ -25,7 +25,7 @@ from residuum.networks import MLP, dense_chain
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
 from residuum.similarity import l2, ncc, standardise
 from residuum.stationarity import norm
-from residuum.theory.budgets import budget_certificates, two_layer_weights, unit
+from residuum.theory.budgets import exact_budgets, unit
 from residuum.theory.directions import data_direction
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import HypothesisError
@@ -358,6 +358,88 @@ def split_levels(kkt: KKTSet, i: int, direction: Tensor, alpha: float, beta: flo
         printed = delta + change if change < p else None
         bound = delta + max(alpha, beta) * c * float(kkt.lam.max())
     return SplitLevels(p, p_after, delta_after, printed, bound)
+
+
+@dataclass(frozen=True)
+class BudgetCertificates:
+    """The published bounds on a split of one sample beside the exact budget; lengths, |nu| = 1.
+
+    They bound |<w_j, nu>| of a two-layer network by what stationarity says about w_j, with gamma =
+    max_i |<nu, x_i>|; printed with a one-sided gamma = max_i <nu, x_i> all of them are false:
+
+        Theorem 5 as printed   min_j |pre_j| / (gamma sum_i lam_i)              false where |v_j| > 1
+        Theorem 5 corrected    min_j |pre_j| / (gamma |v_j| sum_{i active on j} lam_i)
+        Theorem 8              min_j |pre_j| / (eps + gamma |v_j| sum_i lam_i)
+
+    (|pre_j| = |D_j| |w_j|, D_j the signed distance to the neuron's hyperplane.)
+
+    theorem5_printed, theorem5_corrected: for an exact KKT point (eps = 0); theorem8: for an eps-KKT
+    point; one_sided: Theorem 8 with the printed gamma = max_i <nu, x_i>; exact: the smaller one-sided
+    budget. A certificate is valid where it does not exceed the exact budget.
+    """
+
+    theorem5_printed: float
+    theorem5_corrected: float
+    theorem8: float
+    one_sided: float
+    exact: float
+    gamma: float
+    eps: float
+
+    def valid(self, name: str) -> bool:
+        """Whether the named bound keeps its promise here (to rounding)."""
+        return bool(getattr(self, name) <= self.exact * (1 + 1e-12))
+
+    @property
+    def invalid(self) -> tuple[str, ...]:
+        """Names of the bounds that promise more than there is."""
+        names = ("theorem5_printed", "theorem5_corrected", "theorem8", "one_sided")
+        return tuple(name for name in names if not self.valid(name))
+
+
+@torch.no_grad()
+def budget_certificates(
+    model: MLP, x: Tensor, lam: Tensor, i: int, direction: Tensor, eps: float = 0.0
+) -> BudgetCertificates:
+    """Certificates for splitting sample i of a binary two-layer network. x: (n, d); lam: (n,)."""
+    v = two_layer_weights(model)
+    nu = unit(direction)
+    flat = x.flatten(1)
+    pre = model.trace(x).pre[0]
+    along = flat @ nu
+    gamma, total = float(along.abs().max()), lam.sum()
+    active = ((pre > 0) * lam[:, None]).sum(0)  # (h,) multipliers of the samples active on j
+    distance = pre[i].abs()
+    live = distance > 0  # a neuron without weights has no hyperplane
+    one_sided = float(along.max())
+    exact = exact_budgets((model,), x[i : i + 1], nu.reshape(x[i : i + 1].shape))
+    return BudgetCertificates(
+        theorem5_printed=_ratio(distance[live], (gamma * total).expand_as(distance[live])),
+        theorem5_corrected=_ratio(distance[live], (gamma * v.abs() * active)[live]),
+        theorem8=_ratio(distance[live], (eps + gamma * v.abs() * total)[live]),
+        one_sided=_ratio(distance[live], (eps + one_sided * v.abs() * total)[live]),
+        exact=float(exact.least[0]),
+        gamma=gamma,
+        eps=eps,
+    )
+
+
+def two_layer_weights(model: nn.Module) -> Tensor:
+    """(h,) output weights v of a two-layer MLP with one output; the printed theorems need one."""
+    chain = dense_chain(model)
+    if chain is None or len(chain.linears) != 2 or chain.linears[1].out_features != 1:
+        raise HypothesisError(
+            "depth",
+            "Theorems 5, 8 and 9 are stated for two-layer networks with one output; this is another.",
+            "Use exact_budgets, which hold for any depth.",
+        )
+    return chain.linears[1].weight.detach()[0]
+
+
+def _ratio(above: Tensor, below: Tensor) -> float:
+    """min above / below; nothing below, or less, means nothing in the way."""
+    held = below > 0
+    return float((above[held] / below[held]).min()) if held.any() else math.inf
 
 
 def largest_split(kkt: KKTSet, i: int, direction: Tensor, delta: float) -> float:

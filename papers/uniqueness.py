@@ -28,13 +28,21 @@ import torch
 import residuum as rs
 from papers import drawing, refael2025
 from papers.points import normal
-from papers.refael2025 import BIAS, FIRST, SIZES, five_best, layer_residuals, row_space, squares
+from papers.refael2025 import (
+    BIAS,
+    FIRST,
+    SIZES,
+    budget_certificates,
+    five_best,
+    layer_residuals,
+    row_space,
+    squares,
+)
 from papers.runs import Context, Figure, Outcome, Settings, Victim, first_residual, mlp
 from residuum.attacks import AttackConfig
 from residuum.checkpoints.inspection import rank_above, singular_values
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
 from residuum.stationarity import flatten, norm, residual
-from residuum.theory.budgets import budget_certificates
 from residuum.theory.directions import data_direction
 from residuum.theory.kkt_sets import KKTSet
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from papers.points import relu_point_on, steep_point
-from papers.refael2025 import kkt_loss, largest_split, split_levels
+from papers.refael2025 import budget_certificates, kkt_loss, largest_split, split_levels
 from residuum.networks import MLP
 from residuum.stationarity import norm
-from residuum.theory.budgets import budget_certificates, exact_budgets
+from residuum.theory.budgets import exact_budgets
 from residuum.theory.directions import (
     data_direction,
     largest_direction,

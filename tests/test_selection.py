@@ -15,8 +15,8 @@ from residuum.attacks.selection import (
     WEIGHT_FLOOR,
     alive,
     calibration,
-    drop_duplicates,
     effective_dimension,
+    groups_of,
 )
 from residuum.checkpoints import build_model
 from residuum.errors import InputError
@@ -245,13 +245,14 @@ def test_nothing_comes_of_nothing():
         assert chosen.features.shape == (0, len(FEATURES))
 
 
-def test_duplicates_are_dropped_heaviest_first():
+def test_groups_begin_with_the_heaviest_and_hold_what_is_near_it():
     x = torch.tensor([[0.0], [0.3], [0.6], [5.0], [5.2]], dtype=torch.float64)
     weight = torch.tensor([1.0, 3.0, 2.0, 0.5, 0.7])
-    assert drop_duplicates(x, weight, 0.31).tolist() == [1, 4]
-    assert drop_duplicates(x, weight, 0.25).tolist() == [1, 2, 0, 4]
-    assert drop_duplicates(x, weight, 0.0).tolist() == [1, 2, 0, 4, 3]
-    assert drop_duplicates(x[:0], weight[:0], 1.0).tolist() == []
+    near = [one.tolist() for one in groups_of(x, weight, 0.0, 0.31)]
+    assert near == [[0, 1, 2], [3, 4]]
+    assert [one.tolist() for one in groups_of(x, weight, 0.0, 0.25)] == [[1], [2], [0], [3, 4]]
+    assert [one.tolist() for one in groups_of(x, weight, 0.0, 0.0)] == [[1], [2], [0], [4], [3]]
+    assert groups_of(x[:0], weight[:0], 0.0, 1.0) == []
 
 
 # Baselines

@@ -94,17 +94,6 @@ def alive(found: Reconstruction) -> Tensor:
     return keep
 
 
-def drop_duplicates(x: Tensor, weight: Tensor, radius: float) -> Tensor:
-    """Indices of candidates, heaviest first, none closer than ``radius`` to a heavier kept one."""
-    kept: list[int] = []
-    order = weight.argsort(descending=True)
-    distances = l2(x[order], x[order])
-    for i in range(len(order)):
-        if all(float(distances[i, j]) > radius for j in kept):
-            kept.append(i)
-    return order[torch.tensor(kept, dtype=torch.long)]
-
-
 def groups_of(x: Tensor, weight: Tensor, similarity: float, radius: float | None) -> list[Tensor]:
     """Greedy grouping, heaviest candidate first; every candidate is in exactly one group.
 
