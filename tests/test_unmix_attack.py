@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 import residuum as rs
 from residuum.attacks import ATTACKS, every_attack, unmix
-from residuum.attacks.unmix import LADDER, Setting, fed_by_input, layer_bytes, left_of, within
+from residuum.attacks.unmix import (
+    LADDER,
+    Setting,
+    fed_by_input,
+    layer_bytes,
+    left_of,
+    reach,
+    within,
+)
 from residuum.auditing.budget import Batch
 from residuum.checkpoints.surfaces import SURFACES, surfaces
 from residuum.errors import InputError
@@ -95,6 +103,16 @@ def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
     found = rs.attack(mixed, rs.Knowledge(theta0=start), QUICK)
     assert (ncc(found.x, x).abs().amax(0) > 0.9).sum() >= 8
     assert "0.9 of the start was taken off" in found.notes[1]
+
+
+def test_noise_in_pixels_that_are_always_dark_does_not_shrink_a_source_to_nothing() -> None:
+    x = torch.zeros(1, 100).double()
+    x[0, 40:] = torch.linspace(0.1, 0.5, 60)
+    x[0, :40] -= 1e-9  # pixels whose bound is 0
+    up = reach(x, torch.zeros(100).double(), torch.ones(100).double())
+    down = reach(-x, torch.zeros(100).double(), torch.ones(100).double())
+    assert 1.9 < float(up) < 2.3
+    assert float(down) < 0.2 * float(up)
 
 
 def test_what_it_refuses() -> None:

@@ -459,6 +459,7 @@ LADDER = (  # from one rank, one strength and one start to all
     Setting(),
 )
 INSIDE = 0.02  # share of its values by which a source may leave the granted range
+SLACK = 0.05  # of the range, that a value may lie outside of it
 # Probability that a source has |NCC| > 0.8 with a sample: sigmoid(a + b s), s being the share of all runs
 # that hold it. Fitted on 217 sources of two networks each on 40 photos (3072-300-300-1) and 20 digits
 # (64-200-200-1), seven runs; of sources that half of the runs hold 84% were true. Of one run 56% were.
@@ -636,8 +637,13 @@ def told(
 
 
 def reach(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """(k,) the largest factors that keep almost all values of (k, d) sources within bounds."""
-    low, high = (bound.flatten().expand(x.shape[1]) for bound in (low, high))
+    """(k,) the largest factors that keep almost all values of (k, d) sources about within bounds.
+
+    A pixel that is never bright has its mean for a bound, so that any noise there would leave it:
+    bounds are taken a little wider than they are.
+    """
+    slack = SLACK * (high - low)
+    low, high = (part.flatten().expand(x.shape[1]) for part in (low - slack, high + slack))
     most = torch.where(x > 0, high / x.clamp(min=1e-12), low / x.clamp(max=-1e-12))
     return most.clamp(min=0).quantile(INSIDE, dim=1)
 
