@@ -81,7 +81,7 @@ def test_a_fine_tune_of_some_layers_is_never_passed(seed: int, trained: str) -> 
     assert found.verdict.outcome != NO_LEAK_FOUND
     moved = tuple(f"layers.{i // 2}" for i in LAYERS[trained])
     for row in found.attacks:
-        if row.ran:
+        if row.ran and row.residual is not None:  # unmix has none to judge
             assert row.judged == moved
             assert (row.silent == FROZEN_FIRST) == (trained != "first")
     if found.verdict.outcome == INCONCLUSIVE and trained != "first":

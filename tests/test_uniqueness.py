@@ -689,3 +689,15 @@ def test_certify_a_run(tmp_path, capsys) -> None:
     assert code == 2
     assert "two different certificates" in error
     assert math.isfinite(summary["per_sample"][0]["radius_most"])
+
+
+def test_samples_that_no_neuron_hears_pin_nothing_and_stop_nothing() -> None:
+    model = MLP((3, 4, 1)).double()
+    with torch.no_grad():
+        model.linears[0].weight.fill_(-1.0)
+        model.linears[0].bias.fill_(-1.0)
+    x, lam = torch.rand(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    kkt = KKTSet.of(model, x, torch.tensor([1.0, -1.0], dtype=torch.float64), lam)
+    found = pinned(kkt, Groups.of(kkt))
+    assert not bool(found.groups.any())
+    assert not bool(uniqueness(kkt, box=(0.0, 1.0)).determined_at_least.isnan().any())

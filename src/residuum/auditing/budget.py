@@ -22,10 +22,8 @@ from residuum.records import Checkpoint, Knowledge, Record
 ATTACK_SHARE = 0.42
 FEWEST_RESTARTS = 4  # one in so many is repeated on the twin, and one on a permuted target
 CHECK_SHARE = 1 / 3  # of the budget, at most, for asking whether the audit can be believed
-TWIN_SHARE, LEAST_TWIN = (
-    0.04,
-    2.0,
-)  # of the twin's training; its attack takes what the audited one took
+# Of the twin's training; its attack takes what the audited one took.
+TWIN_SHARE, LEAST_TWIN = 0.04, 2.0
 BASELINE_SHARE, SCORE_SHARE, CERTIFICATE_SHARE, UNIQUENESS_SHARE = 0.05, 0.1, 0.05, 0.05
 LEAST_BASELINE, LEAST_SCORE = 1.0, 3.0  # seconds: what is cheap is not left out of a short audit
 LEAST_UNIQUENESS = 3.0  # seconds: its null space is counted whatever the clock says

@@ -117,6 +117,8 @@ def _by_first_layer(given: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, 
         chain.signals(trace, rows.covectors, rows.index)[0].detach(), full_matrices=False
     )
     reached = values > NULL * values[0]
+    if not bool(reached.any()):  # no neuron hears any candidate: D is zero
+        return torch.zeros(len(groups), dtype=torch.bool, device=given.x.device), None
     basis = left[:, reached]
     indicator = torch.nn.functional.one_hot(rows.index, len(groups)).to(basis)
     missing = (indicator - basis @ (basis.T @ indicator)).norm(dim=0) / indicator.norm(dim=0)
@@ -149,4 +151,4 @@ def null_space(given: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, float
     small = torch.linalg.qr(matrix, mode="r")[1]  # same singular values and right vectors
     _, values, right = torch.linalg.svd(small, full_matrices=len(small) < small.shape[1])
     rank = int((values > NULL * values[0]).sum())
-    return right[rank:].T, float(values[rank - 1] / values[0])
+    return right[rank:].T, float(values[rank - 1] / values[0]) if rank else 0.0
