@@ -24,7 +24,7 @@ from residuum.auditing.controls import (
     without_repeats,
 )
 from residuum.auditing.judging import findings, grades, run_tests
-from residuum.auditing.twin import Recipe, _bundled, _out_of
+from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
 from residuum.errors import InputError
 from residuum.evaluation.scoring import CandidatePool
@@ -304,3 +304,19 @@ def test_vouching_is_a_note_in_every_artifact(tmp_path) -> None:
     found.save(tmp_path / "run")
     for name in ("report.html", "model_card.md", "result.json", "report.sarif"):
         assert "vouch" in (tmp_path / "run" / name).read_text(), name
+
+
+def test_a_twin_trained_in_batches_is_the_same_whatever_was_drawn_before() -> None:
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.where(x[:, 0] > 0, 1.0, -1.0).double()
+    found = []
+    for seed, before in ((0, 1), (0, 2), (1, 1)):
+        model = torch.nn.Linear(4, 1).double()
+        torch.nn.init.zeros_(model.weight)
+        torch.nn.init.zeros_(model.bias)
+        torch.manual_seed(before)
+        recipe = Recipe.parse("optimiser=sgd,rate=0.5,epochs=3,batch=7")
+        _descend(model, x, y, "logistic", recipe, "sgd", 0.0, math.inf, seed)
+        found.append(model.weight.detach().clone())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])

@@ -39,10 +39,7 @@ from residuum.evaluation.scoring import (
 from residuum.records import Checkpoint, Dataset, Scores
 from residuum.theory.kkt import evaluate
 
-MOST_SETS, MOST_VALUES = (
-    100,
-    5000,
-)  # held-out sets in the report, and their values, which it carries
+MOST_SETS, MOST_VALUES = 100, 5000  # held-out sets in the report, and values it carries of them
 MOST_SHOWN = 300
 
 

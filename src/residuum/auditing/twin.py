@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from residuum.attacks.config import stream
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import Claim, sample_losses
 from residuum.auditing.judging import findings, run_tests
@@ -26,7 +27,7 @@ from residuum.auditing.stages import AttackStage
 from residuum.auditing.verdict import Twin
 from residuum.checkpoints import Inspection, build_model
 from residuum.checkpoints.surfaces import weights
-from residuum.errors import InputError, ResiduumError, did_you_mean
+from residuum.errors import InputError, ResiduumError, require_known
 from residuum.evaluation.matching import as_array, discrete
 from residuum.evaluation.null import draw_sets
 from residuum.evaluation.scoring import whole_pool
@@ -74,10 +75,7 @@ class Recipe:
         values: dict[str, object] = {}
         for part in filter(None, (one.strip() for one in text.split(","))):
             name, _, value = part.partition("=")
-            if name not in kinds:
-                raise InputError(
-                    f"A recipe has no {name[:40]!r}.", did_you_mean(name, tuple(kinds))
-                )
+            require_known(name[:40], kinds, "A recipe has no")
             try:
                 values[name] = kinds[name](value)
             except ValueError as problem:
@@ -86,11 +84,7 @@ class Recipe:
                     "Say --recipe optimiser=sgd,rate=0.01,epochs=100,batch=50.",
                 ) from problem
         for name, known in (("optimiser", OPTIMISERS), ("start", STARTS)):
-            if values.get(name, known[0]) not in known:
-                raise InputError(
-                    f"A recipe knows no {name} {values[name]!r}.",
-                    did_you_mean(str(values[name]), known),
-                )
+            require_known(str(values.get(name, known[0])), known, f"A recipe knows no {name}")
         if any(
             not 0 <= float(str(values.get(name, 0))) < 1e9 for name in ("rate", "epochs", "batch")
         ):
@@ -131,10 +125,7 @@ def audit_twin(
             found = _audited(
                 stage, claim, inspection, batches, Recipe.parse(recipe), subsets, training
             )
-        except (
-            ResiduumError,
-            RuntimeError,
-        ) as problem:  # a network of somebody's own need not train
+        except (ResiduumError, RuntimeError) as problem:  # somebody's own network need not train
             found = Twin(reason=str(problem).splitlines()[0][:200])
         _made[key] = replace(found, seconds=round(time.monotonic() - start, 3))
     return _made[key]
@@ -171,7 +162,7 @@ def _audited(
         sample_count=None if knowledge.sample_count is None else len(data),
         provenance={k: v for k, v in knowledge.provenance.items() if k not in ("norms", "moment")},
     )  # fmt: skip
-    twin = checkpoint.replace(theta=theta, module=checkpoint.module)
+    twin = checkpoint.replace(theta=theta)
     attacked = replace(
         stage, checkpoint=twin, knowledge=known, batches=tuple(batches), baselines=False, store=None,
         only=tuple(batch.attack for batch in batches),  # those that could acquit
@@ -294,7 +285,7 @@ def _trained(
                 p.requires_grad_(p.requires_grad and name not in names)
     y = normalise_labels(data.y, task, outputs)
     loss = _descend(
-        model, data.x.double(), y, choose_loss("", task), recipe, optimiser, reached, seconds
+        model, data.x.double(), y, choose_loss("", task), recipe, optimiser, reached, seconds, seed
     )
     dtype = {name: t.dtype for name, t in checkpoint.theta.items()}
     theta = {name: t.detach().to(dtype.get(name, t.dtype)) for name, t in parameters(model).items()}
@@ -328,6 +319,7 @@ def _descend(
     optimiser: str,
     reached: float,
     seconds: float,
+    seed: int,
 ) -> float:
     """Train in place until the audited network's loss, the recipe's epochs, or the end of the time."""
     moving = [p for p in model.parameters() if p.requires_grad]
@@ -336,10 +328,13 @@ def _descend(
     steps = kind(moving, lr=rate)
     batch = recipe.batch or len(x)
     end, value = time.monotonic() + max(seconds, 0.1), math.inf
-    careful = not recipe.rate and optimiser in ("gd", "margin")
+    # Losses of one batch and of the next say nothing about a step.
+    careful = not recipe.rate and optimiser in ("gd", "margin") and batch >= len(x)
+    drawn = stream("twin", seed)
     kept = [p.detach().clone() for p in moving]
     for _ in range(recipe.epochs or STEPS):
-        for rows in torch.randperm(len(x)).split(batch) if batch < len(x) else (slice(None),):
+        order = torch.randperm(len(x), generator=drawn)
+        for rows in order.split(batch) if batch < len(x) else (slice(None),):
             steps.zero_grad()
             now = LOSSES[loss](model(x[rows]), y[rows])
             now.backward()
