@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from residuum.auditing.controls import (
     told_by_samples,
     without_repeats,
 )
-from residuum.auditing.judging import findings, grades, run_tests
+from residuum.auditing.judging import OneTest, findings, grades, run_tests, strongest_of
 from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
 from residuum.errors import InputError
@@ -320,3 +322,12 @@ def test_a_twin_trained_in_batches_is_the_same_whatever_was_drawn_before() -> No
         found.append(model.weight.detach().clone())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+def test_of_tests_with_the_least_p_the_one_with_most_to_show_is_shown() -> None:
+    def one(count: int, adjusted: float) -> Any:
+        control = SimpleNamespace(p_value=adjusted, recovered=np.arange(9) < count)
+        return OneTest(None, None, control, adjusted)  # type: ignore[arg-type]
+
+    assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.0005)}) == "many"
+    assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.001)}) == "few"

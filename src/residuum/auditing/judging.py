@@ -207,7 +207,7 @@ def judge(
         found = Findings(len(train), reason=scores.reason, metric=DECIDING)
         shown = evidence(train, scores, outputs, None, seed)
         return Judged(rows, found, attacked.found[0].attack, scores, selected, shown)
-    strongest = min(tests, key=lambda name: (tests[name].adjusted, tests[name].control.p_value))
+    strongest = strongest_of(tests)
     graded: dict[int, str] = {}
     order = (CLASS_LIKE, RESEMBLES, NEAR_COPY)
     for one in tests.values():
@@ -219,6 +219,16 @@ def judge(
     shown = evidence(train, scores, outputs, tests[strongest], seed)
     found = findings(tests, len(train), graded)
     return Judged(rows, found, strongest, scores, selected, shown)
+
+
+def strongest_of(tests: dict[str, OneTest]) -> str:
+    """The test with the least p; several share the least that there is: then the one with most to show."""
+
+    def rank(name: str) -> tuple[float, float, int]:
+        one = tests[name]
+        return one.adjusted, one.control.p_value, -int(one.control.recovered.sum())
+
+    return min(tests, key=rank)
 
 
 def _with_counts(row: AttackOutcome, test: OneTest | None, beside: Scores | None) -> AttackOutcome:
