@@ -181,14 +181,14 @@ def test_grades_compare_with_the_nearest_held_out_sample_and_the_mean_of_the_cla
     found = grades(test, test.field.strata)
     assert found[0] == NEAR_COPY
     for i, grade in found.items():  # the definition, one sample at a time
-        value = test.control.value[i]
+        left = 1 - test.control.value[i]
         near = max(float(ncc(train.x[i], one)) for one in pool.x)
         typical = float(ncc(train.x[i], mean[int(train.y[i])]))
         wanted = (
             NEAR_COPY
-            if value > max(near, typical)
+            if left <= 0.75 * (1 - max(near, typical))
             else RESEMBLES
-            if value > typical
+            if left <= 0.75 * (1 - typical)
             else CLASS_LIKE
         )
         assert grade == wanted

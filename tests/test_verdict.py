@@ -234,7 +234,7 @@ def test_wording_of_every_outcome() -> None:
     assert leak.sentence == (
         "The attacks brought back 25 of 500 training samples (ncc > 0.83; 95% interval of the excess "
         "13.8 to 34.0), where chance alone explains 2.4; p < 0.001 over 3 tests. Grade resembles: "
-        "nearer to the sample than the held-out mean of its class."
+        "nearer to the sample, by a quarter, than the held-out mean of its class."
     )
     assert leak.headline == "Leak found: resembles"
     assert "brought back" not in leak.replace(grade=CLASS_LIKE).sentence

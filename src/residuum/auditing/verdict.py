@@ -33,10 +33,11 @@ HEADLINES = {
 }
 NEAR_COPY, RESEMBLES, CLASS_LIKE = "near-copy", "resembles", "class-like"
 GRADES = {  # of a leak, the worst first
-    NEAR_COPY: "nearer to the sample than any held-out sample and than the mean of its class",
-    RESEMBLES: "nearer to the sample than the held-out mean of its class",
-    CLASS_LIKE: "no nearer to the sample than the held-out mean of its class: public samples give as "
-    "good a picture",
+    NEAR_COPY: "nearer to the sample, by a quarter, than any held-out sample and than the mean of its "
+    "class",
+    RESEMBLES: "nearer to the sample, by a quarter, than the held-out mean of its class",
+    CLASS_LIKE: "hardly nearer to the sample than the held-out mean of its class: public samples give "
+    "as good a picture",
 }
 VOUCHED = "the auditor vouches that network and records were read rightly (--vouch)"
 EXPLAINED = 0.5  # of the residual that the same attack leaves on the permuted target
