@@ -171,14 +171,21 @@ def test_greedy_equals_the_loop_and_never_beats_the_best_assignment(seed, m, n):
 
 
 @pytest.mark.parametrize("state", [1, 100, 1 << 24])  # one set at a time, three, all
-def test_hubs_and_many_sets_at_once(state, monkeypatch):
+@pytest.mark.parametrize("m", [30, 12, 7])  # with fewer than 12 it is candidates that propose
+def test_hubs_and_many_sets_at_once(m, state, monkeypatch):
     """One candidate that everybody wants is the worst case of deferred acceptance."""
     monkeypatch.setattr("residuum.evaluation.matching.STATE", state)
     rng = np.random.default_rng(0)
-    values = rng.standard_normal((30, 1)) + 0.01 * rng.standard_normal((30, 40))
+    values = rng.standard_normal((m, 1)) + 0.01 * rng.standard_normal((m, 40))
     sets = np.stack([rng.permutation(40)[:12] for _ in range(25)])
-    expected = [naive_greedy(values[:, columns]) for columns in sets]
-    assert greedy_in_sets(values, sets).tolist() == expected
+    expected = np.array([naive_greedy(values[:, columns]) for columns in sets])
+    assert greedy_in_sets(values, sets).tolist() == expected.tolist()
+    floor = float(np.median(values))
+    above = values[expected, sets] >= floor
+    assert (expected >= 0).sum() == 25 * min(m, 12)
+    floored = greedy_in_sets(values, sets, floor)
+    assert (floored[above & (expected >= 0)] == expected[above & (expected >= 0)]).all()
+    assert (floored[~above] == -1).all()
 
 
 @pytest.mark.parametrize("name", MATCHINGS)

@@ -53,8 +53,11 @@ def greedy_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> Array:
     left unmatched, which changes no pair above it, since the best are matched first. Greedy matching is the
     stable matching of a market whose two sides rank pairs by the same number, so deferred
     acceptance finds it: every free sample proposes to the best candidate that has not refused it,
-    every candidate keeps its best proposal. All samples of all sets propose at once.
+    every candidate keeps its best proposal. All samples of all sets propose at once. Where samples
+    outnumber candidates, candidates propose: the many would only be refused, by one after another.
     """
+    if len(gain) < sets.shape[1]:
+        return _by_candidates(gain, sets, floor)
     depth = min(len(gain), sets.shape[1])  # at most n - 1 candidates can be held by others
     if floor > -np.inf:
         depth = min(depth, max(1, int((gain >= floor).sum(0).max())))
@@ -82,13 +85,34 @@ def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
     return np.take_along_axis(top, best_first, 1), np.take_along_axis(value, best_first, 1)
 
 
-def _defer(order: Array, value: Array, sets: Array, m: int) -> Array:
-    """Deferred acceptance for :func:`greedy_in_sets`. Seats are (set, sample), slots (set, candidate)."""
+def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
+    """:func:`greedy_in_sets` with candidates proposing to all samples, of which only those in the set accept."""
+    m, samples = gain.shape
+    order, value = _preferences(gain.T, samples)
+    value[value < floor] = -np.inf
+    found, step = np.full(sets.shape, -1), max(1, STATE // samples)
+    for start in range(0, len(sets), step):
+        some = sets[start : start + step]
+        row = np.arange(len(some))[:, None]
+        place = np.full((len(some), samples), -1)
+        place[row, some] = np.arange(some.shape[1])
+        everyone = np.broadcast_to(np.arange(m), (len(some), m))
+        taken = _defer(order, value, everyone, samples, (place < 0).ravel())
+        seat, candidate = np.nonzero(taken >= 0)
+        found[start + seat, place[seat, taken[seat, candidate]]] = candidate
+    return found
+
+
+def _defer(order: Array, value: Array, sets: Array, m: int, closed: Array | None = None) -> Array:
+    """Deferred acceptance for :func:`greedy_in_sets`. Seats are (set, sample), slots (set, candidate).
+
+    closed: (sets * m,) slots that refuse everyone.
+    """
     s, n = sets.shape
     sample = sets.ravel()
     asked = np.zeros(s * n, dtype=np.int64)  # how many candidates each seat has proposed to
     holder = np.full(s * m, -1)
-    held = np.full(s * m, -np.inf)
+    held = np.full(s * m, -np.inf) if closed is None else np.where(closed, np.inf, -np.inf)
     free = np.arange(s * n)
     while len(free := free[asked[free] < order.shape[1]]):
         gain = value[sample[free], asked[free]]
