@@ -86,7 +86,7 @@ def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
 
 
 def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
-    """:func:`greedy_in_sets` with candidates proposing to all samples, of which only those in the set accept."""
+    """:func:`greedy_in_sets` with candidates proposing to all samples; those outside the set refuse."""
     m, samples = gain.shape
     order, value = _preferences(gain.T, samples)
     value[value < floor] = -np.inf
