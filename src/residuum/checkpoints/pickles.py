@@ -54,11 +54,12 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A block of numbers that a pickle refers to by key."""
+    """A block of numbers that a pickle refers to by key; kind: of number, where it is of interest."""
 
     key: str
     numel: int
     itemsize: int
+    kind: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -97,7 +97,7 @@ def as_checkpoint(
 def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> Path:
     """Write a checkpoint as safetensors, atomically; equal checkpoints give equal bytes."""
     tensors = {name: t.detach().cpu().clone().contiguous() for name, t in checkpoint.theta.items()}
-    return write_atomic(path, _sort_header(save(tensors, encode_metadata(checkpoint))))
+    return write_atomic(path, sort_header(save(tensors, encode_metadata(checkpoint))))
 
 
 def locate(path: str | Path) -> Path:
@@ -192,7 +192,7 @@ def _identify(
     return network, {name: names[name] for name in order}, guesses
 
 
-def _sort_header(content: bytes) -> bytes:
+def sort_header(content: bytes) -> bytes:
     """The same file with its header's keys sorted: the library orders metadata at random."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(

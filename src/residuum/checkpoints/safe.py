@@ -57,6 +57,18 @@ def read_safetensors(
     path: Path, stream: BinaryIO, size: int, max_bytes: int
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of the file of ``size`` bytes at ``path``, open as ``stream``."""
+    header, metadata, _ = checked_header(stream, size, max_bytes)
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as archive:
+            return {name: archive.get_tensor(name) for name in header}, metadata
+    except (SafetensorError, RuntimeError, ValueError, TypeError, OSError) as problem:
+        _damaged(f"the library could not read it: {type(problem).__name__}", problem)
+
+
+def checked_header(
+    stream: BinaryIO, size: int, max_bytes: int
+) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Entries by tensor, known to fill the file, the metadata, and where the tensors' bytes begin."""
     header, start = _parse(stream, size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -73,11 +85,7 @@ def read_safetensors(
     _bound(end, max_bytes)
     if start + end != size:
         _damaged(f"its header describes {start + end} bytes and it has {size}")
-    try:
-        with safe_open(str(path), framework="pt", device="cpu") as archive:
-            return {name: archive.get_tensor(name) for name in header}, metadata
-    except (SafetensorError, RuntimeError, ValueError, TypeError, OSError) as problem:
-        _damaged(f"the library could not read it: {type(problem).__name__}", problem)
+    return header, metadata, start
 
 
 def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:

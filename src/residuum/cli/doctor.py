@@ -14,7 +14,7 @@ from typing import Any
 from residuum.cli.options import Voice
 from residuum.cli.output import number, print_line, print_table
 
-EXTRAS = {"cluster": "ray", "dp": "opacus"}
+EXTRAS = {"cluster": "ray", "dp": "opacus", "onnx": "onnx"}
 NAMED = ("mnist", "cifar10")
 ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0
 

@@ -1,0 +1,401 @@
+"""What in a release can give training data away, found by looking: no attack, no data, no code run.
+
+Each rule looks at one place of the tree that :mod:`.releases` brings and says what it is, why it
+matters and what to do. Places of one kind and class are one finding.
+
+================  ====================================================  =============================
+kind              what                                                  what it tells
+================  ====================================================  =============================
+stored            records, or lists of their values, kept outright      records
+optimiser-state   momentum, Adam's moments, averaged copies             sums of the last gradients
+start             the weights before training, or the seed of them      W - W0, a sum over samples
+statistics        means, scales, counts, trees, loss curves             moments of the data
+touched-rows      rows of an embedding that training moved              tokens, users, items
+adapter           low-rank changes of a base                            the change, without noise
+paths             names of files and folders                            what it was trained on
+================  ====================================================  =============================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from residuum.checkpoints.inert import Block, Thing, key_of
+from residuum.checkpoints.releases import Release
+from residuum.checkpoints.starts import proved_start
+from residuum.records.base import Record
+
+STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statistics"
+TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
+KINDS = (STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS)
+SEVERITIES = ("high", "medium", "low")
+MOST_PLACES = 500_000
+LONGEST = 120  # of a place, as it is shown
+FEW_VALUES = (
+    50  # categories of one column up to here are a list of labels, above it records' values
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Finding(Record):
+    """One surface of a file.
+
+    what: in a few words; where: the first place; places: how many there are; count: records, rows,
+    words or numbers there; rows: of a table, those that were touched.
+    """
+
+    kind: str
+    severity: str
+    what: str
+    where: str
+    reason: str
+    remedy: str
+    places: int = 1
+    count: int | None = None
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A value in the tree: its path, its own name, the class of the object it belongs to."""
+
+    path: str
+    name: str
+    owner: str
+    value: Any
+    inside: str = ""  # the part of a checkpoint that it lies in: "state" of an optimiser, "average"
+
+    @property
+    def leaf(self) -> str:
+        """The last part of the name: that of ``layer1.0.bn.running_mean`` is ``running_mean``."""
+        return self.name.rpartition(".")[2]
+
+
+# Of scikit-learn: attribute -> classes that it belongs to, () for any.
+RECORDS: dict[str, tuple[str, ...]] = {
+    "_fit_X": (), "support_vectors_": (), "X_train_": (), "X_fit_": (), "training_data_": (),
+    "_raw_data": (), "X_": ("LabelPropagation", "LabelSpreading"),
+    "components_": ("DBSCAN", "Nystroem"), "cluster_centers_": ("AffinityPropagation",),
+}  # fmt: skip
+ELSEWHERE = re.compile(
+    r"(^|[._])(x_?train|train_?x|train(ing)?_(data|images|samples|inputs|set)|raw_data|"
+    r"replay_buffer|exemplars?|support_set|dataset)([._]|$)",
+    re.IGNORECASE,
+)
+PROTOTYPES = re.compile(r"(^|[._])(prototypes?|memory_bank|queue)([._]|$)", re.IGNORECASE)
+TREES = re.compile(r"(KDTree|BallTree)(32|64)?$")
+FRAMES = re.compile(r"^(pandas|polars|pyarrow|PIL|datasets)\.")
+MEASURED = {
+    "mean_", "scale_", "var_", "data_min_", "data_max_", "data_range_", "center_", "quantiles_",
+    "statistics_", "n_samples_seen_", "class_count_", "class_prior_", "theta_", "means_",
+    "covariance_", "location_", "centroids_", "cluster_centers_", "idf_", "bin_edges_", "loss_curve_",
+    "validation_scores_", "running_mean", "running_var", "num_batches_tracked", "priors_",
+}  # fmt: skip
+FIRST = {"exp_avg", "momentum_buffer", "grad_avg", "velocities", "ms", "mu", "trace"}
+SECOND = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "vs", "nu"}
+OPTIMISERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
+AVERAGES = re.compile(
+    r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
+    r"^(state_dict_ema|shadow_params)$",
+    re.IGNORECASE,
+)
+SEEDS = re.compile(
+    r"^(seed|random_?seed|manual_seed|global_seed|.*rng_state|rng_states|data_seed)$", re.I
+)
+PATH = re.compile(
+    r"^(~|\.{0,2}/|[A-Za-z]:[\\/]|\\\\|s3://|gs://|hdfs://|abfss?://|file://).*[\w-]{2}|"
+    r"^[\w ./\\-]+\.(csv|tsv|jsonl?|npz|npy|parquet|txt|jpe?g|png|dcm|wav|mp3|h5|hdf5|tfrecord|arrow|xlsx?"
+    r"|sqlite|db)$",
+    re.IGNORECASE,
+)
+LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?$")
+
+DROP_STATE = "Drop it before release: residuum strip FILE --out CLEAN."
+DROP_SKLEARN = "Before saving: del model._optimizer (predictions do not need it)."
+
+
+def findings(release: Release) -> list[Finding]:
+    """Every surface of a file, the gravest first."""
+    found: dict[tuple[str, ...], list[tuple[Finding, int]]] = {}
+    for one in _hits(release):
+        found.setdefault((one.kind, one.severity, one.what), []).append((one, one.count or 0))
+    merged = []
+    for group in found.values():
+        first = group[0][0]
+        total = sum(count for _, count in group) or None
+        places = sum(one.places for one, _ in group)
+        merged.append(first.replace(places=places, count=total))
+    return sorted(merged, key=rank)
+
+
+def rank(one: Finding) -> tuple[int, int]:
+    """The gravest first, then by kind."""
+    return SEVERITIES.index(one.severity), KINDS.index(one.kind)
+
+
+def _hits(release: Release) -> Iterator[Finding]:
+    metadata = {key_of(key): value for key, value in release.metadata.items()}
+    config = {k: v for k, v in release.config.items() if k in ADAPTER_TEXTS}
+    yield from _adapters(release)
+    for place in walk({"": release.content, "metadata": metadata, "adapter_config": config}):
+        if isinstance(place.value, list | tuple) and place.leaf not in MEASURED:
+            continue  # its parts speak for themselves
+        for look in (_stored, _words, _state, _start, _statistics, _paths):
+            yield from look(place)
+
+
+ADAPTER_TEXTS = ("base_model_name_or_path", "dataset", "data_path", "output_dir", "train_file")
+
+
+def walk(tree: Any) -> Iterator[Place]:
+    """Every place of a tree once, parents before their parts, however often or deep they are held."""
+    waiting = [Place("", "", "", tree)]
+    seen: set[int] = set()
+    count = 0
+    while waiting and count < MOST_PLACES:
+        place = waiting.pop()
+        value = place.value
+        if isinstance(value, dict | list | tuple | Thing | Block):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+        count += 1
+        yield place
+        waiting += reversed(list(_parts(place)))
+
+
+def _parts(place: Place) -> Iterator[Place]:
+    value, inside = place.value, place.inside
+    if isinstance(value, Thing):
+        owner = value.short
+        if owner in OPTIMISERS:
+            inside = "state"
+        for name, part in value.attributes.items():
+            yield Place(_join(place.path, name), name, owner, part, inside)
+        rest = [value.entries, value.items, value.arguments]
+        if not isinstance(value.state, dict):
+            rest.append(value.state)
+        for part in rest:
+            if part:
+                yield Place(place.path, place.name, owner, part, inside)
+    elif isinstance(value, dict):
+        if "state" in value and "param_groups" in value:
+            inside = "state"
+        for key, part in value.items():
+            name = str(key)[:200] if isinstance(key, str | int) else "?"
+            within = "average" if any(map(AVERAGES.match, name.split("."))) else inside
+            within = "step" if inside == "state" and name == "step" else within
+            yield Place(_join(place.path, name), name, place.owner, part, within)
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield Place(f"{place.path}[{i}]"[:LONGEST], place.name, place.owner, part, inside)
+
+
+def _join(path: str, name: str) -> str:
+    shown = name if name.isprintable() else ascii(name)
+    return (f"{path}.{shown}" if path else shown)[:LONGEST]
+
+
+def rows_of(value: Any) -> int | None:
+    """Records in an array, dense or sparse, or in a list of lists; None where it is none."""
+    if isinstance(value, Block):
+        return value.shape[0] if len(value.shape) > 1 and value.shape[0] > 1 else None
+    if isinstance(value, Thing):
+        shape = value.attributes.get("_shape")
+        if isinstance(shape, tuple) and shape and isinstance(shape[0], int):
+            return shape[0]
+        if isinstance(value.state, tuple):  # the trees of scikit-learn: data first
+            return next((n for part in value.state if (n := rows_of(part))), None)
+    return None
+
+
+def _stored(place: Place) -> Iterator[Finding]:
+    value, rows = place.value, rows_of(place.value)
+    where = f"{place.owner}.{place.name}" if place.owner else place.name
+    if isinstance(value, Thing) and TREES.search(value.short) and rows:
+        yield Finding(
+            STORED, "high", f"records in the {value.short} of {place.owner}", place.path,
+            "the tree holds every training record it was built on",
+            "Release an estimator that keeps no records, or predictions alone.", count=rows,
+        )  # fmt: skip
+    elif isinstance(value, Thing) and FRAMES.match(value.name) and value.short in _TABLES:
+        yield Finding(
+            STORED, "high", f"a {value.short} of {value.name.split('.')[0]}", place.path,
+            "a table or picture of data is part of the file",
+            "Leave it out: keep the fitted numbers alone.",
+        )  # fmt: skip
+    elif rows and place.owner and place.name in RECORDS:
+        owners = RECORDS[place.name]
+        if not owners or place.owner in owners:
+            yield Finding(
+                STORED, "high", f"training records in {where}", place.path,
+                "its rows are training records, as they were given to fit",
+                "Release an estimator that keeps no records, or predictions alone.", count=rows,
+            )  # fmt: skip
+    elif rows and not place.inside and ELSEWHERE.search(place.path[-60:]):
+        yield Finding(
+            STORED, "high", f"an array named {place.name[:40]}", place.path,
+            "its name says that it holds training data",
+            "Leave it out of what is saved.", count=rows,
+        )  # fmt: skip
+    elif rows and not place.inside and PROTOTYPES.search(place.path[-60:]):
+        yield Finding(
+            STORED, "medium", f"prototypes in {place.name[:40]}", place.path,
+            "prototypes and memory banks are records, or features of records",
+            "Leave it out unless predictions need it.", count=rows,
+        )  # fmt: skip
+
+
+_TABLES = {"DataFrame", "Series", "Table", "Image", "Dataset", "PngImageFile", "JpegImageFile"}
+
+
+def _words(place: Place) -> Iterator[Finding]:
+    """Vocabularies and category lists."""
+    value, name = place.value, place.name
+    if name in ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx"):
+        size = len(value) if isinstance(value, dict) else 0
+        if size:
+            yield Finding(
+                STORED, "medium", f"a vocabulary in {place.owner or 'the file'}", place.path,
+                "every word, user or item that training saw, by name",
+                "Drop rare words (min_df), or hash them (HashingVectorizer).", count=size,
+            )  # fmt: skip
+    if name in ("categories_", "classes_") and isinstance(value, Block) and _has_texts(value):
+        many = value.numel > FEW_VALUES
+        yield Finding(
+            STORED if many else STATISTICS, "medium" if many else "low",
+            f"values of a column in {place.owner}.{name}", place.path,
+            "the values that training records had in this column, word for word",
+            "Group rare values (min_frequency), or encode them before fitting.", count=value.numel,
+        )  # fmt: skip
+
+
+def _has_texts(block: Block) -> bool:
+    if block.kind == "text":
+        return True
+    values = block.objects if isinstance(block.objects, list) else []
+    return any(isinstance(value, str) for value in values[:1000])
+
+
+def _state(place: Place) -> Iterator[Finding]:
+    value, name = place.value, place.leaf
+    if not isinstance(value, Block) or not value.numel:
+        return
+    sklearn = place.owner in OPTIMISERS
+    known = place.inside == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+    remedy = DROP_SKLEARN if sklearn else DROP_STATE
+    if known and place.inside != "step" and value.kind.startswith(("float", "bfloat")):
+        if name in FIRST:
+            yield Finding(
+                STATE, "high", f"first moments ({name})", place.path,
+                "a weighted sum of the last gradients: training samples come back from it where the "
+                "weights alone give few",
+                remedy, count=value.numel,
+            )  # fmt: skip
+        elif name in SECOND or value.shape:
+            yield Finding(
+                STATE, "medium", f"second moments and other state ({name})", place.path,
+                "squared gradients of the last steps, element by element",
+                remedy, count=value.numel,
+            )  # fmt: skip
+    elif place.inside == "average":
+        yield Finding(
+            STATE, "medium", "averaged copies of the weights", place.path,
+            "the difference to the weights is a sum of the last steps",
+            "Release one copy: the averaged weights, or the last ones.", count=value.numel,
+        )  # fmt: skip
+
+
+def _start(place: Place) -> Iterator[Finding]:
+    value, name = place.value, place.name
+    if isinstance(value, Thing) and value.short in ("MLPClassifier", "MLPRegressor"):
+        proof = proved_start(value)
+        if proof is not None:
+            yield Finding(
+                START, "high", f"the start of {value.short}", _join(place.path, proof.where),
+                f"{proof.said}: W - W0 is a sum over training samples",
+                proof.remedy, count=proof.values,
+            )  # fmt: skip
+    elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
+        yield Finding(
+            START, "low", f"a seed ({place.owner + '.' if place.owner else ''}{name})", place.path,
+            "whoever has the code can draw the start and the order of the batches again",
+            "Do not publish seeds of what was trained on private data.",
+        )  # fmt: skip
+    elif isinstance(value, Block) and SEEDS.match(name):
+        yield Finding(
+            START, "low", f"the state of a random generator ({name})", place.path,
+            "it tells the draws that were made before and after",
+            DROP_STATE,
+        )  # fmt: skip
+
+
+def _statistics(place: Place) -> Iterator[Finding]:
+    value, name = place.value, place.leaf
+    if isinstance(value, Thing) and value.name == "sklearn.tree._tree.Tree":
+        yield Finding(
+            STATISTICS, "medium", "decision trees", place.path,
+            "thresholds lie midway between two training values and leaves count their records; forests "
+            "without bagging can be solved for all of them",
+            "Limit depth and leaf size, use bagging; publish no counts.",
+        )  # fmt: skip
+    elif (
+        name in MEASURED and not place.inside and (isinstance(value, Block | list | int) and value)
+    ):
+        count = value.numel if isinstance(value, Block) else None
+        curve = name in ("loss_curve_", "validation_scores_")
+        of = (
+            "normalisation layers" if name.startswith(("running_", "num_")) else place.owner or name
+        )
+        yield Finding(
+            STATISTICS, "low", "a loss curve" if curve else f"moments of the data in {of}",
+            place.path,
+            "how training went, epoch by epoch" if curve
+            else "means, scales or counts of the training data, or of features of them",
+            "Needed for predictions; of few records, round it." if not curve
+            else f"Before saving: del model.{name}.",
+            count=count,
+        )  # fmt: skip
+
+
+def _paths(place: Place) -> Iterator[Finding]:
+    value = place.value
+    if isinstance(value, str) and 4 <= len(value) <= 1000 and PATH.match(value):
+        if place.name in ("base_model_name_or_path", "architecture"):
+            return
+        yield Finding(
+            PATHS, "medium", "names of files", place.path,
+            f"such as {_shown(value)}: folders and file names tell what it was trained on",
+            "Drop them before release: residuum strip FILE --out CLEAN.",
+        )  # fmt: skip
+
+
+def _shown(text: str) -> str:
+    text = text if text.isprintable() else ascii(text)
+    return repr(text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}")
+
+
+def _adapters(release: Release) -> Iterator[Finding]:
+    pairs = adapter_pairs(release.content)
+    if pairs:
+        ranks = sorted({min(a.shape) for a, _ in pairs.values() if a.shape})
+        yield Finding(
+            ADAPTER, "medium", "a low-rank adapter", next(iter(pairs))[:LONGEST],
+            f"{len(pairs)} layers of rank {', '.join(map(str, ranks[:4]))}: with its base this is the "
+            "change of each layer, which is a sum over training samples",
+            "Merge and round it, or train the adapter with differential privacy.",
+            places=len(pairs), count=sum(a.numel + b.numel for a, b in pairs.values()),
+        )  # fmt: skip
+
+
+def adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
+    """A and B by the layer that they change."""
+    found: dict[str, dict[str, Block]] = {}
+    for place in walk(content):
+        if isinstance(place.value, Block) and (match := LORA.match(place.path)):
+            part = match[2].rpartition("_")[2] or match[2]
+            found.setdefault(match[1], {})[part] = place.value
+    return {name: (ab["A"], ab["B"]) for name, ab in found.items() if {*ab} == {"A", "B"}}

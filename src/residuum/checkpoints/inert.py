@@ -1,0 +1,520 @@
+"""Any pickle, read as a tree of inert values: nothing that it names is imported, called or built.
+
+``torch.save``, ``pickle.dump`` and ``joblib.dump`` write the same language: words (classes and
+functions), calls of them, and values between. :class:`Reader` runs it with a stand-in for each word:
+
+=====================================  ==========================================================
+in the pickle                          in the tree
+=====================================  ==========================================================
+an array of numpy, torch or joblib     :class:`Block`: shape, kind of number, and a way to read it
+a dict, list, tuple, number or text    itself
+an object of any class, any other call :class:`Thing`: the name, what it was given, its attributes
+=====================================  ==========================================================
+
+So a release can be looked through without trusting it. What a file may ask for is counted: at most
+``MAX_WORK`` instructions, each of which keeps a hundred bytes or so, beside the bytes that it holds.
+Where a pickle calls what no model needs (``os.system`` and the like) it is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from residuum.checkpoints.pickles import STORAGES, Machine, Storage, View, Word, expect
+from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.records.data import is_size
+
+MAX_WORK = 1_000_000
+MAX_ITEM = 1 << 16  # bytes of one number or text of an array
+MAX_BITS = 1000  # of a whole number: longer ones cannot be printed
+MAX_INSIDE = 8  # pickles inside of arrays inside of pickles
+# Words that run commands, import or fetch, by their module: no model is made of them.
+DANGEROUS = {
+    "os", "posix", "nt", "subprocess", "sys", "socket", "shutil", "runpy", "importlib", "imp", "pty",
+    "ctypes", "webbrowser", "commands", "code", "codeop", "asyncio", "multiprocessing", "threading",
+    "urllib", "http", "requests", "ftplib", "smtplib", "pip", "pdb", "bdb", "timeit", "cProfile",
+    "profile", "trace", "doctest", "idlelib", "pydoc", "builtins.eval", "builtins.exec",
+    "builtins.compile", "builtins.open", "builtins.__import__",
+    "builtins.setattr", "builtins.delattr", "builtins.globals", "builtins.breakpoint",
+    "builtins.input", "builtins.apply", "builtins.execfile", "io.open", "_io.open", "_io.FileIO",
+    "pickle.loads", "pickle.load", "_pickle.loads", "_pickle.load", "marshal", "types.CodeType",
+    "types.FunctionType",
+    "operator.attrgetter", "operator.methodcaller", "functools.reduce", "torch.load",
+    "torch.hub", "numpy.testing", "sqlite3", "site", "venv", "ensurepip", "lib2to3", "logging.config",
+}  # fmt: skip
+TORCH_KINDS = {
+    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16,
+    "BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32, "Short": torch.int16,
+    "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool, "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+}  # fmt: skip
+PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
+
+
+class Storages(Protocol):
+    """Where the numbers of torch's tensors lie."""
+
+    def __call__(self, storage: Storage) -> bytes:
+        """All bytes of a storage."""
+
+
+@dataclass(eq=False)
+class Kind:
+    """The dtype of a numpy array: a letter and a size, such as f8, and ``>`` where bytes are swapped."""
+
+    code: str
+    order: str = "<"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        size = np.dtype(self.code).itemsize
+        if size > MAX_ITEM:
+            raise ValueError("an entry of an array has at most 65536 bytes")
+        return size
+
+
+@dataclass(eq=False)
+class Block:
+    """An array as a file describes it; its numbers are read when they are asked for.
+
+    kind: such as float32; objects: of an array of Python values, in their order, else None; name: the
+    storage that it lies in, for arrays that share one.
+    """
+
+    shape: tuple[int, ...] = ()
+    kind: str = ""
+    read: Callable[[], Tensor] | None = None
+    objects: Any = None
+    name: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Number of values."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    def tensor(self) -> Tensor:
+        """The numbers."""
+        if self.read is None:
+            raise CheckpointError(
+                f"An array of numbers is needed; this one is of {self.kind or 'objects'}.",
+                "Save it as numbers.",
+            )
+        try:
+            return self.read()
+        except (ValueError, TypeError, RuntimeError, OverflowError) as problem:
+            raise CheckpointError(
+                f"An array must be in the file as it is described; this one is not ({problem}).",
+                "Copy or save the file again.",
+            ) from problem
+
+
+@dataclass(eq=False)
+class Thing:
+    """What stands for an object, or for what a call would have returned.
+
+    state: its attributes, as ``BUILD`` gives them; items, entries: what was appended or set.
+    """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+    items: list[Any] = field(default_factory=list)
+    entries: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def short(self) -> str:
+        """The name of the class alone."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """By name; of a state in two parts both."""
+        parts = self.state if isinstance(self.state, tuple) else (self.state,)
+        found: dict[str, Any] = {}
+        for part in parts:
+            if isinstance(part, dict):
+                found |= {key: value for key, value in part.items() if isinstance(key, str)}
+        return found
+
+
+class Opaque:
+    """A key of a dict that is neither text nor a small number: it is told apart by nothing."""
+
+
+def _kind(code: Any = "", *_: Any) -> Kind | Thing:
+    """``numpy.dtype('f8', False, True)``; what is no plain kind is kept as it is."""
+    if isinstance(code, Word):  # numpy.dtype(numpy.float64)
+        code = np.dtype(getattr(np, code.name.rpartition(".")[2], "V1")).str[1:]
+    if type(code) is not str or not PLAIN_KIND.fullmatch(code):
+        return Thing("numpy.dtype", (code,))
+    return Kind(code)
+
+
+def _numbers(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None = None) -> Block:
+    """An array of numpy from its bytes, or from a list of objects."""
+    block = block or Block()
+    block.shape = (expect(shape, int),) if type(shape) is int else tuple(expect(shape, tuple, list))
+    if len(block.shape) > 32 or not all(map(is_size, block.shape)):
+        raise ValueError("an array has at most 32 dimensions, none negative")
+    if type(raw) is list:
+        block.kind, block.objects = "object", raw
+        return block
+    if not isinstance(kind, Kind):
+        block.kind = "structured"
+        return block
+    size = kind.itemsize
+    if block.numel * size != len(expect(raw, bytes, bytearray, str)):
+        raise ValueError("an array must fill the bytes that it is given")
+    block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {size}"
+    if kind.code[0] in "US":
+        block.kind = "text"
+        block.objects = _Texts(raw, kind, block.numel)
+    elif kind.code[0] in "fiubc" and not isinstance(raw, str):
+        order: Any = "F" if fortran else "C"
+
+        def read() -> Tensor:
+            array = np.frombuffer(raw, np.dtype(kind.order + kind.code))
+            array = array.reshape(block.shape, order=order)
+            wide = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+            return torch.from_numpy(np.array(array, dtype=wide))
+
+        block.read = read
+    return block
+
+
+@dataclass(eq=False)
+class _Texts:
+    """The texts of an array, made when they are asked for."""
+
+    raw: Any
+    kind: Kind
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[str]:
+        if isinstance(self.raw, str):
+            return iter(())
+        array = np.frombuffer(self.raw, np.dtype(self.kind.order + self.kind.code))
+        return (str(text)[:200] for text in array)
+
+
+def _scalar(kind: Any, raw: Any = b"") -> Any:
+    """``numpy.core.multiarray.scalar``: one number."""
+    if isinstance(kind, Kind) and kind.code[0] in "fiub" and isinstance(raw, bytes):
+        if len(raw) != kind.itemsize:
+            raise ValueError("a number must fill its bytes")
+        return np.frombuffer(raw, np.dtype(kind.order + kind.code))[0].item()
+    return Thing("numpy.scalar", (kind, raw))
+
+
+def _pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:
+    """``OrderedDict([[key, value], ...])``, or of nothing."""
+    if isinstance(pairs, dict):
+        return pairs
+    found: dict[Any, Any] = {}
+    for pair in pairs if isinstance(pairs, list | tuple) else ():
+        if isinstance(pair, list | tuple) and len(pair) == 2:
+            found[key_of(pair[0])] = pair[1]
+    return found
+
+
+def key_of(value: Any) -> Any:
+    """A key that hashes in no time; anything long or nested becomes an :class:`Opaque`."""
+    plain = value is None or type(value) in (bool, float)
+    if plain or (type(value) is str and len(value) <= 1000):
+        return value
+    return value if type(value) is int and abs(value) < 2**60 else Opaque()
+
+
+class Reader(Machine):
+    """Runs any pickle over inert values; ``storages_of`` brings the bytes of torch's storages."""
+
+    max_work: ClassVar[int] = MAX_WORK
+
+    def __init__(self, size: int, storages_of: Storages | None = None) -> None:
+        super().__init__(size)
+        self._allowed = self.max_work
+        self._storages_of = storages_of
+        self._stream: BinaryIO | None = None
+        self._inside = 0
+        self._encoded = 0
+
+    def run(self, stream: BinaryIO) -> Any:
+        """The tree of one pickle; the stream is left behind it."""
+        outer, self._stream = self._stream, stream
+        try:
+            return super().run(stream)
+        finally:
+            self._stream = outer
+
+    def charge(self, work: int) -> None:
+        """Count work before it is done."""
+        self.work += work
+        if self.work > self._allowed:
+            raise UnsafeFileError(
+                f"A pickle may ask for {self._allowed} steps of work, copies counted; this one asks "
+                "for more.",
+                "Scan a smaller model, or the parts of this one.",
+            )
+
+    def _whole_number(self, value: int) -> None:
+        self.push(value if value.bit_length() <= MAX_BITS else Opaque())
+
+    def _dict(self, items: list[Any]) -> None:
+        self.push({})
+        self._set(items)
+
+    def _word(self, argument: str) -> None:
+        name = argument.replace(" ", ".")
+        if not name or len(name) > 300:
+            raise ValueError("a word has at most 300 characters")
+        self.push(Word(name))
+
+    def _call(self, _: None) -> None:
+        word, arguments = self._last(2)
+        self.push(self._made(word, expect(arguments, tuple)))
+
+    def _new(self, _: None) -> None:
+        word, arguments = self._last(2)
+        self.push(self._made(word, expect(arguments, tuple)))
+
+    def _new_with_names(self, _: None) -> None:
+        word, arguments, named = self._last(3)
+        made = self._made(word, expect(arguments, tuple))
+        if isinstance(made, Thing):
+            made.entries = expect(named, dict)
+        self.push(made)
+
+    def _inst(self, argument: str) -> None:
+        arguments = tuple(self._above_mark())
+        self.push(self._made(Word(argument.replace(" ", ".")), arguments))
+
+    def _obj(self, _: None) -> None:
+        word, *arguments = self._above_mark()
+        self.push(self._made(word, tuple(arguments)))
+
+    def _made(self, word: Any, arguments: tuple[Any, ...]) -> Any:
+        """What a call would return, by the name of what is called."""
+        self.charge(8)
+        if not isinstance(word, Word):  # a method of an object, or what another call returned
+            raise UnsafeFileError(
+                "A model is made of calls of classes and functions; loading this file would call what "
+                "another call returned.",
+                "Do not load it; ask whoever made it.",
+            )
+        refuse_dangerous(word.name)
+        if word.name.endswith(
+            ("._reconstructor", ".newObj")
+        ):  # of copyreg; of scikit-learn's trees
+            return self._made(arguments[0], ())
+        if word.name == "torch._utils._rebuild_parameter_with_state":
+            return arguments[0]
+        if word.name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
+            return self._tensor(*arguments[:4])
+        if word.name == "_codecs.encode":
+            return self._bytes(*arguments)
+        if (stand_in := self.calls.get(word.name)) is None:
+            return Thing(word.name, arguments)
+        self.charge(sum(len(a) for a in arguments if type(a) in (list, tuple, dict)))
+        made = stand_in(*arguments)
+        self.charge(len(made) // 64 if type(made) is str else 0)
+        return made
+
+    def _bytes(self, text: Any, _: Any = "latin1") -> bytes:
+        """How protocol 2 writes bytes; the copy is as long as the text was in the file."""
+        self._encoded += len(expect(text, str))
+        if self._encoded > getattr(self._stream, "taken", 0):
+            raise UnsafeFileError("A pickle may write each of its bytes once.", "Save it again.")
+        return text.encode("latin1")
+
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Block:
+        view = View(expect(storage, Storage), offset, tuple(size), tuple(stride))
+        kind, source = TORCH_KINDS.get(storage.kind), self._storages_of
+        read: Callable[[], Tensor] | None = None
+        if kind is not None and source is not None:
+            dtype = kind
+
+            def numbers() -> Tensor:
+                if not view.storage.numel:
+                    return torch.zeros(view.size, dtype=dtype)
+                whole = torch.frombuffer(bytearray(source(view.storage)), dtype=dtype)
+                return whole.as_strided(view.size, view.stride, view.offset).clone()
+
+            read = numbers
+        named = str(kind).removeprefix("torch.") if kind else storage.kind
+        return Block(view.size, named, read, name=storage.key)
+
+    def _persistent(self, _: None) -> None:
+        claim = expect(self.stack.pop(), tuple)
+        self.charge(8)
+        _kind, word, key, _location, numel = claim[:5]
+        name = expect(word, Word).name.rpartition(".")[2].removesuffix("Storage")
+        itemsize = STORAGES.get(f"torch.{name}Storage", 1)
+        if not is_size(numel) or len(expect(key, str)) > 1000:
+            raise ValueError("a storage reads ('storage', type, key, location, size)")
+        storage = Storage(key, numel, itemsize, name)
+        if self.storages.setdefault(key, storage) != storage:
+            raise UnsafeFileError(
+                f"A storage has one size; {key[:80]!r} is claimed with two.", "Save it again."
+            )
+        self.push(storage)
+
+    def _build(self, _: None) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, Kind):
+            parts = expect(state, tuple)
+            if len(parts) > 3 and parts[3] is not None:
+                self.stack[-1] = target  # a structured kind: only its size is known
+                target.code = f"V{parts[5]}" if is_size(parts[5]) else target.code
+            target.order = parts[1] if parts[1] in ("<", ">") else "<"
+        elif isinstance(target, Block):
+            _version, shape, kind, fortran, raw = expect(state, tuple)
+            _numbers(raw, kind, shape, bool(fortran), target)
+        elif isinstance(target, Thing):
+            target.state = state
+            if target.name == "joblib.numpy_pickle.NumpyArrayWrapper":
+                self.stack[-1] = self._joblib_array(target.attributes)
+            elif target.name.startswith("joblib.numpy_pickle_compat."):
+                raise CheckpointError(
+                    "A file of joblib must hold its arrays; this one is from a version before 0.10, "
+                    "which wrote them into other files.",
+                    "Load it with the joblib that wrote it, and save it again.",
+                )
+
+    def _joblib_array(self, said: dict[str, Any]) -> Block:
+        """The numbers follow in the stream, after a few bytes of padding."""
+        stream, shape, kind = self._stream, said.get("shape"), said.get("dtype")
+        assert stream is not None
+        if isinstance(kind, Kind) and kind.code[0] == "O":
+            inner = type(self)(0)
+            inner.work, inner._inside = self.work, self._inside + 1
+            if inner._inside > MAX_INSIDE:
+                raise ValueError("pickles lie inside of each other")
+            found = inner.run(stream)
+            self.work = inner.work
+            return expect(found, Block)
+        if said.get("numpy_array_alignment_bytes") is not None:
+            stream.read(stream.read(1)[0])
+        if not isinstance(kind, Kind):
+            raise ValueError("an array of joblib needs a plain kind")
+        count = 1
+        for size in expect(shape, tuple):
+            if not is_size(size):
+                raise ValueError("no size of an array is negative")
+            count *= size
+        raw = stream.read(count * kind.itemsize)
+        return _numbers(raw, kind, shape, said.get("order") == "F")
+
+    def _append(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        (target.items if isinstance(target, Thing) else expect(target, list)).extend(items)
+
+    def _set(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        entries = target.entries if isinstance(target, Thing) else expect(target, dict)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            entries[key_of(key)] = value
+
+    def _pop(self, _: None) -> None:
+        if self.stack:
+            self.stack.pop()
+        else:
+            self._above_mark()
+
+    def _no_more(self, _: Any) -> None:
+        raise CheckpointError(
+            "A pickle must be whole; this one refers to buffers or objects outside of it.",
+            "Save it again with pickle.dump(model, file).",
+        )
+
+
+def refuse_dangerous(name: str) -> None:
+    """A pickle that would run a command as soon as it is loaded."""
+    name = name.replace("__builtin__.", "builtins.")
+    parts = name.split(".")
+    if any(".".join(parts[:k]) in DANGEROUS for k in range(1, len(parts) + 1)):
+        raise UnsafeFileError(
+            f"A model does not run commands; loading this file would call {name[:80]!r}.",
+            "Do not load it; ask whoever made it.",
+        )
+
+
+def _plain_list(*arguments: Any) -> Any:
+    first = arguments[0] if arguments else []
+    return first if isinstance(first, list | tuple) else list(arguments)
+
+
+Reader.steps = {
+    **Machine.steps,
+    **dict.fromkeys(
+        ("FLOAT", "STRING", "BINSTRING", "UNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
+         "BINBYTES8", "BYTEARRAY8"), Machine.push,
+    ),
+    **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), Reader._whole_number),
+    "DUP": lambda machine, _: machine.push(machine.stack[-1]),
+    "POP": Reader._pop,
+    "POP_MARK": lambda machine, _: machine._above_mark() and None,
+    "DICT": lambda machine, _: machine._dict(machine._above_mark()),
+    "LIST": lambda machine, _: machine.push(machine._above_mark()),
+    "EMPTY_SET": lambda machine, _: machine.push([]),
+    "ADDITEMS": lambda machine, _: machine._append(machine._above_mark()),
+    "FROZENSET": lambda machine, _: machine.push(machine._above_mark()),
+    "PUT": Machine._put,
+    "GET": lambda machine, i: machine.push(machine._memo[i]),
+    "NEWOBJ": Reader._new,
+    "NEWOBJ_EX": Reader._new_with_names,
+    "INST": Reader._inst,
+    "OBJ": Reader._obj,
+    **dict.fromkeys(
+        ("PERSID", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"), Reader._no_more
+    ),
+    # Those of Machine that this class does otherwise are looked up again.
+    "GLOBAL": lambda machine, argument: machine._word(argument),
+    "REDUCE": lambda machine, _: machine._call(None),
+    "BUILD": lambda machine, _: machine._build(None),
+    "BINPERSID": lambda machine, _: machine._persistent(None),
+}  # fmt: skip
+Reader.calls = {
+    **dict.fromkeys(
+        ("collections.OrderedDict", "collections.Counter", "builtins.dict", "__builtin__.dict"),
+        _pairs,
+    ),
+    "collections.defaultdict": lambda *_: {},
+    **dict.fromkeys(
+        (f"{home}.{name}" for home in ("builtins", "__builtin__")
+         for name in ("list", "tuple", "set", "frozenset")), _plain_list,
+    ),
+    **dict.fromkeys(
+        (f"pathlib.{name}" for name in
+         ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")),
+        lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/"),
+    ),
+    **dict.fromkeys(("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
+        lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/")),
+    **dict.fromkeys(
+        (f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
+        lambda *_: Block(kind="empty"),
+    ),
+    **dict.fromkeys((f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")), _scalar),
+    **dict.fromkeys(
+        (f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")),
+        lambda raw, kind, shape, order="C": _numbers(raw, kind, shape, order == "F"),
+    ),
+    "numpy.dtype": _kind,
+    "torch._utils._rebuild_parameter": lambda data, *_: data,
+    "torch.Size": lambda sizes=(): tuple(sizes) if isinstance(sizes, list | tuple) else (),
+    "torch.device": lambda *of: ":".join(str(part)[:20] for part in of[:2]),
+}  # fmt: skip

@@ -1,0 +1,380 @@
+"""A release as it lies on disk, opened without running any of it: what kind of file, and what it holds.
+
+==========================  =======================================================================
+a file that begins          is read as
+==========================  =======================================================================
+8 bytes, then ``{``         safetensors: its header; ``adapter_config.json`` beside it
+``PK\\x03\\x04``              torch.save or TorchScript: the pickle in the archive, over inert values
+``\\x80``, or a known name   a pickle of torch, scikit-learn or anything else, likewise
+a packer's mark             joblib's compressed pickles, unpacked as they are read, up to a limit
+any, named ``.onnx``        the initialisers of an ONNX graph (extra ``onnx``)
+==========================  =======================================================================
+
+Numbers are read when they are asked for, so that a large checkpoint is looked through in no time.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import json
+import lzma
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from residuum.checkpoints import safe
+from residuum.checkpoints.inert import Block, Reader
+from residuum.checkpoints.pickles import Storage
+from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
+from residuum.records.data import may_hold, open_zip
+
+DEFAULT_MAX_BYTES = 64 << 30
+MAX_PICKLED = 2 << 30  # bytes that a pickle with its arrays may unpack to: they stay in memory
+MAX_DATA_PKL = 64 << 20  # of torch's archives, without the numbers
+MAX_CONFIG = 1 << 20
+UNPACKING = 100 << 20  # memory of an unpacker
+CHUNK = 1 << 20
+SUFFIXES = (
+    ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".gz", ".z",
+    ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar",
+)  # fmt: skip
+PICKLES = (".pkl", ".pickle", ".p", ".sav", ".joblib", ".model", ".bin", ".pt", ".pth")
+ADAPTER_CONFIG = "adapter_config.json"
+OTHERS = {
+    b"\x89HDF": (
+        "an HDF5 file (Keras)",
+        "Save the weights as safetensors: safetensors.numpy.save_file(...).",
+    ),
+    b"GGUF": (
+        "a GGUF file",
+        "Scan the checkpoint that it was made from.",
+    ),
+    b"\x04\x22\x4d\x18": (
+        "packed with lz4",
+        "Save it again: joblib.dump(model, path, compress=('zlib', 3)).",
+    ),
+    b"\x28\xb5\x2f\xfd": (
+        "packed with zstd",
+        "Unpack it first.",
+    ),
+}
+SAFETENSOR_KINDS = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """What one file holds.
+
+    kind: torch, torchscript, pickle, safetensors or onnx; content: the tree of :mod:`.inert`, or the
+    tensors by name; metadata: texts that stand beside; config: of the adapter that it is.
+    """
+
+    path: Path
+    kind: str
+    content: Any
+    metadata: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def open_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
+    """Look into a file; nothing in it is executed."""
+    path = Path(path)
+    if not path.is_file():
+        what = "is not a regular file" if path.exists() else "does not exist"
+        raise CheckpointError(f"A release is a file; {str(path)!r} {what}.", "Check the path.")
+    try:
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > max_bytes:
+                raise UnsafeFileError(
+                    f"A release may have {max_bytes} bytes; {str(path)!r} has {size}.",
+                    "Raise max_bytes for a large model.",
+                )
+            return _opened(path, stream, size)
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise CheckpointError(
+            f"A release must be readable; {str(path)!r} is not ({reason}).", "Check the file."
+        ) from problem
+
+
+def _opened(path: Path, stream: BinaryIO, size: int) -> Release:
+    head = stream.read(16)
+    stream.seek(0)
+    if path.suffix == ".onnx":
+        return Release(path, "onnx", *_onnx(path))
+    if head[8:9] == b"{":
+        return Release(path, "safetensors", *_safetensors(path, stream, size), _config(path))
+    if head.startswith(safe.ZIP_MAGIC):
+        return _zip(path, stream, size)
+    for magic, (what, remedy) in OTHERS.items():
+        if head.startswith(magic):
+            raise CheckpointError(f"{path.name!r} is {what}, which is not read.", remedy)
+    if head.startswith(safe.PICKLE_MAGIC):
+        return _pickle(path, Source(stream, size), stream, size)
+    for magic, unpacker in UNPACKERS.items():
+        if head.startswith(magic):
+            unpacked = io.BufferedReader(Unpacking(stream, unpacker()), 1 << 16)
+            return _pickle(path, Source(unpacked, min(MAX_PICKLED, may_hold(size))))
+    if path.suffix in PICKLES and head[:1] in b"(]}cKIVSF" and head:  # protocols 0 and 1
+        return _pickle(path, Source(stream, size), stream, size)
+    raise CheckpointError(
+        f"A release is a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "
+        f"{'is none of them' if size else 'is empty'}.",
+        "Scan the file of weights itself.",
+    )
+
+
+class Source:
+    """A stream that gives no more than ``limit`` bytes and allocates no claim before it is there."""
+
+    def __init__(self, stream: BinaryIO, limit: int) -> None:
+        self._stream, self._limit, self.taken = stream, limit, 0
+
+    def read(self, count: int) -> bytes:
+        """Bytes, fewer at the end."""
+        self.taken += count
+        if self.taken > self._limit:
+            raise ValueError("it ends before what it claims, or unpacks to more than it may")
+        if count <= CHUNK:
+            return self._stream.read(count)
+        parts = []
+        while count:
+            part = self._stream.read(min(count, CHUNK))
+            if not part:
+                raise ValueError("it ends before what it claims")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def readline(self) -> bytes:
+        """Of the text protocol."""
+        line = self._stream.readline(CHUNK)
+        self.taken += len(line)
+        return line
+
+
+class Unpacking(io.RawIOBase):
+    """What a packed stream unpacks to, piece by piece."""
+
+    def __init__(self, stream: BinaryIO, unpacker: Any) -> None:
+        self._stream, self._unpacker, self._rest = stream, unpacker, b""
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a part of ``buffer``."""
+        unpacker = self._unpacker
+        try:
+            while not unpacker.eof:
+                hungry = getattr(unpacker, "needs_input", not self._rest)
+                given = self._rest or (self._stream.read(1 << 16) if hungry else b"")
+                found = unpacker.decompress(given, len(buffer))
+                self._rest = getattr(unpacker, "unconsumed_tail", b"")
+                if found:
+                    buffer[: len(found)] = found
+                    return len(found)
+                if not given and hungry:
+                    break
+        except (zlib.error, lzma.LZMAError, OSError, EOFError) as problem:
+            raise ValueError(f"it cannot be unpacked: {problem}") from problem
+        return 0
+
+
+UNPACKERS: dict[bytes, Callable[[], Any]] = {
+    b"\x1f\x8b": lambda: zlib.decompressobj(31),
+    b"\x78": lambda: zlib.decompressobj(15),
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ": lambda: lzma.LZMADecompressor(memlimit=UNPACKING),
+    b"\x5d\x00": lambda: lzma.LZMADecompressor(memlimit=UNPACKING),
+}
+
+
+def _pickle(path: Path, source: Source, stream: BinaryIO | None = None, size: int = 0) -> Release:
+    """One pickle, or the five of torch's legacy format before its storages."""
+    starts: dict[str, int] = {}
+
+    def of(storage: Storage) -> bytes:
+        with path.open("rb") as again:
+            again.seek(starts[storage.key])
+            return again.read(storage.nbytes)
+
+    if size > MAX_PICKLED:
+        raise UnsafeFileError(
+            f"A pickle may have {MAX_PICKLED} bytes; {path.name!r} has {size}.", "Split it."
+        )
+    reader = Reader(size, of)
+    first = reader.run(source)  # type: ignore[arg-type]
+    if first != safe.LEGACY_MAGIC or stream is None:
+        return Release(path, "pickle", first)
+    reader.run(source)  # type: ignore[arg-type]  # protocol
+    reader.run(source)  # type: ignore[arg-type]  # what the writing machine was like
+    content = reader.run(source)  # type: ignore[arg-type]
+    keys = reader.run(source)  # type: ignore[arg-type]
+    for key in keys if isinstance(keys, list) else ():
+        if not isinstance(key, str) or (storage := reader.storages.get(key)) is None:
+            raise CheckpointError("The file must list the storages it refers to.", safe.AGAIN)
+        starts[key] = stream.seek(8, io.SEEK_CUR)
+        if starts[key] + storage.nbytes > size:
+            raise CheckpointError("A storage must be in the file in full.", safe.AGAIN)
+        stream.seek(storage.nbytes, io.SEEK_CUR)
+    if {*starts} != {*reader.storages}:
+        raise CheckpointError("The file must list the storages it refers to.", safe.AGAIN)
+    return Release(path, "torch", content)
+
+
+def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
+    try:
+        with open_zip(stream) as archive:
+            members = archive.infolist()
+            names = [member.filename for member in members]
+            pickles = [
+                name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")
+            ]
+            if len({name.casefold() for name in names}) != len(names):
+                raise UnsafeFileError("An archive has distinct names.", safe.AGAIN)
+            if len(pickles) != 1:
+                held = ", ".join(sorted(names)[:4])
+                raise CheckpointError(
+                    f"A torch archive holds one data.pkl; {path.name!r} holds {held[:120]}.",
+                    "Scan the file of weights; data are no release.",
+                )
+            folder = pickles[0].removesuffix("data.pkl")
+            by_name = {member.filename: member for member in members}
+            script = f"{folder}constants.pkl" in by_name
+            content = _stored(archive, by_name, pickles[0], MAX_DATA_PKL)
+            if f"{folder}byteorder" in by_name:
+                order = _stored(archive, by_name, f"{folder}byteorder", 100)
+                if order != b"little":
+                    raise CheckpointError(
+                        "Numbers must be little endian; these are not.", safe.AGAIN
+                    )
+
+            def of(storage: Storage) -> bytes:
+                with path.open("rb") as again, open_zip(again) as whole:
+                    places = {m.filename: m for m in whole.infolist()}
+                    name = f"{folder}data/{storage.key}"
+                    name = name if name in places else f"{folder}constants/{storage.key}"
+                    return _stored(whole, places, name, storage.nbytes)
+
+            reader = Reader(len(content), of)
+            source = Source(io.BytesIO(content), len(content))
+            tree = reader.run(source)  # type: ignore[arg-type]
+            for storage in reader.storages.values():
+                record = by_name.get(f"{folder}data/{storage.key}")
+                record = record or by_name.get(f"{folder}constants/{storage.key}")
+                if record is None or record.file_size < storage.nbytes or record.file_size > size:
+                    raise UnsafeFileError(
+                        f"A storage must be in the file in full; {storage.key[:80]!r} is not.",
+                        safe.AGAIN,
+                    )
+            return Release(path, "torchscript" if script else "torch", tree)
+    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
+        raise CheckpointError(
+            f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", safe.AGAIN
+        ) from problem
+
+
+def _stored(
+    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str, most: int
+) -> bytes:
+    """A member that is not packed: its bytes are in the file."""
+    member = members.get(name)
+    if member is None or member.compress_type != zipfile.ZIP_STORED or member.file_size > most:
+        raise UnsafeFileError(
+            f"A torch archive stores its members unpacked; {name[:80]!r} is missing, packed or has "
+            f"more than {most} bytes.",
+            "Write it with torch.save.",
+        )
+    return archive.read(member)
+
+
+def _safetensors(
+    path: Path, stream: BinaryIO, size: int
+) -> tuple[dict[str, Block], dict[str, str]]:
+    header, metadata, start = safe.checked_header(stream, size, size)
+
+    def block(entry: dict[str, Any]) -> Block:
+        kind, shape = SAFETENSOR_KINDS.get(entry["dtype"]), tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
+
+        def read() -> Tensor:
+            with path.open("rb") as again:
+                again.seek(start + begin)
+                raw = bytearray(again.read(end - begin))
+            assert kind is not None  # no way to read it is offered otherwise
+            if not raw:
+                return torch.zeros(shape, dtype=kind)
+            return torch.frombuffer(raw, dtype=kind).reshape(shape)
+
+        named = str(kind).removeprefix("torch.") if kind else entry["dtype"]
+        return Block(shape, named, read if kind else None)
+
+    return {name: block(entry) for name, entry in header.items()}, metadata
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """What stands in the adapter_config.json beside the file."""
+    file = path.parent / ADAPTER_CONFIG
+    if not file.is_file() or file.stat().st_size > MAX_CONFIG:
+        return {}
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError, OSError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
+    try:
+        import onnx
+        from onnx import numpy_helper
+    except ImportError:
+        raise MissingExtraError(
+            "An ONNX graph needs the extra 'onnx'; it is not installed.",
+            "pip install 'residuum[onnx]'",
+        ) from None
+    if path.stat().st_size > MAX_PICKLED:
+        raise UnsafeFileError(f"{path.name!r} is larger than {MAX_PICKLED} bytes.", "Split it.")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as problem:  # protobuf's own errors have no common base
+        raise CheckpointError(
+            f"{path.name!r} must be an ONNX graph; it cannot be read ({type(problem).__name__}).",
+            safe.AGAIN,
+        ) from problem
+
+    def block(tensor: Any) -> Block:
+        def read() -> Tensor:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                raise ValueError("its numbers are in another file")
+            return torch.from_numpy(numpy_helper.to_array(tensor).copy())
+
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        return Block(
+            tuple(tensor.dims), {"float": "float32", "double": "float64"}.get(kind, kind), read
+        )
+
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    metadata |= {k: v for k in ("producer_name", "doc_string") if (v := getattr(model, k, ""))}
+    return {tensor.name: block(tensor) for tensor in model.graph.initializer}, metadata
+
+
+def is_release(path: Path) -> bool:
+    """Whether a file's name is one that models bear."""
+    return path.name.lower().endswith(SUFFIXES)
