@@ -25,6 +25,8 @@ _NAMES = {  # by the module that they are in
     "verbs.certifying": "uniqueness",
     "verbs.defending": "defend",
     "verbs.identifying": "identify",
+    "verbs.scanning": "scan",
+    "verbs.stripping": "strip",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # noqa: PLE0605  names are in the table above

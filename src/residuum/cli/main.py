@@ -1,7 +1,7 @@
 """The command line: commands, and what every exit code means.
 
-0 the command did its work (audit: no leak found), 1 leak found (audit only), 2 usage or bad input,
-3 inconclusive, 4 refused for safety, 70 internal error, 130 interrupted.
+0 the command did its work (audit: no leak found), 1 a finding (audit: leak; scan: what must not be
+there), 2 usage or bad input, 3 inconclusive, 4 refused for safety, 70 internal error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _root(
 
 
 NAMES = (
-    "demo train inspect attack score certify alternatives identify defend audit sweep report "
+    "demo scan strip train inspect attack score certify alternatives identify defend audit sweep report "
     "schema doctor"
 )
 COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split()}

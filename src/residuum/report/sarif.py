@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, the format code-scanning services read: one rule, one result per audit.
+"""SARIF 2.1.0, the format code-scanning services read: of an audit one rule and result, of a scan several.
 
 The subject is a file of weights, not of source; its location is the file, without a region. Counts
 stand in the message and, as numbers, in the result's property bag. Images are never part of it.
@@ -50,6 +50,57 @@ def sarif(
     run["invocations"] = [{"executionSuccessful": True, "exitCode": exit_code}]
     run |= {"artifacts": [artifact], "results": [result]}
     return log
+
+
+LEVELS = {"high": ("error", "8.0"), "medium": ("warning", "5.0"), "low": ("note", "2.0")}
+
+
+def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
+    """The log of a scan, from its JSON: one rule for each kind of finding, one result for each finding."""
+    log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
+    run = log["runs"][0]
+    subject, whole = PurePosixPath(scan["subject"]), len(scan["files"]) + len(scan["unread"]) > 1
+    rules: dict[str, dict[str, Any]] = {}
+    results, artifacts = [], []
+    for file in scan["files"]:
+        alone = not whole and file["file"] == scan["subject"]
+        location = {"uri": _uri(file["file"] if alone else str(subject / file["file"]))}
+        artifacts.append({"location": location, "roles": ["analysisTarget"]})
+        for one in file["findings"]:
+            level, severity = LEVELS[one["severity"]]
+            rule = f"release-{one['kind']}"
+            worst = rules.setdefault(rule, _rule(rule, one, severity))["properties"]
+            worst["security-severity"] = max(worst["security-severity"], severity)
+            results.append({
+                "ruleId": rule,
+                "ruleIndex": list(rules).index(rule),
+                "kind": "fail",
+                "level": level,
+                "message": {"text": f"{one['what']} at {one['where']}: {one['reason']}. {one['remedy']}"},
+                "locations": [{"physicalLocation": {
+                    "artifactLocation": {**location, "index": len(artifacts) - 1}}}],
+                "partialFingerprints": {"surface/v1": f"{one['kind']}:{one['what']}:{one['where']}"},
+                "properties": {k: one[k] for k in ("places", "count") if one[k] is not None},
+            })  # fmt: skip
+    notes = [
+        {"level": "error", "message": {"text": f"{u['file']}: {u['reason']}"}}
+        for u in scan["unread"]
+    ]
+    run["tool"]["driver"] |= {"version": scan["tool"]["version"], "rules": list(rules.values())}
+    run["invocations"] = [{"executionSuccessful": not notes, "exitCode": scan["exit_code"]}]
+    if notes:
+        run["invocations"][0]["toolExecutionNotifications"] = notes
+    return log | {"runs": [run | {"artifacts": artifacts, "results": results}]}
+
+
+def _rule(name: str, one: dict[str, Any], severity: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "name": "".join(part.capitalize() for part in name.split("-")),
+        "shortDescription": {"text": f"A release holds {one['kind']}."},
+        "help": {"text": f"{one['reason']}. {one['remedy']}"},
+        "properties": {"tags": ["privacy", "machine-learning"], "security-severity": severity},
+    }
 
 
 def _uri(file: str) -> str:

@@ -1,0 +1,84 @@
+"""``residuum scan``: what a file or folder gives away before any attack.
+
+Examples:
+
+residuum scan checkpoint.pt
+
+residuum scan release/ --fail-on stored,optimiser-state,start,paths
+
+residuum scan model.joblib --json --sarif scan.sarif
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from residuum.cli.options import Voice, option
+from residuum.cli.output import print_line, print_notes, print_table, scan_progress
+
+if TYPE_CHECKING:
+    from residuum.checkpoints.contents import Finding
+    from residuum.verbs.scanning import Scan
+
+FOUND = 1
+
+
+def command(
+    release: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE-OR-FOLDER",
+            help="A file of torch, scikit-learn (pickle, joblib), safetensors, TorchScript or ONNX, or "
+            "a folder of them. Nothing in it is executed.",
+        ),
+    ],
+    *,
+    fail_on: str = option(
+        "Kinds that end in exit code 1, of: stored, optimiser-state, start, touched-rows, adapter, "
+        "statistics, paths; or none.",
+        "stored",
+        metavar="KINDS",
+    ),
+    sarif: Path | None = option("Also write SARIF 2.1.0 for code scanning.", metavar="FILE"),
+    voice: Voice,
+) -> None:
+    """List what in a release can give training data away, why, and what to do; runs no code."""
+    from residuum.records import write_json
+    from residuum.verbs.scanning import scan
+
+    kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
+    with scan_progress(voice.spoken) as watch:
+        found = scan(release, fail_on=kinds, watch=watch)
+    if sarif is not None:
+        from residuum.report.sarif import scan_sarif
+
+        write_json(sarif, scan_sarif(found.to_json()))
+    voice.answer(found.to_json(), lambda: show(found))
+    raise typer.Exit(found.exit_code)
+
+
+def show(found: Scan) -> None:
+    """The scan as a person reads it."""
+    for file in found.files:
+        title = f"{file.file} ({file.kind}, {file.bytes} bytes)"
+        rows = [(f.severity, surface(f), f"{f.reason}. {f.remedy}") for f in file.findings]
+        if rows:
+            print_table(title, ("severity", "surface", "why, and what to do"), rows)
+        else:
+            print_line(f"{title}: no surface found beside the weights")
+    for one in found.unread:
+        print_line(f"not read: {one.file}: {one.reason}")
+    print_notes(found.notes)
+    if found.failed:
+        print_line(f"found: {', '.join(found.failed)}")
+    print_line("weights can hold training data too: residuum audit says whether they do")
+
+
+def surface(one: Finding) -> str:
+    """What it is, where and how much."""
+    counted = "" if one.count is None else f": {one.count}"
+    more = f" and {one.places - 1} more" if one.places > 1 else ""
+    return f"{one.kind}: {one.what}{counted}\nat {one.where or 'the top'}{more}"

@@ -1,0 +1,205 @@
+"""A release without what need not be there: the weights, bit for bit, and nothing else.
+
+Kept are the tensors of the network's state dict, buffers included. Optimiser state, averaged copies,
+seeds, paths and every other value beside them are left out. What was written is read back, compared with
+the original bit by bit and scanned, before it is put in its place.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from residuum.checkpoints.contents import AVERAGES, FIRST, SECOND, Finding, findings
+from residuum.checkpoints.inert import Block, Thing
+from residuum.checkpoints.reading import FORMAT_KEY, RULES, sort_header
+from residuum.checkpoints.releases import Release, open_release
+from residuum.checkpoints.safe import MAX_DEPTH, WRAPPERS
+from residuum.errors import CheckpointError, InputError, OutputError
+from residuum.records import write_atomic
+from residuum.records.base import Record
+
+# What readers need: the kind of file, the architecture, labels.
+KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
+MAX_BYTES = 16 << 30
+LINES = {  # by the start of a finding: what to run before saving again
+    "first moments": "del model._optimizer",
+    "second moments": "del model._optimizer",
+    "the start of": "model.random_state = None; del model._best_coefs, model._best_intercepts",
+    "a loss curve": "model.loss_curve_ = []",
+}
+
+
+class PickleError(InputError):
+    """A pickle is not rewritten, since that would mean to run it; lines: what its owner can run."""
+
+    def __init__(self, path: Path, out: Path, found: list[Finding]) -> None:
+        done = dict.fromkeys(
+            line for one in found for start, line in LINES.items() if one.what.startswith(start)
+        )
+        with path.open("rb") as stream:
+            head = stream.read(1 << 16)
+        library, new = "joblib", repr(str(out))
+        load, dump = f"joblib.load({str(path)!r})", f"joblib.dump(model, {new})"
+        if head.startswith(b"\x80") and b"joblib" not in head:
+            library, load = "pickle", f"pickle.load(open({str(path)!r}, 'rb'))"
+            dump = f"pickle.dump(model, open({new}, 'wb'))"
+        own = "  # runs what the file says: only a file of your own"
+        self.lines = (f"import {library}", f"model = {load}{own}", *done, dump)
+        super().__init__(
+            f"A pickle can only be changed by running it; {path.name!r} is left as it is.",
+            "If it is your own, run: " + "; ".join(line.split("  #")[0] for line in self.lines),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Stripped(Record):
+    """What was kept (tensors, bytes), what was left out, and what is still to be said of the result."""
+
+    file: str
+    out: str
+    tensors: int
+    bytes: int
+    dropped: tuple[Finding, ...]
+    left: tuple[Finding, ...]
+
+
+def strip(path: str | Path, out: str | Path) -> Stripped:
+    """Write the weights of a torch or safetensors file alone to ``out``, which must not exist.
+
+    out: ``.safetensors`` is written as such, anything else with torch.save.
+    """
+    path, out = Path(path), Path(out)
+    if out.exists() or out.is_symlink():
+        raise OutputError(
+            f"A stripped file is a new one; {str(out)!r} is there already.",
+            "Choose another --out.",
+        )
+    release = open_release(path, MAX_BYTES)
+    before = findings(release)
+    if release.kind == "pickle":
+        raise PickleError(path, out, before)
+    kept = weights_of(release)
+    content = _written(kept, release, out)
+    beside = out.with_name(f".{out.name}.unchecked")
+    try:
+        again = open_release(write_atomic(beside, content))
+        _compare(kept, weights_of(again))
+        left = findings(again)
+        beside.rename(out)
+    finally:
+        beside.unlink(missing_ok=True)
+    remaining = {(one.kind, one.what) for one in left}
+    dropped = tuple(one for one in before if (one.kind, one.what) not in remaining)
+    flat = _flat(kept)
+    return Stripped(str(path), str(out), len(flat), len(content), dropped, tuple(left))
+
+
+def weights_of(release: Release) -> dict[str, Any]:
+    """The state dict of a release, or several under their names, as blocks."""
+    content = release.content
+    if release.kind not in ("torch", "safetensors"):
+        raise CheckpointError(
+            f"Only files of torch and safetensors are stripped; {release.path.name!r} is {release.kind}.",
+            "Save its weights first: torch.save(model.state_dict(), path).",
+        )
+    if isinstance(content, Thing):
+        raise CheckpointError(
+            f"Weights are stripped from a state dict; this file holds a whole {content.short}.",
+            "If it is your own: torch.save(torch.load(path, weights_only=False).state_dict(), new).",
+        )
+    for _ in range(MAX_DEPTH):
+        wrapper = next((k for k in WRAPPERS if isinstance(_get(content, k), dict)), None)
+        if wrapper is None:
+            break
+        content = content[wrapper]
+    kept = _weights(content)
+    if not kept:
+        raise CheckpointError(
+            "A release holds weights; this file holds none beside what is to be left out.",
+            "Name the file of the network.",
+        )
+    return kept
+
+
+def _get(content: Any, key: str) -> Any:
+    return content.get(key) if isinstance(content, dict) else None
+
+
+def _weights(content: Any, depth: int = 0) -> dict[str, Any]:
+    """Blocks of a dict, and of dicts in it, without optimisers and averages."""
+    if not isinstance(content, dict) or depth > MAX_DEPTH:
+        return {}
+    if "state" in content and "param_groups" in content:
+        return {}
+    kept: dict[str, Any] = {}
+    for name, value in content.items():
+        if not isinstance(name, str) or any(map(AVERAGES.match, name.split("."))):
+            continue
+        if name.rpartition(".")[2] in FIRST | SECOND:
+            continue
+        if isinstance(value, Block):
+            kept[name] = value
+        elif inner := _weights(value, depth + 1):
+            kept[name] = inner
+    return kept
+
+
+def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
+    """The new file; tensors that share memory share it in a torch file and are copied in the other."""
+    if out.suffix == ".safetensors":
+        if any(isinstance(value, dict) for value in kept.values()):
+            raise InputError(
+                "A safetensors file holds one state dict; this release holds several.",
+                "Choose an --out that ends in .pt.",
+            )
+        metadata = {k: v for k, v in release.metadata.items() if k in KEPT_METADATA}
+        tensors = {name: block.tensor().contiguous() for name, block in kept.items()}
+        return sort_header(save(tensors, metadata or {"format": "pt"}))
+    buffer = io.BytesIO()
+    shared: dict[str, Tensor] = {}
+
+    def tensor(block: Block) -> Tensor:
+        if not block.name:
+            return block.tensor()
+        key = f"{block.name} {block.shape}"
+        return shared.setdefault(key, block.tensor())
+
+    def plain(part: dict[str, Any]) -> dict[str, Any]:
+        return {k: tensor(v) if isinstance(v, Block) else plain(v) for k, v in part.items()}
+
+    torch.save(plain(kept), buffer)
+    return buffer.getvalue()
+
+
+def _flat(kept: dict[str, Any], at: str = "") -> dict[str, Block]:
+    found: dict[str, Block] = {}
+    for name, value in kept.items():
+        one = isinstance(value, Block)
+        found |= {f"{at}{name}": value} if one else _flat(value, f"{at}{name}/")
+    return found
+
+
+def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Bit by bit."""
+    ours, theirs = _flat(after), _flat(before)
+    equal = {*ours} == {*theirs} and all(
+        _bits(theirs[name]) == _bits(block) for name, block in ours.items()
+    )
+    if not equal:
+        raise OutputError(
+            "The stripped weights must be those of the file, bit for bit; they are not.",
+            "Nothing was kept. Save the weights with torch.save(model.state_dict(), path).",
+        )
+
+
+def _bits(block: Block) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    tensor = block.tensor().contiguous()
+    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor.dtype, tuple(tensor.shape), raw
