@@ -84,7 +84,7 @@ def attack(
     """Candidates and multipliers that explain the weights of ``Phi``: one descent, its best point.
 
     Args:
-        Phi: any module; its ReLUs must be ``nn.ReLU`` modules, or their gates stay as they are.
+        Phi: any module; its kinks are smoothed wherever they are called (``networks/kinks.py``).
         objective: target, covectors, labels and shape of the multipliers.
         knowledge: what the attacker is told; the shape of a sample is needed.
         candidates: m; twice the number of training samples is a good choice.
@@ -120,10 +120,9 @@ def attack(
         {name: known[point][name].to(theta[name], copy=True).requires_grad_() for name in theta}
         for point in objective.gradient_points()
     ]
-    has_gates = any(isinstance(module, nn.ReLU) for module in Phi.modules())
 
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
-        gated = with_surrogate(Phi, SigmoidReLU(alpha)) if has_gates else Phi
+        gated = with_surrogate(Phi, SigmoidReLU(alpha))
         return residual(gated, thetas, target, objective, x, y, lam)
 
     # The scale of lam: at mu = 1 the sum over random samples is as large as its target.

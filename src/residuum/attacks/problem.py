@@ -26,6 +26,7 @@ from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.checkpoints.surfaces import CHANGE, Surface
 from residuum.engine.explicit import Candidates, ExplicitEquation
+from residuum.engine.generic import GenericEquation
 from residuum.errors import InputError, require_known
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge, Reconstruction, Record
@@ -82,8 +83,9 @@ class Problem:
                 point.load_state_dict({**point.state_dict(), **start})  # buffers stay
             points.append(point)
         self.objective = objective
-        kinked = any(isinstance(part, nn.ReLU) for part in base.modules())
-        self.surrogate = surrogate if kinked else "none"  # a surrogate stands for ReLU alone
+        chain = dense_chain(base)
+        smooth = chain is not None and not isinstance(chain.activation, nn.ReLU)
+        self.surrogate = "none" if smooth else surrogate  # a surrogate stands for kinks alone
         self.labels = labels.to(device)
         # The target in the numbers of the search; what moved, in those of the release.
         surface = objective.surface_of(parameters(model), knowledge)
@@ -92,7 +94,7 @@ class Problem:
         self.scales = self.squares(self.target).tolist()
         self.scales[0] += outside
         # Of weights, a chain's layers above the first are near their start and say little.
-        still = surface.name != CHANGE and dense_chain(base) is not None
+        still = surface.name != CHANGE and chain is not None
         first_only = layers == "first" or (layers == "auto" and still)
         chosen = [
             (i == 0 or not first_only) and name in surface.equations
@@ -116,6 +118,8 @@ class Problem:
             self.true_activation = chains[0].activation
         else:
             self.points = points
+            groups = list(self.groups.values())
+            self.generic = GenericEquation(points, self.target, groups, self.weights)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -167,21 +171,16 @@ class Problem:
         """As the engine takes them."""
         return Candidates(x.flatten(2), lam, self.labels)
 
-    @torch.enable_grad()
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
-        """Automatic differentiation, one run after the other."""
-        found = []
+        """Automatic differentiation; runs of different sharpness one after the other."""
         varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
-        for run in range(len(x)):
-            if run == 0 or varied:
-                models = self.models(sharpness, run)
-            xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
-            part = self.squares(self.residual(models, xr, lr, self.labels_of(run)))
-            gx, gl = torch.autograd.grad(
-                part @ self.weights, (xr, lr), allow_unused=True, materialize_grads=True
-            )
-            found.append((part.detach(), gx, gl))
-        parts, *gradients = (torch.stack(each) for each in zip(*found, strict=True))
+        found = []
+        for run in range(len(x)) if varied else (0,):
+            own = slice(run, run + 1) if varied else slice(None)
+            labels = self.labels if self.labels.ndim == 1 else self.labels[own]
+            at = (self.objective, x[own], lam[own], labels)
+            found.append(self.generic.evaluate(self.models(sharpness, run), *at))
+        parts, *gradients = (torch.cat(each) for each in zip(*found, strict=True))
         return Evaluation(parts @ self.weights, parts / self._scales, *gradients)
 
     def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
@@ -190,7 +189,8 @@ class Problem:
             return self.points
         if isinstance(sharpness, Tensor) and sharpness.ndim > 0:
             sharpness = sharpness.flatten()[run]
-        return [with_surrogate(point, self.activation(sharpness)) for point in self.points]
+        surrogate = SURROGATES[self.surrogate](sharpness)
+        return [with_surrogate(point, surrogate) for point in self.points]
 
     def residual(self, models: list[nn.Module], x: Tensor, lam: Tensor, labels: Tensor) -> Theta:
         """target - sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""

@@ -9,9 +9,10 @@ from residuum.networks.activations import (
     ReLU,
     SigmoidReLU,
     Softplus,
-    with_surrogate,
+    Surrogate,
 )
 from residuum.networks.homogeneity import balance, homogeneity_order, probe_inputs
 from residuum.networks.kinds import KINDS, Architecture, Kind, kind_of
+from residuum.networks.kinks import Kinks, with_surrogate
 from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace, dense_chain
 from residuum.networks.recognition import match_architecture, recognise, refuse_by_name

@@ -16,7 +16,6 @@ function, so its "gradient" is a formal derivative. Softplus is that of Loo et a
 
 from __future__ import annotations
 
-import copy
 import re
 from abc import ABC, abstractmethod
 from typing import Any
@@ -77,8 +76,37 @@ class _SigmoidBackward(torch.autograd.Function):
         return tangent * torch.sigmoid(ctx.alpha * z)
 
 
-class _Sharp(Activation):
-    """A surrogate whose backward rule is the sigmoid of z times its sharpness."""
+class _SoftmaxBackward(torch.autograd.Function):
+    """Forward max over the first dimension; backward and forward-mode derivative softmax(alpha z)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, alpha: float) -> Tensor:
+        return z.amax(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        z, ctx.alpha = inputs
+        ctx.save_for_backward(z)
+        ctx.save_for_forward(z)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (z,) = ctx.saved_tensors
+        return grad * torch.softmax(ctx.alpha * z, 0), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _alpha: None) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return (tangent * torch.softmax(ctx.alpha * z, 0)).sum(0)
+
+
+class Surrogate(Activation):
+    """Stands for a kink: its backward rule is the sigmoid of z times its sharpness.
+
+    The same for a maximum of several values, of which max(z, 0) has two: softmax in place of sigmoid.
+    """
 
     usual: float
 
@@ -95,8 +123,12 @@ class _Sharp(Activation):
         s = self.derivative(z)
         return self.sharpness * s * (1 - s)
 
+    @abstractmethod
+    def largest(self, z: Tensor) -> Tensor:
+        """The maximum over the first dimension."""
 
-class SigmoidReLU(_Sharp):
+
+class SigmoidReLU(Surrogate):
     """ReLU forward, sigmoid(alpha z) in place of 1[z > 0] backward (Haim et al. 2022)."""
 
     usual = 150.0
@@ -107,8 +139,12 @@ class SigmoidReLU(_Sharp):
             return z.clamp_min(0)
         return _SigmoidBackward.apply(z, self.sharpness)
 
+    def largest(self, z: Tensor) -> Tensor:
+        """The maximum; softmax(alpha z) backward."""
+        return _SoftmaxBackward.apply(z, self.sharpness) if torch.is_grad_enabled() else z.amax(0)
 
-class Softplus(_Sharp):
+
+class Softplus(Surrogate):
     """softplus(beta z) / beta, forward and backward (Loo et al. 2024)."""
 
     usual = 50.0
@@ -116,6 +152,10 @@ class Softplus(_Sharp):
     def forward(self, z: Tensor) -> Tensor:
         """softplus(beta z) / beta without a linear cut-off, so that derivatives stay consistent."""
         return torch.logaddexp(self.sharpness * z, torch.zeros_like(z)) / self.sharpness
+
+    def largest(self, z: Tensor) -> Tensor:
+        """log sum exp(beta z) / beta, forward and backward."""
+        return torch.logsumexp(self.sharpness * z, 0) / self.sharpness
 
 
 class Polynomial(Activation):
@@ -157,29 +197,6 @@ class Linear(nn.Identity, Activation):
         return torch.ones_like(z)
 
 
-def with_surrogate(model: nn.Module, surrogate: nn.Module) -> nn.Module:
-    """A copy of ``model`` in which ``surrogate`` stands for every ReLU module.
-
-    Works on any module that holds its activations as ``nn.ReLU`` children; a ReLU called as a
-    function inside ``forward`` cannot be seen, and a model without any ReLU module is refused.
-    """
-    model = copy.deepcopy(model)
-    places = [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.ReLU)
-    ]
-    if not places:
-        raise ArchitectureError(
-            "A surrogate replaces nn.ReLU modules; this network has none.",
-            "Use nn.ReLU() modules instead of functional calls.",
-        )
-    for parent, name in places:
-        setattr(parent, name, surrogate)
-    return model
-
-
 def is_other(name: str) -> bool:
     """Whether ``name`` (gelu, LeakyReLU, leaky_relu) is an activation that no attack covers."""
     return OTHERS.fullmatch(name.lower().replace("_", "")) is not None
@@ -197,7 +214,7 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
 
 
 ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "linear": Linear}
-SURROGATES: dict[str, type[Activation]] = {"sigmoid": SigmoidReLU, "softplus": Softplus}
+SURROGATES: dict[str, type[Surrogate]] = {"sigmoid": SigmoidReLU, "softplus": Softplus}
 OTHERS = re.compile(
     "celu|elu|gelu|hardsigmoid|hardswish|hardtanh|leakyrelu|mish|prelu|relu6|rrelu|selu|sigmoid|silu|"
     "softplus|softsign|swish|tanh"
