@@ -47,7 +47,10 @@ def dense_nnls(model: nn.Module, x: Tensor, rows: Rows) -> tuple[np.ndarray, flo
 
 
 def naive_activation(surrogate: str, sharpness: float) -> Callable[[Tensor], Tensor]:
-    """ReLU, softplus, or ReLU whose formal derivative is that of softplus: straight-through."""
+    """ReLU, softplus, or ReLU whose formal derivative is that of softplus: straight-through.
+
+    Each with its maximum over the first dimension: ``largest``, of which max(z, 0) has two entries.
+    """
 
     def smooth(z: Tensor) -> Tensor:
         return torch.logsumexp(torch.stack([sharpness * z, torch.zeros_like(z)]), 0) / sharpness
@@ -56,6 +59,14 @@ def naive_activation(surrogate: str, sharpness: float) -> Callable[[Tensor], Ten
         formal = smooth(z)
         return torch.relu(z).detach() + formal - formal.detach()
 
+    def smooth_largest(z: Tensor) -> Tensor:
+        return torch.logsumexp(sharpness * z, 0) / sharpness
+
+    def straight_through_largest(z: Tensor) -> Tensor:
+        formal = smooth_largest(z)
+        return z.amax(0).detach() + formal - formal.detach()
+
+    smooth.largest, straight_through.largest = smooth_largest, straight_through_largest
     return {"none": torch.relu, "softplus": smooth, "sigmoid": straight_through}[surrogate]
 
 

@@ -43,7 +43,7 @@ from residuum.errors import (
     UnsafeFileError,
 )
 from residuum.networks import MLP, Architecture, ConvNet, Polynomial, PolynomialNetwork, ReLU
-from residuum.networks.activations import SigmoidReLU
+from residuum.networks.activations import Softplus
 from residuum.records import Checkpoint, same
 
 ARCH = "mlp:5-7-6-2"
@@ -861,15 +861,14 @@ class Own(nn.Module):
 
 CNN = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
 KEPT: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "module:2-1,class=Linear": (nn.Linear(2, 1), ()),
-    "module:2-1,class=Own": (Own(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ()),
+    "module:2-1,class=Own": (Own(nn.Linear(2, 2), nn.Mish(), nn.Linear(2, 1)), ()),
     "module:1x6x6-2,class=Sequential": (CNN, (1, 6, 6)),
-    "module:2-1,class=MLP": (MLP((2, 2, 1), activation=SigmoidReLU()), ()),
+    "module:2-1,class=MLP": (MLP((2, 2, 1), activation=Softplus()), ()),
     "batch norm": (
         nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)),
         (),
     ),
-    "dropout": (Own(nn.Linear(2, 3), nn.Dropout(), nn.Linear(3, 1)), (2,)),
+    "dropout": (Own(nn.Linear(2, 3), nn.Dropout(), nn.Softsign(), nn.Linear(3, 1)), (2,)),
     "layer norm": (nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.LayerNorm(3)), ()),
     "order": (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 1)), ()),
     "end": (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ()),
@@ -880,7 +879,7 @@ KEPT: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "half": (Own(nn.Linear(2, 2), nn.Tanh()).half(), ()),
     **{
         kind.__name__: (nn.Sequential(nn.Linear(2, 2), kind(), nn.Linear(2, 1)), ())
-        for kind in (nn.GELU, nn.LeakyReLU, nn.Tanh)
+        for kind in (nn.Softplus, nn.RReLU, nn.Hardtanh)
     },
 }
 

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,16 @@ from torch import Tensor, nn
 
 from residuum.checkpoints import safe
 from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
-from residuum.networks import KINDS, Architecture, kind_of, match_architecture, recognise
+from residuum.networks import (
+    KINDS,
+    Architecture,
+    kind_of,
+    match_architecture,
+    recognise,
+    same_function,
+)
 from residuum.networks.kinds import ASSUMED_RELU
+from residuum.networks.probing import as_rows, probe, unwrapped
 from residuum.records import TASKS, Checkpoint, write_atomic
 from residuum.records.rundir import sha256
 
@@ -45,12 +51,7 @@ MAX_TEXT = 200
 MAX_TEXTS = 10_000
 MAX_DIMENSIONS = 8
 
-PASSED_OVER: set[type[nn.Module]] = {nn.Identity, nn.AlphaDropout, nn.FeatureAlphaDropout}
-PASSED_OVER |= {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d}  # nothing in evaluation
-KEPT = (
-    "a {} is kept as given: what its forward does is not read; surrogates replace its nn.ReLU modules, a "
-    "ReLU called as a function stays as it is"
-)
+KEPT = "a {} is kept as given: its forward is run, not read, so that only what needs no structure applies"
 
 
 def load_checkpoint(
@@ -71,11 +72,11 @@ def load_checkpoint(
 
 
 def as_checkpoint(
-    model: Checkpoint | nn.Module | Mapping[str, Any] | str | Path,
+    model: Checkpoint | nn.Module | Mapping[str, Any] | str | Path | Any,
     arch: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Checkpoint:
-    """A checkpoint as it is, of a live network, of a state dict, or read from a file.
+    """A checkpoint as it is, of a live network, of a state dict, of an estimator, or read from a file.
 
     shape: of one sample, for a live network that is kept as given and does not show it.
     """
@@ -87,9 +88,11 @@ def as_checkpoint(
         return load_checkpoint(model, arch)
     if isinstance(model, Mapping):
         return _checkpoint(dict(model), NOTHING_SAID, arch=arch)
+    if hasattr(model, "coefs_") and hasattr(model, "intercepts_"):
+        return _estimator(model)
     raise CheckpointError(
-        "A network is a Checkpoint, a module, its state_dict() or the path of a file; got "
-        f"{type(model).__name__}.",
+        "A network is a Checkpoint, a module, its state_dict(), a fitted MLPClassifier or MLPRegressor "
+        f"of scikit-learn or the path of a file; got {type(model).__name__}.",
         "Give model.state_dict().",
     )
 
@@ -296,18 +299,17 @@ def checkpoint_from_module(
 ) -> Checkpoint:
     """A checkpoint of a live network, its weights copied to the CPU.
 
-    A network of a class in ``KINDS`` and a plain nn.Sequential become what their string describes. A
-    Sequential may hold Linear layers with ReLU between all of them or none, leading Flatten layers,
-    and anywhere Dropout and Identity, which do nothing in evaluation. Any other module is kept as
-    given and runs in evaluation mode; the shape of one sample must be said unless its first layer
-    is Linear and takes the input as it is.
+    A network of a class in ``KINDS``, and any that computes what one of them does, becomes what its
+    string describes. Any other module is kept as given and runs in evaluation mode; the shape of one
+    sample must be said unless its first layer is Linear and takes the input as it is.
     """
+    model, shown = unwrapped(model), tuple(input_shape or shape_if_kept or ())
     try:
-        found = _describe(model)
+        found = _describe(model, shown)
     except (ArchitectureError, CheckpointError):  # no string describes these biases or shapes
         found = None
     if found is None:
-        kept = _keep(model, tuple(input_shape or shape_if_kept or ()))
+        kept = _keep(model, shown)
         return kept.replace(labels=tuple(labels), task=task)
     arch, state = found
     theta, _, notes = safe.clean_state(state)
@@ -328,29 +330,36 @@ def fitting_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]
     return shape
 
 
-def _describe(model: nn.Module) -> tuple[Architecture, dict[str, Tensor]] | None:
+def _describe(
+    model: nn.Module, shape: tuple[int, ...]
+) -> tuple[Architecture, dict[str, Tensor]] | None:
     """The architecture, and the live parameters under its names in its order; None without any."""
-    if type(model) is nn.Sequential:
-        return _describe_sequential(model)
     kind = kind_of(model)
     arch = None if kind is None else kind.describe(model)
-    return None if arch is None else (arch, model.state_dict(keep_vars=True))
+    if arch is not None:
+        return arch, model.state_dict(keep_vars=True)
+    return same_function(model, shape)
 
 
-def _describe_sequential(model: nn.Sequential) -> tuple[Architecture, dict[str, Tensor]] | None:
-    every = (part for _, part in model.named_modules(remove_duplicate=False))  # a ReLU used twice
-    leaves = (part for part in every if type(part) not in {nn.Sequential, *PASSED_OVER})
-    parts = list(itertools.dropwhile(lambda part: type(part) is nn.Flatten, leaves))
-    linear = len(parts) > 1 and all(type(part) is nn.Linear for part in parts)
-    layers, between = (parts, []) if linear else (parts[::2], parts[1::2])
-    dense = all(type(part) is nn.Linear for part in layers)
-    gated = all(isinstance(part, nn.ReLU) for part in between)
-    if not (dense and gated and (linear or len(parts) % 2)):
-        return None
-    state = nn.ModuleDict({"layers": nn.ModuleList(layers)}).state_dict(keep_vars=True)
-    found, _ = recognise(state)
-    activation = "linear" if linear else "relu"
-    return replace(found, options={**found.options, "activation": activation}), state
+def _estimator(model: Any) -> Checkpoint:
+    """A fitted MLPClassifier or MLPRegressor; its outputs before softmax or sigmoid.
+
+    Its activation is known, so nothing is assumed; labels are numbers of classes, in its order.
+    """
+    theta: dict[str, Tensor] = {}
+    for i, (weight, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
+        theta[f"layers.{i}.weight"] = torch.from_numpy(weight.T.copy())
+        theta[f"layers.{i}.bias"] = torch.from_numpy(bias.copy())
+    widths = [len(model.coefs_[0]), *(len(bias) for bias in model.intercepts_)]
+    arch = Architecture.parse(
+        f"mlp:{'-'.join(map(str, widths))},bias=all,activation="
+        f"{model.activation.replace('identity', 'linear')}"
+    )
+    classes = tuple(str(c)[:MAX_TEXT] for c in getattr(model, "classes_", ()))
+    theta, _, notes = safe.clean_state(theta)
+    one = {False: "regression", True: "binary" if widths[-1] == 1 else "multiclass"}
+    task = one[bool(classes)]
+    return Checkpoint(theta, str(arch), (), classes, task, tuple(notes))
 
 
 def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:
@@ -377,33 +386,14 @@ def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:
             "not show it.",
             "Grant it: Knowledge(shape=(3, 32, 32)), or give the data.",
         )
-    outputs = _outputs(model, shape)
+    found = probe(model, shape)
     model.register_forward_pre_hook(functools.partial(_as_samples, shape))
-    arch = Architecture("module", (outputs,), shape, {"class": name[:80]})
+    if found.flat:
+        model.register_forward_hook(as_rows)
+    arch = Architecture("module", (found.outputs,), shape, {"class": name[:80]})
     theta = {n: p.detach().clone() for n, p in model.named_parameters()}
-    notes, names = (KEPT.format(name[:40]),), {n: n for n in theta}
+    notes, names = (KEPT.format(name[:40]), *found.notes), {n: n for n in theta}
     return Checkpoint(theta, str(arch), shape, assumptions=notes, source_names=names, module=model)
-
-
-def _outputs(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many, known from two samples."""
-    probe = torch.zeros(2, *shape, dtype=next(model.parameters()).dtype)
-    try:
-        with torch.no_grad():
-            outputs = model(probe)
-    except Exception as problem:  # a forward of somebody's own may raise anything
-        raise ArchitectureError(
-            f"The network must take samples of shape {shape}; the forward of {type(model).__name__} says: "
-            f"{(str(problem) or type(problem).__name__).splitlines()[0][:200]}",
-            "Grant the shape of one sample as the network receives it, or correct the data.",
-        ) from problem
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(probe):
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ArchitectureError(
-            f"A network returns (n, outputs); for {len(probe)} samples this one returned {got}.",
-            "Give a module whose forward returns one row of outputs per sample.",
-        )
-    return outputs.shape[1]
 
 
 def _as_samples(shape: tuple[int, ...], _: nn.Module, inputs: tuple[Any, ...]) -> Any:

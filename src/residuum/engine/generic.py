@@ -16,16 +16,15 @@ and side by side by ``vmap`` on a GPU, which small networks leave idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from residuum.engine.explicit import Covectors
+from residuum.networks.probing import second_derivatives
 from residuum.stationarity import Theta, parameters
 
 WORKSPACE = 2 * 2**30  # bytes of one chunk, in the passes and their graphs
@@ -55,7 +54,12 @@ class GenericEquation:
         self.side_by_side = layer_weights.is_cuda
 
     def evaluate(
-        self, models: Sequence[nn.Module], objective: Covectors, x: Tensor, lam: Tensor, labels: Tensor
+        self,
+        models: Sequence[nn.Module],
+        objective: Covectors,
+        x: Tensor,
+        lam: Tensor,
+        labels: Tensor,
     ) -> Found:
         """(R, L) squared residuals of the layers, and the gradients of each run's L in x and lam.
 
@@ -64,13 +68,15 @@ class GenericEquation:
         runs, m = x.shape[:2]
         with second_derivatives():
             room = self._room(models[0], x[0, :1])
-            if self.side_by_side and 1 < runs and runs * m <= room:
+            if self.side_by_side and runs > 1 and runs * m <= room:
                 try:
                     return self._side_by_side(models, objective, x, lam, labels)
                 except (RuntimeError, ValueError):  # a forward that vmap cannot transform
                     self.side_by_side = False
             found = [
-                self._one(models, objective, x[r], lam[r], labels if labels.ndim == 1 else labels[r], room)
+                self._one(
+                    models, objective, x[r], lam[r], labels if labels.ndim == 1 else labels[r], room
+                )
                 for r in range(runs)
             ]
         parts, gx, gl = (torch.stack(each) for each in zip(*found, strict=True))
@@ -123,7 +129,12 @@ class GenericEquation:
         return self._squares(left), gx, gl
 
     def _side_by_side(
-        self, models: Sequence[nn.Module], objective: Covectors, x: Tensor, lam: Tensor, labels: Tensor
+        self,
+        models: Sequence[nn.Module],
+        objective: Covectors,
+        x: Tensor,
+        lam: Tensor,
+        labels: Tensor,
     ) -> Found:
         """All runs in one pass; the same as one after another."""
 
@@ -131,7 +142,7 @@ class GenericEquation:
             def loss(x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
                 left = dict(self.target)
                 for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
-                    outputs, pull = vjp(_outputs(model, x), theta)
+                    outputs, pull, *_ = vjp(_outputs(model, x), theta)
                     (terms,) = pull(objective.covectors(k, outputs, labels, lam))
                     left = {name: t - terms[name] for name, t in left.items()}
                 parts = self._squares(left)
@@ -147,13 +158,17 @@ class GenericEquation:
 
     def _squares(self, left: Theta) -> Tensor:
         """(L,) of every layer."""
-        parts = [torch.stack([left[n].square().sum() for n in names]).sum() for names in self.groups]
+        parts = [
+            torch.stack([left[n].square().sum() for n in names]).sum() for names in self.groups
+        ]
         return torch.stack(parts)
 
     def _room(self, model: nn.Module, x: Tensor) -> int:
         """Candidates of one chunk; what a forward pass saves is measured once, on one and two samples."""
         if not self.saved:
-            one, two = (saved_bytes(model, self.thetas[0], x.expand(n, *x.shape[1:])) for n in (1, 2))
+            one, two = (
+                saved_bytes(model, self.thetas[0], x.expand(n, *x.shape[1:])) for n in (1, 2)
+            )
             self.saved = max(1, two - one)  # what does not grow with samples are weights
         return max(1, self.workspace // (GRAPHS * self.saved))
 
@@ -176,15 +191,3 @@ def saved_bytes(model: nn.Module, theta: Theta, x: Tensor) -> int:
     with saved_tensors_hooks(count, lambda t: t):
         functional_call(model, leaves, (x.detach(),))
     return found
-
-
-@contextmanager
-def second_derivatives() -> Iterator[None]:
-    """Kernels whose second derivatives torch has: those of fused attention have none."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)

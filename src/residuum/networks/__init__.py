@@ -15,4 +15,9 @@ from residuum.networks.homogeneity import balance, homogeneity_order, probe_inpu
 from residuum.networks.kinds import KINDS, Architecture, Kind, kind_of
 from residuum.networks.kinks import Kinks, with_surrogate
 from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace, dense_chain
-from residuum.networks.recognition import match_architecture, recognise, refuse_by_name
+from residuum.networks.recognition import (
+    match_architecture,
+    recognise,
+    refuse_by_name,
+    same_function,
+)

@@ -8,6 +8,8 @@ SigmoidReLU        max(z, 0)                sigmoid(alpha z)            alpha s 
 Softplus           softplus(beta z) / beta  sigmoid(beta z)             beta s (1 - s)
 Polynomial         sum_k c_k z^k            its derivative              its second derivative
 Linear             z                        1                           0
+GELU, SiLU, Tanh,  their own                the true one                the true one
+Sigmoid, ELU
 =================  =======================  ==========================  =======================
 
 SigmoidReLU is the surrogate of Haim et al. 2022: forward and backward do not belong to one
@@ -16,6 +18,7 @@ function, so its "gradient" is a formal derivative. Softplus is that of Loo et a
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from typing import Any
@@ -197,9 +200,84 @@ class Linear(nn.Identity, Activation):
         return torch.ones_like(z)
 
 
+class GELU(nn.GELU, Activation):
+    """z F(z), F the normal distribution function and f its density."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """F + z f."""
+        return torch.special.ndtr(z) + z * _density(z)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """(2 - z^2) f."""
+        return (2 - z.square()) * _density(z)
+
+
+class SiLU(nn.SiLU, Activation):
+    """z s, s = sigmoid(z)."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """s (1 + z (1 - s))."""
+        s = torch.sigmoid(z)
+        return s * (1 + z * (1 - s))
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """s (1 - s) (2 + z (1 - 2 s))."""
+        s = torch.sigmoid(z)
+        return s * (1 - s) * (2 + z * (1 - 2 * s))
+
+
+class Tanh(nn.Tanh, Activation):
+    """t = tanh(z)."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """1 - t^2."""
+        return 1 - torch.tanh(z).square()
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """-2 t (1 - t^2)."""
+        t = torch.tanh(z)
+        return -2 * t * (1 - t.square())
+
+
+class Sigmoid(nn.Sigmoid, Activation):
+    """s = 1 / (1 + exp(-z))."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """s (1 - s)."""
+        s = torch.sigmoid(z)
+        return s * (1 - s)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """s (1 - s) (1 - 2 s)."""
+        s = torch.sigmoid(z)
+        return s * (1 - s) * (1 - 2 * s)
+
+
+class ELU(nn.ELU, Activation):
+    """z above zero, exp(z) - 1 below."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """1, or exp(z)."""
+        return z.clamp(max=0).exp()
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """0, or exp(z)."""
+        return torch.where(z > 0, 0.0, z.clamp(max=0).exp())
+
+
+def _density(z: Tensor) -> Tensor:
+    return torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+
+
+def canonical(name: str) -> str:
+    """An activation's name as ``ACTIVATIONS`` has it: LeakyReLU, leaky-relu and swish are known too."""
+    plain = re.sub(r"[-_ ]", "", name.lower())
+    return {"leakyrelu": "leaky_relu", "swish": "silu", "logistic": "sigmoid"}.get(plain, plain)
+
+
 def is_other(name: str) -> bool:
-    """Whether ``name`` (gelu, LeakyReLU, leaky_relu) is an activation that no attack covers."""
-    return OTHERS.fullmatch(name.lower().replace("_", "")) is not None
+    """Whether ``name`` (Mish, hardswish, relu6) is an activation that no string covers."""
+    return OTHERS.fullmatch(canonical(name)) is not None
 
 
 def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
@@ -213,14 +291,22 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-ACTIVATIONS: dict[str, type[Activation]] = {"relu": ReLU, "linear": Linear}
+# LeakyReLU has no derivative of its own here: it is smoothed where it is called (``kinks.py``).
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": ReLU,
+    "linear": Linear,
+    "gelu": GELU,
+    "silu": SiLU,
+    "tanh": Tanh,
+    "sigmoid": Sigmoid,
+    "elu": ELU,
+    "leaky_relu": nn.LeakyReLU,
+}
 SURROGATES: dict[str, type[Surrogate]] = {"sigmoid": SigmoidReLU, "softplus": Softplus}
 OTHERS = re.compile(
-    "celu|elu|gelu|hardsigmoid|hardswish|hardtanh|leakyrelu|mish|prelu|relu6|rrelu|selu|sigmoid|silu|"
-    "softplus|softsign|swish|tanh"
+    "celu|hardsigmoid|hardswish|hardtanh|mish|prelu|relu6|rrelu|selu|softplus|softsign"
 )
 OTHERS_REFUSED = (
-    "The attacks are derived and written for ReLU, whose derivative is 0 or 1, and for polynomial "
-    "activations; read as ReLU, this would be another network. Train with ReLU to audit it; membership "
-    "inference needs no such condition."
+    f"Strings know {', '.join(ACTIVATIONS)}; read as one of these, this would be another network. Give "
+    "the network itself: rs.audit(model)."
 )

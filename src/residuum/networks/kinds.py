@@ -1,7 +1,7 @@
 """Networks as small strings, and one record per kind of network: all that is known of it.
 
 mlp:784-1000-1000-1            widths; bias in the first layer only
-mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | linear
+mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | gelu | tanh | ...
 convnet:1x8x8-16-32-1          input shape, channels, outputs
 polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
 module:1x8x8-10,class=Net      a live module that no string describes: input shape, outputs
@@ -28,7 +28,13 @@ from torch import Tensor, nn
 
 from residuum import plugins
 from residuum.errors import ArchitectureError, did_you_mean, require_known
-from residuum.networks.activations import ACTIVATIONS, OTHERS_REFUSED, Polynomial, is_other
+from residuum.networks.activations import (
+    ACTIVATIONS,
+    OTHERS_REFUSED,
+    Polynomial,
+    canonical,
+    is_other,
+)
 from residuum.networks.modules import BIAS_RULES, MLP, ConvNet, PolynomialNetwork, bias_rule
 
 EXAMPLE = (
@@ -39,8 +45,8 @@ MAX_PARAMETERS = 10**9
 MAX_LENGTH = 2000
 # What a bare file leaves open: at most metadata.MAX_TEXT characters, for it is saved with the weights.
 ASSUMED_RELU = (
-    "activation assumed ReLU: the weights do not say; for a network with another (GELU, SiLU, Tanh, ...) "
-    "this result is void. If it is ReLU, say so: --arch ...,activation=relu"
+    "activation assumed ReLU: the weights do not say; for a network with another this result is void. "
+    "Name it: --arch ...,activation=relu (or gelu, silu, tanh, leaky_relu, ...)"
 )
 ASSUMED_STRIDES = (
     "strides of 2 assumed in place of pooling: the shapes can be the same; for a network with pooling "
@@ -168,12 +174,12 @@ class _Layered(Kind):
 
     def check(self, arch: Architecture) -> Architecture:
         """Both options name one of the known choices."""
-        bias, activation = arch.options["bias"], arch.options["activation"]
+        bias, activation = arch.options["bias"], canonical(arch.options["activation"])
         if is_other(activation):
-            raise ArchitectureError(f"activation={activation} cannot be attacked.", OTHERS_REFUSED)
+            raise ArchitectureError(f"No string says activation={activation}.", OTHERS_REFUSED)
         for got, known in ((bias, BIAS_RULES), (activation, ACTIVATIONS)):
             require_known(got, known, "No choice", ArchitectureError)
-        return arch
+        return replace(arch, options={**arch.options, "activation": activation})
 
     def assumed(self, arch: Architecture) -> tuple[str, ...]:
         """The activation, where there is a hidden layer."""
@@ -182,7 +188,7 @@ class _Layered(Kind):
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
         """Those of a live network; an activation that has no name is refused."""
         kinds: dict[type, str] = {kind: name for name, kind in ACTIVATIONS.items()}
-        name = (kinds | {nn.ReLU: "relu"}).get(type(activation))
+        name = kinds.get(type(activation))
         if name is None:
             raise ArchitectureError(f"No string says {type(activation).__name__}.", OTHERS_REFUSED)
         return {"bias": bias_rule([layer.bias is not None for layer in layers]), "activation": name}

@@ -4,7 +4,7 @@ A descent on gradients needs the derivative of a gate, which for a true kink is 
 exists. ReLU and its relatives are a smooth part and a gate; a window's maximum is a gate with more
 than two sides:
 
-    relu(z) = gate(z)      leaky(z) = a z + (1 - a) gate(z)      clip(z) = low + gate(z - low) - gate(z - high)
+    relu(z) = gate(z)     leaky(z) = a z + (1 - a) gate(z)     clip(z) = low + gate(z - low) - gate(z - high)
 
 gate and maximum are the surrogate's (``activations.py``). The functions are caught by name while the
 forward runs, as modules, functions or methods, in place or not; all others run as they are.
@@ -63,13 +63,13 @@ class Kinks(TorchFunctionMode):
 
 def with_surrogate(model: nn.Module, surrogate: Surrogate) -> nn.Module:
     """``model`` with ``surrogate`` in place of every kink that its forward calls; weights are shared."""
-    changed, forward = copy.copy(model), type(model).forward
+    changed, forward = copy.copy(model), model.forward  # of which the copy shares every part
 
     def smooth(*inputs: Any, **named: Any) -> Any:
         with Kinks(surrogate):
-            return forward(changed, *inputs, **named)
+            return forward(*inputs, **named)
 
-    changed.forward = smooth  # type: ignore[method-assign]
+    changed.forward = smooth
     return changed
 
 

@@ -51,7 +51,7 @@ class MLP(nn.Module):
     """Fully connected network d-h_1-...-C; the first-layer bias alone keeps it homogeneous."""
 
     def __init__(
-        self, widths: tuple[int, ...], bias: str = "first", activation: Activation | None = None
+        self, widths: tuple[int, ...], bias: str = "first", activation: nn.Module | None = None
     ) -> None:
         super().__init__()
         depth = len(widths) - 1
@@ -64,7 +64,7 @@ class MLP(nn.Module):
             nn.Linear(a, b, bias=BIAS_RULES[bias](i, depth))
             for i, (a, b) in enumerate(itertools.pairwise(widths))
         )
-        self.activation: Activation = activation if activation is not None else ReLU()
+        self.activation = cast(Activation, ReLU() if activation is None else activation)
 
     @property
     def linears(self) -> list[nn.Linear]:
@@ -121,7 +121,7 @@ class ConvNet(nn.Module):
         channels: tuple[int, ...],
         outputs: int,
         bias: str = "first",
-        activation: Activation | None = None,
+        activation: nn.Module | None = None,
     ) -> None:
         super().__init__()
         depth = len(channels) + 1

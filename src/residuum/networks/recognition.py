@@ -6,22 +6,29 @@ found here are what names and shapes show, not all that may be in the way.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
-from torch import Size, Tensor
+import torch
+from torch import Size, Tensor, nn
+from torch.func import functional_call
 
 from residuum.errors import ArchitectureError, CheckpointError
 from residuum.networks import kinds
+from residuum.networks.activations import ACTIVATIONS
 from residuum.networks.kinds import Architecture, Named
 from residuum.networks.modules import bias_rule
 
 READS = (
-    "Networks that can be read are fully connected with ReLU, convnets (3x3 convolutions of stride 2, "
-    "one linear layer, no pooling) or polynomial"
+    "Networks that can be read from weights alone are fully connected, convnets (3x3 convolutions of "
+    "stride 2, one linear layer, no pooling) or polynomial"
 )
+SAMPLES, SPREAD = 64, 3.0  # on which two networks are compared; half of them large, half small
 ADAPTER, BATCH_NORM, CONVOLUTION = "an adapter", "batch norm", "convolutions"
 ATTENTION, EMBEDDING = "attention", "an embedding"
 BY_NAME = {
@@ -37,14 +44,8 @@ MERGE = (
     "merged = model.merge_and_unload(); torch.save(merged.state_dict(), 'merged.pt'); then residuum "
     "audit merged.pt --init base.pt."
 )
-FOLD = (
-    "Fold each batch norm into the layer before it with torch.nn.utils.fusion.fuse_linear_bn_eval or "
-    "fuse_conv_bn_eval, and save that state_dict. The folded weights are not those that were trained, "
-    "so the attacks may not explain them; a network trained without batch norm is the better test."
-)
-NEVER = (
-    "No --arch describes such a network. Membership inference, which needs no architecture, still "
-    "applies to it."
+GIVE_CODE = (
+    "No --arch describes such a network. Give it as it is: rs.audit(model, data=..., holdout=...)."
 )
 IN_ORDER = (
     "If it is fully connected, save its weights and biases alone, named in the order of its layers: "
@@ -58,6 +59,69 @@ def recognise(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]
     if known is None:
         raise unreadable(state)
     return known
+
+
+def same_function(
+    model: nn.Module, shape: tuple[int, ...]
+) -> tuple[Architecture, dict[str, Tensor]] | None:
+    """The string that describes ``model`` where its weights form one and both compute the same.
+
+    Whatever a forward is written as, a network is the function it computes: compared on random samples,
+    of ``shape`` where it is known, in float64. The live parameters come under the string's names.
+    """
+    state = model.state_dict(keep_vars=True)
+    if not state or state.keys() != dict(model.named_parameters()).keys():
+        return None  # buffers take part
+    own = copy.deepcopy(model).cpu().double().eval()
+    for arch, names in _possible(state, shape):
+        x = SPREAD * torch.randn(
+            SAMPLES, arch.inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        x[: SAMPLES // 2] /= SPREAD**2
+        wanted = _outputs(own, x, shape or arch.image_shape or (arch.inputs,))
+        wanted = _outputs(own, x, (arch.inputs,)) if wanted is None else wanted  # images laid flat
+        if wanted is None:
+            continue
+        theta = {ours: state[theirs].detach().cpu().double() for ours, theirs in names.items()}
+        for activation in ACTIVATIONS:
+            said = replace(arch, options={**arch.options, "activation": activation})
+            found = functional_call(said.build().double(), theta, (x,)).detach()
+            same = getattr(wanted, "shape", None) == found.shape
+            if same and torch.allclose(wanted, found, rtol=1e-9, atol=1e-12):
+                return said, {ours: state[theirs] for ours, theirs in names.items()}
+    return None
+
+
+def _outputs(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """None where it does not take samples of this shape."""
+    try:
+        with torch.no_grad():
+            return model(x.reshape(len(x), *shape))
+    except Exception:  # noqa: BLE001  a forward of somebody's own may raise anything
+        return None
+
+
+def _possible(
+    state: Mapping[str, Tensor], shape: tuple[int, ...]
+) -> Iterator[tuple[Architecture, dict[str, str]]]:
+    """Layered networks that have these tensors."""
+    for find in (recognise, partial(_convnet_on, shape=shape)):
+        try:
+            arch, names = find(state)
+        except (ArchitectureError, CheckpointError):
+            continue
+        if "activation" in arch.options:
+            yield arch, names
+
+
+def _convnet_on(
+    state: Mapping[str, Tensor], shape: tuple[int, ...]
+) -> tuple[Architecture, dict[str, str]]:
+    arch = convnet_of(state)
+    if arch is None or len(shape) != 3:
+        raise unreadable(state)
+    arch = replace(arch, image_shape=shape)
+    return arch, match_architecture(state, arch)
 
 
 def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[str, str]:
@@ -143,16 +207,15 @@ def remedy(state: Mapping[str, Tensor]) -> str:
         return IN_ORDER
     if ADAPTER in found:
         return MERGE
-    if BATCH_NORM in found and found <= {BATCH_NORM, CONVOLUTION}:
-        return FOLD
     arch = convnet_of(state) if found == {CONVOLUTION} else None
     if arch is None or arch.image_shape is None:
-        return NEVER
+        return GIVE_CODE
     side, halvings = arch.image_shape[1], len(arch.widths) - 1
     return (
         f"If its strides are 2, its padding is 1 and nothing pools, use --arch {arch}, or another side "
         f"from {side - 2**halvings + 1} to {side}, whose shapes are the same. A network with pooling "
-        "can have these shapes too; it is another function and cannot be read."
+        "can have these shapes too and is another function: give that as it is, rs.audit(model, "
+        "data=..., holdout=...)."
     )
 
 

@@ -1,0 +1,418 @@
+"""Networks as people write them: what they are is measured, and what cannot be attacked is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import residuum as rs
+from residuum.attacks.objectives import BinaryKKT, MulticlassKKT, WeightDecay
+from residuum.attacks.problem import Problem
+from residuum.checkpoints.reading import _keep, as_checkpoint
+from residuum.engine.generic import GRAPHS
+from residuum.errors import ArchitectureError
+from residuum.networks import ConvNet, Kinks, SigmoidReLU, dense_chain, with_surrogate
+from residuum.networks.probing import probe
+
+
+class Net(nn.Module):
+    """The first network everybody writes."""
+
+    def __init__(self, activation: Any = F.relu, outputs: int = 3) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.out = nn.Linear(16, 12), nn.Linear(12, 8), nn.Linear(8, outputs)
+        self.drop, self.activation = nn.Dropout(), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.fc1(x.view(len(x), -1)))
+        return self.out(self.drop(self.activation(self.fc2(x))))
+
+
+class Block(nn.Module):
+    """Of a small ResNet: batch norm, in-place ReLU, a skip connection."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.norm(self.conv(x)) + x)
+
+
+class ViT(nn.Module):
+    """Patches, one layer of attention, layer norm, GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(1, 8, 2, stride=2)
+        self.layer = nn.TransformerEncoderLayer(
+            8, 2, 16, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.patch(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+def resnet() -> nn.Module:
+    stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2))
+    return nn.Sequential(
+        stem, Block(4), Block(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """Running statistics as after training."""
+    generator = torch.Generator().manual_seed(0)
+    model.train()
+    for _ in range(3):
+        model(torch.randn(20, 1, 4, 4, generator=generator))
+    return model.eval()
+
+
+NETWORKS = {"resnet": lambda: moved(resnet()), "vit": ViT, "net": lambda: Net(F.mish)}
+SHAPE = rs.Knowledge(shape=(1, 4, 4))
+
+
+# What a forward computes
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [(F.relu, ""), (torch.tanh, ",activation=tanh"), (F.gelu, ",activation=gelu"),
+     (F.leaky_relu, ",activation=leaky_relu"), (lambda x: x.clamp(min=0), "")],
+)  # fmt: skip
+def test_a_class_that_computes_an_mlp_is_that_mlp(activation: Any, name: str) -> None:
+    torch.manual_seed(0)
+    model = Net(activation)
+    checkpoint = rs.checkpoint_from_module(model, shape_if_kept=(1, 4, 4))
+    assert checkpoint.arch == "mlp:16-12-8-3,bias=all" + name
+    assert checkpoint.module is None
+    assert checkpoint.source_names["layers.1.weight"] == "fc2.weight"
+    x = torch.randn(5, 16)
+    torch.testing.assert_close(rs.build_model(checkpoint)(x), model.eval()(x))
+
+
+@pytest.mark.parametrize(
+    "activation", [F.mish, lambda x: F.gelu(x, approximate="tanh"), lambda x: F.leaky_relu(x, 0.2)]
+)
+def test_a_class_that_computes_another_function_is_kept(activation: Any) -> None:
+    torch.manual_seed(0)
+    assert rs.checkpoint_from_module(Net(activation)).arch == "module:16-3,class=Net"
+
+
+def test_strides_are_told_from_pooling_by_what_they_compute() -> None:
+    """The shapes are the same."""
+    torch.manual_seed(0)
+    like = ConvNet((1, 8, 8), (3, 4), 2, "all")
+
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c1, self.c2 = copy.deepcopy(like.convolutions)
+            self.fc = copy.deepcopy(like.head)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(F.relu(self.c2(F.relu(self.c1(x)))).flatten(1))
+
+    class Pooled(Strided):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c1.stride = self.c2.stride = (1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.max_pool2d(F.relu(self.c1(x)), 2)
+            return self.fc(F.max_pool2d(F.relu(self.c2(x)), 2).flatten(1))
+
+    shape = {"shape_if_kept": (1, 8, 8)}
+    assert rs.checkpoint_from_module(Strided(), **shape).arch == "convnet:1x8x8-3-4-2,bias=all"
+    assert rs.checkpoint_from_module(Pooled(), **shape).module is not None
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_what_is_wrapped_around_a_network_is_taken_off(wrap: Any) -> None:
+    assert rs.checkpoint_from_module(wrap(Net())).arch == "mlp:16-12-8-3,bias=all"
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "logistic", "identity"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_estimators_of_scikit_learn_are_networks(activation: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 5, generator=generator, dtype=torch.float64).numpy()
+    settings = {"hidden_layer_sizes": (7, 6), "activation": activation, "max_iter": 30}
+    y = (x @ [1.0, -1, 1, -1, 0.5] * 4).round()
+    for estimator, task in (
+        (MLPClassifier(**settings, random_state=0).fit(x, y > 0), "binary"),
+        (MLPClassifier(**settings, random_state=0).fit(x, y % 3), "multiclass"),
+        (MLPRegressor(**settings, random_state=0).fit(x, y), "regression"),
+    ):
+        checkpoint = as_checkpoint(estimator)
+        outputs = rs.build_model(checkpoint)(torch.from_numpy(x)).detach()
+        assert checkpoint.task == task
+        if task == "binary":
+            wanted = torch.special.logit(torch.from_numpy(estimator.predict_proba(x)[:, 1]))
+            torch.testing.assert_close(outputs[:, 0], wanted, rtol=1e-6, atol=1e-8)
+        elif task == "multiclass":
+            wanted = torch.from_numpy(estimator.predict_proba(x))
+            torch.testing.assert_close(outputs.softmax(1), wanted, rtol=1e-6, atol=1e-8)
+        else:
+            torch.testing.assert_close(outputs[:, 0], torch.from_numpy(estimator.predict(x)))
+
+
+# What cannot be attacked
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(x).mean(1))
+
+
+class Odd(Net):
+    """One thing wrong at a time."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__(F.mish)
+        self.wrong = wrong
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.wrong == "state":
+            self.calls += 1
+        if self.wrong == "whole":
+            x = x.round().long().to(self.fc1.weight.dtype)
+        if self.wrong == "beside":
+            x = x - x.mean(0)
+        if self.wrong == "infinite":
+            x = x / 0
+        found = super().forward(F.dropout(x) if self.wrong == "random" else x)
+        return {"logits": found} if self.wrong == "dict" else found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "remedy"),
+    [
+        ("state", "changes 'calls'", "if self.training"),
+        ("random", "draws random numbers", "training=self.training"),
+        ("whole", "have no gradient there", "rounding"),
+        ("beside", "change with the samples beside it", "track_running_stats"),
+        ("infinite", "must be finite", "diverge"),
+        ("dict", "returned dict", "logits"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_reason(wrong: str, message: str, remedy: str) -> None:
+    assert rs.attack(Odd(""), SHAPE, SHORT).x.shape[1:] == (1, 4, 4)  # the same without it
+    with pytest.raises(ArchitectureError) as caught:
+        rs.attack(Odd(wrong), SHAPE, SHORT)
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+SHORT = rs.AttackConfig(steps=2, restarts=1, candidates=4)
+
+
+def test_tokens_are_whole_numbers_and_the_part_behind_the_embedding_is_not() -> None:
+    model = Tokens()
+    with pytest.raises(ArchitectureError, match="takes whole numbers, such as tokens") as caught:
+        rs.attack(model, rs.Knowledge(shape=(6,)), SHORT)
+    assert "behind the embedding" in caught.value.remedy
+
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = model.head
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.mean(1))
+
+    found = rs.attack(Behind(), rs.Knowledge(shape=(6, 4)), SHORT)
+    assert torch.isfinite(found.loss).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_network_hides_its_kinks_and_its_weights_do() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.Mish(), nn.Linear(3, 2)))
+    with pytest.raises(ArchitectureError, match="TorchScript hides") as caught:
+        rs.attack(scripted, rs.Knowledge(shape=(4,)), SHORT)
+    assert "scripted.state_dict()" in caught.value.remedy
+    assert as_checkpoint(scripted.state_dict()).arch == "mlp:4-3-2,bias=all"
+
+
+def test_one_output_may_come_without_a_dimension() -> None:
+    class Flat(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze(-1)
+
+    torch.manual_seed(0)
+    model = Flat(F.mish, 1)
+    checkpoint = rs.checkpoint_from_module(model, input_shape=(16,))
+    assert checkpoint.arch == "module:16-1,class=Flat"
+    x = torch.randn(3, 16)
+    assert torch.equal(rs.build_model(checkpoint)(x)[:, 0], model.eval()(x))
+
+
+def test_what_a_reader_must_know_is_noted() -> None:
+    found = probe(moved(resnet()), (1, 4, 4))
+    assert any("max-pooling" in note and "ReLU" in note for note in found.notes)
+    assert any("BatchNorm2d: the affine map" in note for note in found.notes)
+    assert all(len(note) <= 200 for note in found.notes)
+    soft = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).eval()
+    assert any("outputs are probabilities" in note for note in probe(soft, (4,)).notes)
+    assert not probe(ViT().eval(), (1, 4, 4)).notes[1:]  # dropout alone
+
+
+# The generic path
+
+
+def problem(model: nn.Module, objective: Any, **rest: Any) -> Problem:
+    outputs = model(torch.zeros(1, 1, 4, 4)).shape[1]
+    labels = objective.labels(5, outputs, SHAPE)
+    return Problem(model, objective, SHAPE, labels, layers="all", **rest)
+
+
+def points(count: int, outputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 5, 1, 4, 4, generator=generator, dtype=torch.float64)
+    return x, torch.rand(count, 5, outputs, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("objective", [MulticlassKKT(), WeightDecay(0.7, "squared")])
+def test_chunks_and_runs_side_by_side_change_nothing(name: str, objective: Any) -> None:
+    torch.manual_seed(0)
+    whole = problem(NETWORKS[name]().eval(), objective)
+    x, lam = points(3, 3)
+    if isinstance(objective, WeightDecay):
+        whole.labels = whole.labels[:, None].expand(-1, 3)[:, 0]
+    wanted = whole.evaluate(x, lam, 5.0)
+    equation = whole.generic
+    assert equation.saved > 0
+    for workspace, side_by_side in ((2 * GRAPHS * equation.saved, False), (2**40, True)):
+        equation.workspace, equation.side_by_side = workspace, side_by_side
+        found = whole.evaluate(x, lam, 5.0)
+        assert equation.side_by_side == side_by_side  # vmap was not given up
+        for part in ("loss", "layers", "grad_x", "grad_lam"):
+            torch.testing.assert_close(
+                getattr(found, part), getattr(wanted, part), rtol=1e-10, atol=1e-13
+            )
+
+
+def test_a_forward_that_vmap_cannot_transform_runs_one_run_after_the_other() -> None:
+    class Branch(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2.0 if float(x.detach().mean()) > 9 else 1.0)
+
+    torch.manual_seed(0)
+    whole = problem(Branch(F.mish).eval(), MulticlassKKT())
+    x, lam = points(2, 3)
+    wanted = whole.evaluate(x, lam)
+    whole.generic.side_by_side = True
+    found = whole.evaluate(x, lam)
+    assert not whole.generic.side_by_side
+    assert torch.equal(found.grad_x, wanted.grad_x)
+
+
+def test_an_all_relu_convnet_is_attacked_as_its_string() -> None:
+    torch.manual_seed(0)
+    model = ConvNet((1, 4, 4), (3, 4), 1)
+    config = rs.AttackConfig(steps=100, restarts=1, candidates=5, dtype="float64")
+    one = rs.attack(_keep(model, (1, 4, 4)), SHAPE, config)
+    other = rs.attack(model, SHAPE, config)
+    assert rs.checkpoint_from_module(model).arch == "convnet:1x4x4-3-4-1"
+    torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
+    torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "silu", "tanh", "sigmoid", "elu"])
+def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> None:
+    torch.manual_seed(0)
+    model = rs.Architecture.parse(f"mlp:16-7-5-1,bias=all,activation={name}").build()
+    assert dense_chain(model) is not None
+    config = rs.AttackConfig(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
+    one = rs.attack(_keep(model, (16,)), None, config)
+    other = rs.attack(model, None, config)
+    torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
+    torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-8)
+
+
+# Kinks
+
+
+@pytest.mark.parametrize(
+    ("true", "kind"),
+    [
+        (nn.ReLU(), "ReLU"), (nn.ReLU(True), "ReLU"), (nn.LeakyReLU(0.3), "LeakyReLU"),
+        (nn.PReLU(3), "PReLU"), (nn.RReLU().eval(), "RReLU"), (nn.ReLU6(), "Hardtanh"),
+        (nn.Hardtanh(-0.5, 0.7), "Hardtanh"), (torch.relu, "ReLU"), (F.relu6, "ReLU6"),
+        (lambda x: x.clamp(min=0), "ReLU"), (lambda x: torch.clamp(x, 0), "ReLU"),
+        (lambda x: x.clamp_min(0), "ReLU"), (lambda x: F.relu(x, True), "ReLU"),
+        (nn.MaxPool2d(2), "max-pooling"), (nn.MaxPool2d(3, 2, 1), "max-pooling"),
+        (nn.MaxPool2d(2, 3, ceil_mode=True), "max-pooling"), (nn.MaxPool2d((3, 1)), "max-pooling"),
+        (nn.AdaptiveMaxPool2d((2, 4)), "max-pooling"), (nn.AdaptiveMaxPool2d(1), "max-pooling"),
+        (lambda x: F.max_pool1d(x.flatten(2), 3, 2), "max-pooling"),
+    ],
+)  # fmt: skip
+def test_a_surrogate_has_the_values_of_its_kink_and_in_the_limit_its_slopes(
+    true: Any, kind: str
+) -> None:
+    x = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def run(sharpness: float | None) -> tuple[Tensor, Tensor]:
+        z = x.clone().requires_grad_()
+        if sharpness is None:
+            out = true(z * 1.0)
+        else:
+            with Kinks(SigmoidReLU(sharpness)) as kinks:
+                out = true(z * 1.0)
+            assert kinks.seen == {kind: 1}
+            assert not kinks.left
+        weight = torch.arange(out.numel(), dtype=out.dtype).view_as(out)
+        return out.detach(), torch.autograd.grad((weight * out).sum(), z)[0]
+
+    if isinstance(true, nn.Module):
+        true.double()
+    (out, slope), (sharp, limit), (_, soft) = run(None), run(1e8), run(3.0)
+    torch.testing.assert_close(sharp, out)
+    torch.testing.assert_close(limit, slope)
+    assert not torch.allclose(soft, slope)
+
+
+@pytest.mark.parametrize("true", [nn.AdaptiveMaxPool2d(3), torch.abs, lambda x: x.amax((2, 3))])
+def test_kinks_without_a_surrogate_stay_and_are_named(true: Any) -> None:
+    x = torch.randn(2, 3, 4, 8)
+    with Kinks(SigmoidReLU()) as kinks:
+        assert torch.equal(true(x), true(x))
+    assert sum(kinks.left.values()) == 2
+    assert not kinks.seen
+    assert torch.equal(with_surrogate(nn.Identity(), SigmoidReLU())(x), x)
+
+
+def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> None:
+    """One neuron in use: theta = lam y grad Phi(x) has one solution up to scale, whoever calls relu."""
+    torch.manual_seed(0)
+    x = torch.rand(1, 1, 4, 4) + 0.1
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter((x / x.norm()).flatten()[None])
+            self.v = nn.Parameter(torch.ones(1, 1))
+
+        def forward(self, z: Tensor) -> Tensor:
+            return F.relu(z.flatten(1) @ self.w.T) @ self.v.T
+
+    config = rs.AttackConfig(steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all")
+    known = SHAPE.replace(label_balance=(0.0, 1.0))
+    found = rs.attack(_keep(One(), (1, 4, 4)), known, config)
+    assert float(F.cosine_similarity(found.x.flatten(1), x.double().flatten(1))) > 0.999
+    assert BinaryKKT.name == found.attack
