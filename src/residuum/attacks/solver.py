@@ -98,7 +98,9 @@ class Solver:
                 lambda run, count, rng: self._draw(self.settings.one(run).sigma, rng, count),
                 lambda count: objective.labels(count, outputs, knowledge),
             )  # fmt: skip
-        self.static = StaticSteps(self._step, config, self.dtype, CHECK_EVERY)
+        # A step of any network is many small operations already: one of them fills a graph.
+        self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
+        self.static = StaticSteps(self._step, config, self.dtype, self.captured)
 
     def solve(self, path: Path | None = None, watch: Watcher | None = None) -> SolverState:
         """Minimise; with ``path`` the state is saved there and taken up again."""
@@ -173,7 +175,7 @@ class Solver:
         if (population := state.population) is None:
             return
         self.problem.labels, self.active = population.labels, population.active
-        self.static = StaticSteps(self._step, self.config, self.dtype, CHECK_EVERY)
+        self.static = StaticSteps(self._step, self.config, self.dtype, self.captured)
         nobody = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
         charge = penalty(self.priors, self.pixels(nobody[0]), nobody[1])
         self.padding = charge * (~population.active).sum(1)

@@ -47,10 +47,19 @@ class Repeater:
             self.step()
 
     def _capture(self) -> None:
+        """A step that asks the host, as somebody's own forward may, cannot be captured and is not."""
         torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._loop(self.chunk)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._loop(self.chunk)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            torch.cuda.synchronize()
+            self.cuda = False
+        else:
+            self.graph = graph
 
 
 @contextmanager
