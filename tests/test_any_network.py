@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from torch.nn import functional as F
 import residuum as rs
 from residuum.attacks.objectives import BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.problem import Problem
+from residuum.checkpoints.factories import load_with_code, made
 from residuum.checkpoints.reading import _keep, as_checkpoint
+from residuum.cli.main import main
 from residuum.engine.generic import GRAPHS
-from residuum.errors import ArchitectureError
+from residuum.errors import ArchitectureError, CheckpointError, InputError
 from residuum.networks import ConvNet, Kinks, SigmoidReLU, dense_chain, with_surrogate
 from residuum.networks.probing import probe
 
@@ -416,3 +420,94 @@ def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> Non
     found = rs.attack(_keep(One(), (1, 4, 4)), known, config)
     assert float(F.cosine_similarity(found.x.flatten(1), x.double().flatten(1))) > 0.999
     assert BinaryKKT.name == found.attack
+
+
+# Files of them
+
+
+CODE = """
+from torch import nn
+
+def build():
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(12, 2),
+    )
+
+def wrong():
+    raise ValueError("no such size")
+
+def nothing():
+    return 3
+
+network = build()
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Code, weights and samples in the working folder."""
+    torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    name = f"code_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(CODE)
+    (tmp_path / "name").write_text(name)
+    model = made(f"{name}:build", trusted=True)
+    torch.save(moved(model).state_dict(), tmp_path / "w.pt")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, "ddp.pt")
+    x = torch.rand(120, 1, 4, 4)
+    for file, rows in (("data", slice(0, 10)), ("rest", slice(10, None))):
+        rs.Dataset(x[rows], torch.arange(120)[rows] % 2).to_npz(tmp_path / f"{file}.npz")
+    return tmp_path
+
+
+def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
+    files: Path,
+) -> None:
+    code = f"{(files / 'name').read_text()}:build"
+    how = ["--data", "data.npz", "--holdout", "rest.npz", "--steps", "3", "--budget", "2s", "--quiet",
+           "--subsets", "200", "--no-twin", "--exit-zero"]  # fmt: skip
+    said = ["audit", "w.pt", "--model", code, *how]
+    assert main([*said, "--out", "a"]) == 4
+    assert not Path("a").exists()
+    assert main([*said, "--trust-code", "--out", "a"]) == 0
+    result = json.loads(Path("a/result.json").read_text())
+    assert result["network"]["arch"] == "module:1x4x4-2,class=Sequential"
+    assert any("BatchNorm2d" in line for line in result["assumptions"])
+    again = ["audit", "--config", "a/config.toml", "--out", "b", "--quiet", "--exit-zero"]
+    assert main(again) == 4
+    assert main([*again, "--trust-code"]) == 0
+    assert json.loads(Path("b/result.json").read_text())["scores"] == result["scores"]
+    grant = ["--shape", "1,4,4", "--init", "w.pt", "--objective", "multiclass-kkt"]
+    run = ["attack", "ddp.pt", "--model", code, "--trust-code", "--steps", "2", *grant]
+    assert main([*run, "--out", "c", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [("wrong", "it says: ValueError: no such size"), ("nothing", "it made a int"),
+     ("missing", "it says: AttributeError"), ("a b", "as package.module:factory")],
+)  # fmt: skip
+def test_code_that_makes_no_network_says_so(files: Path, factory: str, words: str) -> None:
+    name = (files / "name").read_text()
+    with pytest.raises(InputError) as caught:
+        load_with_code("w.pt", f"{name}:{factory}", (1, 4, 4), trusted=True)
+    assert words in caught.value.message
+    assert caught.value.remedy
+
+
+def test_weights_of_another_network_are_refused(files: Path) -> None:
+    name = (files / "name").read_text()
+    state = torch.load("w.pt")
+    one = load_with_code("w.pt", f"{name}:network", (1, 4, 4), trusted=True)
+    assert torch.equal(one.theta["0.weight"], state["0.weight"])
+    assert one.module is not None
+    assert torch.equal(one.module[1].running_mean, state["1.running_mean"])  # type: ignore[index]
+    for change, words in (
+        ({"0.weight": None}, "they lack 0.weight"),
+        ({"9.weight": torch.ones(1)}, "they hold besides 9.weight"),
+        ({"0.bias": torch.ones(9)}, "another shape of 0.bias"),
+    ):
+        torch.save({k: v for k, v in {**state, **change}.items() if v is not None}, "x.pt")
+        with pytest.raises(CheckpointError, match=words):
+            load_with_code("x.pt", f"{name}:build", (1, 4, 4), trusted=True)

@@ -140,11 +140,14 @@ def _config(result: AuditResult, sources: dict[str, Any]) -> str:
         )
     }  # the batches take the budget's place; the uniqueness certificate still has its share of it
     hashes = {name: digest for name, digest in result.hashes.items() if digest}
+    model = result.settings.get("model")
+    network = {"model": model} if model else {"arch": result.checkpoint.arch}
     values = {
-        **sources, **settings, "arch": result.checkpoint.arch, "knowledge": KNOWLEDGE,
+        **sources, **settings, **network, "knowledge": KNOWLEDGE,
         "sha256": hashes, "batches": [vars(batch) for batch in result.batches],
     }  # fmt: skip
     comment = "Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
+    comment += " --trust-code" if model else ""
     return write_toml(values, (comment,))
 
 
@@ -240,6 +243,7 @@ class AuditSettings(BaseModel):
     data: str | None = None
     holdout: str | None = None
     arch: str | None = None
+    model: str | None = None
     task: str | None = None
     preset: str | None = None
     budget: str | float | None = None

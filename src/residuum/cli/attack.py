@@ -95,6 +95,8 @@ def command(
     ),
     settings: Settings,
     arch: str | None = options.ARCH,
+    model: str | None = options.MODEL,
+    trust_code: bool = options.TRUST_CODE,
     granted: options.Granted,
     dry_run: bool = option(
         "Print what the attack will cost, measured in two seconds; no attack.", False, "--dry-run"
@@ -104,14 +106,14 @@ def command(
 ) -> None:
     """Reconstruct training samples from weights alone; the data is never opened."""
     from residuum.attacks import estimate
-    from residuum.checkpoints import load_checkpoint
     from residuum.errors import InputError
     from residuum.records.rundir import read_json
     from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
 
     config = options.configure(**vars(settings))
     options.check_device(config.device)
-    released = load_checkpoint(checkpoint, arch)
+    shape = options.shape_of(granted.shape)
+    released = options.load(checkpoint, arch, model, trust_code, shape)
     knowledge = options.grant(checkpoint, released, **vars(granted))
     if dry_run:
         cost = estimate(released, knowledge, config)

@@ -79,6 +79,7 @@ class Asked:
         "batch=50,start=default,frozen=LAYER+LAYER."
     )
     arch: str | None = options.ARCH
+    model: str | None = options.MODEL
     task: str | None = option("auto, binary, multiclass or regression.")
     shape: str | None = Granted.shape
     value_range: str | None = Granted.value_range
@@ -109,6 +110,7 @@ def command(
     config: Path | None = option(
         "A config.toml: repeats that audit; options given here override it."
     ),
+    trust_code: bool = options.TRUST_CODE,
     blur: bool = option("Images of the report are blurred until asked for.", False, "--blur"),
     no_plugins: bool = options.NO_PLUGINS,  # seen by ``main`` before anything is read
     voice: options.Voice,
@@ -128,7 +130,9 @@ def command(
     options.check_device(settings.device or "cpu")
     with _progress(voice.spoken) as (watch, stage):
         say = print_line if voice.spoken else None
-        summary, verdict = audit_into(out, settings, watch=watch, stage=stage, say=say, blur=blur)
+        summary, verdict = audit_into(
+            out, settings, watch=watch, stage=stage, say=say, blur=blur, trusted=trust_code
+        )
     voice.answer(summary, lambda: show(summary, out))
     raise typer.Exit(0 if exit_zero else exit_code(verdict, conditions))
 
@@ -175,6 +179,7 @@ def audit_into(
     *,
     watch: Callable[[str], Any] | None,
     blur: bool,
+    trusted: bool = False,
     stage: Callable[[str], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], Verdict]:
@@ -185,17 +190,18 @@ def audit_into(
     from residuum.auditing.inputs import check_fit, scale_notes
     from residuum.auditing.run import attack_config
     from residuum.auditing.twin import Recipe
-    from residuum.checkpoints import load_checkpoint, locate, weights_hash
+    from residuum.checkpoints import locate, weights_hash
     from residuum.records import Dataset
     from residuum.records.data import samples_file
     from residuum.records.rundir import sha256
 
     assert settings.checkpoint is not None
     path = Path(settings.checkpoint)
-    released = load_checkpoint(path, settings.arch)
     given = {name: at for name in SAMPLES if (at := getattr(settings, name)) is not None}
     files = {name: samples_file(Path(at), SAMPLES[name]) for name, at in given.items()}
     data = {name: Dataset.from_npz(file) for name, file in files.items()}
+    shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
+    released = options.load(path, settings.arch, settings.model, trusted, shown)
     hashes = {"checkpoint": weights_hash(path), **{name: sha256(f) for name, f in files.items()}}
     for name, digest in settings.sha256.items():
         if hashes.get(name, digest) != digest:
@@ -227,6 +233,8 @@ def audit_into(
             **{name: value for name, value in how.items() if value is not None},
             store=folder, watch=watch, stage=stage, say=say,
         ).replace(subject=path.name)  # fmt: skip
+        if settings.model is not None:
+            result = result.replace(settings={**result.settings, "model": settings.model})
         inputs = {"checkpoint": path, **files}
         sources = {name: str(file.resolve()) for name, file in inputs.items()}
         summary = write_artifacts(
@@ -295,6 +303,7 @@ def _request(
         **({"plugins": plugged} if plugged else {}),
         **how,
         "arch": settings.arch,
+        **({} if settings.model is None else {"model": settings.model}),
         **{f"{name}_sha256": digest for name, digest in hashes.items()},
         "batches": [vars(row) for row in settings.batches],
         "knowledge": {name: str(getattr(knowledge, name))[:80] for name in knowledge.granted

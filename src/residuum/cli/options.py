@@ -82,6 +82,12 @@ ARCH = option(
     "or to confirm the activation: mlp:784-128-10,bias=all,activation=relu.",
     metavar="ARCH",
 )
+MODEL = option(
+    "Where no --arch can say it: package.module:factory, which makes the network. That code is run: "
+    "needs --trust-code.",
+    metavar="CODE",
+)
+TRUST_CODE = option("The code that --model names may be run.", False, "--trust-code")
 TASK = option("auto, binary, multiclass or regression (auto: by outputs).", "auto")
 DEVICE = option("cpu or cuda.", "cpu")
 SECONDS = option("Stop after this much wall-clock time.")
@@ -258,6 +264,20 @@ def _option(name: str) -> str:
     return "--" + {"priors": "prior"}.get(name, name).replace("_", "-")
 
 
+def load(
+    path: Path, arch: str | None, model: str | None, trusted: bool, shape: tuple[int, ...] | None
+) -> Checkpoint:
+    """The network in a file, read off it, as ``--arch`` says, or made by the code of ``--model``."""
+    from residuum.checkpoints import load_checkpoint
+    from residuum.checkpoints.factories import load_with_code
+
+    if model is None:
+        return load_checkpoint(path, arch)
+    if arch is not None:
+        raise InputError("--model makes the network, so --arch says nothing.", "Leave one out.")
+    return load_with_code(path, model, shape, trusted=trusted)
+
+
 def grant(
     path: Path, released: Checkpoint, *, mean_provenance: str = "user", **said: Any
 ) -> Knowledge:
@@ -312,6 +332,11 @@ def check_mean(knowledge: Knowledge) -> None:
             f"{float(mean.min()):.4g} to {float(mean.max()):.4g}.",
             "Give both in the units of the images before the mean was subtracted.",
         )
+
+
+def shape_of(text: str | None) -> tuple[int, ...] | None:
+    """``C,H,W``, where it was said."""
+    return None if text is None else _shape(text)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -376,10 +401,14 @@ def _balance(text: str, released: Checkpoint) -> tuple[float, ...]:
 
 def _initial(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
     from residuum.checkpoints import load_checkpoint
+    from residuum.checkpoints.factories import start_of
 
     if text == OWN and not (path / INIT_FILE).is_file():
         raise InputError(
             f"`--init own` needs {INIT_FILE} in a training directory; {str(path)!r} has none.",
             "Name the file of the initial weights.",
         )
-    return load_checkpoint(path / INIT_FILE if text == OWN else text, released.arch).theta
+    file = path / INIT_FILE if text == OWN else Path(text)
+    if released.module is not None:
+        return start_of(file, released)
+    return load_checkpoint(file, released.arch).theta

@@ -308,5 +308,5 @@ OTHERS = re.compile(
 )
 OTHERS_REFUSED = (
     f"Strings know {', '.join(ACTIVATIONS)}; read as one of these, this would be another network. Give "
-    "the network itself: rs.audit(model)."
+    "the network itself: rs.audit(model, ...), or --model package.module:factory --trust-code."
 )

@@ -45,7 +45,8 @@ MERGE = (
     "audit merged.pt --init base.pt."
 )
 GIVE_CODE = (
-    "No --arch describes such a network. Give it as it is: rs.audit(model, data=..., holdout=...)."
+    "No --arch describes such a network. Give it as it is: rs.audit(model, data=..., holdout=...), or "
+    "with its code: residuum audit weights.pt --model package.module:factory --trust-code."
 )
 IN_ORDER = (
     "If it is fully connected, save its weights and biases alone, named in the order of its layers: "
@@ -215,7 +216,7 @@ def remedy(state: Mapping[str, Tensor]) -> str:
         f"If its strides are 2, its padding is 1 and nothing pools, use --arch {arch}, or another side "
         f"from {side - 2**halvings + 1} to {side}, whose shapes are the same. A network with pooling "
         "can have these shapes too and is another function: give that as it is, rs.audit(model, "
-        "data=..., holdout=...)."
+        "...), or with its code, --model package.module:factory --trust-code."
     )
 
 
