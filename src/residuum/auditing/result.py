@@ -12,6 +12,7 @@ from torch import Tensor
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
+from residuum.auditing.membership import Membership
 from residuum.auditing.verdict import AttackOutcome, Checks, Findings, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
@@ -47,7 +48,8 @@ class AuditResult(Record):
     scores: of the strongest test, whose attack is ``shown``, None without data; findings: of all
     tests together; selected: of the attacks' own choice alone; certificate: see ``certificate_of``,
     the reason where it is None; batches: what was run, enough to repeat it; controls, checks: what
-    the verdict may rest on; seconds: by stage; inputs: settings and hashes of what was read.
+    the verdict may rest on; membership: beside it, None without held-out samples and labels; seconds: by
+    stage; inputs: settings and hashes of what was read.
     """
 
     subject: str
@@ -77,6 +79,7 @@ class AuditResult(Record):
     shown: str = ""
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
+    membership: Membership | None = None
 
     @property
     def fit(self) -> Fit | None:

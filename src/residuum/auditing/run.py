@@ -39,6 +39,7 @@ from residuum.auditing.controls import (
 )
 from residuum.auditing.inputs import Data, as_dataset, check_fit, fit_of, scale_notes, task_of
 from residuum.auditing.judging import judge
+from residuum.auditing.membership import membership
 from residuum.auditing.result import AuditResult
 from residuum.auditing.stages import Attacked, AttackStage, certified
 from residuum.auditing.twin import audit_twin
@@ -160,6 +161,12 @@ def audit(
                 checks = checks.replace(
                     twin=_twin(attacks, attacked, claim, inspection, recipe, twin)
                 )
+    with clock("membership"):
+        beside = (
+            None
+            if claim is None
+            else membership(checkpoint, claim.train, claim.pool, checkpoint.task)
+        )
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
     verdict = decide(judged.findings, judged.attacks, checks, (*vouched, *checkpoint.assumptions))
@@ -178,7 +185,7 @@ def audit(
         environment=environment(device), hashes=dict(hashes or {}),
         assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),
         limitations=limitations(verdict, judged.scores, knowledge),
-        controls=controls, checks=checks,
+        controls=controls, checks=checks, membership=beside,
         notes=(*(fit.notes if fit else ()), *contradictions, *controls.notes,
                *_notes(attacked, judged.scores), _spent(clock.seconds, seconds)),
     )  # fmt: skip

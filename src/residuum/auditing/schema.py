@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
+from residuum.auditing.membership import Membership
 from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
 from residuum.evaluation.null import SIGNIFICANCE
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
     from residuum.records import Scores
 
-SCHEMA_VERSION = "3.0"
+SCHEMA_VERSION = "3.1"
 SCHEMA_ID = f"urn:residuum:result:{SCHEMA_VERSION}"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -128,7 +129,7 @@ class PublishedChecks(_Model):
 class Result(_Model):
     """The whole of ``result.json``."""
 
-    schema_version: Literal["3.0"]
+    schema_version: Literal["3.1"]
     tool: Tool
     created: str
     subject: str
@@ -138,6 +139,10 @@ class Result(_Model):
     findings: Findings | None
     controls: Controls
     checks: PublishedChecks
+    membership: Membership | None = Field(
+        description="does the network tell its training samples from others: beside the verdict; null "
+        "without held-out samples and labels"
+    )
     knowledge: list[Fact]
     attacks: list[AttackRow]
     scores: ScoreSummary | None
@@ -189,6 +194,7 @@ def publish(
             "told_apart": result.checks.told_apart, "vouched": result.checks.vouched,
             "twin": result.checks.twin, "shown": result.shown,
         },
+        "membership": result.membership,
         "attacks": [
             vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
             for row in result.attacks

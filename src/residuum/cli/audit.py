@@ -41,6 +41,7 @@ AFTER = {
     "score": "scoring against the held-out control",
     "permuted": "attacking a permuted target",
     "twin": "training and attacking a twin",
+    "membership": "asking what could be confirmed",
     "certify": "certifying",
 }
 
@@ -164,6 +165,8 @@ def show(summary: dict[str, Any], out: Path) -> None:
     if checked:
         heads = ("control", "candidates", "recovered\n(chance)", "p")
         print_table("candidates that hold nothing of the network", heads, checked)
+    if (beside := summary["membership"]) is not None:
+        _show_membership(beside)
     granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in summary["knowledge"])
     print_line(f"granted to the attacker: {granted or 'nothing but the weights'}")
     print_notes(summary["notes"])
@@ -171,6 +174,15 @@ def show(summary: dict[str, Any], out: Path) -> None:
     for reason in verdict["reasons"]:
         print_line(f"  {reason}")
     print_line(f"report: {out / 'report.html'}")
+
+
+def _show_membership(beside: dict[str, Any]) -> None:
+    from residuum.auditing.membership import Separation
+
+    print_line("membership, beside the verdict and no part of it:")
+    for part in (beside["loss"], beside["margin"]):
+        if part is not None:
+            print_line(f"  {Separation(**part).line}")
 
 
 def audit_into(
