@@ -1,0 +1,1 @@
+"""The owner's side: which records are at risk, told from weights and data without an attack."""

@@ -1,0 +1,117 @@
+"""A lower bound on epsilon from one training run with canaries (Steinke, Nasr and Jagielski 2023).
+
+Of m canaries each was inserted into the training set with probability 1/2, independently. A guesser who
+sees the network and every canary, but not which were inserted, guesses r of them and abstains from the
+others; v guesses are right. Were the training (epsilon, delta)-differentially private, then, with
+q = e^eps / (1 + e^eps) and W ~ Binomial(r, q) (their Theorem 5.2),
+
+    P(at least v right)  <=  P(W >= v) + 2 m delta max_{1 <= i <= v} P(v > W >= v - i) / i
+
+The bound is the largest epsilon whose right side stays below 1 - confidence. The guesser calls the r/2
+canaries of the highest statistic inserted and the r/2 of the lowest left out. How many guesses pay is not
+known beforehand, nor which statistic tells most: every share in ``GUESSES`` is tried with every statistic,
+and each gets its part of 1 - confidence.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from residuum.errors import DataError
+from residuum.evaluation.null import count_interval
+from residuum.records.exposure import CanaryBound, Operating
+
+GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of all canaries that are guessed
+RATES = (0.01, 0.001)  # false positives, of the operating points
+FEWEST = 10
+UNFAIR = 1e-3
+
+
+def p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) -> float:
+    """Probability of at least v right guesses of r, of m canaries, under (epsilon, delta)."""
+    q = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(v - 1, r, q))
+    if delta == 0:
+        return tail
+    steepest = below = 0.0
+    for i in range(1, v + 1):
+        below += float(binom.pmf(v - i, r, q))  # P(v > W >= v - i)
+        steepest = max(steepest, below / i)
+    return min(1.0, tail + 2 * m * delta * steepest)
+
+
+def epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0) -> float:
+    """The largest epsilon that v right guesses of r rule out with ``confidence``; 0 where none is."""
+    level = 1 - confidence
+    if p_value(m, r, v, 0.0, delta) >= level:
+        return 0.0
+    low, high = 0.0, 1.0
+    while p_value(m, r, v, high, delta) < level:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(m, r, v, middle, delta) < level else (low, middle)
+    return low
+
+
+def guessed(statistic: Tensor, inserted: Tensor, share: float) -> tuple[int, int]:
+    """(r, v): guesses made and right ones, half of them on each end of the statistic."""
+    half = max(1, int(share * len(statistic) / 2))
+    order = statistic.argsort(stable=True)
+    right = int(inserted[order[-half:]].sum()) + int((~inserted[order[:half]]).sum())
+    return 2 * half, right
+
+
+def bound(
+    statistics: dict[str, Tensor], inserted: Tensor, confidence: float, delta: float
+) -> CanaryBound:
+    """The best bound of all statistics and shares of guesses, each tried at its part of the level.
+
+    statistics: by name, (m,) larger for canaries that seem inserted; inserted: (m,) bool.
+    """
+    m, count = len(inserted), int(inserted.sum())
+    if min(count, m - count) < FEWEST:
+        raise DataError(
+            f"A bound needs {FEWEST} canaries inserted and {FEWEST} left out at least; got {count} "
+            f"and {m - count}.",
+            "Before training toss a coin for each canary, and list both kinds in the file.",
+        )
+    part = 1 - (1 - confidence) / (len(GUESSES) * len(statistics))
+    tried = []
+    for name, statistic in statistics.items():
+        for share in GUESSES:
+            r, v = guessed(statistic, inserted, share)
+            tried.append(
+                (epsilon_bound(m, r, v, part, delta), auc(statistic, inserted), r, v, name)
+            )
+    epsilon, apart, r, v, named = max(tried)
+    chance = min(1.0, 2 * float(binom.cdf(min(count, m - count), m, 0.5)))
+    notes: tuple[str, ...] = ()
+    if chance < UNFAIR:
+        notes = (
+            f"{count} of {m} canaries inserted: fair coins are that uneven in {chance:.1g} of cases",
+        )
+    points = tuple(_operating(statistics[named], inserted, rate) for rate in RATES)
+    return CanaryBound(m, count, epsilon, confidence, delta, r, v, named, points, apart, notes)
+
+
+def auc(statistic: Tensor, positive: Tensor) -> float:
+    """Probability that a positive has the larger statistic, ties counting half."""
+    own, other = statistic[positive].double(), statistic[~positive].double().sort().values
+    below = torch.searchsorted(other, own)
+    upto = torch.searchsorted(other, own, right=True)
+    return float((below + upto).double().mean() / (2 * len(other)))
+
+
+def _operating(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
+    """True positives at a threshold that at most the share ``rate`` of canaries left out exceeds."""
+    out = statistic[~inserted].sort(descending=True).values
+    allowed = int(rate * len(out))
+    found = int((statistic[inserted] > out[allowed]).sum())
+    total = int(inserted.sum())
+    low, high = count_interval(found, total)
+    return Operating(rate, allowed, found / total, (low / total, high / total))

@@ -1,0 +1,56 @@
+"""Who would come back first: a score per record and the probability that an attack recovers it.
+
+Two kinds of attack read the layer on the input, and each has its own odds, logistic in
+
+    stationarity   log(1 - heard), log(own part over misfit)
+    unmixing       log(1 - reach_ncc^2), log(own part over misfit), log(d / n), log(n / r)
+
+n records of d values, r clean directions of the layer (``risk.span``, ``risk.run``). Were both independent,
+the probability of being recovered by at least one would be q = 1 - (1 - p)(1 - p'); they are not, so that
+the score is a + b logit(q), and the probability its logistic. log(own part over misfit) and log(d / n) stand
+alone where the network has no dense layer on whole samples, where its start hides the samples, or where
+the clean directions fill the input space, so that every record lies in them, trained on or not.
+
+Coefficients were fitted on networks of the pool ``tune`` of ``benchmarks/exposure.py`` and on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FLOOR = 1e-4
+FILLED = 0.9  # share of all directions from which the clean ones tell records no more apart
+STATIONARITY = (-5.081, -2.230, 0.254)  # 1, log(1 - heard), log own
+UNMIXING = (-5.492, -0.429, 0.377, 1.171, 0.976)  # 1, log(1 - reach^2), log own, log(d/n), log(n/r)
+EITHER = (-0.468, 0.854)  # 1, logit(q)
+OWN_ALONE = (-0.847, 0.809, 0.725)  # 1, log own, log(d/n)
+ATTACKS = "of being recovered (NCC beyond 99% of chance) by stationarity, 2 restarts of 1500 steps, or unmix"
+
+
+def score(
+    own: Tensor, heard: Tensor | None, reach: Tensor | None, values: int, rank: int | None
+) -> Tensor:
+    """(n,) log odds of being recovered.
+
+    own: over misfit; values: d; heard, reach, rank: None without a row space.
+    """
+    n = len(own)
+    part, wide = (own.double() + FLOOR).log(), math.log(values / n)
+    if heard is None or reach is None or rank is None or rank >= FILLED * values:
+        return _sum(OWN_ALONE, part, wide)
+    missed = (1 - heard.double() + FLOOR).log()
+    outside = (1 - reach.double().square() + FLOOR).log()
+    fitted = torch.sigmoid(_sum(STATIONARITY, missed, part))
+    unmixed = torch.sigmoid(_sum(UNMIXING, outside, part, wide, math.log(n / max(rank, 1))))
+    either = 1 - (1 - fitted) * (1 - unmixed)
+    return _sum(EITHER, torch.logit(either, eps=1e-12))
+
+
+def _sum(coefficients: tuple[float, ...], *parts: Tensor | float) -> Tensor:
+    total = torch.tensor(coefficients[0], dtype=torch.float64)
+    for coefficient, part in zip(coefficients[1:], parts, strict=True):
+        total = total + coefficient * part
+    return total

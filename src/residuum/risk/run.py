@@ -1,0 +1,531 @@
+"""Exposure of records: all figures of one network and the owner's data, without an attack.
+
+The surface is what training left in the release (``checkpoints.surfaces``): the weights, their change from
+a known start, or a moment of the optimiser. Layers explained: of weights the one that the input feeds,
+since others hardly leave their start; of a change or a moment all that hold something.
+
+    target = sum_i c_i x_i^T + E           in the layer on the input, c_i = lam_i delta(x_i)
+    own part over misfit   |c_i| |x_i| / |E|
+    informed estimate      x^_i = x_i + E^T c_i / |c_i|^2: of one who knows all other records and the
+                           gates and multiplier of this one (the adversary of Balle et al. 2022)
+
+Float64 throughout, records in blocks: memory holds records x width, never records x parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from residuum.attacks.unmix import Layer, fed_by_input, mixed
+from residuum.checkpoints import build_model
+from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
+from residuum.errors import DataError, require_known
+from residuum.networks import dense_chain
+from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.records.base import Record
+from residuum.records.exposure import CanaryBound, Exposure, GroupExposure, missing
+from residuum.risk import canaries, kinks, multipliers, ranking
+from residuum.risk.gradients import Gradients, blocks, gradients_of
+from residuum.risk.span import Span
+from residuum.similarity import chunks, ncc, standardise
+from residuum.stationarity import Rows, Theta, by_layer, norm
+from residuum.theory.kkt import evaluate
+from residuum.theory.rows import choose_task, constraint_rows, margins, normalise_labels
+
+TOP = 10
+AUTO = "auto"
+FEWEST_HELD_OUT = 100
+MOST_GROUPS = 200
+Watcher = Callable[[int, int, str], None]
+STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
+
+
+@dataclass(frozen=True, eq=False)
+class Part(Record):
+    """What a stage found, as it is kept."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Store(Protocol):
+    """Keeps finished stages, so that an interrupted run goes on after them."""
+
+    def part(self, name: str, make: Callable[[], Part]) -> Part:
+        """The stage ``name`` as it was kept, or made now and kept."""
+
+
+class Nowhere:
+    """Keeps nothing."""
+
+    def part(self, name: str, make: Callable[[], Part]) -> Part:
+        """Made every time."""
+        return make()
+
+
+@dataclass(frozen=True, eq=False)
+class Inserted:
+    """Canaries: all of them as samples, and which were inserted into the training set."""
+
+    data: Dataset
+    inserted: Tensor
+    confidence: float = 0.95
+    delta: float = 0.0
+
+
+def expose(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    holdout: Dataset | None = None,
+    knowledge: Knowledge | None = None,
+    *,
+    surface: str = AUTO,
+    task: str = "auto",
+    groups: Sequence[str] = (),
+    grouped_by: str = "",
+    found: Tensor | None = None,
+    inserted: Inserted | None = None,
+    top: int = TOP,
+    device: str = "cpu",
+    store: Store | None = None,
+    watch: Watcher | None = None,
+) -> Exposure:
+    """The exposure of every record of ``data``; see :func:`residuum.exposure`."""
+    start, store = time.monotonic(), store or Nowhere()
+    case = Case.of(checkpoint, data, holdout, knowledge or Knowledge(), surface, task, device)
+
+    def stage(name: str, make: Callable[[], Part]) -> Part:
+        if watch is not None:
+            watch(STAGES.index(name), len(STAGES), name)
+        return store.part(name, make)
+
+    plain = stage("outputs", case.outputs_part)
+    weighed = stage("multipliers", lambda: case.multipliers_part(watch))
+    spanned = stage("span", lambda: case.span_part(weighed))
+    kinked = stage("kinks", case.kinks_part)
+    bound = None
+    if inserted is not None:
+        kept = stage("canaries", lambda: case.canaries_part(inserted, watch))
+        bound = canaries.bound(kept.tensors, inserted.inserted, inserted.confidence, inserted.delta)
+    if watch is not None:
+        watch(len(STAGES), len(STAGES), "")
+    return _assembled(
+        case, plain, weighed, spanned, kinked, bound,
+        groups=tuple(groups), grouped_by=grouped_by, found=found, top=top, start=start,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A network, records and held-out records in float64 on the device; y as the mathematics has it.
+
+    heard: name of the weight that the input feeds, "" where none does; target: what the rows explain;
+    span: None with the reason where the rows of that weight are no mixtures of samples.
+    """
+
+    model: nn.Module
+    surface: Surface
+    knowledge: Knowledge
+    data: Dataset
+    x: Tensor
+    y: Tensor
+    others: Tensor | None
+    others_y: Tensor | None
+    task: str
+    heard: str
+    layers: tuple[str, ...]
+    target: Theta
+    span: Span | None
+    no_span: str
+
+    @classmethod
+    def of(
+        cls, checkpoint: Checkpoint, data: Dataset, holdout: Dataset | None, knowledge: Knowledge,
+        surface: str, task: str, device: str,
+    ) -> Case:  # fmt: skip
+        """Pose the problem, or say what does not fit."""
+        name = surface
+        if surface == AUTO:
+            name = MOMENT if knowledge.moment is not None else WEIGHTS
+            name = CHANGE if name == WEIGHTS and knowledge.theta0 is not None else name
+        require_known(name, SURFACES, "No surface")
+        chosen = SURFACES[name](checkpoint, knowledge)
+        _check(data, holdout)
+        model = build_model(checkpoint, torch.float64).to(device).requires_grad_(False).eval()
+        x = data.x.to(device, torch.float64)
+        outputs = evaluate(model, x[:1]).shape[1]
+        task = choose_task(checkpoint.task if task == "auto" and checkpoint.task else task, outputs)
+        y = normalise_labels(data.y, task, outputs).to(device)
+        others = others_y = None
+        if holdout is not None:
+            others = holdout.x.to(device, torch.float64)
+            others_y = normalise_labels(holdout.y, task, outputs).to(device)
+        heard, _, whole = fed_by_input(model, data.shape)
+        heard = f"{heard}.weight" if heard and whole else ""
+        layer = heard.removesuffix(".weight")
+        layers = (layer,) if name == WEIGHTS and heard else chosen.layers
+        if name == MOMENT:  # of which parameters may be missing
+            every = by_layer(checkpoint.theta)
+            layers = tuple(n for n, own in every.items() if {*own} <= chosen.target.keys())
+        # ``mixed`` takes what weight decay left of the start off the weights themselves.
+        source = SURFACES[WEIGHTS](checkpoint, knowledge) if name == CHANGE else chosen
+        rows = mixed(source, knowledge.replace(shape=data.shape, provenance={}))
+        span, no_span, kept = None, "", 1.0
+        if isinstance(rows, str):
+            no_span = rows
+        elif not rows.whole:
+            no_span = "the layer on the input sees patches of a sample"
+        else:
+            span, kept = Span(Layer.of(rows.rows.to(device)), tuple(data.shape)), rows.kept
+        target = {n: t.to(device, torch.float64) for n, t in chosen.target.items()}
+        if (
+            name == MOMENT
+        ):  # the mean of gradients of the loss, which descend where covectors ascend
+            target = {n: -t for n, t in target.items()}
+        if name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
+            start = {n: t.to(device, torch.float64) for n, t in knowledge.theta0.items()}
+            target = {n: t + (1 - kept) * start[n] for n, t in target.items()}
+        return cls(
+            model, chosen, knowledge, data, x, y, others, others_y, task, heard, layers, target, span,
+            no_span,
+        )  # fmt: skip
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """(n, C) block by block."""
+        width = 8 * x[0].numel() + 4096
+        return torch.cat([evaluate(self.model, x[some]) for some in blocks(len(x), width)])
+
+    def outputs_part(self) -> Part:
+        """Margin and loss of every record, the plain baselines."""
+        margin, loss = baselines(self.outputs(self.x), self.y, self.task)
+        return Part({"margin": margin.cpu(), "loss": loss.cpu()})
+
+    def rows(self, x: Tensor, y: Tensor) -> Rows:
+        """Rows of the equation: the margin problem's at weights, of the loss anywhere else."""
+        outputs = self.outputs(x)
+        limit = self.surface.name == WEIGHTS and self.knowledge.weight_decay is None
+        if limit or self.task != "multiclass":
+            found = constraint_rows(outputs.cpu(), y.cpu(), self.task)
+            return Rows(found.index.to(x.device), found.covectors.to(x))
+        return Rows(torch.arange(len(x), device=x.device), covectors(outputs, y, self.task))
+
+    def weighed(
+        self, x: Tensor, y: Tensor, watch: multipliers.Watcher | None = None
+    ) -> tuple[Gradients, multipliers.Multipliers, Theta, Rows]:
+        """Gradients, best multipliers, and the misfit they leave in the layers explained."""
+        rows = self.rows(x, y)
+        gradients = gradients_of(self.model, x, rows, self.layers)
+        found = multipliers.fit(gradients, self.target, len(rows), self.task == "regression", watch)
+        total = gradients.combine(found.lam)
+        return gradients, found, {n: self.target[n] - t for n, t in total.items()}, rows
+
+    def own(self, gradients: Gradients, lam: Tensor, misfit: Theta) -> Tensor:
+        """(n,) own part over misfit, in the layer on the input where there is one."""
+        at = self.heard if self.heard in misfit else ""
+        left = norm({at: misfit[at]}) if at else norm(misfit)
+        return gradients.sizes(lam, at) / max(left, 1e-300)
+
+    def multipliers_part(self, watch: Watcher | None) -> Part:
+        """Multipliers, own parts, and the informed estimate of every record."""
+
+        def inner(at: int, of: int, text: str) -> None:
+            if watch is not None:
+                watch(1, len(STAGES), f"{text} {at} of {of}")
+
+        gradients, found, misfit, rows = self.weighed(self.x, self.y, inner)
+        each = self.x.new_zeros(len(self.x)).index_add_(0, rows.index, found.lam.abs())
+        own = self.own(gradients, found.lam, misfit)
+        scale = norm({n: self.target[n] for n in misfit})
+        tensors = {"multiplier": each.cpu(), "own": own.cpu()}
+        notes = []
+        if self.heard in misfit:
+            columns = gradients.columns(found.lam, self.heard)
+            informed = informed_ncc(self.x, columns, misfit[self.heard], self.data.shape)
+            tensors |= {"informed_ncc": informed.cpu(), "columns": columns.cpu()}
+            tensors |= {"misfit": misfit[self.heard].cpu()}
+        else:
+            notes.append(
+                "no informed estimate: no dense layer that meets whole samples is explained"
+            )
+        if found.method == "descent":
+            notes.append(
+                f"{len(rows)} rows: multipliers by descent, optimal but for {found.gap:.1g}"
+            )
+        facts = {"misfit": norm(misfit) / max(scale, 1e-300), "gap": found.gap}
+        return Part(tensors, facts, tuple(notes))
+
+    def span_part(self, weighed: Part) -> Part:
+        """What the layer on the input holds of every record, and the dual-vector statistic."""
+        if self.span is None:
+            return Part({}, notes=(f"no row space and no dual vector: {self.no_span}",))
+        found = {
+            "heard": self.span.heard(self.x), "reach": self.span.reach(self.x),
+            "reach_ncc": self.span.reach_ncc(self.x),
+        }  # fmt: skip
+        notes: tuple[str, ...] = ()
+        if dense_chain(self.model) is None:
+            notes = ("no dual vector: the network is not a chain of dense layers",)
+        else:
+            found["dual"] = self.span.dual(self.x, self.signals(self.x, self.y))
+            if self.others is not None and self.others_y is not None:
+                control = self.span.dual(self.others, self.signals(self.others, self.others_y))
+                found["dual_p"] = kinks.ranked(found["dual"], control)
+        return Part({name: t.cpu() for name, t in found.items()}, {"rank": self.span.rank}, notes)
+
+    def signals(self, x: Tensor, y: Tensor) -> Tensor:
+        """(n, h) backward signals of the first layer, of the direction in which the loss pulls."""
+        rows = Rows(torch.arange(len(x), device=x.device), covectors(self.outputs(x), y, self.task))
+        first = self.heard.removesuffix(".weight")
+        gradients = gradients_of(self.model, x, rows, (first,))
+        return gradients.columns(x.new_ones(len(x)), self.heard)
+
+    def kinks_part(self) -> Part:
+        """Switches through every record, with p-values by rank among held-out records."""
+        chain = dense_chain(self.model)
+        if chain is None or not kinks.has_kinks(chain):
+            return Part({}, notes=("no kinks: the network is not a chain of ReLU layers",))
+        counts = kinks.kinks(chain, self.x)
+        found = {"kinks": counts}
+        notes: tuple[str, ...] = ()
+        if self.others is None:
+            notes = ("kinks have no chance level without held-out records",)
+        else:
+            control = kinks.kinks(chain, self.others).sum(1)
+            found["p"] = kinks.ranked(counts.sum(1), control)
+            found["q"] = kinks.adjusted(found["p"])
+        return Part({name: t.cpu() for name, t in found.items()}, notes=notes)
+
+    def canaries_part(self, given: Inserted, watch: Watcher | None) -> Part:
+        """Statistics of every canary: those left out are appended, so that all are treated alike."""
+        flat = given.data.x.to(self.x).reshape(-1, *self.data.shape)
+        place = located(flat, self.x)
+        _check_inserted(place, given.inserted)
+        outputs = evaluate(self.model, self.x[:1]).shape[1]
+        y = normalise_labels(given.data.y, self.task, outputs).to(self.y)
+        out = ~given.inserted.to(self.x.device)
+        x = torch.cat([self.x, flat[out]])
+        gradients, found, misfit, _ = self.weighed(x, torch.cat([self.y, y[out]]))
+        own = self.own(gradients, found.lam, misfit)
+        at = place.clone()
+        at[out] = len(self.x) + torch.arange(int(out.sum()), device=at.device)
+        _, loss = baselines(self.outputs(flat), y, self.task)
+        return Part({"loss": -loss.cpu(), "own part": own[at].cpu()})
+
+
+def baselines(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, Tensor]:
+    """(n,) margin (NaN for a regression) and (n,) loss of every record."""
+    if task == "regression":
+        return missing(len(y)).to(outputs), (outputs - y).square().sum(1)
+    least = margins(outputs, y).amin(1)
+    if task == "binary":
+        return least, nn.functional.softplus(-least, threshold=40)
+    return least, nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def covectors(outputs: Tensor, y: Tensor, task: str) -> Tensor:
+    """(n, C) direction in which the loss of each record pulls its outputs, at a size that does not vanish.
+
+    y; e_y minus the softmax over the rivals, which is the gradient of the cross-entropy over 1 - p_y;
+    what is missing to the target, over its length.
+    """
+    if task == "binary":
+        return y[:, None].to(outputs)
+    if task == "regression":
+        return nn.functional.normalize(y.to(outputs) - outputs, dim=1)
+    own = nn.functional.one_hot(y, outputs.shape[1]).to(outputs)
+    return own - outputs.masked_fill(own.bool(), -torch.inf).softmax(1)
+
+
+def informed_ncc(x: Tensor, columns: Tensor, misfit: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(n,) NCC of the informed estimates with their records; NaN where the multiplier is zero."""
+    found = []
+    for some in chunks(len(x), 4 * x[0].numel()):
+        mine = informed_estimate(x[some], columns[some], misfit)
+        a, b = (standardise(part.reshape(-1, *shape)) for part in (mine, x[some]))
+        found.append((a * b).sum(1).clamp(-1, 1))
+    return torch.cat(found)
+
+
+def informed_estimate(x: Tensor, columns: Tensor, misfit: Tensor) -> Tensor:
+    """(k, d) x + E^T c / |c|^2; NaN where c = 0: nothing of the record is in the layer."""
+    squares = columns.square().sum(1, keepdim=True)
+    estimate = x.flatten(1) + (columns @ misfit) / squares.clamp(min=1e-300)
+    return torch.where(squares > 0, estimate, torch.nan)
+
+
+def located(some: Tensor, x: Tensor) -> Tensor:
+    """(m,) index in x of the record equal to each of ``some`` but for rounding to float32, -1 for none."""
+    a, b = some.flatten(1), x.flatten(1)
+    found = torch.full((len(a),), -1, dtype=torch.long, device=x.device)
+    sizes = b.square().sum(1)
+    for rows in chunks(len(a), len(b)):
+        squares = a[rows].square().sum(1)[:, None] + sizes - 2 * a[rows] @ b.T
+        nearest = squares.argmin(1)
+        apart = (a[rows] - b[nearest]).norm(dim=1)
+        same = apart <= 1e-5 * b[nearest].norm(dim=1).clamp(min=1e-30)
+        found[rows] = torch.where(same, nearest, -1)
+    return found
+
+
+def _check(data: Dataset, holdout: Dataset | None) -> None:
+    if holdout is None:
+        return
+    if holdout.shape != data.shape:
+        raise DataError(
+            f"Held-out records must have the shape of the records, {data.shape}; got {holdout.shape}.",
+            "Preprocess both alike.",
+        )
+    if len(holdout) < FEWEST_HELD_OUT:
+        raise DataError(
+            f"A chance level needs {FEWEST_HELD_OUT} held-out records at least; got {len(holdout)}.",
+            "Give more, or leave --holdout out: kinks and dual vectors then have no p-values.",
+        )
+
+
+def _check_inserted(place: Tensor, inserted: Tensor) -> None:
+    """Inserted canaries are among the records, and those left out are not."""
+    lost = int((place[inserted.to(place.device)] < 0).sum())
+    if lost:
+        raise DataError(
+            f"Inserted canaries must be among the records of --data; {lost} of them are not.",
+            "List them as the network received them, mean subtracted as in --data.",
+        )
+    seen = int((place[~inserted.to(place.device)] >= 0).sum())
+    if seen:
+        raise DataError(
+            f"Canaries left out must not be among the records; {seen} of them are.",
+            "Correct 'inserted', or leave records that occur twice out of the file.",
+        )
+
+
+def _assembled(
+    case: Case, plain: Part, weighed: Part, spanned: Part, kinked: Part, bound: CanaryBound | None,
+    *, groups: tuple[str, ...], grouped_by: str, found: Tensor | None, top: int, start: float,
+) -> Exposure:  # fmt: skip
+    """All figures in one record."""
+    n, data = len(case.x), case.data
+    heard, nothing = spanned.tensors.get("heard"), missing(n)
+    own = weighed.tensors["own"]
+    rank = spanned.facts.get("rank")
+    score = ranking.score(own, heard, spanned.tensors.get("reach_ncc"), data.x[0].numel(), rank)
+    probability = torch.sigmoid(score)
+    chosen = score.argsort(descending=True, stable=True)[:top]
+    shape = tuple(data.shape)
+    informed = images = torch.zeros(0, *shape, dtype=torch.float64)
+    if "columns" in weighed.tensors:
+        columns, misfit = weighed.tensors["columns"], weighed.tensors["misfit"]
+        informed = informed_estimate(
+            case.x[chosen.to(case.x.device)].cpu(), columns[chosen], misfit
+        )
+        informed = informed.reshape(-1, *shape)
+    images = data.x[chosen].double()
+    found_ncc, nearest = nothing, torch.zeros(0, *shape, dtype=torch.float64)
+    if found is not None:
+        found_ncc, nearest = best_candidates(found.double(), data.x.double(), chosen)
+    names, by = named_groups(data, case.task, groups, grouped_by)
+    q = kinked.tensors.get("q")
+    notes = [*weighed.notes, *spanned.notes, *kinked.notes]
+    if rank is not None and rank >= ranking.FILLED * data.x[0].numel():
+        notes.append("clean directions fill the input space: heard and reach tell nothing apart")
+    if case.others is not None and (least := 1 / (len(case.others) + 1)) > kinks.LEVEL / n:
+        fewest = math.ceil(least * n / kinks.LEVEL)
+        notes.append(
+            f"{len(case.others)} held-out records: kinks can call {fewest} records together, no fewer"
+        )
+    return Exposure(
+        arch=case.surface.checkpoint.arch, surface=case.surface.name, task=case.task,
+        holdout=0 if case.others is None else len(case.others), layers=case.layers,
+        attacks=ranking.ATTACKS, rank=rank, misfit=weighed.facts["misfit"],
+        gap=weighed.facts["gap"], level=kinks.LEVEL, labels=data.y, groups=names, grouped_by=by,
+        probability=probability, score=score, heard=nothing if heard is None else heard,
+        own_over_misfit=own, multiplier=weighed.tensors["multiplier"],
+        reach=spanned.tensors.get("reach", nothing),
+        reach_ncc=spanned.tensors.get("reach_ncc", nothing),
+        informed_ncc=weighed.tensors.get("informed_ncc", nothing),
+        kinks=kinked.tensors.get("kinks", torch.zeros(n, 0, dtype=torch.long)),
+        kink_p=kinked.tensors.get("p", nothing), kink_q=nothing if q is None else q,
+        dual=spanned.tensors.get("dual", nothing), dual_p=spanned.tensors.get("dual_p", nothing),
+        margin=plain.tensors["margin"], loss=plain.tensors["loss"], found_ncc=found_ncc,
+        by_group=grouped(names, probability, q), canaries=bound, top=chosen, images=images,
+        informed=informed, found=nearest, seconds=time.monotonic() - start, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def best_candidates(found: Tensor, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) NCC of the nearest candidate of an attack, sign-free, and those of the chosen records."""
+    if found.shape[1:] != x.shape[1:]:
+        raise DataError(
+            f"What an attack found must have the shape of the records, {tuple(x.shape[1:])}; got "
+            f"{tuple(found.shape[1:])}.",
+            "Name the folder of an attack on this network.",
+        )
+    similarity = ncc(x, found)
+    best = similarity.abs().max(1)
+    at = best.indices[chosen]
+    sign = similarity[chosen, at].sign().reshape(-1, *[1] * (x.ndim - 1))
+    return best.values.double(), sign * found[at]
+
+
+def named_groups(
+    data: Dataset, task: str, groups: tuple[str, ...], grouped_by: str
+) -> tuple[tuple[str, ...], str]:
+    """The group of every record: as given, by class, or none for a regression; and by what."""
+    if groups:
+        if len(groups) != len(data):
+            raise DataError(
+                f"Groups name one for every record; got {len(groups)} for {len(data)}.",
+                "Give as many as there are records.",
+            )
+        return groups, grouped_by or "group"
+    if task == "regression":
+        return (), ""
+    named = data.classes if task == "multiclass" else ()
+    return tuple(
+        named[int(y)] if 0 <= int(y) < len(named) else f"{float(y):g}" for y in data.y.tolist()
+    ), "class"
+
+
+def grouped(
+    names: tuple[str, ...], probability: Tensor, q: Tensor | None
+) -> tuple[GroupExposure, ...]:
+    """Every group with its mean probability and interval, most exposed first."""
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        members.setdefault(name, []).append(i)
+    if len(members) > MOST_GROUPS:
+        raise DataError(
+            f"Groups may have {MOST_GROUPS} different names; got {len(members)}.",
+            "Name a column with fewer values.",
+        )
+    found = []
+    for name, mine in members.items():
+        own = probability[mine]
+        called = None if q is None else int((q[mine] <= kinks.LEVEL).sum())
+        found.append(
+            GroupExposure(
+                name, len(mine), float(own.sum()), float(own.mean()), mean_interval(own), called
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.probability))
+
+
+def mean_interval(values: Tensor, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap of the mean over records, from the same draws every time."""
+    generator = torch.Generator().manual_seed(0)
+    draws = min(2000, max(200, 20_000_000 // len(values)))
+    means = torch.stack(
+        [
+            values[torch.randint(len(values), (len(values),), generator=generator)].mean()
+            for _ in range(draws)
+        ]
+    )
+    low, high = means.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(means)).tolist()
+    return low, high
