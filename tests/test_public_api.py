@@ -35,6 +35,7 @@ NAMES = [
     "certify",
     "checkpoint_from_module",
     "defend",
+    "exposure",
     "identify",
     "inspect_checkpoint",
     "load_checkpoint",

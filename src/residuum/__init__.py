@@ -24,6 +24,7 @@ _NAMES = {  # by the module that they are in
     "verbs.alternative": "alternatives",
     "verbs.certifying": "uniqueness",
     "verbs.defending": "defend",
+    "verbs.exposing": "exposure",
     "verbs.identifying": "identify",
     "verbs.scanning": "scan",
     "verbs.stripping": "strip",

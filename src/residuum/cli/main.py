@@ -1,7 +1,8 @@
 """The command line: commands, and what every exit code means.
 
 0 the command did its work (audit: no leak found), 1 a finding (audit: leak; scan: what must not be
-there), 2 usage or bad input, 3 inconclusive, 4 refused for safety, 70 internal error, 130 interrupted.
+there; exposure: --fail-above), 2 usage or bad input, 3 inconclusive, 4 refused for safety, 70 internal
+error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ def _root(
 
 
 NAMES = (
-    "demo scan strip train inspect attack score certify alternatives identify defend audit sweep report "
-    "schema doctor"
+    "demo scan strip train inspect attack score exposure certify alternatives identify defend audit "
+    "sweep report schema doctor"
 )
 COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split()}
 # Installed plug-ins take part in these, from the reading of the architecture on.
-PLUGGED = ("inspect", "attack", "score", "certify", "defend", "audit", "sweep")
+PLUGGED = ("inspect", "attack", "score", "exposure", "certify", "defend", "audit", "sweep")
 for name, module in COMMANDS.items():
     _, heading, examples = (module.__doc__ or "").partition("Examples:")
     app.command(name, epilog=heading + examples)(flat(module.command))

@@ -110,3 +110,4 @@ certificate_progress = partial(progress, "certifying", lambda at, of: (at, of, f
 split_progress = partial(progress, "splitting", lambda at, of: (at, of, f"sample {at} of {of}"))
 scan_progress = partial(progress, "scanning", lambda at, of, name: (at, of, f"{at} of {of} files"))
 trial_progress = partial(progress, "defending", lambda at, of, state: (at, of, state))
+exposure_progress = partial(progress, "exposure", lambda at, of, state: (at, of, state))

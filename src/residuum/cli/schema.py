@@ -1,10 +1,12 @@
-"""``residuum schema``: the JSON Schema of result.json, or of what a scan prints.
+"""``residuum schema``: the JSON Schema of result.json, of what a scan prints, or of exposure.json.
 
 Examples:
 
 residuum schema > result.schema.json
 
 residuum schema scan > scan.schema.json
+
+residuum schema exposure > exposure.schema.json
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ from residuum.errors import require_known
 
 def command(
     of: Annotated[
-        str, typer.Argument(metavar="OF", help="result (an audit's) or scan.")
+        str, typer.Argument(metavar="OF", help="result (an audit's), scan or exposure.")
     ] = "result",
     *,
     voice: Voice,
 ) -> None:
     """Print a JSON Schema, that of result.json by default; --json changes nothing, it is JSON anyway."""
-    require_known(of, ("result", "scan"), "No schema")
+    require_known(of, ("result", "scan", "exposure"), "No schema")
     if of == "scan":
         from residuum.verbs.scanning import scan_schema as schema
+    elif of == "exposure":
+        from residuum.report.exposure import exposure_schema as schema
     else:
         from residuum.auditing.schema import result_schema as schema
     if not voice.quiet:

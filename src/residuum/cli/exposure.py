@@ -1,0 +1,155 @@
+"""``residuum exposure``: which records are at risk, from weights and data, without attacking.
+
+Examples:
+
+residuum exposure model.safetensors --data train.npz --holdout test.npz --out runs/e
+
+residuum exposure runs/m --data runs/m --holdout runs/m --init own --json
+
+residuum exposure model.pt --data train.npz --holdout test.npz --group-by site --fail-above 0.5
+
+residuum exposure model.pt --data train.npz --canaries canaries.npz --delta 1e-5
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from residuum.cli import options
+from residuum.cli.options import option
+from residuum.cli.output import exposure_progress, number, print_line, print_notes, print_table
+from residuum.errors import InputError
+
+if TYPE_CHECKING:
+    from residuum.records.exposure import Exposure
+
+GROUPS = 20  # of a table
+
+
+def command(
+    checkpoint: options.CheckpointPath,
+    *,
+    data: Path = option("Training records: an .npz with x and y, or a training directory.", ...),
+    holdout: Path | None = option(
+        "Records the network never saw, likewise; at least 100. Without them kinks and dual vectors "
+        "have no p-values."
+    ),
+    init: str | None = option(
+        "Initial weights: looks at what training added to them; own: those in the training "
+        "directory.",
+        metavar="FILE",
+    ),
+    group_by: str | None = option(
+        "Array of the data file with a name per record (default: the class).", metavar="NAME"
+    ),
+    attack: Path | None = option(
+        "Folder of an attack: what it found stands beside.", metavar="RUN"
+    ),
+    canaries: Path | None = option(
+        "An .npz with x, y and inserted (1: in the training set, 0: left out), both kinds listed: "
+        "gives a lower bound on epsilon.",
+        metavar="FILE",
+    ),
+    confidence: float = option("Of that bound.", 0.95),
+    delta: float = option("Of that bound: 0 for pure differential privacy.", 0.0),
+    top: int = option("Records shown.", 10, min=0),
+    fail_above: float | None = option(
+        "Exit code 1 when a record's probability of being recovered is above this.", min=0, max=1
+    ),
+    weight_decay: float | None = option("Weight decay of the training, where it is known."),
+    arch: str | None = options.ARCH,
+    task: str = options.TASK,
+    device: str = options.DEVICE,
+    out: Path | None = option("Folder to write; an interrupted run there goes on."),
+    voice: options.Voice,
+) -> None:
+    """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
+    from residuum.checkpoints import load_checkpoint
+    from residuum.records import Dataset
+    from residuum.records.data import samples_file
+    from residuum.verbs.exposing import exposure, read_groups
+
+    options.check_device(device)
+    if canaries is None and (confidence, delta) != (0.95, 0.0):
+        raise InputError("--confidence and --delta are of canaries.", "Say --canaries FILE.")
+    released = load_checkpoint(checkpoint, arch)
+    file = samples_file(data, "train.npz")
+    records = Dataset.from_npz(file)
+    control = Dataset.from_npz(samples_file(holdout, "holdout.npz")) if holdout else None
+    knowledge = options.grant(checkpoint, released, init=init, weight_decay=weight_decay)
+    with exposure_progress(voice.spoken) as watch:
+        found = exposure(
+            released, records, control, knowledge=knowledge, task=task,
+            groups=read_groups(file, group_by, len(records)) if group_by else (),
+            grouped_by=group_by or "", found=attack, canaries=canaries, confidence=confidence,
+            delta=delta, top=top, device=device, out=out, watch=watch,
+        )  # fmt: skip
+    voice.answer(found.to_json(), lambda: show(found, out))
+    if fail_above is not None and float(found.probability.max()) > fail_above:
+        raise typer.Exit(1)
+
+
+def show(found: Exposure, out: Path | None) -> None:
+    """The exposure as a person reads it."""
+    attacked = not bool(found.found_ncc.isnan().all())
+    figures = {
+        "prob.": "probability", "heard": "heard", "own part": "own_over_misfit",
+        "informed": "informed_ncc", "kinks": "kinks", "q": "kink_q", "margin": "margin",
+    } | ({"found": "found_ncc"} if attacked else {})  # fmt: skip
+    heads = ("#", "record", found.grouped_by or "group", *figures)
+    shown = [
+        (str(row["rank"]), str(row["index"]), row["group"] or "-",
+         *(number(row[name], 2) for name in figures.values()))
+        for row in found.rows(len(found.top))
+    ]  # fmt: skip
+    if shown:
+        print_table(f"{found.arch}: most exposed of {len(found)} records", heads, shown)
+    groups = [
+        (one.name, str(one.records), number(one.expected, 3), number(one.probability, 2),
+         f"{one.interval[0]:.2f} to {one.interval[1]:.2f}", number(one.called))
+        for one in found.by_group[:GROUPS]
+    ]  # fmt: skip
+    if groups:
+        columns = (found.grouped_by, "records", "expected", "mean prob.", "95% interval", "called")
+        print_table("groups", columns, groups)
+    for line in lines(found):
+        print_line(line)
+    print_notes(found.notes)
+    if out is not None:
+        print_line(f"written to {out}")
+
+
+def lines(found: Exposure) -> list[str]:
+    """What holds for all records together."""
+    said = [
+        f"expected to be recovered: {found.expected:.3g} of {len(found)}; {found.carry_half} records "
+        "carry half of the exposure",
+        f"probability: {found.attacks}",
+    ]
+    if found.called is not None:
+        said.append(
+            f"kinks call {found.called} of {len(found)} at a false discovery rate of {found.level:.0%} "
+            f"(chance level: {found.holdout} held-out records)"
+        )
+    if (bound := found.canaries) is not None:
+        rates = ", ".join(_rate(point) for point in bound.points)
+        said.append(
+            f"canaries: epsilon at least {bound.epsilon:.3g} at delta {bound.delta:g} with confidence "
+            f"{bound.confidence:.0%}, by {bound.right} of {bound.guesses} guesses right "
+            f"({bound.statistic}); {rates}"
+        )
+        said += [f"note: {note}" for note in bound.notes]
+    said.append("none of this is a guarantee: only differential privacy gives one")
+    return said
+
+
+def _rate(point: Any) -> str:
+    low, high = point.interval
+    few = "" if point.false else " (none of those left out above)"
+    return (
+        f"true positives at {point.rate:.1%} false ones {point.true_rate:.0%}{few} "
+        f"({low:.0%} to {high:.0%})"
+    )

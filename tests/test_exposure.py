@@ -1,0 +1,694 @@
+"""Exposure: every figure against its definition, exact points, and what must not be called."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+from torch import Tensor, nn
+
+import residuum as rs
+from papers.points import relu_point
+from residuum.attacks.unmix import Layer
+from residuum.checkpoints import checkpoint_from_module
+from residuum.cli.main import main
+from residuum.errors import DataError, InputError
+from residuum.networks import MLP, ConvNet
+from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.records.exposure import COLUMNS, Exposure
+from residuum.report.exposure import exposure_schema
+from residuum.risk import canaries, gradients, kinks, multipliers, ranking
+from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
+from residuum.risk.run import Case, covectors, expose, informed_estimate, located
+from residuum.risk.span import RIDGE, SOFT, Span
+from residuum.similarity import ncc
+from residuum.stationarity import Rows, weighted_gradient
+from tests import reference
+from tests.cases import multiclass_point
+
+DOUBLE = torch.float64
+
+
+class Residual(nn.Module):
+    """A network of no known kind whose first layer meets the input."""
+
+    def __init__(self, d: int, h: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(d, h), nn.Linear(h, h)
+        self.last = nn.Linear(h, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.relu(self.first(x.flatten(1)))
+        return self.last(a + torch.relu(self.second(a)))
+
+
+def random_rows(n: int, outputs: int, seed: int = 0) -> Rows:
+    """Rows in no order, some records with several, one with none."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.tensor([2, 0, *range(1, n), 1])
+    return Rows(index, torch.randn(len(index), outputs, generator=generator, dtype=DOUBLE))
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("kind", ["chain", "chain, all biases", "any", "convolutions"])
+@pytest.mark.parametrize("block", [gradients.BLOCK_BYTES, 4000])
+def test_gradients_are_those_of_one_backward_pass_per_row(
+    kind: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    blocks = gradients.blocks
+    monkeypatch.setattr(gradients, "blocks", lambda count, each: blocks(count, each, block))
+    shape: tuple[int, ...] = (1, 4, 4) if kind == "convolutions" else (7,)
+    model: nn.Module = {
+        "chain": MLP((7, 5, 6, 2)),
+        "chain, all biases": MLP((7, 5, 2), "all"),
+        "any": Residual(7, 5, 2),
+        "convolutions": ConvNet((1, 4, 4), (3, 2), 2),
+    }[kind].double()
+    x = torch.randn(6, *shape, dtype=DOUBLE)
+    rows = random_rows(len(x), 2)
+    names = [name for name, _ in model.named_parameters()]
+    layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    dense = reference.row_gradients(model, x, rows)
+    found = gradients_of(model.requires_grad_(False), x, rows, layers)
+    assert isinstance(found, ChainGradients if kind.startswith("chain") else AnyGradients)
+    lam = torch.rand(len(rows), dtype=DOUBLE)
+    total = lam @ dense
+    flat = torch.cat([found.combine(lam)[name].flatten() for name in names])
+    torch.testing.assert_close(found.gram(), dense @ dense.T)
+    torch.testing.assert_close(found.squares(), dense.square().sum(1))
+    torch.testing.assert_close(flat, total)
+    torch.testing.assert_close(found.project(found.combine(lam)), dense @ total)
+    each = torch.zeros(len(x), dense.shape[1], dtype=DOUBLE)
+    each.index_add_(0, rows.index, lam[:, None] * dense)
+    torch.testing.assert_close(found.sizes(lam, ""), each.norm(dim=1))
+
+
+@pytest.mark.parametrize("kind", ["chain", "any"])
+def test_a_record_adds_its_column_times_itself_to_the_layer_on_the_input(kind: str) -> None:
+    torch.manual_seed(1)
+    model = (MLP((7, 5, 6, 2)) if kind == "chain" else Residual(7, 5, 2)).double()
+    name = "layers.0.weight" if kind == "chain" else "first.weight"
+    x, rows = torch.randn(6, 7, dtype=DOUBLE), random_rows(6, 2)
+    lam = torch.rand(len(rows), dtype=DOUBLE)
+    dense = reference.row_gradients(model, x, rows)[:, :35]  # the weight comes first
+    each = torch.zeros(6, 35, dtype=DOUBLE).index_add_(0, rows.index, lam[:, None] * dense)
+    found = gradients_of(model.requires_grad_(False), x, rows, (name.rpartition(".")[0],))
+    columns = found.columns(lam, name)
+    torch.testing.assert_close((columns[:, :, None] * x[:, None]).flatten(1), each)
+    torch.testing.assert_close(found.sizes(lam, name), each.norm(dim=1))
+
+
+# Multipliers, own part, informed estimate
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_an_exact_point_gives_back_its_multipliers_and_every_record(depth: int) -> None:
+    point = relu_point(depth, groups=3, size=2)
+    case = case_of(point.model, point.x, point.y)
+    part = case.multipliers_part(None)
+    torch.testing.assert_close(part.tensors["multiplier"], point.lam, rtol=1e-8, atol=1e-10)
+    assert part.facts["misfit"] < 1e-7
+    torch.testing.assert_close(part.tensors["informed_ncc"], torch.ones(6, dtype=DOUBLE))
+
+
+def test_a_record_that_was_moved_or_relabelled_leaves_a_misfit() -> None:
+    point = relu_point(2, groups=3, size=2)
+    moved, other = point.x.clone(), point.y.clone()
+    moved[0] += 0.3
+    other[0] *= -1
+    for x, y in ((moved, point.y), (point.x, other)):
+        part = case_of(point.model, x, y).multipliers_part(None)
+        assert part.facts["misfit"] > 1e-2
+        assert part.tensors["informed_ncc"].nan_to_num().min() < 0.999
+
+
+def test_several_classes_have_a_multiplier_per_tied_rival() -> None:
+    point = multiclass_point()
+    part = case_of(point.model, point.x, point.y).multipliers_part(None)
+    sums = torch.zeros(len(point.x), dtype=DOUBLE)
+    sums.index_add_(0, torch.arange(len(point.x)).repeat_interleave(2), point.lam)
+    torch.testing.assert_close(part.tensors["multiplier"], sums, rtol=1e-6, atol=1e-8)
+    assert part.facts["misfit"] < 1e-6
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(
+    free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    model = MLP((12, 30, 1)).double().requires_grad_(False)
+    x = torch.randn(15, 12, dtype=DOUBLE)
+    rows = Rows(torch.arange(15), torch.ones(15, 1, dtype=DOUBLE))
+    target = {n: torch.randn_like(p) for n, p in model.named_parameters()}
+    found = gradients_of(model, x, rows, ("layers.0", "layers.1"))
+    exact = multipliers.fit(found, target, 15, free)
+    monkeypatch.setattr(multipliers, "EXACT", 0)
+    monkeypatch.setattr(multipliers, "ITERATIONS", 5000)
+    descent = multipliers.fit(found, target, 15, free)
+    assert (exact.method, descent.method) == ("exact", "descent")
+    assert exact.gap < 1e-10
+    assert descent.gap < 1e-3
+    torch.testing.assert_close(
+        descent.lam, exact.lam, rtol=1e-2, atol=1e-3 * float(exact.lam.max())
+    )
+    assert free == bool((exact.lam < 0).any())
+
+
+def test_what_training_added_to_a_start_and_a_moment_are_explained_likewise() -> None:
+    torch.manual_seed(3)
+    model = MLP((9, 20, 12, 3)).double().requires_grad_(False)
+    x, y = torch.randn(8, 9, dtype=DOUBLE), torch.arange(8) % 3
+    lam = torch.rand(8, dtype=DOUBLE) + 0.1
+    u = lam[:, None] * covectors(model(x), y, "multiclass")
+    gradient = weighted_gradient(model, x, u)
+    theta = {n: p.detach() for n, p in model.named_parameters()}
+    start = {n: t - gradient[n] for n, t in theta.items()}
+    granted = {
+        "weights - start": Knowledge(theta0=start),
+        "moment": Knowledge(moment={n: -g for n, g in gradient.items()}),
+    }
+    for name, knowledge in granted.items():
+        case = case_of(model, x, y, knowledge=knowledge)
+        assert case.surface.name == name
+        part = case.multipliers_part(None)
+        torch.testing.assert_close(part.tensors["multiplier"], lam, rtol=1e-4, atol=1e-6)
+        assert part.facts["misfit"] < 1e-5
+
+
+def test_the_informed_estimate_is_what_is_left_after_all_others_are_taken_away() -> None:
+    torch.manual_seed(4)
+    x, columns = torch.randn(5, 6, dtype=DOUBLE), torch.randn(5, 4, dtype=DOUBLE)
+    weight = torch.randn(4, 6, dtype=DOUBLE)
+    misfit = weight - columns.T @ x
+    found = informed_estimate(x, columns, misfit)
+    for i in range(5):
+        others = sum(torch.outer(columns[j], x[j]) for j in range(5) if j != i)
+        naive = (weight - others).T @ columns[i] / columns[i].square().sum()
+        torch.testing.assert_close(found[i], naive)
+    columns[2] = 0
+    assert informed_estimate(x, columns, misfit)[2].isnan().all()
+
+
+def test_covectors_point_where_the_loss_pulls() -> None:
+    outputs = torch.randn(6, 4, dtype=DOUBLE, requires_grad=True)
+    y = torch.tensor([0, 1, 2, 3, 0, 1])
+    loss = nn.functional.cross_entropy(outputs, y, reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    found = covectors(outputs.detach(), y, "multiclass")
+    torch.testing.assert_close(
+        nn.functional.normalize(found, dim=1), nn.functional.normalize(-gradient, dim=1)
+    )
+    sure = torch.tensor([[900.0, 0, 0, 1]], dtype=DOUBLE)  # the gradient itself underflows
+    assert covectors(sure, torch.tensor([0]), "multiclass").abs().sum() == pytest.approx(2)
+
+
+# Row space and dual vector
+
+
+def layer_of(c: Tensor, x: Tensor) -> Span:
+    """The span of rows c x."""
+    rows = c @ x.flatten(1)
+    return Span(Layer.of(rows), tuple(x.shape[1:]))
+
+
+@pytest.mark.parametrize("shape", [(40,), (1, 7, 7), (3, 5, 5)])
+def test_no_candidate_in_the_clean_directions_exceeds_the_reach(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    inside = torch.randn(6, *shape, generator=generator, dtype=DOUBLE)
+    span = layer_of(torch.randn(30, 6, generator=generator, dtype=DOUBLE), inside)
+    assert span.rank == 6
+    outside = torch.randn(9, *shape, generator=generator, dtype=DOUBLE) + 0.5
+    mixtures = torch.randn(4000, 6, generator=generator, dtype=DOUBLE) @ inside.flatten(1)
+    best = span.layer.V[:6].double()
+    mixtures = torch.cat([mixtures, (outside.flatten(1) @ best.T) @ best]).reshape(-1, *shape)
+    cosines = nn.functional.cosine_similarity(
+        outside.flatten(1)[:, None], mixtures.flatten(1)[None], dim=2
+    )
+    assert (cosines.amax(1) <= span.reach(outside) + 1e-6).all()
+    torch.testing.assert_close(cosines.amax(1), span.reach(outside), rtol=1e-5, atol=1e-6)
+    assert (ncc(outside, mixtures).abs().amax(1) <= span.reach_ncc(outside) + 1e-6).all()
+    assert (span.reach_ncc(outside) < 0.95).all()
+    torch.testing.assert_close(span.reach(inside), torch.ones(6, dtype=DOUBLE), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        span.reach_ncc(inside), torch.ones(6, dtype=DOUBLE), atol=1e-5, rtol=0
+    )
+
+
+def test_heard_and_dual_are_their_definitions() -> None:
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(5, 1, 4, 4, generator=generator, dtype=DOUBLE)
+    c = torch.randn(25, 5, generator=generator, dtype=DOUBLE) * torch.logspace(0, -3, 5).double()
+    span = layer_of(c, x)
+    rows = (c @ x.flatten(1)).numpy()
+    U, S, Vt = np.linalg.svd(rows, full_matrices=False)
+    signals = c.T.contiguous() + 0.1
+    heard, dual = span.heard(x), span.dual(x, signals)
+    for i in range(5):
+        flat = x[i].flatten().numpy()
+        shares = [
+            (v @ flat) ** 2 / (flat @ flat) * s**2 / (s**2 + (SOFT * S[0]) ** 2)
+            for v, s in zip(Vt, S, strict=True)
+        ]
+        assert float(heard[i]) == pytest.approx(sum(shares), abs=1e-5)
+        inverse = np.diag(S / (S**2 + (RIDGE * S[0]) ** 2))
+        estimate = Vt.T @ inverse @ U.T @ signals[i].numpy()
+        assert float(dual[i]) == pytest.approx(abs(np.corrcoef(estimate, flat)[0, 1]), abs=1e-4)
+
+
+def test_the_dual_vector_of_an_orthogonal_training_sample_is_the_sample() -> None:
+    x = torch.linalg.qr(torch.randn(20, 20, dtype=DOUBLE)).Q[:8]
+    x = x - x.mean(1, keepdim=True)
+    c = torch.randn(40, 8, dtype=DOUBLE)
+    span = layer_of(c, x)
+    assert (span.dual(x, c.T.contiguous()) > 0.85).all()
+    assert (span.dual(x, torch.randn(8, 40, dtype=DOUBLE)) < 0.85).any()
+
+
+# Kinks
+
+
+def test_kinks_are_counted_neuron_by_neuron() -> None:
+    torch.manual_seed(7)
+    model = MLP((5, 8, 6, 1)).double().requires_grad_(False)
+    x = torch.randn(9, 5, dtype=DOUBLE)
+    model.linears[0].bias[3] = -model.linears[0].weight[3] @ x[4]  # a switch through record 4
+    hidden = model.trace(x).inputs[1]
+    second = model.linears[1].weight
+    second[2] -= (second[2] @ hidden[1]) * hidden[1] / hidden[1].square().sum()
+    found = kinks.kinks(model, x, tolerance=1e-2)
+    a = x
+    for l, layer in enumerate(model.linears[:2]):
+        pre = layer(a)
+        for i, j in itertools.product(range(9), range(layer.out_features)):
+            w, b = layer.weight[j], 0.0 if layer.bias is None else float(layer.bias[j])
+            size = math.hypot(float(w.norm()), b) * math.hypot(
+                float(a[i].norm()), layer.bias is not None
+            )
+            found[i, l] -= int(abs(float(pre[i, j])) <= 1e-2 * size)
+        a = torch.relu(pre)
+    assert not found.any()
+    exact = kinks.kinks(model, x, tolerance=1e-12)
+    assert exact[4, 0] == 1
+    assert exact[1, 1] == 1
+    assert int(exact.sum()) == 2
+
+
+def test_p_values_are_ranks_among_held_out_records() -> None:
+    held, own = torch.tensor([0, 0, 1, 3, 3, 8]), torch.tensor([0, 1, 2, 3, 8, 9])
+    naive = [(1 + sum(int(h) >= int(s) for h in held)) / 7 for s in own]
+    assert kinks.ranked(own, held).tolist() == pytest.approx(naive)
+
+
+def test_discoveries_are_benjamini_and_hochbergs() -> None:
+    generator = torch.Generator().manual_seed(8)
+    for _ in range(50):
+        p = torch.rand(12, generator=generator, dtype=DOUBLE) ** 3
+        ordered = sorted(p.tolist())
+        passing = [k for k in range(12) if ordered[k] <= 0.05 * (k + 1) / 12]
+        bar = ordered[max(passing)] if passing else -1.0
+        assert kinks.discoveries(p).tolist() == [value <= bar for value in p.tolist()]
+
+
+def test_records_that_are_no_members_are_hardly_ever_called() -> None:
+    generator = torch.Generator().manual_seed(9)
+    calls = 0
+    for _ in range(400):
+        counts = torch.poisson(torch.full((260,), 0.6), generator=generator)
+        calls += bool(kinks.discoveries(kinks.ranked(counts[:60], counts[60:])).any())
+    assert calls <= 32  # 5% of 400, and three deviations
+
+
+# Canaries
+
+
+def test_the_pure_bound_is_a_binomial_tail() -> None:
+    for r, v, epsilon in ((20, 15, 0.5), (100, 80, 1.0), (10, 0, 0.0)):
+        q = math.exp(epsilon) / (1 + math.exp(epsilon))
+        tail = sum(math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(v, r + 1))
+        assert canaries.p_value(200, r, v, epsilon) == pytest.approx(tail)
+
+
+def test_delta_adds_the_steepest_part_of_the_tail_below() -> None:
+    m, r, v, epsilon, delta = 50, 30, 24, 1.0, 1e-3
+    q = 1 / (1 + math.exp(-epsilon))
+    steepest = max(
+        (binom.cdf(v - 1, r, q) - binom.cdf(v - 1 - i, r, q)) / i for i in range(1, v + 1)
+    )
+    wanted = binom.sf(v - 1, r, q) + 2 * m * delta * steepest
+    assert canaries.p_value(m, r, v, epsilon, delta) == pytest.approx(wanted)
+    assert canaries.epsilon_bound(m, r, v, 0.95, delta) < canaries.epsilon_bound(m, r, v, 0.95)
+
+
+def test_the_bound_is_where_the_p_value_crosses_the_level() -> None:
+    for r, v in ((40, 38), (100, 70), (200, 199)):
+        epsilon = canaries.epsilon_bound(r, r, v, 0.95)
+        assert canaries.p_value(r, r, v, epsilon) == pytest.approx(0.05, rel=1e-6)
+    assert canaries.epsilon_bound(40, 40, 20, 0.95) == 0
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
+def test_randomised_response_is_not_said_to_leak_more_than_it_does(epsilon: float) -> None:
+    """Every canary answers truly with probability q: exactly epsilon-private, the worst case."""
+    generator = torch.Generator().manual_seed(int(10 * epsilon))
+    q, above, bounds = 1 / (1 + math.exp(-epsilon)), 0, []
+    for _ in range(60):
+        inserted = torch.rand(200, generator=generator) < 0.5
+        truly = torch.rand(200, generator=generator) < q
+        said = torch.where(truly, inserted, ~inserted).double()
+        said += 1e-3 * torch.rand(200, generator=generator)
+        found = canaries.bound({"answer": said}, inserted, 0.95, 0.0)
+        bounds.append(found.epsilon)
+        above += found.epsilon > epsilon
+    assert above <= 7  # 5% of 60, and two and a half deviations
+    assert epsilon == 0 or sum(bounds) / len(bounds) > epsilon / 2
+
+
+def test_operating_points_and_the_area_are_counted() -> None:
+    inserted = torch.arange(300) < 100
+    statistic = torch.arange(300).flip(0).double()
+    statistic[150] = 1000  # one of those left out beats all
+    found = canaries.bound({"s": statistic}, inserted, 0.95, 0.0)
+    rates = {point.rate: (point.false, point.true_rate) for point in found.points}
+    assert rates == {0.01: (2, 1.0), 0.001: (0, 0.0)}
+    assert found.auc == pytest.approx(199 / 200)
+    pairs = [(statistic[i] > statistic[j]) for i in range(100) for j in range(100, 300)]
+    assert found.auc == pytest.approx(sum(map(float, pairs)) / len(pairs))
+
+
+def test_few_canaries_of_a_kind_and_uneven_coins_are_said() -> None:
+    with pytest.raises(DataError, match="10 canaries inserted and 10 left out"):
+        canaries.bound({"s": torch.rand(30)}, torch.arange(30) < 5, 0.95, 0.0)
+    found = canaries.bound({"s": torch.rand(200)}, torch.arange(200) < 150, 0.95, 0.0)
+    assert "fair coins" in found.notes[0]
+
+
+# The whole
+
+
+def case_of(
+    model: nn.Module, x: Tensor, y: Tensor, others: Dataset | None = None, **more: Any
+) -> Case:
+    checkpoint = checkpoint_from_module(model)
+    knowledge = more.pop("knowledge", Knowledge())
+    return Case.of(checkpoint, Dataset(x, y), others, knowledge, "auto", "auto", "cpu")
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Checkpoint, rs.Split, dict[str, Tensor]]:
+    split = rs.load_dataset("digits", 30, seed=5, holdout=400)
+    config = rs.TrainingConfig(steps=800, seed=5)
+    state = rs.train("mlp:64-60-60-1", split.train, config)
+    return Checkpoint(state.theta, "mlp:64-60-60-1", (1, 8, 8)), split, state.theta0
+
+
+def test_exposure_of_digits_fits_its_schema_and_its_table(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+) -> None:
+    checkpoint, split, _ = digits
+    found = rs.exposure(checkpoint, split.train, split.holdout, top=4)
+    said = found.to_json()
+    jsonschema.validate(said, exposure_schema())
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert tuple(rows[0]) == COLUMNS
+    assert [int(row["index"]) for row in rows] == found.order.tolist()
+    scores = [float(row["score"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert found.images.shape == found.informed.shape == (4, 1, 8, 8)
+    shares = found.probability.sort(descending=True).values
+    k = found.carry_half
+    assert float(shares[:k].sum()) >= found.expected / 2 > float(shares[: k - 1].sum())
+    assert sum(group.expected for group in found.by_group) == pytest.approx(found.expected)
+    for group in found.by_group:
+        assert group.interval[0] <= group.probability <= group.interval[1]
+
+
+def test_records_in_another_order_have_the_same_exposure(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+) -> None:
+    checkpoint, split, _ = digits
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    train = split.train
+    one = expose(checkpoint, train, split.holdout)
+    other = expose(checkpoint, train.replace(x=train.x[order], y=train.y[order]), split.holdout)
+    for name in ("score", "reach", "kink_p", "dual", "margin", "informed_ncc"):
+        mine, theirs = getattr(one, name)[order], getattr(other, name)
+        torch.testing.assert_close(theirs, mine, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_members_stand_out_of_held_out_records(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+) -> None:
+    """The same formulas for held-out records in the place of members: the negative control."""
+    checkpoint, split, _ = digits
+    held = split.holdout
+    control = Dataset(held.x[100:], held.y[100:])
+    members = expose(checkpoint, split.train, control)
+    strangers = expose(checkpoint, Dataset(held.x[:30], held.y[:30]), control)
+    assert members.called is not None
+    assert members.called >= 5
+    assert strangers.called == 0
+    assert members.misfit < 0.7 * strangers.misfit
+    assert members.expected > strangers.expected + 3
+    assert float(members.kink_p.median()) < 0.3 < float(strangers.kink_p.median())
+
+
+def test_other_networks_have_scores_and_baselines_and_say_what_they_lack() -> None:
+    torch.manual_seed(10)
+    split = rs.load_dataset("digits", 20, seed=1, holdout=120)
+    convolutions = ConvNet((1, 8, 8), (4, 8), 1)
+    found = rs.exposure(convolutions, split.train, split.holdout)
+    assert found.called is None
+    assert found.reach.isnan().all()
+    assert found.score.isfinite().all()
+    assert {note.partition(":")[0] for note in found.notes} >= {"no kinks"}
+    jsonschema.validate(found.to_json(), exposure_schema())
+
+
+def test_a_network_of_any_class_has_its_row_space() -> None:
+    """Trained from a small start in a loop of its own; figures equal those of their definitions."""
+    torch.manual_seed(11)
+    model = Residual(20, 40, 1).double()
+    with torch.no_grad():
+        model.first.weight.mul_(1e-4)
+        model.first.bias.mul_(1e-4)
+    x, y = torch.randn(10, 20, dtype=DOUBLE), torch.where(torch.arange(10) % 2 == 0, 1.0, -1.0)
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(400):
+        optimiser.zero_grad()
+        nn.functional.softplus(-y[:, None] * model(x)).mean().backward()
+        optimiser.step()
+    found = rs.exposure(model, Dataset(x, y))
+    assert found.rank == 10
+    assert found.layers == ("first",)
+    assert (found.reach > 0.999).all()
+    assert found.informed_ncc.nan_to_num().max() > 0.8
+    rows = Rows(torch.arange(10), y.double()[:, None])
+    dense = reference.row_gradients(model, x, rows)[:, : 40 * 21]
+    target = torch.cat([model.first.weight.detach().flatten(), model.first.bias.detach()])
+    lam, left = reference.nnls(dense.T.numpy(), target.numpy())
+    torch.testing.assert_close(found.multiplier, torch.from_numpy(lam), rtol=1e-6, atol=1e-9)
+    assert found.misfit == pytest.approx(left / float(target.norm()), rel=1e-6)
+
+
+def test_a_regression_has_no_margin_and_no_groups() -> None:
+    torch.manual_seed(12)
+    x = torch.randn(12, 6, dtype=DOUBLE)
+    found = rs.exposure(MLP((6, 20, 2)).double(), Dataset(x, torch.randn(12, 2)), task="regression")
+    assert found.margin.isnan().all()
+    assert found.by_group == ()
+    jsonschema.validate(found.to_json(), exposure_schema())
+
+
+def test_what_an_attack_found_stands_beside(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+) -> None:
+    checkpoint, split, _ = digits
+    x = split.train.x
+    planted = torch.cat([-2 * x[3:4], torch.randn(2, 1, 8, 8, dtype=DOUBLE)])
+    found = expose(checkpoint, split.train, found=planted, top=30)
+    assert float(found.found_ncc[3]) == pytest.approx(1)
+    assert float(found.found_ncc.max()) == pytest.approx(1)
+    place = found.top.tolist().index(3)
+    torch.testing.assert_close(found.found[place], 2 * x[3])  # its sign is that of the record
+
+
+def test_records_are_found_again_but_for_rounding() -> None:
+    x = torch.randn(6, 3, 2, dtype=DOUBLE)
+    some = torch.cat([x[4:5].float().double(), x[1:2] + 1e-2, x[:1]])
+    assert located(some, x).tolist() == [4, -1, 0]
+
+
+def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path) -> None:
+    split = rs.load_dataset("digits", 60, seed=6, holdout=100)
+    inserted = torch.rand(60, generator=torch.Generator().manual_seed(1)) < 0.5
+    wrong = torch.rand(60, generator=torch.Generator().manual_seed(2)) < 0.5  # labels of a coin
+    y = torch.where(wrong, -split.train.y, split.train.y)
+    kept = Dataset(split.train.x[inserted], y[inserted])
+    state = rs.train("mlp:64-60-1", kept, rs.TrainingConfig(steps=400))
+    checkpoint = Checkpoint(state.theta, "mlp:64-60-1")
+    every = Dataset(split.train.x, y)
+    found = rs.exposure(checkpoint, kept, canaries=(every, inserted)).canaries
+    assert found is not None
+    assert (found.canaries, found.inserted) == (60, int(inserted.sum()))
+    assert found.epsilon > 0.5
+    assert found.right <= found.guesses <= 60
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    mixed = Dataset(every.x[order], every.y[order])
+    again = rs.exposure(checkpoint, kept, canaries=(mixed, inserted[order])).canaries
+    assert again is not None
+    assert again.epsilon == pytest.approx(found.epsilon)
+    with pytest.raises(DataError, match="must be among the records"):
+        rs.exposure(checkpoint, kept, canaries=(every, ~inserted))
+    other = torch.zeros(60, dtype=torch.bool)
+    other[inserted.nonzero()[:12, 0]] = True
+    with pytest.raises(DataError, match="must not be among the records"):
+        rs.exposure(checkpoint, kept, canaries=(every, other))
+
+
+# The folder and the command
+
+
+def test_an_interrupted_run_goes_on_after_its_finished_stages(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint, split, _ = digits
+    whole = rs.exposure(checkpoint, split.train, split.holdout)
+    with monkeypatch.context() as broken:
+        broken.setattr(Case, "kinks_part", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
+    assert (tmp_path / "e" / "work" / "span.safetensors").is_file()
+    assert not (tmp_path / "e" / "exposure.json").exists()
+    with monkeypatch.context() as spent:
+        spent.setattr(Case, "multipliers_part", lambda *_: pytest.fail("made a second time"))
+        found = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
+        again = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
+    assert torch.equal(found.score, whole.score)
+    assert found.to_json() == again.to_json()
+    files = {path.name for path in (tmp_path / "e").iterdir()}
+    assert files == {
+        ".gitignore", ".lock", "exposed.png", "exposure.csv", "exposure.json",
+        "exposure.safetensors", "histogram.png",
+    }  # fmt: skip
+    with pytest.raises(InputError, match="other settings"):
+        rs.exposure(checkpoint, split.train, None, out=tmp_path / "e")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exposure") / "m"
+    train = ["train", "--data", "digits", "--n", "20", "--arch", "mlp:64-30-1", "--steps", "300"]
+    assert main([*train, "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+def test_the_command_says_what_it_found_and_fails_above(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(trained)
+    asked = ["exposure", model, "--data", model, "--holdout", model]
+    assert main([*asked, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    jsonschema.validate(said, exposure_schema())
+    bar = said["largest_probability"]
+    assert main([*asked, "--fail-above", str(bar * 0.99), "--quiet"]) == 1
+    assert main([*asked, "--fail-above", str(min(1.0, bar * 1.01)), "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main([*asked, "--init", "own", "--out", str(tmp_path / "e")]) == 0
+    text = capsys.readouterr().out
+    assert "carry half of the exposure" in text
+    assert "only differential privacy" in text
+    assert max(map(len, text.splitlines())) <= 200
+
+
+def test_groups_are_a_column_of_the_data_file(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with np.load(trained / "private" / "train.npz") as arrays:
+        named = {**arrays, "site": np.array(["=north", "south"] * 10)}
+    np.savez(tmp_path / "t.npz", **named)
+    asked = ["exposure", str(trained), "--data", str(tmp_path / "t.npz")]
+    assert main([*asked, "--group-by", "site", "--out", str(tmp_path / "e"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {group["name"]: group["records"] for group in said["groups"]} == {
+        "=north": 10,
+        "south": 10,
+    }
+    rows = list(csv.DictReader((tmp_path / "e" / "exposure.csv").open()))
+    assert {row["group"] for row in rows} == {"'=north", "south"}  # no formula for a spreadsheet
+    assert main([*asked, "--group-by", "nothing"]) == 2
+    assert "no such 'nothing'" in capsys.readouterr().err
+
+
+def test_wrong_inputs_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(trained)
+    asked = ["exposure", model, "--data", model]
+    few = rs.load_dataset("digits", 20, holdout=50).holdout
+    few.to_npz(tmp_path / "few.npz")
+    Dataset(torch.randn(20, 9), torch.arange(20) % 2).to_npz(tmp_path / "other.npz")
+    for more, words in (
+        (["--holdout", str(tmp_path / "few.npz")], "100 held-out records"),
+        (["--holdout", str(tmp_path / "other.npz")], "shape of the records"),
+        (["--canaries", str(tmp_path / "few.npz")], "'inserted'"),
+        (["--confidence", "0.9"], "--canaries"),
+        (["--fail-above", "2"], "--fail-above"),
+    ):
+        assert main([*asked, *more]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["exposure", model, "--data", str(tmp_path / "other.npz")]) == 2
+
+
+def test_the_record_is_read_again(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    checkpoint, split, _ = digits
+    found = expose(checkpoint, split.train, split.holdout)
+    found.save(tmp_path / "e.safetensors")
+    read = Exposure.load(tmp_path / "e.safetensors")
+    assert read.to_json() == found.to_json()
+    assert torch.equal(read.informed, found.informed)
+
+
+def test_the_score_rises_with_what_it_is_made_of() -> None:
+    own = torch.tensor([0.1, 0.2], dtype=DOUBLE)
+    same = torch.full((2,), 0.9, dtype=DOUBLE)
+    apart = torch.tensor([0.5, 0.99], dtype=DOUBLE)
+    for arguments in ((own, same, same), (same, apart, same), (same, same, apart)):
+        score = ranking.score(*arguments, 784, 30)
+        assert float(score[0]) < float(score[1])
+    alone = ranking.score(own, None, None, 784, None)
+    assert float(alone[0]) < float(alone[1])
+    # Where every record lies in the clean directions, they say nothing.
+    assert ranking.score(own, apart, apart, 10, 9).tolist() == pytest.approx(
+        ranking.score(own, None, None, 10, None).tolist()
+    )
+
+
+def test_the_score_is_its_formula() -> None:
+    own, heard, reach = 0.7, 0.95, 0.999
+    odds = [
+        -5.081 - 2.230 * math.log(0.05 + 1e-4) + 0.254 * math.log(0.7 + 1e-4),
+        -5.492 - 0.429 * math.log(1 - reach**2 + 1e-4) + 0.377 * math.log(0.7 + 1e-4)
+        + 1.171 * math.log(784 / 1) + 0.976 * math.log(1 / 30),
+    ]  # fmt: skip
+    neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
+    wanted = -0.468 + 0.854 * math.log((1 - neither) / neither)
+    parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
+    assert float(ranking.score(*parts, 784, 30)) == pytest.approx(wanted)
