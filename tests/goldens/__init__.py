@@ -89,6 +89,7 @@ def tour(folder: Path) -> list[str]:
     runs = {
         "train": ["train", *digits, "--steps", "300"],
         "attack": ["attack", model, *few, "--restarts", "2"],
+        "exposure": ["exposure", model, *data],
         "certify": ["certify", model],
         "alternatives": ["alternatives", model],
         "identify": ["identify", cubic],
