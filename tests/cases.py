@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from papers.points import ExactPoint, grouped_samples, polynomial_point, relu_point
-from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, Objective, WeightDecay
+from residuum.attacks.objectives import (
+    NTK,
+    BinaryKKT,
+    Moment,
+    MulticlassKKT,
+    Objective,
+    WeightDecay,
+)
 from residuum.attacks.problem import Problem
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
@@ -132,6 +139,7 @@ VARIANTS: dict[str, tuple[tuple[Objective, int], ...]] = {
         (WeightDecay(tied=0.7, loss="squared"), 1),
     ),
     "ntk": tuple((NTK(gradients), 2) for gradients in ("theta", "theta0", "both")),
+    "moment": ((Moment(), 1), (Moment(), 3)),
 }
 SPREAD = [
     pytest.param(objective, outputs, id=f"{name}-{i}")
@@ -159,8 +167,10 @@ class AttackCase:
 
     @property
     def target(self) -> dict[str, Tensor]:
-        """theta, or theta - theta0."""
+        """theta, theta - theta0, or the moment."""
         theta = dict(self.model.state_dict())
+        if isinstance(self.objective, Moment):
+            return self.knowledge.moment
         if not isinstance(self.objective, NTK):
             return theta
         return {name: t - self.knowledge.theta0[name] for name, t in theta.items()}
@@ -183,4 +193,6 @@ def attack_case(
     knowledge = Knowledge(shape=shape, theta0=theta0)
     labels = objective.labels(m, outputs, knowledge)
     x, lam = draw(2, m, *shape), draw(2, m, *objective.multiplier_shape(outputs)).abs() / m
+    if isinstance(objective, Moment):
+        knowledge = knowledge.replace(moment={n: draw(*t.shape) for n, t in fill.items()})
     return AttackCase(model, objective, knowledge, labels, x, lam)

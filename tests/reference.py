@@ -10,7 +10,14 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, Objective, WeightDecay
+from residuum.attacks.objectives import (
+    NTK,
+    BinaryKKT,
+    Moment,
+    MulticlassKKT,
+    Objective,
+    WeightDecay,
+)
 from residuum.stationarity import Rows
 
 Forward = Callable[[dict[str, Tensor], Tensor, Callable[[Tensor], Tensor]], Tensor]
@@ -126,6 +133,14 @@ def naive_covector(
             return objective.tied * lam * 2 * (label - output)
         case NTK():
             return lam[point]
+        case Moment() if len(output) == 1:
+            return (-lam * label)[None]
+        case Moment():
+            u = torch.zeros_like(output)
+            for c in range(len(output)):
+                if c != int(label):
+                    u[int(label)], u[c] = u[int(label)] - lam[c], u[c] + lam[c]
+            return u
     raise AssertionError(objective)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from residuum.attacks.config import AttackConfig
-from residuum.attacks.objectives import BinaryKKT, MulticlassKKT
+from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT
 from residuum.attacks.problem import Problem
 from residuum.attacks.solver import Solver
 from residuum.engine.explicit import ExplicitEquation, accumulate, times
@@ -129,7 +129,7 @@ def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
 @pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
 def test_layer_weights(wrap, normalise, layers, surrogate):
     """Both paths, each layer over its own size or not, all layers or the first alone."""
-    for objective, outputs in ((BinaryKKT(), 1), (SPREAD[-1].values[0], 2)):
+    for objective, outputs in ((BinaryKKT(), 1), (NTK("both"), 2)):
         case = attack_case(MLP((5, 6, 4, outputs), "hidden"), objective, outputs, (5,))
         problem = AllLayers(
             wrap(case.model), objective, case.knowledge, case.labels,

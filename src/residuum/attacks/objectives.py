@@ -9,6 +9,7 @@ binary KKT [H]      theta            lam_i y_i                           lam >= 
 multiclass KKT [B]  theta            sum_c lam_ic (e_y - e_c)            lam >= 0, per rival
 weight decay [B]    theta            lam_i, or -l'(Phi_i, y_i) / (n w)   free, or none
 NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, one set per point
+moment              m                -lam_i y_i, -sum_c lam_ic (e_y-e_c) lam >= 0, per rival
 ==================  ===============  ==================================  ==========================
 
 [H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Targets are those of surfaces
@@ -29,7 +30,7 @@ from torch.nn import functional as F
 
 from residuum.attacks.config import AttackConfig
 from residuum.checkpoints.inspection import order_of
-from residuum.checkpoints.surfaces import CHANGE, SURFACES, WEIGHTS, Surface
+from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 from residuum.errors import InputError, require_known
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge
@@ -325,6 +326,60 @@ class NTK(Objective):
         return None, inner
 
 
+@dataclass(frozen=True)
+class Moment(Objective):
+    """m = sum_i grad l(Phi(x_i), y_i) over the last batches, as momentum and Adam weigh them.
+
+    The gates are those of the weights themselves, nearly, and nothing has to have converged. A loss
+    pulls towards its own class: m = -sum_i lam_i y_i grad Phi(x_i), or with every rival c its own
+    multiplier -sum_ic lam_ic grad (Phi_y - Phi_c)(x_i), lam >= 0. With one output and both signs of y
+    that is a regression as well.
+    """
+
+    name: ClassVar[str] = "moment"
+    paper: ClassVar[str] = "residuum's own"
+    surface: ClassVar[str] = MOMENT
+
+    def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
+        """The state of the optimiser must be there."""
+        if knowledge.moment is None:
+            return "needs the state of an optimiser, in the file or of a live one"
+        several = task == "regression" and outputs > 1
+        return "needs one output; a regression of several is not covered" if several else ""
+
+    def why(self, surface: Surface) -> str:
+        """What it is."""
+        return "the optimiser keeps a mean of the last gradients"
+
+    def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
+        """As those of a classifier."""
+        kind = Objective if outputs == 1 else MulticlassKKT
+        return kind.labels(self, count, outputs, knowledge)
+
+    def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
+        """One per rival, or one."""
+        return () if outputs == 1 else (outputs,)
+
+    def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+        """Down the loss."""
+        classes = outputs.shape[-1]
+        if classes == 1:
+            return -(lam * labels.to(lam.dtype))[..., None]
+        own = F.one_hot(labels.long(), classes).to(lam.dtype)
+        rivals = lam * (1 - own)
+        return rivals - rivals.sum(-1, keepdim=True) * own
+
+    def pullback(
+        self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """The transpose of the linear map above."""
+        classes = ubar.shape[-1]
+        if classes == 1:
+            return None, -ubar[..., 0] * labels.to(lam.dtype)
+        own = F.one_hot(labels.long(), classes).to(lam.dtype)
+        return None, (1 - own) * (ubar - (ubar * own).sum(-1, keepdim=True))
+
+
 def permuted(kind: type[Objective], seed: int) -> type[Objective]:
     """The same objective on a target that holds nothing: each layer's entries in a random order."""
 
@@ -342,5 +397,5 @@ def permuted(kind: type[Objective], seed: int) -> type[Objective]:
 
 
 OBJECTIVES: Table[type[Objective]] = Table(
-    "objective", {cls.name: cls for cls in (BinaryKKT, MulticlassKKT, WeightDecay, NTK)}
+    "objective", {cls.name: cls for cls in (BinaryKKT, MulticlassKKT, WeightDecay, NTK, Moment)}
 )

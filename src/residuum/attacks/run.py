@@ -22,6 +22,7 @@ from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
 from residuum.attacks.unmix import Unmix
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
+from residuum.checkpoints.beside import with_release
 from residuum.checkpoints.surfaces import MOMENT, SURFACES, WEIGHTS, Surface, sample_shape, task_of
 from residuum.errors import require_known
 from residuum.networks import Architecture
@@ -46,7 +47,9 @@ def attack(
     """
     plugins.load()
     knowledge = knowledge or Knowledge()
-    checkpoint = as_checkpoint(checkpoint, shape=knowledge.shape)
+    path, checkpoint = checkpoint, as_checkpoint(checkpoint, shape=knowledge.shape)
+    if isinstance(path, str | Path):
+        knowledge = with_release(path, checkpoint, knowledge)
     config = resolve(checkpoint, knowledge, config or AttackConfig())
     method = every_attack()[config.objective]
     surface = SURFACES[method.surface](checkpoint, knowledge)

@@ -494,7 +494,7 @@ def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | s
     name, shape, whole = fed_by_input(surface.model(), surface.shape(knowledge))
     if not name:
         return "no dense layer meets the input, nor a convolution whose stride is its kernel"
-    if f"{name}.weight" not in surface.target:
+    if name not in surface.equations:
         return f"the moment of {name}, which meets the input, is not there"
     theta, start = surface.checkpoint.theta, knowledge.theta0
     rows = surface.target[f"{name}.weight"].flatten(1).float()
@@ -662,7 +662,7 @@ class Unmix(Attack):
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
         """Conditions, cheapest first."""
         if surface.name != self.surface:
-            return "needs the moment of a live optimiser"
+            return "needs the state of an optimiser, in the file or of a live one"
         found = mixed(surface, knowledge)
         return found if isinstance(found, str) else ""
 

@@ -56,6 +56,7 @@ from residuum.auditing.verdict import (
     opening,
 )
 from residuum.checkpoints import Inspection, as_checkpoint, inspect_checkpoint
+from residuum.checkpoints.beside import with_release
 from residuum.errors import require_known
 from residuum.evaluation.null import SUBSETS
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores
@@ -110,6 +111,8 @@ def audit(
     control = None if holdout is None else as_dataset(holdout, "holdout")
     shape = next((part.shape for part in (train, control) if part is not None), knowledge.shape)
     checkpoint = as_checkpoint(model, arch, shape)
+    if isinstance(model, str | Path):
+        knowledge = with_release(model, checkpoint, knowledge)
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     check_fit(checkpoint, train, control, task)
     contradictions = scale_notes(train, control, knowledge)

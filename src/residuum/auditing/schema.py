@@ -75,7 +75,7 @@ class Fact(_Model):
 
     fact: str
     value: str
-    provenance: Literal["user", "train", "holdout"]
+    provenance: Literal["user", "train", "holdout", "release"]
 
 
 @dataclass(frozen=True, eq=False)

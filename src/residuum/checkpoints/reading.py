@@ -28,7 +28,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from residuum.checkpoints import safe
-from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
+from residuum.errors import ArchitectureError, CheckpointError, InputError, UnsafeFileError
 from residuum.networks import (
     KINDS,
     Architecture,
@@ -67,8 +67,31 @@ def load_checkpoint(
     tensors. input_shape: shape of one sample. max_bytes: larger files and claims are refused.
     Nothing in the file is ever executed.
     """
-    content, metadata, size = _read(locate(path), max_bytes)
+    try:
+        content, metadata, size = _read(locate(path), max_bytes)
+    except (UnsafeFileError, CheckpointError):
+        if (found := _pickled(locate(path))) is None:
+            raise
+        return found if arch is None else _checkpoint(dict(found.theta), NOTHING_SAID, arch=arch)
     return _checkpoint(content, decode_metadata(metadata), size, arch, input_shape)
+
+
+def _pickled(path: Path) -> Checkpoint | None:
+    """The network of scikit-learn in a pickle, read without running it; None where there is none."""
+    from residuum.checkpoints.beside import estimator_in, scalers_in  # they build upon this file
+    from residuum.checkpoints.releases import open_release
+
+    try:
+        release = open_release(path)
+        found = estimator_in(release) if release.kind == "pickle" else None
+    except (InputError, UnsafeFileError):
+        return None
+    if found is None:
+        return None
+    before = scalers_in(release)
+    note = f"samples are taken as {', '.join(before)} in the file hands them on"
+    checkpoint = _estimator(found)
+    return checkpoint.replace(assumptions=(*checkpoint.assumptions, *([note] if before else [])))
 
 
 def as_checkpoint(

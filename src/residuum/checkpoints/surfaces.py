@@ -21,7 +21,7 @@ network is known to have come far from its own; the others are measured, not jud
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,10 @@ class Surface:
 
     @property
     def equations(self) -> tuple[str, ...]:
-        """Layers in which the sum must equal the target: of a change, those that moved."""
+        """Layers in which the sum must equal the target: those that moved, or that kept a moment."""
+        if self.name == MOMENT:
+            own = by_layer(self.target).items()
+            return tuple(layer for layer, names in own if any(self.target[n].any() for n in names))
         return self.layers if self.name == CHANGE else tuple(by_layer(self.target))
 
     def model(self) -> nn.Module:
@@ -114,8 +117,8 @@ def moment(checkpoint: Checkpoint, knowledge: Knowledge) -> Surface:
     """What the optimiser kept of the gradients."""
     if (kept := knowledge.moment) is None:
         raise InputError(
-            "The moment of an optimiser must be handed over; none was granted.",
-            "Grant Knowledge(moment=rs.moment_of(optimiser, model)).",
+            "The moment of an optimiser must be in the file or handed over; there is none.",
+            "Give the training checkpoint, or Knowledge(moment=rs.moment_of(optimiser, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if wrong := [name for name, t in kept.items() if t.shape != shapes.get(name)]:
@@ -123,7 +126,12 @@ def moment(checkpoint: Checkpoint, knowledge: Knowledge) -> Surface:
             f"A moment has the names and shapes of the weights; {wrong[0]!r} has others.",
             "Grant that of the optimiser of this very network.",
         )
-    return Surface(MOMENT, checkpoint, {name: t.detach() for name, t in kept.items()}, tuple(kept))
+    # A parameter without state was frozen: nothing is asked of it.
+    there = {name: kept.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
+    target = {name: t.detach().to(checkpoint.theta[name]) for name, t in there.items()}
+    layers = tuple(name for name, own in by_layer(target).items() if {*own} & {*kept})
+    # As of weights without a start, only the first layer of a network is judged.
+    return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.module is None else None])
 
 
 SURFACES: dict[str, Callable[[Checkpoint, Knowledge], Surface]] = {
@@ -160,23 +168,35 @@ def moment_of(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]
 
 
 def _torch_moment(optimiser: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Decay that is part of the gradients is part of their mean: w W, or w W / (1 - momentum)."""
+    """By our names."""
     checkpoint = checkpoint_from_module(model)
     own = dict(model.named_parameters())
     group_of = {p: group for group in optimiser.param_groups for p in group["params"]}
     found = {}
     for name in checkpoint.theta:
         p = own[checkpoint.source_names.get(name, name)]
-        state, group = optimiser.state.get(p, {}), group_of.get(p, {})
-        adam, buffer = state.get("exp_avg"), state.get("momentum_buffer")
-        decay = group.get("weight_decay", 0.0)
-        if adam is not None:
-            apart = isinstance(optimiser, optim.AdamW) or group.get("decoupled_weight_decay")
-            found[name] = adam - (0.0 if apart else decay) * p.detach()
-        elif buffer is not None:
-            taken = (1 - group["dampening"]) / (1 - group["momentum"])
-            found[name] = buffer - decay * taken * p.detach()
-    return {name: t.detach().cpu() for name, t in found.items()}
+        group = group_of.get(p, {})
+        apart = isinstance(optimiser, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+        kept = without_decay(optimiser.state.get(p, {}), group, p.detach(), apart)
+        if kept is not None:
+            found[name] = kept.detach().cpu()
+    return found
+
+
+def without_decay(
+    state: Mapping[str, Any], group: Mapping[str, Any], weight: Tensor, apart: bool
+) -> Tensor | None:
+    """The moment of one parameter; None where none is kept. apart: decay is no part of the gradients.
+
+    Decay that is part of the gradients is part of their mean: w W, or w W / (1 - momentum).
+    """
+    numbers = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
+    decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in numbers)
+    if (adam := state.get("exp_avg")) is not None:
+        return adam - (0.0 if apart else decay) * weight
+    if (buffer := state.get("momentum_buffer")) is not None:
+        return buffer - decay * (1 - dampening) / max(1 - momentum, 1e-6) * weight
+    return None
 
 
 def _sklearn_moment(estimator: Any) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class Settings:
         "residuum",
     )
     objective: str | None = option(
-        "auto, binary-kkt, multiclass-kkt, weight-decay, ntk, unmix, unmix-moment, polynomial, "
+        "auto, binary-kkt, multiclass-kkt, weight-decay, ntk, moment, unmix, unmix-moment, polynomial, "
         "model-inversion or first-layer-weights, or that of a plug-in."
     )
     rivals: str | None = option("Multiclass: a multiplier per tied rival, or for the best.")

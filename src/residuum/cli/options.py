@@ -285,6 +285,7 @@ def grant(
 
     path: of the checkpoint, for ``--init own``; said: fields of ``Granted``, None where one was not used.
     """
+    from residuum.checkpoints.beside import with_release
     from residuum.records import Knowledge
     from residuum.records.knowledge import PROVENANCES
 
@@ -304,7 +305,7 @@ def grant(
         facts["theta0"] = facts.pop("init")
     knowledge = Knowledge(**facts, provenance={"mean": mean_provenance} if "mean" in facts else {})
     check_mean(knowledge)
-    return knowledge
+    return with_release(path, released, knowledge)
 
 
 def _loss(text: str) -> str:

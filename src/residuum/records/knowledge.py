@@ -14,7 +14,7 @@ from residuum.errors import InputError
 from residuum.records.base import UNSAVED, Record
 from residuum.records.rundir import digest
 
-PROVENANCES = ("user", "train", "holdout")
+PROVENANCES = ("user", "train", "holdout", "release")
 TENSORS = ("mean", "theta0", "norms", "moment")
 
 
@@ -51,7 +51,8 @@ class Knowledge(Record):
     """Facts granted to the attacker, each absent (None) unless the auditor grants it.
 
     provenance: for every granted fact where it came from: "user" (said on the command line),
-    "train" (computed from the training set: the strongest attacker) or "holdout". moment: what the
+    "train" (computed from the training set: the strongest attacker), "holdout", or "release": the file
+    itself holds it. moment: what the
     optimiser kept of the gradients, by parameter (``checkpoints.moment_of``).
     """
 

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.checkpoints.contents import AVERAGES, FIRST, SECOND, Finding, findings
-from residuum.checkpoints.inert import Block, Thing
+from residuum.checkpoints.beside import flat, weights_of
+from residuum.checkpoints.contents import Finding, findings
+from residuum.checkpoints.inert import Block
 from residuum.checkpoints.reading import FORMAT_KEY, RULES, sort_header
 from residuum.checkpoints.releases import Release, open_release
-from residuum.checkpoints.safe import MAX_DEPTH, WRAPPERS
-from residuum.errors import CheckpointError, InputError, OutputError
+from residuum.errors import InputError, OutputError
 from residuum.records import write_atomic
 from residuum.records.base import Record
 
@@ -97,58 +97,7 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
         beside.unlink(missing_ok=True)
     remaining = {(one.kind, one.what) for one in left}
     dropped = tuple(one for one in before if (one.kind, one.what) not in remaining)
-    flat = _flat(kept)
-    return Stripped(str(path), str(out), len(flat), len(content), dropped, tuple(left))
-
-
-def weights_of(release: Release) -> dict[str, Any]:
-    """The state dict of a release, or several under their names, as blocks."""
-    content = release.content
-    if release.kind not in ("torch", "safetensors"):
-        raise CheckpointError(
-            f"Only files of torch and safetensors are stripped; {release.path.name!r} is {release.kind}.",
-            "Save its weights first: torch.save(model.state_dict(), path).",
-        )
-    if isinstance(content, Thing):
-        raise CheckpointError(
-            f"Weights are stripped from a state dict; this file holds a whole {content.short}.",
-            "If it is your own: torch.save(torch.load(path, weights_only=False).state_dict(), new).",
-        )
-    for _ in range(MAX_DEPTH):
-        wrapper = next((k for k in WRAPPERS if isinstance(_get(content, k), dict)), None)
-        if wrapper is None:
-            break
-        content = content[wrapper]
-    kept = _weights(content)
-    if not kept:
-        raise CheckpointError(
-            "A release holds weights; this file holds none beside what is to be left out.",
-            "Name the file of the network.",
-        )
-    return kept
-
-
-def _get(content: Any, key: str) -> Any:
-    return content.get(key) if isinstance(content, dict) else None
-
-
-def _weights(content: Any, depth: int = 0) -> dict[str, Any]:
-    """Blocks of a dict, and of dicts in it, without optimisers and averages."""
-    if not isinstance(content, dict) or depth > MAX_DEPTH:
-        return {}
-    if "state" in content and "param_groups" in content:
-        return {}
-    kept: dict[str, Any] = {}
-    for name, value in content.items():
-        if not isinstance(name, str) or any(map(AVERAGES.match, name.split("."))):
-            continue
-        if name.rpartition(".")[2] in FIRST | SECOND:
-            continue
-        if isinstance(value, Block):
-            kept[name] = value
-        elif inner := _weights(value, depth + 1):
-            kept[name] = inner
-    return kept
+    return Stripped(str(path), str(out), len(flat(kept)), len(content), dropped, tuple(left))
 
 
 def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
@@ -178,17 +127,9 @@ def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _flat(kept: dict[str, Any], at: str = "") -> dict[str, Block]:
-    found: dict[str, Block] = {}
-    for name, value in kept.items():
-        one = isinstance(value, Block)
-        found |= {f"{at}{name}": value} if one else _flat(value, f"{at}{name}/")
-    return found
-
-
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Bit by bit."""
-    ours, theirs = _flat(after), _flat(before)
+    ours, theirs = flat(after), flat(before)
     equal = {*ours} == {*theirs} and all(
         _bits(theirs[name]) == _bits(block) for name, block in ours.items()
     )

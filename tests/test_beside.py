@@ -1,0 +1,203 @@
+"""What lies beside the weights in a file, and that attacks on the file use it."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import residuum as rs
+from residuum.attacks import AttackConfig
+from residuum.attacks.objectives import Moment
+from residuum.checkpoints.beside import beside, with_release
+from residuum.checkpoints.surfaces import MOMENT, SURFACES
+from residuum.cli.main import main
+from residuum.errors import InputError
+from tests.program import Capture, printed
+
+
+def network() -> nn.Sequential:
+    """Two layers of one shape, so that order matters."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(),
+        nn.Linear(6, 1),
+    )  # fmt: skip
+
+
+def trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    for step in range(4):
+        optimiser.zero_grad()
+        x = torch.randn(9, 5, generator=torch.Generator().manual_seed(step))
+        (model(x) - 1).square().mean().backward()
+        optimiser.step()
+    return optimiser
+
+
+def by_kind(model: nn.Module) -> list[dict[str, Any]]:
+    """Weights and biases in two groups, as many scripts have them."""
+    named = dict(model.named_parameters())
+    return [
+        {"params": [p for n, p in named.items() if n.endswith("weight")], "weight_decay": 0.1},
+        {"params": [p for n, p in named.items() if n.endswith("bias")], "weight_decay": 0.0},
+    ]
+
+
+OPTIMISERS = {
+    "momentum": lambda m: torch.optim.SGD(m.parameters(), 0.01, 0.9),
+    "decayed": lambda m: torch.optim.SGD(m.parameters(), 0.01, 0.9, weight_decay=0.1),
+    "dampened": lambda m: torch.optim.SGD(m.parameters(), 0.01, 0.9, 0.5, weight_decay=0.1),
+    "adam": lambda m: torch.optim.Adam(m.parameters()),
+    "adam, coupled": lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.1),
+    "groups": lambda m: torch.optim.SGD(by_kind(m), 0.01, 0.9),
+    "named": lambda m: torch.optim.Adam(list(m.named_parameters())[::-1], weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_the_moment_in_a_file_is_that_of_the_live_optimiser(
+    tmp_path: Path, name: str, prefix: str
+) -> None:
+    model = network()
+    optimiser = trained(model, OPTIMISERS[name](model))
+    weights = {f"{prefix}{n}": t for n, t in model.state_dict().items()}
+    state = optimiser.state_dict()
+    if prefix:  # names that an optimiser was given have the prefix too
+        for group in state["param_groups"]:
+            if "param_names" in group:
+                group["param_names"] = [f"{prefix}{n}" for n in group["param_names"]]
+    torch.save({"model": weights, "optimizer": state}, tmp_path / "m.pt")
+    found = beside(tmp_path / "m.pt", rs.load_checkpoint(tmp_path / "m.pt")).moment
+    live = rs.moment_of(optimiser, model)
+    assert found is not None
+    assert {*found} == {*live}
+    assert all(torch.allclose(found[n], live[n], atol=1e-7) for n in live)
+
+
+def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
+    model = network()
+    head = [p for n, p in model.named_parameters() if n.startswith(("4", "6"))]
+    optimiser = trained(model, torch.optim.SGD(head, 0.01, 0.9))
+    torch.save({"model": model.state_dict(), "optim": optimiser.state_dict()}, tmp_path / "m.pt")
+    released = rs.load_checkpoint(tmp_path / "m.pt")
+    knowledge = with_release(tmp_path / "m.pt", released, rs.Knowledge())
+    surface = SURFACES[MOMENT](released, knowledge)
+    assert any("last which fit" in note for note in beside(tmp_path / "m.pt", released).notes)
+    assert surface.equations == ("layers.2", "layers.3")
+    live = {n: optimiser.state[p]["momentum_buffer"] for n, p in zip("wbwb", head, strict=True)}
+    assert torch.equal(surface.target["layers.3.bias"], live["b"])
+
+
+def test_a_bare_or_foreign_file_grants_nothing(tmp_path: Path) -> None:
+    model = network()
+    torch.save(model.state_dict(), tmp_path / "bare.pt")
+    released = rs.load_checkpoint(tmp_path / "bare.pt")
+    assert with_release(tmp_path / "bare.pt", released, rs.Knowledge()).granted == ()
+    other = nn.Linear(3, 2)
+    state = torch.optim.SGD(other.parameters(), 0.1, 0.9)
+    other(torch.randn(4, 3)).sum().backward()
+    state.step()
+    torch.save({"model": model.state_dict(), "optimizer": state.state_dict()}, tmp_path / "m.pt")
+    assert beside(tmp_path / "m.pt", released).moment is None
+
+
+def estimator(**how: Any) -> tuple[Any, np.ndarray]:
+    from sklearn.neural_network import MLPClassifier
+
+    x = np.random.default_rng(0).normal(size=(40, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return MLPClassifier((9, 4), max_iter=5, **how).fit(x, np.arange(40) % 3), x
+
+
+@pytest.mark.parametrize("solver", ["adam", "sgd"])
+@pytest.mark.parametrize("packed", [0, 3])
+def test_an_estimator_is_read_with_its_moment_and_start(
+    tmp_path: Path, solver: str, packed: int
+) -> None:
+    model, x = estimator(solver=solver, random_state=3)
+    joblib.dump(model, tmp_path / "m.joblib", compress=packed)
+    released = rs.load_checkpoint(tmp_path / "m.joblib")
+    knowledge = with_release(tmp_path / "m.joblib", released, rs.Knowledge())
+    assert knowledge.provenance == {"theta0": "release", "moment": "release"}
+    live = rs.moment_of(model)
+    assert knowledge.moment is not None
+    assert all(torch.allclose(knowledge.moment[n], t) for n, t in live.items())
+    outputs = rs.build_model(released)(torch.from_numpy(x).to(next(iter(released.theta.values()))))
+    assert np.allclose(outputs.softmax(1).detach().numpy(), model.predict_proba(x), atol=1e-6)
+
+
+def test_steps_before_a_network_are_said(tmp_path: Path) -> None:
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model, x = estimator()
+    whole = make_pipeline(StandardScaler().fit(x), model)
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps(whole))
+    assert "StandardScaler" in " ".join(rs.load_checkpoint(tmp_path / "m.pkl").assumptions)
+
+
+def test_a_pickle_without_a_network_is_refused_as_before(tmp_path: Path) -> None:
+    from sklearn.neighbors import KNeighborsClassifier
+
+    model = KNeighborsClassifier(1).fit(np.eye(3), [0, 1, 2])
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps(model))
+    assert main(["inspect", str(tmp_path / "m.pkl")]) == 4
+
+
+def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() -> None:
+    """Exact case and control: the gradient of the loss, and covectors read off it."""
+    from residuum.attacks.problem import Problem
+
+    for outputs in (1, 3):
+        torch.manual_seed(outputs)
+        model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, outputs)).double()
+        x = torch.randn(6, 5, dtype=torch.float64)
+        y = torch.arange(6) % max(2, outputs)
+        z = model(x)
+        if outputs == 1:
+            sign = 2.0 * y - 1
+            nn.functional.softplus(-sign * z[:, 0]).sum().backward()
+            labels, lam = sign, torch.sigmoid(-sign * z[:, 0].detach())
+        else:
+            nn.functional.cross_entropy(z, y, reduction="sum").backward()
+            labels, lam = y, z.detach().softmax(1)
+        checkpoint = rs.checkpoint_from_module(model)
+        own = dict(model.named_parameters())
+        moment = {n: own[checkpoint.source_names[n]].grad for n in checkpoint.theta}
+        problem = Problem(
+            rs.build_model(checkpoint), Moment(), rs.Knowledge(moment=moment), labels,
+            surrogate="none", layers="all",
+        )  # fmt: skip
+        assert float(problem.evaluate(x[None], lam[None]).loss) < 1e-24
+        assert float(problem.evaluate(-x[None], lam[None]).loss) > 1e-2
+
+
+def test_attacks_on_a_file_use_what_lies_beside_the_weights(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    model = network()
+    optimiser = trained(model, OPTIMISERS["adam"](model))
+    torch.save({"model": model.state_dict(), "o": optimiser.state_dict()}, tmp_path / "m.pt")
+    config = AttackConfig(objective="moment", steps=5, restarts=1, candidates=4)
+    found = rs.attack(tmp_path / "m.pt", None, config)
+    assert found.attack == "moment"
+    assert found.knowledge.provenance["moment"] == "release"
+    torch.save(model.state_dict(), tmp_path / "bare.pt")
+    with pytest.raises(InputError, match="optimiser"):
+        rs.attack(tmp_path / "bare.pt", None, config)
+    command = ["attack", str(tmp_path / "m.pt"), "--objective", "moment", "--steps", "5"]
+    assert main([*command, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert printed(capsys)["attack"] == "moment"
+    assert main(["inspect", str(tmp_path / "m.pt"), "--json"]) == 0
+    rows = {row["attack"]: row["applies"] for row in printed(capsys)["attacks"]}
+    assert rows["moment"]
