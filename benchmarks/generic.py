@@ -272,17 +272,17 @@ def fitted(kind: str, data: Dataset, seed: int, epochs: int = 60) -> nn.Module:
 
 
 def claim(kind: str, seed: int, small: bool = False) -> Row:
-    """A network of 150 digits is said to have had 60 others."""
+    """A network of 150 digits is said to have had 100 others."""
     start = time.monotonic()
     with threads(1):
         split = rs.load_dataset(
-            "digits", 150, seed=seed, holdout=700, task="multiclass", center=False
+            "digits", 150, seed=seed, holdout=1500, task="multiclass", center=False
         )
         model = fitted(kind, split.train, seed, 5 if small else 60)
         others = split.holdout
         claimed, rest = (
             others.replace(x=others.x[rows], y=others.y[rows])
-            for rows in (slice(0, 60), slice(60, None))
+            for rows in (slice(0, 100), slice(100, None))
         )
         result = rs.audit(
             model, data=claimed, holdout=rest, knowledge=Knowledge(shape=(1, 8, 8), value_range=(0, 1)),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import residuum as rs
+from residuum.auditing.controls import Claim
 from residuum.auditing.membership import Membership, membership, separation
 from residuum.networks import MLP
 from residuum.records import Dataset
@@ -67,7 +68,7 @@ def test_losses_and_margins_are_those_of_the_outputs(task: str, outputs: int) ->
     torch.manual_seed(0)
     checkpoint = rs.checkpoint_from_module(MLP((6, 9, outputs)), task=task)
     train, pool = samples(task)
-    found = membership(checkpoint, train, pool, task)
+    found = membership(checkpoint, Claim(train, pool))
     assert found is not None
     model = rs.build_model(checkpoint, torch.float64)
     losses, gaps = [], []
@@ -97,10 +98,10 @@ def test_losses_and_margins_are_those_of_the_outputs(task: str, outputs: int) ->
 def test_without_held_out_labels_nothing_is_said() -> None:
     checkpoint = rs.checkpoint_from_module(MLP((6, 9, 1)))
     train, pool = samples("binary")
-    assert membership(checkpoint, train, None, "") is None
-    assert membership(checkpoint, train, pool.replace(y=torch.zeros(120)), "") is None
+    assert membership(checkpoint, Claim(train, None)) is None
+    assert membership(checkpoint, Claim(train, pool.replace(y=torch.zeros(120)))) is None
     few = pool.replace(x=pool.x[:5], y=pool.y[:5])
-    assert membership(checkpoint, train, few, "") is None
+    assert membership(checkpoint, Claim(train, few)) is None
 
 
 def test_a_network_that_knows_its_samples_by_heart_is_said_to_and_the_verdict_is_as_without(
@@ -131,6 +132,6 @@ def test_a_network_that_knows_its_samples_by_heart_is_said_to_and_the_verdict_is
     text = result.membership.lines[0]
     assert text in (tmp_path / "run/report.html").read_text()
     assert text in (tmp_path / "run/model_card.md").read_text().replace("\\", "")
-    fresh = membership(rs.checkpoint_from_module(MLP((6, 60, 1))), train, pool, "binary")
+    fresh = membership(rs.checkpoint_from_module(MLP((6, 60, 1))), Claim(train, pool))
     assert fresh is not None
     assert abs(fresh.loss.auc - 0.5) < 2.5 * fresh.loss.error

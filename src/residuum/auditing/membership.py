@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from scipy.stats import rankdata
 
-from residuum.auditing.controls import sample_losses
+from residuum.auditing.controls import Claim, sample_losses
 from residuum.checkpoints import build_model
 from residuum.evaluation.matching import Array, as_array, discrete
 from residuum.records import Checkpoint, Dataset
@@ -72,18 +72,17 @@ class Membership(Record):
         return tuple(part.line for part in (self.loss, self.margin) if part is not None)
 
 
-def membership(
-    checkpoint: Checkpoint, train: Dataset | None, pool: Dataset | None, task: str
-) -> Membership | None:
+def membership(checkpoint: Checkpoint, claim: Claim | None) -> Membership | None:
     """None where there are no held-out samples, or none with labels, to compare with."""
+    train, pool = (None, None) if claim is None else (claim.train, claim.pool)
     if train is None or pool is None or min(len(train), len(pool)) < FEWEST:
         return None
     if train.shape != pool.shape or len(pool.y.unique()) < 2:
         return None
-    loss = sample_losses(checkpoint, train, pool, task)
+    loss = sample_losses(checkpoint, train, pool, checkpoint.task)
     if loss is None:
         return None
-    n, margin = len(train), _margins(checkpoint, train, pool, task)
+    n, margin = len(train), _margins(checkpoint, train, pool)
     by_margin = None if margin is None else separation("margin", -margin[:n], -margin[n:])
     return Membership(n, len(pool), separation("loss", loss[:n], loss[n:]), by_margin)
 
@@ -103,12 +102,12 @@ def separation(by: str, mine: Array, others: Array) -> Separation:
     return Separation(by, float(auc), error, *map(found, RATES))
 
 
-def _margins(checkpoint: Checkpoint, train: Dataset, pool: Dataset, task: str) -> Array | None:
+def _margins(checkpoint: Checkpoint, train: Dataset, pool: Dataset) -> Array | None:
     """y Phi, or the own output less the best other, of both; None for a regression or odd labels."""
     outputs = evaluate(
         build_model(checkpoint, torch.float64), torch.cat([train.x, pool.x]).double()
     )
-    task = choose_task(task, outputs.shape[1])
+    task = choose_task(checkpoint.task, outputs.shape[1])
     known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
     if task == "regression" or not known or not discrete(pool.y):
         return None

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from residuum.auditing.applies import Applies
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
@@ -48,8 +49,8 @@ class AuditResult(Record):
     scores: of the strongest test, whose attack is ``shown``, None without data; findings: of all
     tests together; selected: of the attacks' own choice alone; certificate: see ``certificate_of``,
     the reason where it is None; batches: what was run, enough to repeat it; controls, checks: what
-    the verdict may rest on; membership: beside it, None without held-out samples and labels; seconds: by
-    stage; inputs: settings and hashes of what was read.
+    the verdict may rest on; membership: beside it, None without held-out samples and labels; applies:
+    what was tried, what was not, and why; seconds: by stage; inputs: settings and hashes of what was read.
     """
 
     subject: str
@@ -80,6 +81,7 @@ class AuditResult(Record):
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: Membership | None = None
+    applies: tuple[Applies, ...] = ()
 
     @property
     def fit(self) -> Fit | None:

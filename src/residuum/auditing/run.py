@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from residuum import plugins
 from residuum.attacks import PRESETS, AttackConfig, every_attack
 from residuum.attacks.state import Watcher
+from residuum.auditing import applies
 from residuum.auditing.budget import (
     FEWEST_RESTARTS,
     LEAST_SCORE,
@@ -150,6 +151,7 @@ def audit(
         controls = Controls() if claim is None else run_controls(claim, knowledge, seed)
     with clock("score"):
         judged = judge(checkpoint, attacked, claim, seed, subsets, scoring)
+        beside = membership(checkpoint, claim)
     found = judged.findings.samples if judged.findings is not None else ()
     failures = (*controls.failures, *brought_by_grant(controls, found))
     checks = Checks(failures, fit, vouched=vouch)
@@ -164,12 +166,6 @@ def audit(
                 checks = checks.replace(
                     twin=_twin(attacks, attacked, claim, inspection, recipe, twin)
                 )
-    with clock("membership"):
-        beside = (
-            None
-            if claim is None
-            else membership(checkpoint, claim.train, claim.pool, checkpoint.task)
-        )
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
     verdict = decide(judged.findings, judged.attacks, checks, (*vouched, *checkpoint.assumptions))
@@ -189,6 +185,14 @@ def audit(
         assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),
         limitations=limitations(verdict, judged.scores, knowledge),
         controls=controls, checks=checks, membership=beside,
+        applies=(
+            *applies.facts(checkpoint, inspection, knowledge, fit), *applies.attacks(judged.attacks),
+            *applies.others(
+                membership="" if beside else "there are no held-out samples with labels to compare with",
+                certificate="" if certificates["certificate"] else certificates["certificate_of"],
+                uniqueness=certificates["uniqueness_reason"],
+            ),
+        ),
         notes=(*(fit.notes if fit else ()), *contradictions, *controls.notes,
                *_notes(attacked, judged.scores), _spent(clock.seconds, seconds)),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from residuum.auditing.applies import Applies
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
@@ -143,6 +144,7 @@ class Result(_Model):
         description="does the network tell its training samples from others: beside the verdict; null "
         "without held-out samples and labels"
     )
+    applies: list[Applies] = Field(description="measured, tried, not tried, and why")
     knowledge: list[Fact]
     attacks: list[AttackRow]
     scores: ScoreSummary | None
@@ -195,6 +197,7 @@ def publish(
             "twin": result.checks.twin, "shown": result.shown,
         },
         "membership": result.membership,
+        "applies": result.applies,
         "attacks": [
             vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
             for row in result.attacks

@@ -6,6 +6,8 @@ residuum audit model.safetensors --data train.npz --holdout test.npz --mean trai
 
 residuum audit runs/m --data runs/m --holdout runs/m --budget 10min --fail-on "recovered>=5" --out runs/b
 
+residuum audit weights.pt --model mynet:build --trust-code --data train.npz --holdout test.npz --dry-run
+
 residuum audit --config a/config.toml --out again
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -28,6 +31,7 @@ from residuum.errors import InputError
 if TYPE_CHECKING:
     from residuum.auditing import Verdict
     from residuum.auditing.artifacts import AuditSettings
+    from residuum.auditing.dryrun import DryRun
     from residuum.records import Checkpoint, Dataset, Knowledge
 
 FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
@@ -41,7 +45,6 @@ AFTER = {
     "score": "scoring against the held-out control",
     "permuted": "attacking a permuted target",
     "twin": "training and attacking a twin",
-    "membership": "asking what could be confirmed",
     "certify": "certifying",
 }
 
@@ -112,6 +115,12 @@ def command(
         "A config.toml: repeats that audit; options given here override it."
     ),
     trust_code: bool = options.TRUST_CODE,
+    dry_run: bool = option(
+        "List all that is in the way, what would be tried, what it costs and which verdicts can be "
+        "reached; no attack.",
+        False,
+        "--dry-run",
+    ),
     blur: bool = option("Images of the report are blurred until asked for.", False, "--blur"),
     no_plugins: bool = options.NO_PLUGINS,  # seen by ``main`` before anything is read
     voice: options.Voice,
@@ -126,6 +135,10 @@ def command(
     settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
     if settings.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Say residuum audit model.safetensors.")
+    if dry_run:
+        found = _dry_run(settings, trust_code)
+        voice.answer(found.to_json(), lambda: _show_dry_run(found))
+        raise typer.Exit(found.exit_code)
     if out is None:
         raise InputError("An audit needs a folder to write.", "Say --out runs/a.")
     options.check_device(settings.device or "cpu")
@@ -142,14 +155,15 @@ def show(summary: dict[str, Any], out: Path) -> None:
     """The audit as a person reads it; the last line says where the report is."""
     verdict = summary["verdict"]
     rows = [
-        (row["name"], "yes" if row["ran"] else "no", str(row["restarts"]) if row["ran"] else "-",
-         number(row["residual"], 2),
+        (row["name"], str(row["restarts"]), number(row["residual"], 2),
          "-" if row["recovered"] is None
          else f"{row['recovered']}, {row['rule']} ({number(row['expected_by_chance'], 2)})",
-         number(row["p_value"] if row["adjusted"] is None else row["adjusted"], 2), row["reason"])
+         number(row["p_value"] if row["adjusted"] is None else row["adjusted"], 2))
         for row in summary["attacks"]
+        if row["ran"]
     ]  # fmt: skip
-    columns = ("attack", "run", "restarts", "residual", "recovered, rule\n(chance)", "p", "why")
+    show_applies(summary["applies"])
+    columns = ("attack", "restarts", "residual", "recovered, rule\n(chance)", "p")
     print_table(f"{summary['network']['arch']}: attacks", columns, rows)
     certificate = summary["certificate"]
     if certificate is not None:
@@ -174,6 +188,12 @@ def show(summary: dict[str, Any], out: Path) -> None:
     for reason in verdict["reasons"]:
         print_line(f"  {reason}")
     print_line(f"report: {out / 'report.html'}")
+
+
+def show_applies(rows: list[dict[str, Any]]) -> None:
+    """The table of what applies: the same words as in the report."""
+    cells = [(row["what"], row["status"], row["why"]) for row in rows]
+    print_table("what applies, what was tried, and why", ("what", "status", "why"), cells)
 
 
 def _show_membership(beside: dict[str, Any]) -> None:
@@ -253,6 +273,50 @@ def audit_into(
             folder, result, request=request, sources=sources, file=str(locate(path)), blur=blur
         )
     return summary, result.verdict
+
+
+def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
+    """The audit that these settings ask for, without an attack."""
+    from residuum.auditing.budget import seconds_of
+    from residuum.auditing.dryrun import dry_run
+    from residuum.auditing.run import attack_config
+    from residuum.records import Dataset
+    from residuum.records.data import samples_file
+
+    assert settings.checkpoint is not None
+    path, data = Path(settings.checkpoint), dict[str, Dataset]()
+
+    def read(name: str) -> Dataset | None:
+        if (at := getattr(settings, name)) is not None:
+            data[name] = Dataset.from_npz(samples_file(Path(at), SAMPLES[name]))
+        return data.get(name)
+
+    def network() -> Checkpoint:
+        shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
+        return options.load(path, settings.arch, settings.model, trusted, shown)
+
+    config = attack_config(
+        settings.preset or "residuum", settings.steps, settings.seed or 0, settings.device or "cpu"
+    )
+    return dry_run(
+        network, partial(read, "data"), partial(read, "holdout"),
+        lambda released: _knowledge(path, released, settings, data), config,
+        seconds_of("1min" if settings.budget is None else settings.budget),
+        task=settings.task or "auto", exact=settings.steps is not None,
+        baselines=settings.baselines is not False, twin=settings.twin is not False,
+        vouch=bool(settings.vouch),
+    )  # fmt: skip
+
+
+def _show_dry_run(found: DryRun) -> None:
+    print_notes(found.obstacles, "obstacle")
+    if found.applies:
+        show_applies([vars(row) for row in found.applies])
+    print_notes(found.doubts)
+    if found.cost:
+        print_line(found.cost)
+    print_table("how it can end", ("verdict", ""), list(found.verdicts.items()))
+    print_line("dry run: nothing was attacked")
 
 
 def _knowledge(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from residuum import stationarity
 from residuum.errors import DataError
 from residuum.networks import balance, dense_chain, homogeneity_order
+from residuum.networks.probing import second_derivatives
 from residuum.records import Certificate, LayerResidual
 from residuum.stationarity import Rows, layer_residuals, norm, parameters, project, residual
 from residuum.theory import multipliers as mult
@@ -31,6 +32,7 @@ KINK_LIMIT = 1200
 EXACT, NEAR = 1e-6, 0.1
 
 
+@second_derivatives()
 def certify(
     model: nn.Module,
     x: Tensor,

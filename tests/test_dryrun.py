@@ -1,0 +1,129 @@
+"""What applies, and an audit before it is run: every obstacle at once, and how it can end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from torch import nn
+
+import residuum as rs
+from residuum.auditing.dryrun import dry_run_schema
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
+from residuum.checkpoints import save_checkpoint
+from residuum.cli.main import main
+from tests import victims
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("dry")
+    checkpoint, split = victims.VICTIMS["leaky"]()
+    save_checkpoint(checkpoint, place / "m.safetensors")
+    split.train.to_npz(place / "train.npz")
+    split.holdout.to_npz(place / "rest.npz")
+    few = split.holdout.replace(x=split.holdout.x[:30], y=split.holdout.y[:30])
+    few.to_npz(place / "few.npz")
+    few.replace(x=few.x[:, :, :4]).to_npz(place / "small.npz")
+    torch.save(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).state_dict(), place / "norm.pt")
+    (place / "bad.npz").write_bytes(b"no archive")
+    return place
+
+
+def dry(
+    folder: Path, capsys: pytest.CaptureFixture[str], *said: str, code: int = 0
+) -> dict[str, object]:
+    capsys.readouterr()
+    wanted = ["audit", *(str(folder / s) if (folder / s).exists() else s for s in said)]
+    assert main([*wanted, "--dry-run", "--json", "--budget", "5s"]) == code
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, dry_run_schema())
+    return found
+
+
+def test_all_obstacles_are_listed_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = dry(folder, capsys, "norm.pt", "--data", "bad.npz", "--holdout", "nope.npz", code=2)
+    said = "\n".join(found["obstacles"])
+    assert len(found["obstacles"]) == 3
+    assert "batch norm" in said
+    assert "bad.npz" in said
+    assert "No data file" in said
+    assert {*found["verdicts"].values()} == {"the audit would stop at an obstacle"}
+    unsafe = dry(folder, capsys, "norm.pt", "--model", "json:loads", "--data", "bad.npz", code=4)
+    assert any("--trust-code" in line for line in unsafe["obstacles"])
+
+
+def test_a_run_that_can_go_says_what_it_would_try_what_it_costs_and_how_it_can_end(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.iterdir())
+    said = ("m.safetensors", "--data", "train.npz", "--holdout", "rest.npz", "--value-range", "0,1")
+    found = dry(folder, capsys, *said, "--mean", "train")
+    assert sorted(folder.iterdir()) == before
+    rows = {row["what"]: row for row in found["applies"]}
+    assert rows["binary-kkt"]["status"] == "to be tried"
+    assert rows["ntk"]["status"] == "not tried"
+    assert "--init" in rows["ntk"]["why"]
+    assert rows["homogeneity"]["why"].startswith("order 3")
+    assert rows["layer on the input"]["why"].startswith("layers.0, dense")
+    assert "accuracy of the network as read: 100.0%" in rows["outputs"]["why"]
+    assert found["cost"].startswith("budget 5 s: attacks")
+    assert all(why.startswith("can be reached") for why in found["verdicts"].values())
+
+
+@pytest.mark.parametrize(
+    ("said", "leak", "passed"),
+    [
+        (["--data", "train.npz"], "no held-out set was given", "no held-out set"),
+        (["--data", "train.npz", "--holdout", "few.npz"], "needs at least 100", "needs at least"),
+        ([], "no training samples", "no training samples"),
+        (
+            ["--data", "train.npz", "--holdout", "rest.npz", "--no-twin"],
+            "can be",
+            "no twin is wanted",
+        ),
+        (["--data", "few.npz", "--holdout", "rest.npz"], "nearly repeat", "nearly repeat"),
+    ],
+)
+def test_verdicts_that_cannot_be_reached_say_why(
+    folder: Path, capsys: pytest.CaptureFixture[str], said: list[str], leak: str, passed: str
+) -> None:
+    verdicts = dry(folder, capsys, "m.safetensors", *said)["verdicts"]
+    assert leak in verdicts[LEAK]
+    assert passed in verdicts[NO_LEAK_FOUND]
+    assert verdicts[INCONCLUSIVE].startswith("can be reached")
+
+
+def test_the_table_of_what_applies_is_the_same_in_result_report_and_terminal(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    said = ["audit", str(folder / "m.safetensors"), "--data", str(folder / "train.npz"),
+            "--holdout", str(folder / "rest.npz"), "--steps", "5", "--budget", "1s", "--no-twin",
+            "--subsets", "200", "--exit-zero", "--out", str(tmp_path / "a")]  # fmt: skip
+    assert main(said) == 0
+    shown = capsys.readouterr().out
+    rows = json.loads((tmp_path / "a/result.json").read_text())["applies"]
+    page = (tmp_path / "a/report.html").read_text().replace("&#39;", "'")
+    assert {row["status"] for row in rows} == {"measured", "tried", "not tried"}
+    for row in rows:
+        assert row["why"] in shown
+        assert row["why"] in page, row
+    assert rs.AuditResult.load(tmp_path / "a").applies[0].what == "network"
+
+
+def test_moved_layers_are_counted_where_a_start_is_granted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = rs.load_checkpoint(folder / "m.safetensors")
+    theta = {name: t + (name == "layers.1.weight") for name, t in checkpoint.theta.items()}
+    save_checkpoint(checkpoint.replace(theta=theta), folder / "init.safetensors")
+    found = dry(folder, capsys, "m.safetensors", "--init", "init.safetensors")
+    rows = {row["what"]: row["why"] for row in found["applies"]}
+    assert rows["layers that moved"] == "1 of 3: layers.1"
