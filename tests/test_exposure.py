@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 import residuum as rs
 from papers.points import relu_point
-from residuum.attacks.unmix import Layer
 from residuum.checkpoints import checkpoint_from_module
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError
@@ -221,7 +220,7 @@ def test_covectors_point_where_the_loss_pulls() -> None:
 def layer_of(c: Tensor, x: Tensor) -> Span:
     """The span of rows c x."""
     rows = c @ x.flatten(1)
-    return Span(Layer.of(rows), tuple(x.shape[1:]))
+    return Span.of(rows, tuple(x.shape[1:]), noise=False)
 
 
 @pytest.mark.parametrize("shape", [(40,), (1, 7, 7), (3, 5, 5)])
@@ -245,6 +244,17 @@ def test_no_candidate_in_the_clean_directions_exceeds_the_reach(shape: tuple[int
     torch.testing.assert_close(
         span.reach_ncc(inside), torch.ones(6, dtype=DOUBLE), atol=1e-5, rtol=0
     )
+
+
+def test_a_cliff_in_the_spectrum_hides_no_direction_of_weights() -> None:
+    """Clusters of neurons have cliffs elsewhere: what unmixing leaves out may come back from one."""
+    generator = torch.Generator().manual_seed(13)
+    x = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=DOUBLE)).Q[:6]
+    size = torch.tensor([1, 0.5, 0.3, 0.01, 0.01, 0.01], dtype=DOUBLE)
+    rows = torch.randn(60, 6, generator=generator, dtype=DOUBLE) @ (size[:, None] * x)
+    rows += 5e-4 * torch.randn(60, 40, generator=generator, dtype=DOUBLE)
+    assert Span.of(rows, (40,), noise=False).rank == 3
+    assert Span.of(rows, (40,), noise=True).rank == 6
 
 
 def test_heard_and_dual_are_their_definitions() -> None:
@@ -685,10 +695,10 @@ def test_the_score_is_its_formula() -> None:
     own, heard, reach = 0.7, 0.95, 0.999
     odds = [
         -5.081 - 2.230 * math.log(0.05 + 1e-4) + 0.254 * math.log(0.7 + 1e-4),
-        -5.492 - 0.429 * math.log(1 - reach**2 + 1e-4) + 0.377 * math.log(0.7 + 1e-4)
-        + 1.171 * math.log(784 / 1) + 0.976 * math.log(1 / 30),
+        -6.826 - 0.532 * math.log(1 - reach**2 + 1e-4) + 0.324 * math.log(0.7 + 1e-4)
+        + 1.358 * math.log(784 / 1) + 1.670 * math.log(1 / 30),
     ]  # fmt: skip
     neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
-    wanted = -0.468 + 0.854 * math.log((1 - neither) / neither)
+    wanted = -0.490 + 0.855 * math.log((1 - neither) / neither)
     parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
     assert float(ranking.score(*parts, 784, 30)) == pytest.approx(wanted)

@@ -24,9 +24,9 @@ from torch import Tensor
 FLOOR = 1e-4
 FILLED = 0.9  # share of all directions from which the clean ones tell records no more apart
 STATIONARITY = (-5.081, -2.230, 0.254)  # 1, log(1 - heard), log own
-UNMIXING = (-5.492, -0.429, 0.377, 1.171, 0.976)  # 1, log(1 - reach^2), log own, log(d/n), log(n/r)
-EITHER = (-0.468, 0.854)  # 1, logit(q)
-OWN_ALONE = (-0.847, 0.809, 0.725)  # 1, log own, log(d/n)
+UNMIXING = (-6.826, -0.532, 0.324, 1.358, 1.670)  # 1, log(1 - reach^2), log own, log(d/n), log(n/r)
+EITHER = (-0.490, 0.855)  # 1, logit(q)
+OWN_ALONE = (-0.846, 0.833, 0.736)  # 1, log own, log(d/n)
 ATTACKS = "of being recovered (NCC beyond 99% of chance) by stationarity, 2 restarts of 1500 steps, or unmix"
 
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.unmix import Layer, fed_by_input, mixed
+from residuum.attacks.unmix import fed_by_input, mixed
 from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 from residuum.errors import DataError, require_known
@@ -184,7 +184,8 @@ class Case:
         elif not rows.whole:
             no_span = "the layer on the input sees patches of a sample"
         else:
-            span, kept = Span(Layer.of(rows.rows.to(device)), tuple(data.shape)), rows.kept
+            noise, kept = name == WEIGHTS and knowledge.theta0 is None, rows.kept
+            span = Span.of(rows.rows.to(device), tuple(data.shape), noise)
         target = {n: t.to(device, torch.float64) for n, t in chosen.target.items()}
         if (
             name == MOMENT

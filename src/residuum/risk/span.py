@@ -1,7 +1,9 @@
 """What the layer on the input holds of a record: its row space, and the dual vector of the record.
 
 Gradient descent from a small or known start makes the rows of that layer mixtures of samples,
-W - c W0 = C X = U S V^T, of which r directions stand out of the noise (``attacks.unmix``).
+W - c W0 = C X = U S V^T, of which r directions stand out of the noise. Of weights r counts all above the
+noise edge: unmixing looks at those before a cliff in the spectrum, but its clusters of neurons have cliffs
+of their own, elsewhere. Of a change or a moment, whose rest is no noise, the cliff is where samples end.
 
     reach      |V_r x| / |x|        cosine that a candidate in the span of the r clean directions can have
                                     with x at most: what any attack that stays in that span can reach
@@ -21,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from residuum.attacks.unmix import Layer
+from residuum.attacks.unmix import ROUNDING, Layer
+from residuum.checkpoints.inspection import noise_edge
 from residuum.risk.gradients import blocks
 from residuum.similarity import standardise
 
@@ -31,15 +34,19 @@ RIDGE = 5e-3
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Clean directions V (r, d) of the layer, all of its directions (k, d) with their values, U (h, k)."""
+    """A layer taken apart, the shape of samples, and r, the number of its clean directions."""
 
     layer: Layer
     shape: tuple[int, ...]
+    rank: int
 
-    @property
-    def rank(self) -> int:
-        """Directions that stand out of the noise."""
-        return self.layer.rank
+    @classmethod
+    def of(cls, rows: Tensor, shape: tuple[int, ...], noise: bool) -> Span:
+        """Of rows (h, d); noise: whether that of a start is in them."""
+        layer = Layer.of(rows)
+        above = noise_edge(layer.S.cpu(), *rows.shape)[0]
+        sound = int((ROUNDING * layer.S[0] < layer.S).sum())
+        return cls(layer, shape, min(above, sound) if noise else layer.rank)
 
     def reach(self, x: Tensor) -> Tensor:
         """(n,) of samples (n, *shape); 0 of a sample that is zero."""
