@@ -1,0 +1,387 @@
+"""What comes back from files as people save them: optimiser state, weights alone, pickled estimators.
+
+    python -m benchmarks.surfaces data SOURCE FOLDER            images for claims, others for tuning
+    python -m benchmarks.surfaces variants FOLDER OUT           settings of the attack on a moment, tune pool
+    python -m benchmarks.surfaces draw                          seeds of a claim, settings being committed
+    python -m benchmarks.surfaces run FOLDER OUT --device cuda  files, attacks, scores; resumable
+    python -m benchmarks.surfaces table OUT                     what was found beside what was wanted
+
+A victim is a file: ``torch.save({"model_state_dict": ..., "optimizer_state_dict": ...})`` after a plain
+loop with torch.optim, or ``joblib.dump`` of an MLPClassifier with its defaults. It is attacked by path
+(``rs.attack(file)``) with every surface that it shows, and once more after ``residuum strip``, with the
+attacks that are left and as much time. Pools, seeds and counting are those of ``unmix.py``: settings are
+chosen on FOLDER/tune and seeds from 9101 on; a sample counts by its one-to-one match over all
+candidates, sign-free NCC at full resolution; held out: the same against as many images never seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import residuum as rs
+from benchmarks.harness import RESULTS, clock
+from benchmarks.unmix import HELD_OUT, LEVELS, VICTIMS, data, judge
+from residuum.attacks.priors import PRIORS
+from residuum.datasets import load_dataset
+from residuum.errors import InputError
+from residuum.records import Split, write_json
+from residuum.records.rundir import environment
+from residuum.training import TrainingConfig, initialise
+
+SEEDS_FILE = RESULTS / "surfaces-seeds.json"
+TUNING_SEEDS = tuple(range(9101, 9200))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of file, and what must come back from it at least, mean of three.
+
+    made: momentum (SGD, binary, first layer small), adam (ten classes, torch's own start) or sklearn
+    (MLPClassifier); widths: hidden layers; centred: the training mean is subtracted.
+    """
+
+    n: int
+    made: str
+    widths: tuple[int, ...]
+    centred: bool
+    wanted: dict[str, float]
+
+
+ROWS = {
+    "momentum-500": Row(500, "momentum", (1000, 1000), True, {"0.9": 25}),
+    "sklearn-100": Row(100, "sklearn", (200,), True, {"0.8": 40}),
+    "sklearn-100-raw": Row(100, "sklearn", (200,), False, {}),
+    "adam-100": Row(100, "adam", (1000,), True, {"0.8": 40}),
+    "adam-100-raw": Row(100, "adam", (1000,), False, {}),
+}
+BATCH = {"momentum": 50, "adam": 32}
+RATE = {"momentum": 0.01, "adam": 1e-3}
+STEPS = {"momentum": 4000, "adam": 5000}
+ENOUGH = {"momentum": 0.0, "adam": 1e-3}  # mean loss at which training ends
+SPARSE = (("sparse-gradients", 30.0),) if "sparse-gradients" in PRIORS else ()
+# Candidates in multiples of n; steps of the stationarity attacks; seconds that unmix is sized by.
+CANDIDATES, ATTACK_STEPS, UNMIX_SECONDS = 2, 6000, 600.0
+
+
+def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool) -> Path:
+    """The file of a victim, and ``.npz`` of its images beside it."""
+    row = ROWS[name]
+    row = replace(row, n=20, widths=tuple(60 for _ in row.widths)) if tiny else row
+    task = "binary" if row.made == "momentum" else "multiclass"
+    split = load_dataset(
+        "cifar10", row.n, seed=seed, root=root, task=task, holdout=HELD_OUT, center=row.centred
+    )
+    suffix = "joblib" if row.made == "sklearn" else "pt"
+    path = folder / f"{name}-{seed}.{suffix}"
+    if row.made == "sklearn":
+        x, y = split.train.x.flatten(1).float().numpy(), split.train.y.numpy()
+        from sklearn.neural_network import MLPClassifier
+
+        model = MLPClassifier(row.widths, random_state=seed % 2**32, max_iter=1000)
+        joblib.dump(model.fit(x, y), path)
+    else:
+        torch.save(trained(row, split, seed, device, tiny), path)
+    held = split.holdout.x.float().numpy()
+    np.savez(path.with_suffix(".npz"), x=split.train.x.float().numpy(), held=held)
+    return path
+
+
+def trained(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[str, Any]:
+    """The checkpoint of a plain loop, optimiser and all."""
+    x, y = split.train.x.flatten(1).float().to(device), split.train.y.to(device)
+    outputs = 1 if row.made == "momentum" else len(split.train.classes)
+    sizes = "-".join(map(str, (x.shape[1], *row.widths, outputs)))
+    start = TrainingConfig(
+        init="small" if row.made == "momentum" else "default", seed=seed, dtype="float32"
+    )
+    bias = "hidden" if row.made == "momentum" else "all"
+    model = initialise(rs.Architecture.parse(f"mlp:{sizes},bias={bias}"), start).to(device)
+    rate, batch = RATE[row.made], min(BATCH[row.made], len(x))
+    if row.made == "momentum":
+        optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    else:
+        optimiser = torch.optim.Adam(model.parameters(), rate)
+    order = torch.Generator().manual_seed(seed)
+    steps, losses = 60 if tiny else STEPS[row.made], list[float]()
+    for _ in range(steps * batch // len(x)):
+        losses = []
+        for part in torch.randperm(len(x), generator=order).split(batch):
+            optimiser.zero_grad()
+            loss = loss_of(model(x[part.to(device)]), y[part.to(device)])
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
+        if np.mean(losses) < ENOUGH[row.made]:
+            break
+    return {
+        "model_state_dict": {k: t.cpu() for k, t in model.state_dict().items()},
+        "optimizer_state_dict": optimiser.state_dict(),
+        "loss": float(np.mean(losses)),
+    }
+
+
+def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
+    """Logistic of labels -1 and 1, cross-entropy of classes."""
+    if outputs.shape[1] == 1:
+        return F.softplus(-y.float() * outputs[:, 0]).mean()
+    return F.cross_entropy(outputs, y.long())
+
+
+def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int) -> list[Any]:
+    """Settings of every attack that applies to what the file shows, weights first."""
+    released = rs.load_checkpoint(path)
+    outputs = rs.Architecture.parse(released.arch).outputs
+    dtype = "tf32" if device.startswith("cuda") else "float32"
+    common = rs.AttackConfig(
+        candidates=CANDIDATES * n, restarts=restarts, steps=30 if tiny else ATTACK_STEPS,
+        device=device, seed=seed, dtype=dtype, priors=SPARSE,
+    )  # fmt: skip
+    sized = replace(common, seconds=1.0 if tiny else UNMIX_SECONDS, priors=())
+    from residuum.checkpoints.beside import beside
+
+    kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
+    found = [replace(sized, objective="unmix"), replace(common, objective=kkt)]
+    if beside(path, released).moment is not None:
+        found += [replace(sized, objective="unmix-moment"), replace(common, objective="moment")]
+    return found
+
+
+def attacked(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int) -> dict:
+    """Candidates of every attack on a file, and how long each took; why not where one does not apply."""
+    shape = (3, 32, 32)
+    found: dict[str, Any] = {}
+    for config in attacks(path, n, device, seed, tiny, restarts):
+        try:
+            result, seconds = clock(
+                lambda config=config: rs.attack(path, rs.Knowledge(shape=shape), config), device
+            )
+        except InputError as problem:
+            found[config.objective] = {"why not": problem.message}
+            continue
+        x = result.x.float()[: 3 * n] if "unmix" in config.objective else result.x.float()
+        found[config.objective] = {"seconds": seconds, "x": x.reshape(-1, *shape).numpy()}
+    return found
+
+
+def run(
+    folder: Path, out: Path, device: str, pool: str, workers: int, names: list[str], tiny: bool
+) -> None:
+    """Every victim that is not in ``out`` yet."""
+    out.mkdir(parents=True, exist_ok=True)
+    (cache := folder / "files").mkdir(parents=True, exist_ok=True)
+    seeds, record = _seeds(pool), out / f"surfaces-{pool}.json"
+    done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {
+        "pool": pool, "seeds": seeds, "tiny": tiny, "environment": environment(device),
+        "settings": {"candidates": CANDIDATES, "steps": ATTACK_STEPS, "sparse": SPARSE,
+                     "unmix seconds": UNMIX_SECONDS, "batch": BATCH, "rate": RATE, "steps of training": STEPS,
+                     "enough": ENOUGH}, "victims": {},
+    }  # fmt: skip
+    if done["seeds"] != seeds or done["tiny"] != tiny:
+        raise InputError(f"{record} is of another run.", "Name another folder.")
+    start = time.time()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
+        for name in names:
+            for k in range(1 if tiny else VICTIMS):
+                if (key := f"{name}/{k}") in done["victims"]:
+                    continue
+                seed = seeds["victims"][name][k]
+                path = make(name, seed, str(folder / pool), device, cache, tiny)
+                with np.load(path.with_suffix(".npz")) as images:
+                    true, held = images["x"], images["held"]
+                entry: dict[str, Any] = {}
+                whole = attacked(path, len(true), device, seed, tiny, 1)
+                entry["as saved"] = _judged(processes, whole, true, held, seed)
+                bare = cache / f"bare-{path.stem}.pt"
+                bare.unlink(missing_ok=True)
+                if path.suffix == ".pt":
+                    entry["loss"] = torch.load(path, weights_only=True)["loss"]
+                    rs.strip(path, bare)
+                    entry["bits"] = same_bits(path, bare)
+                else:
+                    torch.save(rs.load_checkpoint(path).theta, bare)
+                alone = attacked(bare, len(true), device, seed, tiny, 2)
+                entry["weights alone"] = _judged(processes, alone, true, held, seed)
+                done["victims"][key] = entry
+                write_json(record, done)
+                print(f"{key}: {time.time() - start:.0f} s in all", flush=True)
+
+
+def same_bits(path: Path, bare: Path) -> bool:
+    """Whether the stripped file holds the weights of the other, bit for bit."""
+    whole = torch.load(path, weights_only=True)["model_state_dict"]
+    left = torch.load(bare, weights_only=True)
+    return {*whole} == {*left} and all(torch.equal(whole[n], t) for n, t in left.items())
+
+
+def _judged(
+    processes: ProcessPoolExecutor,
+    found: dict[str, Any],
+    true: np.ndarray,
+    held: np.ndarray,
+    seed: int,
+) -> dict[str, Any]:
+    """Counts of every attack, and of all their candidates together."""
+    ran = {name: part for name, part in found.items() if "x" in part}
+    pools = {name: part["x"] for name, part in ran.items()}
+    pools["all"] = np.concatenate(list(pools.values()))
+    futures = {
+        name: processes.submit(judge, x, true, held, seed)
+        for name, x in pools.items()
+        if len(held) >= len(true)
+    }
+    rows = {name: one.result() for name, one in futures.items()}
+    for name, part in ran.items():
+        rows[name]["seconds"] = part["seconds"]
+    rows["all"]["seconds"] = sum(part["seconds"] for part in ran.values())
+    return rows | {name: part for name, part in found.items() if name not in ran}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"priors": ()},
+    "plain, 1 x n": {"priors": (), "candidates": 1},
+    "plain, 15000 steps": {"priors": (), "steps": 15000},
+    "plain, rate 0.003": {"priors": (), "lr_x": 0.003, "steps": 15000},
+    **{f"sparse {w:g}": {"priors": (("sparse-gradients", w),)} for w in (3.0, 10.0, 30.0, 100.0)},
+    "sparse 30, 4 x n": {"priors": (("sparse-gradients", 30.0),), "candidates": 4},
+    "sparse 30, rate 0.003": {"priors": (("sparse-gradients", 30.0),), "lr_x": 0.003},
+    "sparse 30, 15000 steps": {"priors": (("sparse-gradients", 30.0),), "steps": 15000},
+    **{f"total variation {w:g}": {"priors": (("total-variation", w),)} for w in (1e-6, 1e-4)},
+}
+
+
+def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool) -> None:
+    """The attack on the moment of the first file for tuning, one setting after another."""
+    out.mkdir(parents=True, exist_ok=True)
+    (cache := folder / "files").mkdir(parents=True, exist_ok=True)
+    record = out / "surfaces-variants.json"
+    done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
+    dtype = "tf32" if device.startswith("cuda") else "float32"
+    for row in names:
+        seed = _seeds("tune")["victims"][row][0]
+        path = make(row, seed, str(folder / "tune"), device, cache, tiny)
+        with np.load(path.with_suffix(".npz")) as images:
+            true, held = images["x"], images["held"]
+        for name, changes in VARIANTS.items():
+            known = all(prior in PRIORS for prior, _ in changes["priors"])
+            if f"{row}: {name}" in done or not known:
+                continue
+            told = {"steps": ATTACK_STEPS, **changes}
+            told["candidates"] = changes.get("candidates", CANDIDATES) * len(true)
+            told["steps"] = 20 if tiny else told["steps"]
+            config = rs.AttackConfig(
+                objective="moment", restarts=1, device=device, seed=seed, dtype=dtype, **told
+            )
+            knowledge = rs.Knowledge(shape=(3, 32, 32))
+            found, seconds = clock(lambda c=config, p=path, k=knowledge: rs.attack(p, k, c), device)
+            x = found.x.float().reshape(-1, 3, 32, 32).numpy()
+            last = found.layers[0, -1].clamp(min=0).sqrt().tolist()
+            counts = judge(x, true, held, seed) | {"seconds": seconds, "residuals": last}
+            done[f"{row}: {name}"] = counts
+            write_json(record, done)
+            print(f"{row}: {name}:", json.dumps(counts), flush=True)
+
+
+def draw() -> None:
+    """Seeds from the system's entropy, once, after the settings are in a commit."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(("git", *words), capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    if SEEDS_FILE.exists():
+        raise InputError(f"{SEEDS_FILE.name} is there: seeds are drawn once.", "Run with them.")
+    if git("status", "--porcelain"):
+        raise InputError("Settings must be committed before seeds are drawn.", "Commit first.")
+    victims = {name: [secrets.randbelow(2**31) for _ in range(VICTIMS)] for name in ROWS}
+    write_json(SEEDS_FILE, {"commit": git("rev-parse", "HEAD"), "victims": victims})
+
+
+def _seeds(pool: str) -> dict[str, Any]:
+    if pool == "claim":
+        return dict(json.loads(SEEDS_FILE.read_text()))
+    seeds = iter(TUNING_SEEDS)
+    return {"commit": "", "victims": {name: [next(seeds) for _ in range(VICTIMS)] for name in ROWS}}
+
+
+def table(out: Path, pool: str) -> None:
+    """Means of the victims beside what was wanted."""
+    done = json.loads((out / f"surfaces-{pool}.json").read_text())
+    for name, row in ROWS.items():
+        entries = [v for key, v in done["victims"].items() if key.split("/")[0] == name]
+        for arm in ("as saved", "weights alone") if entries else ():
+            for attack in entries[0][arm]:
+                rows = [e[arm][attack] for e in entries if "0.9" in e[arm].get(attack, {})]
+                if not rows:
+                    print(f"{name:16} {arm:14} {attack:15} {entries[0][arm][attack]}")
+                    continue
+                keys = ("recovered", "expected", "threshold", *map(str, LEVELS), "0.8 held out",
+                        "0.9 held out", "seconds")  # fmt: skip
+                means = {k: sum(r[k] for r in rows) / len(rows) for k in keys}
+                shown = " ".join(f"{k} {v:.4g}" for k, v in means.items())
+                print(f"{name:16} {arm:14} {attack:15} {shown}")
+                if (arm, attack) == ("as saved", "all"):
+                    met = all(means[k] >= least for k, least in row.wanted.items())
+                    print(f"{'':16} wanted {row.wanted}: {'met' if met else 'MISSED'}")
+
+
+def main() -> int:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("data")
+    one.add_argument("source", type=Path)
+    one.add_argument("folder", type=Path)
+    commands.add_parser("draw")
+    one = commands.add_parser("run")
+    one.add_argument("folder", type=Path)
+    one.add_argument("out", type=Path)
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    one.add_argument("--workers", type=int, default=4)
+    one.add_argument("--tiny", action="store_true")
+    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
+    one = commands.add_parser("variants")
+    one.add_argument("folder", type=Path)
+    one.add_argument("out", type=Path)
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--tiny", action="store_true")
+    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=("momentum-500",))
+    one = commands.add_parser("table")
+    one.add_argument("out", type=Path)
+    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    options = parser.parse_args()
+    if options.command == "data":
+        data(options.source, options.folder)
+    elif options.command == "draw":
+        draw()
+    elif options.command == "variants":
+        variants(options.folder, options.out, options.device, list(options.rows), options.tiny)
+    elif options.command == "table":
+        table(options.out, options.pool)
+    else:
+        run(
+            options.folder, options.out, options.device, options.pool, options.workers,
+            list(options.rows), options.tiny,
+        )  # fmt: skip
+        table(options.out, options.pool)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
