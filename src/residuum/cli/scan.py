@@ -6,6 +6,8 @@ residuum scan checkpoint.pt
 
 residuum scan release/ --fail-on stored,optimiser-state,start,paths
 
+residuum scan tuned.safetensors --base public.safetensors
+
 residuum scan model.joblib --json --sarif scan.sarif
 """
 
@@ -36,6 +38,10 @@ def command(
         ),
     ],
     *,
+    base: Path | None = option(
+        "The weights that training began from: tells the rows of embeddings and the layers that moved.",
+        metavar="FILE",
+    ),
     fail_on: str = option(
         "Kinds that end in exit code 1, of: stored, optimiser-state, start, touched-rows, adapter, "
         "statistics, paths; or none.",
@@ -51,7 +57,7 @@ def command(
 
     kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
     with scan_progress(voice.spoken) as watch:
-        found = scan(release, fail_on=kinds, watch=watch)
+        found = scan(release, base=base, fail_on=kinds, watch=watch)
     if sarif is not None:
         from residuum.report.sarif import scan_sarif
 

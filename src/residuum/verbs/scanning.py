@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from residuum.checkpoints.contents import KINDS, STORED, Finding, findings
-from residuum.checkpoints.releases import ADAPTER_CONFIG, is_release, open_release
+from residuum.checkpoints.compared import compared
+from residuum.checkpoints.contents import KINDS, STORED, Finding, findings, rank
+from residuum.checkpoints.releases import ADAPTER_CONFIG, Release, is_release, open_release
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.records.base import Record
 
@@ -88,18 +89,24 @@ class Scan(Record):
 
 
 def scan(
-    path: str | Path, *, fail_on: Iterable[str] = (STORED,), watch: Watch | None = None
+    path: str | Path,
+    *,
+    base: str | Path | None = None,
+    fail_on: Iterable[str] = (STORED,),
+    watch: Watch | None = None,
 ) -> Scan:
     """Every surface of a file, or of each model in a folder.
 
-    fail_on: kinds (``checkpoints.contents.KINDS``) that make ``exit_code`` 1; watch: told the number of
-    the file, how many there are, and its name.
+    base: the weights that training began from, which tell rows and layers that moved; fail_on: kinds
+    (``checkpoints.contents.KINDS``) that make ``exit_code`` 1; watch: told the number of the file, how
+    many there are, and its name.
     """
     path, kinds = Path(path), tuple(dict.fromkeys(fail_on))
     for kind in kinds:
         require_known(kind, KINDS, "No kind of finding")
+    start = None if base is None else open_release(base)
     if not path.is_dir():
-        return Scan(str(path), (_scanned(path, str(path)),), fail_on=kinds)
+        return Scan(str(path), (_scanned(path, str(path), start),), fail_on=kinds)
     every, notes = _models(path)
     files, unread = [], []
     for i, file in enumerate(every):
@@ -107,16 +114,18 @@ def scan(
         if watch is not None:
             watch(i, len(every), name)
         try:
-            files.append(_scanned(file, name))
+            files.append(_scanned(file, name, start))
         except ResiduumError as problem:
             unread.append(UnreadFile(name, str(problem), problem.exit_code))
     return Scan(str(path), tuple(files), tuple(unread), tuple(notes), kinds)
 
 
-def _scanned(path: Path, name: str) -> ScannedFile:
+def _scanned(path: Path, name: str, base: Release | None) -> ScannedFile:
     release = open_release(path)
-    found = tuple(findings(release))
-    return ScannedFile(name, release.kind, path.stat().st_size, found)
+    found = findings(release)
+    if base is not None:
+        found = sorted([*found, *compared(release, base)], key=rank)
+    return ScannedFile(name, release.kind, path.stat().st_size, tuple(found))
 
 
 def _models(folder: Path) -> tuple[list[Path], list[str]]:

@@ -1,0 +1,170 @@
+"""Rows of embeddings that training touched, layers that moved, adapters: told from the base."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import residuum as rs
+from residuum.checkpoints.touched import CURVE, EQUAL, FACTOR, NONE, touched_rows
+from residuum.cli.main import main
+from residuum.errors import CheckpointError
+from tests.program import Capture, one_line, printed
+
+Optimiser = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+TOKENS, SEEN = 5000, 200
+OPTIMISERS: dict[str, tuple[str, Optimiser]] = {
+    "sgd": (EQUAL, lambda p: torch.optim.SGD(p, 0.1)),
+    "sgd, decay": (FACTOR, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=1e-4)),
+    "adam": (EQUAL, lambda p: torch.optim.Adam(p, 1e-3)),
+    "adamw": (FACTOR, lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=1e-2)),
+    "adam, coupled": (CURVE, lambda p: torch.optim.Adam(p, 1e-3, weight_decay=1e-2)),
+    "adam, less": (CURVE, lambda p: torch.optim.Adam(p, 1e-3, weight_decay=1e-4)),
+}
+
+
+def tuned(
+    optimiser: Optimiser, *, tokens: int = TOKENS, steps: int = 150, tied: bool = False,
+    kind: torch.dtype = torch.float32, seed: int = 0,
+) -> tuple[Tensor, Tensor, set[int]]:  # fmt: skip
+    """A table after and before training, and the tokens that were used five times or more."""
+    torch.manual_seed(seed)
+    table = nn.Embedding(tokens, 32).to(kind)
+    head = nn.Linear(32, tokens if tied else 2, bias=False).to(kind)
+    if tied:
+        head.weight = table.weight
+    base = table.weight.detach().clone()
+    chance = torch.Generator().manual_seed(seed + 1)
+    vocabulary = torch.randperm(tokens, generator=chance)[:SEEN]
+    trained = optimiser(list({*table.parameters(), *head.parameters()}))
+    used = torch.zeros(tokens)
+    for _ in range(steps):
+        text = vocabulary[torch.randint(SEEN, (16, 10), generator=chance)]
+        used[text.flatten()] += 1
+        outputs = head(table(text).mean(1)).float()
+        trained.zero_grad()
+        nn.functional.cross_entropy(outputs, text[:, 0] if tied else text[:, 0] % 2).backward()
+        trained.step()
+    return table.weight.detach(), base, {*(used >= 5).nonzero().flatten().tolist()}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_rows_that_were_seen_are_listed(name: str) -> None:
+    rule, optimiser = OPTIMISERS[name]
+    table, base, seen = tuned(optimiser)
+    found = touched_rows(table, base)
+    assert found.rule == rule
+    assert len(seen) == SEEN
+    right = len(seen & {*found.rows})
+    assert right / len(found.rows) > 0.99
+    assert right / len(seen) > 0.99
+
+
+def test_in_16_bits_no_row_is_listed_that_was_not_seen() -> None:
+    for name, (_, optimiser) in OPTIMISERS.items():
+        table, base, seen = tuned(optimiser, kind=torch.bfloat16)
+        found = touched_rows(table, base)
+        assert {*found.rows} <= seen, name
+        assert found.coarse
+        assert len(found.rows) >= 0.6 * len(seen), name
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adam, coupled"])
+def test_under_a_tied_head_it_says_that_it_cannot_tell(name: str) -> None:
+    table, base, _ = tuned(OPTIMISERS[name][1], tokens=1000, tied=True)
+    found = touched_rows(table, base)
+    assert (found.rule, found.rows) == (NONE, ())
+    assert "cannot be told" in found.said
+
+
+def test_a_table_that_nobody_trained_has_no_touched_rows() -> None:
+    base = torch.randn(300, 16)
+    assert touched_rows(base.clone(), base).rows == ()
+    assert touched_rows(0.9 * base, base).rows == ()
+    assert touched_rows(torch.randn(300, 16), base).rule == NONE
+
+
+def test_the_curve_is_that_of_the_recursion_itself() -> None:
+    """The naive twin: Adam with coupled decay and no gradient, entry by entry in float64."""
+    w0 = torch.randn(2000, 8, dtype=torch.float64)
+    w, m, v = w0.clone(), torch.zeros_like(w0), torch.zeros_like(w0)
+    for t in range(1, 101):
+        g = 1e-2 * w
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        w = w - 1e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    table = nn.Parameter(w0.float().clone())
+    optimiser = torch.optim.Adam([table], 1e-3, weight_decay=1e-2)
+    for _ in range(100):
+        table.grad = torch.zeros_like(table)
+        optimiser.step()
+    assert torch.allclose(table.detach().double(), w, atol=1e-5)
+    moved = table.detach().clone()
+    moved[:50] += 0.01 * torch.randn(50, 8)
+    found = touched_rows(moved, w0.float())
+    assert (found.rule, found.rows) == (CURVE, tuple(range(50)))
+
+
+# From files
+
+
+def files(folder: Path, **more: Tensor) -> tuple[Path, Path, set[int]]:
+    table, base, seen = tuned(OPTIMISERS["adam"][1], tokens=1000)
+    head = torch.randn(2, 32)
+    save_file({"embeddings.weight": base, "head.weight": head}, folder / "base.safetensors")
+    after = {"module.embeddings.weight": table, "module.head.weight": head + 1, **more}
+    torch.save({"model": after}, folder / "tuned.pt")
+    return folder / "tuned.pt", folder / "base.safetensors", seen
+
+
+def test_a_scan_with_the_base_lists_rows_and_layers(tmp_path: Path, capsys: Capture) -> None:
+    tuned_file, base, seen = files(tmp_path)
+    assert main(["scan", str(tuned_file), "--base", str(base), "--json"]) == 0
+    (file,) = printed(capsys)["files"]
+    rows = next(one for one in file["findings"] if one["kind"] == "touched-rows")
+    assert {*rows["rows"]} == seen
+    assert rows["count"] == len(seen)
+    change = next(one for one in file["findings"] if one["kind"] == "start")
+    assert change["places"] == 2
+    command = ["scan", str(tuned_file), "--base", str(base), "--fail-on", "touched-rows"]
+    assert main(command) == 1
+    assert not [f for f in rs.scan(tuned_file).findings if f.kind == "touched-rows"]
+
+
+def test_a_head_that_is_the_table_is_seen_in_the_file(tmp_path: Path) -> None:
+    table, base, _ = tuned(OPTIMISERS["adam"][1], tokens=1000)
+    save_file({"wte.weight": base}, tmp_path / "base.safetensors")
+    torch.save({"wte.weight": table, "lm_head.weight": table}, tmp_path / "tied.pt")
+    (one,) = (
+        f for f in rs.scan(tmp_path / "tied.pt", base=tmp_path / "base.safetensors").findings
+        if f.kind == "touched-rows"
+    )  # fmt: skip
+    assert "lm_head" in one.reason
+    assert "cannot be told" in one.reason
+    assert one.rows == ()
+
+
+def test_an_adapter_with_its_base_tells_the_change_of_each_layer(tmp_path: Path) -> None:
+    a, b, base = torch.randn(2, 8), torch.randn(6, 2), torch.randn(6, 8)
+    name = "base_model.model.fc1.lora_"
+    save_file({f"{name}A.weight": a, f"{name}B.weight": b}, tmp_path / "adapter.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 8}))
+    save_file({"fc1.weight": base}, tmp_path / "base.safetensors")
+    found = rs.scan(tmp_path / "adapter.safetensors", base=tmp_path / "base.safetensors").findings
+    change = next(f for f in found if f.what == "the change of each layer")
+    size = float((4 * b @ a).norm() / base.norm())
+    assert f"fc1.weight {size:.2g}" in change.reason
+
+
+def test_a_base_of_another_network_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    tuned_file, _, _ = files(tmp_path)
+    save_file({"other.weight": torch.zeros(3, 3)}, tmp_path / "other.safetensors")
+    assert main(["scan", str(tuned_file), "--base", str(tmp_path / "other.safetensors")]) == 2
+    assert "share none" in one_line(capsys)
+    with pytest.raises(CheckpointError):
+        rs.scan(tuned_file, base=tmp_path / "missing.safetensors")
