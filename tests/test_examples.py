@@ -24,7 +24,58 @@ def example(name: str) -> Any:
 
 def test_every_example_is_tried() -> None:
     names = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert names == {"audit_digits", "other_training_sets", "own_network"}
+    assert names == {"any_network", "audit_digits", "other_training_sets", "own_network"}
+
+
+READ = {  # of every kind, as what; a word of the refusal where it is refused
+    "a": ["mlp:64-48-24-10,bias=all", "mlp:64-48-24-10,bias=all", "could run code"],
+    "b": ["module:1x8x8-10,class=CNN", "--model package.module:factory"],
+    "b'": ["convnet:1x8x8-6-12-10,bias=all"],
+    "c": ["module:1x8x8-10,class=CNN"],
+    "d": ["module:1x8x8-10,class=Sequential"],
+    "e": ["mlp:30-32-2,bias=all", "mlp:10-32-1,bias=all"],
+    "f": ["mlp:64-48-10,bias=all"],
+    "g": ["mlp:64-48-24-10,bias=all", "mlp:64-48-24-10,bias=all"],
+    "h": ["an adapter"],
+    "i": ["mlp:64-48-24-10,bias=all"],
+    "j": ["mlp:64-48-24-10,bias=all"],
+    "k": ["takes whole numbers", "module:16x12-10,class=Behind"],
+    "l": [
+        f"mlp:64-48-24-10,bias=all,activation={name}"
+        for name in ("gelu", "silu", "leaky_relu", "tanh")
+        for _ in range(2)
+    ],
+    "m": ["mlp:64-48-24-10,bias=all"],
+    "n": ["TorchScript"],
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # scikit-learn's, of too few epochs; TorchScript's, of its age
+def test_every_kind_of_network_is_attacked_or_refused_with_the_reason_and_none_is_another() -> None:
+    rows = example("any_network").main(["--quick", "--epochs", "2"])
+    found = {kind: [row for row in rows if row[0] == kind] for kind in READ}
+    assert sum(map(len, found.values())) == len(rows)
+    for kind, wanted in READ.items():
+        for (_, _, read, ended), word in zip(found[kind], wanted, strict=True):
+            if ":" in word and not word.startswith("--"):
+                assert read == word
+                assert "loss" in ended
+            else:
+                assert word in read
+                assert ended.startswith("refused")
+                # The advice works.
+                assert "as advised" in ended or kind == "k"
+    assert found["e"][1][3].startswith("weight-decay")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_network_with_batch_norm_is_audited_to_a_verdict() -> None:
+    short = ["--only", "c", "--epochs", "3", "--steps", "2", "--budget", "1s"]
+    ((_, _, read, ended),) = example("any_network").main(short)
+    assert read == "module:1x8x8-10,class=CNN"
+    assert ended.startswith("inconclusive, membership AUC 0.")
 
 
 def test_a_trained_network_leaks_and_one_never_trained_does_not(

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
@@ -81,19 +82,20 @@ def same_function(
         x[: SAMPLES // 2] /= SPREAD**2
         wanted = _outputs(own, x, shape or arch.image_shape or (arch.inputs,))
         wanted = _outputs(own, x, (arch.inputs,)) if wanted is None else wanted  # images laid flat
-        if wanted is None:
+        if not isinstance(wanted, Tensor):
             continue
+        if wanted.ndim == 1 and arch.outputs == 1:  # one output without a dimension
+            wanted = wanted[:, None]
         theta = {ours: state[theirs].detach().cpu().double() for ours, theirs in names.items()}
         for activation in ACTIVATIONS:
             said = replace(arch, options={**arch.options, "activation": activation})
             found = functional_call(said.build().double(), theta, (x,)).detach()
-            same = getattr(wanted, "shape", None) == found.shape
-            if same and torch.allclose(wanted, found, rtol=1e-9, atol=1e-12):
+            if wanted.shape == found.shape and torch.allclose(wanted, found, rtol=1e-9, atol=1e-12):
                 return said, {ours: state[theirs] for ours, theirs in names.items()}
     return None
 
 
-def _outputs(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def _outputs(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Any:
     """None where it does not take samples of this shape."""
     try:
         with torch.no_grad():
