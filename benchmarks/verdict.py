@@ -648,6 +648,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.data:
         os.environ["RESIDUUM_DATA"] = options.data
+    os.environ["RESIDUUM_CACHE"] = ""  # every twin is made, and its time counts
     if unknown := [name for name in options.only if name not in CASES]:
         parser.error(f"no case {unknown[0]!r}; known: {', '.join(CASES)}")
     here = bool(os.environ.get("RESIDUUM_DATA"))

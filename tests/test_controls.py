@@ -31,6 +31,7 @@ from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LE
 from residuum.errors import InputError
 from residuum.evaluation.scoring import CandidatePool
 from residuum.records import Dataset, Knowledge
+from residuum.records.base import same
 from tests.victims import knowledge, leaky, tight, untrained
 
 
@@ -274,7 +275,11 @@ def test_no_leak_found_needs_a_twin_that_leaks_and_says_what_it_gave() -> None:
     assert twin is not None
     assert twin.leaks
     assert f"brings back {twin.recovered} of 20" in " ".join(found.verdict.reasons)
-    assert again.checks.twin is twin  # made once
+    assert same(again.checks.twin, twin)  # made once
+    assert {name.split()[0] for name in twin.attacked} == {
+        row.name for row in found.attacks if row.ran and row.decides
+    }
+    assert not twin.left_out
     assert without.verdict.outcome == INCONCLUSIVE
     assert any("--no-twin" in reason for reason in without.verdict.reasons)
     (row,) = [row for row in found.attacks if row.ran and not row.silent]

@@ -366,8 +366,8 @@ def test_the_forecast_says_when_the_budget_is_too_short() -> None:
     assert "longer than the budget" in said
     assert "30 of its 3000 steps" in said
     assert (
-        f"--budget {60 * 100 / 0.42 / 60:.0f}min" in said
-    )  # hand-computed: all steps over the share
+        f"--budget {60 * 100 * 6 / 0.42 / 60:.0f}min" in said
+    )  # hand-computed: all steps of six restarts over the share
 
 
 # False alarms and power; benchmarks/verdict.py asks the same of 400 claims
@@ -410,13 +410,13 @@ def test_wrong_claims_are_rarely_leaks(reconstruction: Reconstruction) -> None:
 @pytest.mark.parametrize(
     ("each", "share", "exact", "wanted"),
     [
-        (10.0, 25.0, False, (4, 1875)),  # four restarts share the time evenly
+        (10.0, 25.0, False, (4, 1250)),  # six restarts share the time evenly: two follow
         (10.0, 25.0, True, (2, 3000)),  # steps that were asked for stay
         (10.0, 100.0, False, (4, 3000)),  # ten fit: more batches of four follow
-        (10.0, 5.0, False, (4, 375)),  # none fits: fewer steps
-        (10.0, 5.0, True, (1, 375)),
+        (10.0, 5.0, False, (4, 250)),  # none fits: fewer steps
+        (10.0, 5.0, True, (1, 250)),
         (1000.0, 1.0, False, (4, 25)),  # one look at the loss at least
-        (10.0, 55.0, False, (4, 3300)),
+        (10.0, 55.0, False, (4, 2750)),
     ],
 )
 def test_the_first_batch_fills_its_share(

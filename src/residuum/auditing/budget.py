@@ -1,10 +1,11 @@
 """A wall-clock budget turned into shares, batches of restarts, and the batches that were run.
 
-The deciding attacks get ``ATTACK_SHARE`` of the budget, in equal parts, in at least ``FEWEST_RESTARTS``
-restarts: where nothing is found, one more on a permuted target and a quarter as many on a twin follow,
-which with the controls stay within a third of the budget. Baselines, scoring and both certificates
-are told what they may take and sample, or leave out what does not decide; reading, planning and the
-report have the rest. A batch that has begun is finished: cutting it short would
+The deciding attacks get ``ATTACK_SHARE`` of the budget, in equal parts; a restart takes at most one
+part in ``PARTS`` of that, because where nothing is found one more follows on a permuted target and a few
+on a twin. These two and the controls share an :class:`Allowance` of a third of the budget: what does
+not fit is left out and said, and what "no leak found" needs is then missing. Baselines, scoring and
+both certificates are told what they may take and sample, or leave out what does not decide; reading,
+planning and the report have the rest. A batch that has begun is finished: cutting it short would
 leave a run that nobody could repeat. What is recorded, and replayed, is the batches.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from residuum.attacks import AttackConfig, estimate
@@ -20,10 +22,10 @@ from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge, Record
 
 ATTACK_SHARE = 0.42
-FEWEST_RESTARTS = 4  # one in so many is repeated on the twin, and one on a permuted target
+FEWEST_RESTARTS = 4
+PARTS = 6  # of an attack's time: one is repeated on a permuted target, one on the twin
 CHECK_SHARE = 1 / 3  # of the budget, at most, for asking whether the audit can be believed
-# Of the twin's training; its attack takes what the audited one took.
-TWIN_SHARE, LEAST_TWIN = 0.04, 2.0
+TWIN_SHARE = 0.04  # of the twin's training; its attack takes what the audited one took
 BASELINE_SHARE, SCORE_SHARE, CERTIFICATE_SHARE, UNIQUENESS_SHARE = 0.05, 0.1, 0.05, 0.05
 LEAST_BASELINE, LEAST_SCORE = 1.0, 3.0  # seconds: what is cheap is not left out of a short audit
 LEAST_UNIQUENESS = 3.0  # seconds: its null space is counted whatever the clock says
@@ -59,6 +61,37 @@ def seconds_of(budget: str | float) -> float:
     return value
 
 
+@dataclass
+class Allowance:
+    """Seconds that several stages may take together: what runs inside ``with`` counts.
+
+    clock: what tells the time.
+    """
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    spent: float = 0.0
+    _begun: float | None = None
+
+    def __enter__(self) -> Allowance:
+        self._begun = self.clock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._begun is not None
+        self.spent += self.clock() - self._begun
+        self._begun = None
+
+    @property
+    def left(self) -> float:
+        """Seconds, less than none when it is overrun."""
+        running = 0.0 if self._begun is None else self.clock() - self._begun
+        return self.seconds - self.spent - running
+
+
+UNBOUNDED = Allowance(math.inf)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A first batch and how long it should take; steps: as many as the preset wants."""
@@ -79,7 +112,7 @@ def first_batch(
     """The batch that the others of ``share`` seconds will be like.
 
     As many whole restarts as fit share the time evenly, each at least as long as the preset says,
-    unless its steps are ``exact``; where fewer than ``FEWEST_RESTARTS`` fit, these take fewer steps.
+    unless its steps are ``exact``; where fewer than ``PARTS`` fit, these take fewer steps.
     Restarts side by side cost
     a CPU what they cost one after another, so there a single one is timed.
     """
@@ -91,7 +124,7 @@ def first_batch(
     fit = min(int(share / each), MAX_RESTARTS) if each > 0 else MAX_RESTARTS
     fewest = min(config.restarts, FEWEST_RESTARTS)
     restarts = max(1, min(config.restarts, fit if exact else max(fit, fewest)))
-    stretch = min(MOST_STRETCH, share / (max(fewest, fit) * each)) if each > 0 else 1.0
+    stretch = min(MOST_STRETCH, share / (max(PARTS, fit) * each)) if each > 0 else 1.0
     steps = config.steps if exact and fit else max(MIN_STEPS, int(config.steps * stretch))
     seconds = restarts * each * steps / config.steps
     return Plan(Batch(config.objective, restarts, steps, config.seed), seconds, config.steps)
@@ -135,7 +168,8 @@ def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
         said += ", longer than the budget, which is too short for less"
     for plan in plans:
         if plan.batch.steps < plan.steps:
-            whole = plan.seconds * plan.steps / plan.batch.steps / ATTACK_SHARE * len(plans)
+            each = plan.seconds * plan.steps / plan.batch.steps / plan.batch.restarts
+            whole = PARTS * each / ATTACK_SHARE * len(plans)
             said += (
                 f"; {plan.batch.attack} gets {plan.batch.steps} of its {plan.steps} steps and may "
                 f"explain nothing: --budget {whole / 60:.0f}min would allow all"

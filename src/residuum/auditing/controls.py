@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from residuum import similarity
+from residuum.auditing.budget import UNBOUNDED, Allowance
 from residuum.checkpoints import build_model
 from residuum.evaluation.matching import Array, as_array, discrete, lay_out, why_not_calibrated
 from residuum.evaluation.metrics import METRICS
-from residuum.evaluation.null import SUBSETS, draw_sets, step_down
+from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, step_down
 from residuum.evaluation.scoring import DECIDING, control_of
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
@@ -44,14 +45,19 @@ FEWEST_TOLD = 10
 NOISE = 0.05  # of candidates of what was granted, over their size; one for each sample
 # Of what came back, that what was granted brings back by itself: too much to decide.
 OVERLAP = 1 / 3
-DRAWS = 1000  # subsets of a control: the fewest whose least p is below its level
+# Subsets of a control: the fewest whose least p is below its level. One among them that the control
+# does not beat clears it: most are cleared by the first few, and no more are drawn.
+FIRST, DRAWS = MIN_SUBSETS, 1000
+SLACK = 1.5  # of what a control is expected to take: so much must be left to begin it
+MACHINE = 1.0  # second that the classifier must have: it looks at a bounded number of samples
+UNTRIED = "was not tried, for want of time"
 
 
 @dataclass(frozen=True, eq=False)
 class ControlRow(Record):
     """One control: how many training samples its candidates recovered, and which.
 
-    granted: its candidates are made of what the attacker was told.
+    granted: its candidates are made of what the attacker was told; subsets: how many were drawn.
     """
 
     name: str
@@ -61,11 +67,17 @@ class ControlRow(Record):
     p_value: float
     samples: tuple[int, ...] = ()
     granted: bool = False
+    subsets: int = DRAWS
 
     @property
     def failed(self) -> bool:
         """At its own level, far below the verdict's."""
         return self.p_value <= LEVEL
+
+    @property
+    def undecided(self) -> bool:
+        """No subset that was drawn clears it, and too few were to say more."""
+        return not self.failed and self.p_value * (self.subsets + 1) < 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +135,17 @@ def without_repeats(train: Dataset, pool: Dataset | None) -> Claim:
     return Claim(_rows(train, ~mine), _rows(pool, ~theirs), repeats, "", (note,))
 
 
-def run_controls(claim: Claim, knowledge: Knowledge, seed: int, subsets: int = DRAWS) -> Controls:
-    """Every control that the samples allow."""
+def run_controls(
+    claim: Claim,
+    knowledge: Knowledge,
+    seed: int,
+    subsets: int = DRAWS,
+    allowance: Allowance = UNBOUNDED,
+) -> Controls:
+    """Every control that the samples allow.
+
+    One that ``allowance`` has no time for fails: nobody knows what it would have said.
+    """
     train, pool = claim.train, claim.pool
     if pool is None or why_not_calibrated(len(train), len(pool)):
         return Controls(repeats=claim.repeats, notes=claim.notes)
@@ -136,22 +157,32 @@ def run_controls(claim: Claim, knowledge: Knowledge, seed: int, subsets: int = D
     )
     spare = len(pool) - max(len(train), 100)  # what the control itself cannot do without
     count = min(len(train), len(pool) // SHARE, spare)
+    tries: list[tuple[str, Tensor, Dataset, bool]] = []
     if count >= 1:
         order = torch.from_numpy(rng.permutation(len(pool)))
         mine, rest = order[:count], order[count:]
-        rows.append(
-            _row("held-out samples as candidates", pool.x[mine], train, pool.x[rest], pool.y[rest],
-                 seed, subsets)
-        )  # fmt: skip
+        others = pool.replace(x=pool.x[rest], y=pool.y[rest])
+        tries.append(("held-out samples as candidates", pool.x[mine], others, False))
     else:
         notes.append("too few held-out samples to try some of them as candidates")
-    rows += [
-        _row(f"{name} alone, as candidates", x, train, pool.x, pool.y, seed, subsets).replace(
-            granted=True
-        )
+    tries += [
+        (f"{name} alone, as candidates", x, pool, True)
         for name, x in granted_candidates(train, pool, knowledge, rng)
     ]
-    for row in rows:
+    longest = 0.0  # seconds of a control before: the next is as large
+    for name, x, others, granted in tries:
+        before = allowance.left
+        if before <= SLACK * longest:
+            failures.append(f"the control {name} {UNTRIED}. Give a longer --budget")
+            continue
+        row = _row(name, x, train, others, seed, subsets, allowance).replace(granted=granted)
+        longest = max(longest, before - allowance.left) if before < np.inf else 0.0
+        rows.append(row)
+        if row.undecided and not granted:
+            failures.append(
+                f"the control {name} is undecided after {row.subsets} of {subsets} subsets, for want "
+                "of time. Give a longer --budget"
+            )
         if row.failed:
             said = (
                 f'{row.name}: {row.recovered} of {len(train)} training samples "come back" '
@@ -163,7 +194,13 @@ def run_controls(claim: Claim, knowledge: Knowledge, seed: int, subsets: int = D
                 if row.granted
                 else f"{said}, so nothing that the attacks match can be told from it"
             )
-    auc, energy = told_by_samples(train, pool, rng)
+    auc, energy = told_by_samples(train, pool, rng, allowance)
+    if auc is None and len(train) >= FEWEST_TOLD:
+        failures.append(
+            f"a classifier between training and held-out samples {UNTRIED}. Give a longer --budget"
+        )
+    elif auc is not None and energy is None:
+        notes.append(f"the energy test between training and held-out samples {UNTRIED}")
     if auc is not None and auc.value >= APART and auc.clear:
         failures.append(
             f"a classifier tells training from held-out samples without any network (AUC "
@@ -214,18 +251,39 @@ def granted_candidates(
 
 
 def _row(
-    name: str, candidates: Tensor, train: Dataset, x: Tensor, y: Tensor, seed: int, subsets: int
+    name: str,
+    candidates: Tensor,
+    train: Dataset,
+    others: Dataset,
+    seed: int,
+    subsets: int,
+    allowance: Allowance,
 ) -> ControlRow:
-    """The test of a verdict, on candidates that hold nothing of the network."""
+    """The test of a verdict, on candidates that hold nothing of the network.
+
+    More subsets are drawn where the first do not clear it, if there is time for them.
+    """
+    begun, metric = allowance.left, METRICS[DECIDING]
     field = lay_out(
-        candidates, train, Dataset(x, y, train.mean), candidate_labels=None, match_labels=True,
+        candidates, train, others.replace(mean=train.mean), candidate_labels=None, match_labels=True,
         same_label=False, seed=seed, notes=[],
     )  # fmt: skip
-    found = control_of(METRICS[DECIDING], field, field.gain(METRICS[DECIDING]), seed, subsets)
-    samples = tuple(np.flatnonzero(found.recovered).tolist())
-    return ControlRow(
-        name, len(candidates), len(samples), found.expected_by_chance, found.p_value, samples
-    )
+    gain = field.gain(metric)
+
+    def drawing(count: int) -> ControlRow:
+        found = control_of(metric, field, gain, seed, count)
+        samples = tuple(np.flatnonzero(found.recovered).tolist())
+        return ControlRow(
+            name, len(candidates), len(samples), found.expected_by_chance, found.p_value, samples,
+            subsets=count,
+        )  # fmt: skip
+
+    row = drawing(min(FIRST, subsets))
+    left = allowance.left
+    took = begun - left if begun < np.inf else 0.0
+    if row.undecided and row.subsets < subsets and took * subsets / row.subsets < left:
+        row = drawing(subsets)
+    return row
 
 
 def brought_by_grant(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
@@ -255,17 +313,18 @@ class Auc:
 
 
 def told_by_samples(
-    train: Dataset, pool: Dataset, rng: np.random.Generator
+    train: Dataset, pool: Dataset, rng: np.random.Generator, allowance: Allowance = UNBOUNDED
 ) -> tuple[Auc | None, float | None]:
     """AUC of a cross-validated RBF machine, and p of an energy test, between the two sets.
 
     Held-out samples are drawn with the training set's label counts, as the subsets of the test are.
+    Both look at the same distances, measured once. None where it was not tried.
     """
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.svm import SVC
 
     few = rng.permutation(len(train))[:MOST_TOLD]
-    if len(few) < FEWEST_TOLD:
+    if len(few) < FEWEST_TOLD or allowance.left < MACHINE:
         return None, None
     a, b = (as_array(part.x.double()).reshape(len(part), -1) for part in (train, pool))
     labels = _strata(train, pool)
@@ -279,15 +338,19 @@ def told_by_samples(
     x = np.concatenate([a[few], b[chosen]])
     kind = np.repeat([1, 0], [len(few), len(chosen)])
     folds = StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
-    machine = SVC(gamma="scale", class_weight="balanced")
-    value = float(cross_val_score(machine, x, kind, cv=folds, scoring="roc_auc").mean())
-    error = np.sqrt((len(x) + 1) / (12 * len(few) * len(chosen)))
-    return Auc(value, float(error)), _energy(x, kind, rng)
-
-
-def _energy(x: Array, kind: Array, rng: np.random.Generator, permutations: int = 499) -> float:
-    """p of the energy distance 2 E|A - B| - E|A - A'| - E|B - B'| among permuted kinds."""
     distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
+    kernel = np.exp(-(distance**2) / max(x.shape[1] * x.var(), 1e-300))
+    machine = SVC(kernel="precomputed", class_weight="balanced")
+    value = float(cross_val_score(machine, kernel, kind, cv=folds, scoring="roc_auc").mean())
+    error = np.sqrt((len(x) + 1) / (12 * len(few) * len(chosen)))
+    energy = _energy(distance, kind, rng) if allowance.left > 0 else None
+    return Auc(value, float(error)), energy
+
+
+def _energy(
+    distance: Array, kind: Array, rng: np.random.Generator, permutations: int = 499
+) -> float:
+    """p of the energy distance 2 E|A - B| - E|A - A'| - E|B - B'| among permuted kinds."""
     signs = np.where(kind == 1, 1.0 / (kind == 1).sum(), -1.0 / (kind == 0).sum())
     drawn = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
     energy = -np.einsum("bi,bi->b", drawn @ distance, drawn)

@@ -67,9 +67,19 @@ class OneTest:
 
 
 def run_tests(
-    pools: dict[str, CandidatePool], claim: Claim, seed: int, subsets: int, seconds: float
+    pools: dict[str, CandidatePool],
+    claim: Claim,
+    seed: int,
+    subsets: int,
+    seconds: float,
+    *,
+    must: bool = True,
 ) -> tuple[dict[str, OneTest], list[str]]:
-    """Every pool of candidates as a test on common subsets; none without a control, and notes."""
+    """Every pool of candidates as a test on common subsets; none without a control, and notes.
+
+    Fewer subsets than asked for fit ``seconds``; where even the fewest do not, they are drawn all the
+    same, unless they need not (``must``): then there are no tests.
+    """
     metric, notes = METRICS[DECIDING], list[str]()
     laid: dict[str, tuple[Field, Array]] = {}
     for name, pool in pools.items():
@@ -87,7 +97,11 @@ def run_tests(
         notes += [note for note in said if note not in notes]
         if field.pool:
             laid[name] = field, field.gain(metric)
-    drawn = affordable([(metric, *part) for part in laid.values()], seed, subsets, seconds)
+    drawn = affordable(
+        [(metric, *part) for part in laid.values()], seed, subsets, seconds, fewest=must
+    )
+    if not drawn:
+        return {}, [*notes, "not judged, for want of time"]
     if laid and drawn < subsets:
         notes.append(f"{drawn} of {subsets} subsets drawn, for want of time")
     controls = {name: control_of(metric, *part, seed, drawn) for name, part in laid.items()}

@@ -71,7 +71,7 @@ class AttackStage:
 
     store: keeps finished batches, so that an interrupted audit goes on; batches: exactly these
     instead of what the budget allows; say: told what it will all take; exact: whether the steps of
-    ``config`` were asked for; samples: of the training set, for the forecast; only: these attacks.
+    ``config`` were asked for; samples: of the training set, for the forecast.
     """
 
     checkpoint: Checkpoint
@@ -85,13 +85,11 @@ class AttackStage:
     say: Callable[[str], None] | None = None
     exact: bool = False
     samples: int = 0
-    only: tuple[str, ...] = ()
 
     def run(self) -> Attacked:
         """Run what applies; the deciding attacks share their part of the budget, by their ``part``."""
         there = surfaces(self.checkpoint, self.knowledge)
         known = {n: one for n, one in every_attack().items() if self.baselines or not one.baseline}
-        known = {name: one for name, one in known.items() if not self.only or name in self.only}
         known = dict(sorted(known.items(), key=lambda item: item[1].baseline))  # those last
         on = {name: there.get(one.surface, there[WEIGHTS]) for name, one in known.items()}
         rows: dict[str, AttackOutcome] = {}
@@ -138,20 +136,32 @@ class AttackStage:
             tuple(done),
         )
 
-    def left_on_permuted(self, name: str, steps: int) -> float | None:
+    def left_on_permuted(self, name: str, steps: int, seconds: float) -> float | None:
         """Residual of the judged layers that one restart leaves where there is nothing to explain.
 
-        A closed form has no such run: what it does not explain stays whole.
+        None where ``seconds`` end before its steps: fewer would leave more, and acquit too easily. A
+        closed form has no such run: what it does not explain stays whole.
         """
         one = every_attack()[name]
         if not isinstance(one, Stationarity):
             return 1.0
         surface = surfaces(self.checkpoint, self.knowledge)[one.surface]
         kind = permuted(one.objective, self.config.seed)
-        config = replace(self.config, objective=name, restarts=1, steps=steps)
+        config = replace(self.config, objective=name, restarts=1, steps=steps, seconds=seconds)
         config = resolve(self.checkpoint, self.knowledge, config)
         found = Stationarity(name, kind).run(surface, self.knowledge, config)
-        return explained(surface, found, kind).worst
+        return None if "time" in found.status else explained(surface, found, kind).worst
+
+    def once_more(self, name: str, batch: Batch | None, seconds: float) -> Reconstruction | None:
+        """An attack that the audit ran, here: this batch of it, or its one run; None: it does not apply."""
+        one, there = every_attack()[name], surfaces(self.checkpoint, self.knowledge)
+        surface = there.get(one.surface, there[WEIGHTS])
+        if one.why_not(surface, self.knowledge):
+            return None
+        config = replace(self.config, objective=name, seconds=seconds)
+        if batch is not None:
+            config = replace(config, restarts=batch.restarts, steps=batch.steps, seed=batch.seed)
+        return self._checked(one, surface, resolve(self.checkpoint, self.knowledge, config))
 
     def _refused(self, name: str, one: Attack, surface: Surface) -> dict[str, AttackOutcome]:
         """The row of an attack that is not run; none when it is."""

@@ -3,8 +3,8 @@
 The twin has the audited architecture and is trained on as many held-out samples, taken out of the pool,
 in the way that was granted (``--recipe``) or can be seen: its start (granted; else small or default, by
 the spectrum of the first layer), the layers that moved, the training loss that was reached. Then it is
-attacked with the same settings. An audit that brings nothing back from it says nothing by finding
-nothing elsewhere.
+attacked by the same attacks with the same settings, fewer restarts, and judged by the same rule over all
+of them. An audit that brings nothing back from it says nothing by finding nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from residuum.attacks import every_attack
 from residuum.attacks.config import stream
-from residuum.auditing.budget import Batch
+from residuum.auditing.budget import PARTS, TWIN_SHARE, UNBOUNDED, Allowance, Batch
 from residuum.auditing.controls import Claim, sample_losses
 from residuum.auditing.judging import findings, run_tests
-from residuum.auditing.stages import AttackStage
-from residuum.auditing.verdict import Twin
+from residuum.auditing.kept import keep, recall
+from residuum.auditing.stages import Attacked, AttackStage
+from residuum.auditing.verdict import HURRIED, Twin
 from residuum.checkpoints import Inspection, build_model
 from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError, ResiduumError, require_known
 from residuum.evaluation.matching import as_array, discrete
 from residuum.evaluation.null import draw_sets
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import CandidatePool, whole_pool
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.records import Checkpoint, Dataset, Knowledge, Record
 from residuum.records.rundir import digest
 from residuum.stationarity import by_layer, parameters
 from residuum.theory.rows import choose_task, normalise_labels
@@ -42,8 +45,9 @@ from residuum.training.methods import LOSSES, choose_loss
 SPARE = 100  # held-out samples beyond twice the training set that a twin needs to be judged
 STEPS = 5000
 RATE, FASTER, SLOWER = 0.1, 1.05, 0.5  # of descent that keeps its loss falling
+SAME_STEPS = 1.1  # of the steps of two audits that count as alike
 OPTIMISERS, STARTS = ("margin", "gd", "sgd", "adam"), ("small", "default", "lecun", "granted")
-_made: dict[str, Twin] = {}  # by architecture, n, data and settings
+TRAINING, JUDGING = 1 / 4, 1 / 4  # of what is left for a twin, at most to train and to judge it
 
 
 @dataclass(frozen=True)
@@ -95,50 +99,84 @@ class Recipe:
         return cls(**values)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, eq=False)
+class TwinNetwork(Record):
+    """A trained twin: its weights, its start, the loss it reached, and how it was made in words."""
+
+    theta: dict[str, Tensor]
+    start: dict[str, Tensor]
+    loss: float
+    how: str
+
+
 def audit_twin(
     stage: AttackStage,
     claim: Claim,
     inspection: Inspection,
-    batches: Sequence[Batch],
+    attacked: Attacked,
     *,
     recipe: str,
     subsets: int,
-    training: float,
+    allowance: Allowance = UNBOUNDED,
 ) -> Twin:
-    """Train the twin of an audited network and attack it with ``batches``; training: seconds for it."""
+    """Train the twin of an audited network and attack it as that was, within ``allowance``.
+
+    Found again where the same was asked before: see ``kept``.
+    """
     assert claim.pool is not None
-    checkpoint, n = stage.checkpoint, len(claim.train)
-    told = [
-        checkpoint.arch,
-        n,
-        recipe,
-        vars(stage.config),
-        [vars(batch) for batch in batches],
-        subsets,
-    ]
+    told = [version("residuum"), torch.__version__, stage.checkpoint.arch, len(claim.train), recipe,
+            stage.seconds, subsets, stage.config.to_json(), sorted(stage.checkpoint.theta),
+            [part.attack for part in attacked.found]]  # fmt: skip
     key = digest(
-        [str(told), stage.knowledge.digest], claim.train.x, claim.pool.x, *checkpoint.theta.values()
+        [str(told), stage.knowledge.digest], claim.train.x, claim.train.y, claim.pool.x, claim.pool.y,
+        *stage.checkpoint.theta.values(),
+    )  # fmt: skip
+    known = stage.checkpoint.module is None  # of somebody's own code no key knows what it does
+    if known and (before := recall(Twin, key)) is not None and _no_harder(before, attacked.batches):
+        return before
+    if allowance.left <= 0:
+        return Twin(reason=HURRIED)
+    start = time.monotonic()
+    try:
+        found = _audited(
+            stage, claim, inspection, attacked, Recipe.parse(recipe), subsets, allowance
+        )
+    except (ResiduumError, RuntimeError) as problem:  # somebody's own network need not train
+        found = Twin(reason=str(problem).splitlines()[0][:200])
+    found = replace(found, seconds=round(time.monotonic() - start, 3))
+    if known and found.leaks:
+        keep(key, found)
+    return found
+
+
+def _no_harder(before: Twin, batches: Sequence[Batch]) -> bool:
+    """Whether a twin of an earlier audit gave its samples to attacks that tried no harder than these.
+
+    How many restarts and steps fit a budget is measured anew every time.
+    """
+    last = {batch.attack: batch for batch in batches}
+    return all(
+        one.attack in last
+        and one.restarts <= _some_of(batches, one.attack).restarts
+        and one.steps <= SAME_STEPS * last[one.attack].steps
+        for one in before.batches
     )
-    if key not in _made:
-        start = time.monotonic()
-        try:
-            found = _audited(
-                stage, claim, inspection, batches, Recipe.parse(recipe), subsets, training
-            )
-        except (ResiduumError, RuntimeError) as problem:  # somebody's own network need not train
-            found = Twin(reason=str(problem).splitlines()[0][:200])
-        _made[key] = replace(found, seconds=round(time.monotonic() - start, 3))
-    return _made[key]
+
+
+def _some_of(batches: Sequence[Batch], name: str) -> Batch:
+    """The part of an attack's restarts that a twin gets."""
+    mine = [batch for batch in batches if batch.attack == name]
+    return mine[0].replace(restarts=max(1, sum(batch.restarts for batch in mine) // PARTS))
 
 
 def _audited(
     stage: AttackStage,
     claim: Claim,
     inspection: Inspection,
-    batches: Sequence[Batch],
+    attacked: Attacked,
     recipe: Recipe,
     subsets: int,
-    training: float,
+    allowance: Allowance,
 ) -> Twin:
     checkpoint, knowledge, seed = stage.checkpoint, stage.knowledge, stage.config.seed
     assert claim.pool is not None
@@ -153,31 +191,121 @@ def _audited(
             f"; it is weaker, of {len(data)} digits of this shape, because {len(claim.pool)} held-out "
             f"samples are fewer than {2 * len(claim.train) + SPARE}"
         )
-    theta, start, loss, how = _trained(
-        checkpoint, data, knowledge, inspection, recipe, reached, training, seed
-    )
-    granted = None if knowledge.theta0 is None else start
+    whole = allowance.left
+    wanted = math.inf if whole == math.inf else TWIN_SHARE * stage.seconds
+    training = min(wanted, whole * TRAINING)
+    made = _network(
+        checkpoint, data, knowledge, inspection, recipe, reached, training, seed,
+        unhurried=training >= wanted,
+    )  # fmt: skip
+    granted = None if knowledge.theta0 is None else made.start
     known = knowledge.replace(
         theta0=granted, norms=None, moment=None,
         sample_count=None if knowledge.sample_count is None else len(data),
         provenance={k: v for k, v in knowledge.provenance.items() if k not in ("norms", "moment")},
     )  # fmt: skip
-    twin = checkpoint.replace(theta=theta)
-    attacked = replace(
-        stage, checkpoint=twin, knowledge=known, batches=tuple(batches), baselines=False, store=None,
-        only=tuple(batch.attack for batch in batches),  # those that could acquit
-        watch=None, say=None,
-    ).run()  # fmt: skip
-    made = f"{how}, loss {loss:.2g} where the audited network reached {reached:.2g}{weaker}"
-    if not attacked.found:
-        return Twin(reason="no attack applies to the twin", made=made)
-    pools = {part.attack: whole_pool(part) for part in attacked.found}
-    tests, _ = run_tests(pools, Claim(data, rest), seed, subsets, math.inf)
+    again = replace(stage, checkpoint=checkpoint.replace(theta=made.theta), knowledge=known)
+    reserve = 0.0 if whole == math.inf else whole * JUDGING
+    run = _attacked(again, attacked, allowance, reserve)
+    how = (
+        f"{made.how}, loss {made.loss:.2g} where the audited network reached {reached:.2g}{weaker}"
+    )
+    if not run.pools:
+        why = HURRIED if run.hurried else "; ".join(run.missing) or "no attack applies to it"
+        return Twin(reason=why, made=how, left_out=tuple(run.missing))
+    left = max(allowance.left, 0.0) / 2  # estimates err, and this is the last
+    tests, _ = run_tests(run.pools, Claim(data, rest), seed, subsets, left, must=False)
+    if not tests:
+        return Twin(reason=HURRIED, made=how, attacked=tuple(run.words))
     found = findings(tests, len(data))
     return Twin(
         n=len(data), recovered=found.recovered, expected_by_chance=found.expected_by_chance,
-        p_value=found.p_value, rule=found.rule, made=made,
+        p_value=found.p_value, rule=found.rule, made=how, attacked=tuple(run.words),
+        left_out=tuple(run.missing), batches=tuple(run.batches),
     )  # fmt: skip
+
+
+@dataclass
+class _Run:
+    """Attacks on a twin: candidates, what was run in words and batches, what was not, in haste or not."""
+
+    pools: dict[str, CandidatePool] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    hurried: bool = False
+
+
+def _attacked(stage: AttackStage, attacked: Attacked, allowance: Allowance, reserve: float) -> _Run:
+    """What each attack of the audit brings back from the twin.
+
+    Those of one run come first: they take what they took. Batches have a part of the restarts, and
+    end with the time: what comes back in less than the audited network had is the more telling.
+    """
+    run = _Run()
+    batched = {batch.attack for batch in attacked.batches}
+    queue = sorted(attacked.found, key=lambda part: part.attack in batched)
+    for place, part in enumerate(queue):
+        name = part.attack
+        seconds = (allowance.left - reserve) / (len(queue) - place)
+        if seconds <= 0 or (name not in batched and part.seconds > seconds):
+            run.missing.append(f"{name}, for want of time")
+            run.hurried = True
+            continue
+        batch = _some_of(attacked.batches, name) if name in batched else None
+        if batch is None:  # the time it was given: a setting that goes by it is the same
+            seconds = float(part.settings.get("seconds") or seconds)
+        try:
+            found = stage.once_more(name, batch, seconds)
+        except Exception as problem:
+            if not (every_attack()[name].outside or isinstance(problem, ResiduumError)):
+                raise
+            run.missing.append(f"{name}, which failed: {str(problem)[:100]}")
+            continue
+        if found is None:
+            run.missing.append(f"{name}, which does not apply to it")
+            continue
+        run.pools[name] = whole_pool(found)
+        if batch is None:
+            run.words.append(name)
+            continue
+        steps = int(found.steps[-1]) if "time" in found.status else batch.steps
+        of = "" if steps == batch.steps else f" of {batch.steps}"
+        total = sum(one.restarts for one in attacked.batches if one.attack == name)
+        run.words.append(f"{name} ({batch.restarts} of {total} restarts, {steps}{of} steps)")
+        run.batches.append(batch.replace(steps=steps))
+    return run
+
+
+def _network(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    knowledge: Knowledge,
+    inspection: Inspection,
+    recipe: Recipe,
+    reached: float,
+    seconds: float,
+    seed: int,
+    *,
+    unhurried: bool,
+) -> TwinNetwork:
+    """The trained twin, kept for other audits of the same claim unless it was hurried."""
+    told = [version("residuum"), torch.__version__, checkpoint.arch, checkpoint.task, vars(recipe),
+            reached, seconds, seed, bool(inspection.directions)]  # fmt: skip
+    begun = (
+        [] if knowledge.theta0 is None else [*knowledge.theta0.values(), *checkpoint.theta.values()]
+    )
+    shapes = {name: [*t.shape, str(t.dtype)] for name, t in checkpoint.theta.items()}
+    key = digest([str(told), shapes], data.x, data.y, *begun)
+    known = checkpoint.module is None
+    found = recall(TwinNetwork, key) if known else None
+    if found is None:
+        found = TwinNetwork(
+            *_trained(checkpoint, data, knowledge, inspection, recipe, reached, seconds, seed)
+        )
+        if known and unhurried:
+            keep(key, found)
+    return found
 
 
 def _out_of(pool: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import Fit
 from residuum.checkpoints import Inspection
 from residuum.evaluation.null import SIGNIFICANCE
@@ -40,6 +41,7 @@ GRADES = {  # of a leak, the worst first
     "as good a picture",
 }
 VOUCHED = "the auditor vouches that network and records were read rightly (--vouch)"
+HURRIED = "no time was left for it"
 EXPLAINED = 0.5  # of the residual that the same attack leaves on the permuted target
 BASELINE_MEANING = {
     "first-layer-weights": "rows of the first layer resemble training samples",
@@ -53,9 +55,10 @@ class AttackOutcome(Record):
 
     decides: a baseline does not. ran, reason: whether it was run and why; residuals: of every layer,
     norm over norm, of the best restart that did not diverge; judged: the layers that count; residual:
-    the worst of these; permuted: the same on the permuted target, None where it was not needed; silent:
-    why even a small residual would say nothing; recovered, expected_by_chance, p_value: of this test
-    alone; adjusted: its p over all tests; rule: what counts as recovered there, such as "ncc > 0.83".
+    the worst of these; permuted: the same on the permuted target, None where it was not needed or, for
+    the reason ``unasked``, is not known; silent: why even a small residual would say nothing;
+    recovered, expected_by_chance, p_value: of this test alone; adjusted: its p over all tests; rule:
+    what counts as recovered there, such as "ncc > 0.83".
     """
 
     name: str
@@ -70,6 +73,7 @@ class AttackOutcome(Record):
     diverged: int = 0
     residual: float | None = None
     permuted: float | None = None
+    unasked: str = ""
     residuals: dict[str, float] = field(default_factory=dict)
     judged: tuple[str, ...] = ()
     silent: str = ""
@@ -154,8 +158,9 @@ class Findings(Record):
 class Twin(Record):
     """A network of the same make that is known to hold its data, attacked as the audited one was.
 
-    recovered of n came back, where chance gives expected_by_chance; made: how it was trained; reason:
-    why there is none, "" when there is.
+    recovered of n came back, where chance gives expected_by_chance, by all tests together; made: how it
+    was trained; attacked: what was run on it, batches: its restarts and steps, left_out: what was run on
+    the audited network alone, and why; reason: why there is no twin, "" when there is.
     """
 
     n: int = 0
@@ -164,6 +169,9 @@ class Twin(Record):
     p_value: float = 1.0
     rule: str = ""
     made: str = ""
+    attacked: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    batches: tuple[Batch, ...] = ()
     seconds: float = 0.0
     reason: str = ""
 
@@ -177,9 +185,11 @@ class Twin(Record):
         """What it says about the audit."""
         if self.reason:
             return f"no twin: {self.reason}"
+        without = f" (not by {'; '.join(self.left_out)})" if self.left_out else ""
         return (
             f"on a twin known to hold its data this audit brings back {self.recovered} of {self.n} "
-            f"({self.rule}; {self.expected_by_chance:.2g} by chance, p = {self.p_value:.2g}); {self.made}"
+            f"({self.rule}; {self.expected_by_chance:.2g} by chance, p = {self.p_value:.2g}), attacked by "
+            f"{' and '.join(self.attacked)}{without}; {self.made}"
         )
 
 
@@ -197,6 +207,11 @@ class Checks(Record):
     told_apart: float | None = None
     vouched: bool = False
     twin: Twin | None = None
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the twin was not to be had in the time."""
+        return self.twin is not None and self.twin.reason == HURRIED
 
     @property
     def strangers(self) -> tuple[str, ...]:
@@ -350,7 +365,7 @@ def _verdict(outcome: str, reasons: tuple[str, ...], found: Findings) -> Verdict
 
 def _remedy(explained: list[AttackOutcome], checks: Checks) -> tuple[str, ...]:
     """The one thing to try."""
-    if not explained:
+    if not explained or checks.hurried:
         return (
             "try: a longer --budget, or --preset with more steps, so that an attack explains more",
         )
@@ -399,6 +414,11 @@ def _shortfall(attack: AttackOutcome) -> str:
         return f"{attack.name} cannot tell: {attack.silent}"
     if attack.residual is None:
         return f"{attack.name} diverged in all {attack.restarts} restarts"
+    if attack.unasked:
+        return (
+            f"{attack.name} left a residual of {attack.residual:.2g}, and what it leaves on a permuted "
+            f"target is not known: {attack.unasked}"
+        )
     worst = max(attack.judged, key=lambda name: attack.residuals.get(name, 0.0), default="")
     where = f" in {worst}" if worst else ""
     against = "" if attack.permuted is None else f", on a permuted target {attack.permuted:.2g}"

@@ -97,6 +97,9 @@ def score(
     )
     judged: dict[str, _Verdict] = {}
     for metric in chosen:
+        if metric.name != DECIDING and time.monotonic() - start >= seconds:
+            notes.append(f"{metric.name} left out, for want of time")
+            continue
         try:
             gain = field.gain(metric)
             if before is not None and metric.name == DECIDING:
@@ -158,13 +161,23 @@ class _Cost:
 
 
 def affordable(
-    parts: Sequence[tuple[Metric, Field, Array]], seed: int, subsets: int, seconds: float
+    parts: Sequence[tuple[Metric, Field, Array]],
+    seed: int,
+    subsets: int,
+    seconds: float,
+    *,
+    fewest: bool = True,
 ) -> int:
-    """As many common subsets as all parts can be judged by within ``seconds``."""
+    """As many common subsets as all parts can be judged by within ``seconds``.
+
+    Never fewer than a control needs; not ``fewest``: none where these do not fit.
+    """
     if seconds == math.inf:
         return subsets
     costs = [_cost(*part, seed) for part in parts]
     total = _Cost(sum(one.once for one in costs), sum(one.each for one in costs))
+    if not fewest and total.of(min(subsets, MIN_SUBSETS)) > seconds:
+        return 0
     return total.affordable(subsets, seconds)
 
 
