@@ -15,6 +15,7 @@ them from held-out ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ OVERLAP = 1 / 3
 # does not beat clears it: most are cleared by the first few, and no more are drawn.
 FIRST, DRAWS = MIN_SUBSETS, 1000
 SLACK = 1.5  # of what a control is expected to take: so much must be left to begin it
-MACHINE = 1.0  # second that the classifier must have: it looks at a bounded number of samples
+MACHINE = 0.3  # seconds that the classifier must have: it looks at a bounded number of samples
 UNTRIED = "was not tried, for want of time"
 
 
@@ -312,6 +313,13 @@ class Auc:
         return self.value > 0.5 + CLEAR * self.error
 
 
+def machinery() -> tuple[ModuleType, ModuleType]:
+    """What the classifier is made of: reading it from disk takes longer than its work."""
+    from sklearn import model_selection, svm
+
+    return model_selection, svm
+
+
 def told_by_samples(
     train: Dataset, pool: Dataset, rng: np.random.Generator, allowance: Allowance = UNBOUNDED
 ) -> tuple[Auc | None, float | None]:
@@ -320,9 +328,7 @@ def told_by_samples(
     Held-out samples are drawn with the training set's label counts, as the subsets of the test are.
     Both look at the same distances, measured once. None where it was not tried.
     """
-    from sklearn.model_selection import StratifiedKFold, cross_val_score
-    from sklearn.svm import SVC
-
+    model_selection, svm = machinery()
     few = rng.permutation(len(train))[:MOST_TOLD]
     if len(few) < FEWEST_TOLD or allowance.left < MACHINE:
         return None, None
@@ -337,11 +343,12 @@ def told_by_samples(
     chosen = draw_sets(theirs, np.tile(mine, times), 1, rng)[0]
     x = np.concatenate([a[few], b[chosen]])
     kind = np.repeat([1, 0], [len(few), len(chosen)])
-    folds = StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
+    folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
     distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
     kernel = np.exp(-(distance**2) / max(x.shape[1] * x.var(), 1e-300))
-    machine = SVC(kernel="precomputed", class_weight="balanced")
-    value = float(cross_val_score(machine, kernel, kind, cv=folds, scoring="roc_auc").mean())
+    machine = svm.SVC(kernel="precomputed", class_weight="balanced")
+    scored = model_selection.cross_val_score(machine, kernel, kind, cv=folds, scoring="roc_auc")
+    value = float(scored.mean())
     error = np.sqrt((len(x) + 1) / (12 * len(few) * len(chosen)))
     energy = _energy(distance, kind, rng) if allowance.left > 0 else None
     return Auc(value, float(error)), energy

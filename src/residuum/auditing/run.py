@@ -32,6 +32,7 @@ from residuum.auditing.budget import (
 from residuum.auditing.controls import (
     Controls,
     brought_by_grant,
+    machinery,
     run_controls,
     told_by_network,
     without_repeats,
@@ -144,6 +145,7 @@ def audit(
     attacked = replace(attacked, outcomes=(*attacked.outcomes, *broken))
     # Repeated batches have no clock: what was drawn then is drawn again.
     scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)
+    machinery()  # read before the clock of the controls begins
     allowance = Allowance(math.inf if batches else CHECK_SHARE * seconds)
     with clock("controls"), allowance:
         claim = None if train is None else without_repeats(train, control)
