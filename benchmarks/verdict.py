@@ -47,7 +47,7 @@ from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split, write_json
 from residuum.records.rundir import environment
 from residuum.stationarity import parameters
-from residuum.training import TrainingConfig, TrainingState, initialise, released, train
+from residuum.training import TrainingConfig, initialise, released, train
 
 FILE = RESULTS / "verdict.json"
 ARCH, POOL = "mlp:64-100-100-1", 500
@@ -293,14 +293,18 @@ def repeats(seed: int) -> Row:
 
 def private(
     split: Split, seed: int, epsilon: float = 1.0, steps: int = 100
-) -> dict[str, torch.Tensor]:
-    """Full-batch descent with clipped gradients and Gaussian noise: rho = steps / (2 sigma^2) of zCDP."""
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights and start of full-batch descent with clipped gradients and Gaussian noise.
+
+    rho = steps / (2 sigma^2) of zCDP.
+    """
     delta = 1e-3
     log = np.log(1 / delta)
     rho = (np.sqrt(log + epsilon) - np.sqrt(log)) ** 2  # epsilon = rho + 2 sqrt(rho log 1/delta)
     sigma = np.sqrt(steps / (2 * rho))
     model = initialise(Architecture.parse(ARCH), TrainingConfig(init="default", seed=seed))
-    theta = {name: p.detach().double() for name, p in model.named_parameters()}
+    start = {name: p.detach().double() for name, p in model.named_parameters()}
+    theta = dict(start)
     x, y = split.train.x.double(), split.train.y.double()
     generator = torch.Generator().manual_seed(seed)
 
@@ -319,38 +323,42 @@ def private(
             )
             step = torch.einsum("n,n...->...", scale, g) + noise
             theta[name] = theta[name] - 0.5 * step
-    return theta
+    return theta, start
 
 
-def one_pass(split: Split, seed: int) -> TrainingState:
+def one_pass(split: Split, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights and start."""
     config = TrainingConfig(
         method="sgd", batch=10, steps=len(split.train) // 10, lr=0.1, init="default", seed=seed
     )
-    return train(ARCH, split.train, config)
+    state = train(ARCH, split.train, config)
+    return state.theta, state.theta0
 
 
-SOUND = ("private", "one pass", "one pass, start known", "large n", "leaks")
+SOUND = ("large n", "private", "large n", "one pass")
+BUDGET = 150.0  # seconds of an audit of the case ``sound``
 
 
 def sound(seed: int) -> Row:
-    """Networks that should not leak (private, one pass, large n) and ones that do, with a clock."""
-    kind = SOUND[seed % len(SOUND)]
-    n = {"private": 500, "leaks": 30}.get(kind, 550)
-    split = digits(seed, n, pool=None)
-    known = granted(split.train, True)
-    if kind == "private":
-        theta = private(split, seed)
-    elif kind.startswith("one pass"):
-        state = one_pass(split, seed)
-        theta = state.theta
-        if kind != "one pass":
-            known = known.replace(
-                theta0=state.theta0, provenance={**known.provenance, "theta0": "user"}
-            )
+    """Networks of 1000 digits that should not leak, asked of 40 of these; and ones of 30 that do.
+
+    Private: epsilon 1, the start known. One pass: ten at a time, the start known. Large n: to its margin.
+    """
+    kind = "leaks" if seed % 3 == 2 else SOUND[(seed // 3 * 2 + seed % 3) % 4]
+    split = digits(seed, 30 if kind == "leaks" else 1000, pool=None)
+    known, claim = granted(split.train, True), split.train
+    if kind != "leaks":
+        some = torch.randperm(len(claim), generator=torch.Generator().manual_seed(seed))[:40]
+        claim = claim.replace(x=claim.x[some], y=claim.y[some])
+    if kind in ("private", "one pass"):
+        theta, start = (private if kind == "private" else one_pass)(split, seed)
+        known = known.replace(theta0=start, provenance={**known.provenance, "theta0": "user"})
     else:
         theta = train(ARCH, split.train, TrainingConfig(steps=1500, seed=seed)).theta
-    checkpoint = Checkpoint(theta, ARCH, split.train.shape, task="binary")
-    found = audited(checkpoint, split, known, budget="90s", seed=seed, vouch=True)
+    checkpoint = Checkpoint(theta, ARCH, claim.shape, task="binary")
+    found = audited(
+        checkpoint, Split(claim, split.holdout), known, budget=BUDGET, seed=seed, vouch=True
+    )
     # Vouching turns two reasons into notes and adds the twin: without it the same figures decide.
     unvouched = decide(found.findings, found.attacks, found.checks.replace(vouched=False))
     return {
@@ -554,7 +562,7 @@ CASES: dict[str, Case] = {
     "misread": Case(misread, range(12), lambda rows: not any(r["exit"] == 0 for r in rows), "never 0"),
     "wrong_set": Case(wrong_set, range(40), lambda rows: sum(r["exit"] == 1 for r in rows) <= 3,
                       "leaks within the level"),
-    "sound": Case(sound, range(50), lambda rows: all(
+    "sound": Case(sound, range(30), lambda rows: all(
         not (r["explained"] and r["fits"] and (r["told_apart"] or 1) <= 0.01 and (r["twin"] or [0, 0, 0])[2])
         for r in rows if r["exit"] == 3) and all(r["checks_share"] <= 1 / 3 for r in rows),
         "no network that is explained, fits, is told apart and whose twin leaks ends in 3; checks take "
