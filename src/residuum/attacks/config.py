@@ -26,7 +26,7 @@ DOMAINS = ("auto", "differences", "series", "coordinates")  # the keys of unmix.
 ANNEALINGS = ("none", "geometric", "loo2024")
 POSITIVE = ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds", "split_every")
 NOT_NEGATIVE = (
-    *("candidates", "lr_lam", "lr_decay"),
+    *("candidates", "lr_lam", "lr_decay", "margins"),
     *("split_limit", "split_eta", "split_threshold", "split_cap"),
 )
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
@@ -92,6 +92,7 @@ class AttackConfig:
     sharpness_from: float = 10.0
     anneal: str = "geometric"
     normalise: bool = True
+    margins: float = 0.0
     layers: str = "auto"
     priors: tuple[tuple[str, float], ...] = ()
     constraint: str = "project"
@@ -162,9 +163,12 @@ class AttackConfig:
         if self.anneal == "loo2024":
             return _at_most(10 + 10 ** (step / 20000), 200.0)
         if self.anneal == "geometric" and self.sharpness_from:
-            share = _at_most(step / max(1, self.steps - 1), 1.0)
-            return self.sharpness_from * (sharpness / self.sharpness_from) ** share
+            return self.sharpness_from * (sharpness / self.sharpness_from) ** self.share_at(step)
         return sharpness
+
+    def share_at(self, step: Step) -> Step:
+        """Of the steps, 1 at the last one."""
+        return _at_most(step / max(1, self.steps - 1), 1.0)
 
     def rate_at(self, step: Step) -> Step:
         """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from residuum.attacks.config import stream
+from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, box, penalty
 from residuum.errors import InputError
@@ -78,6 +79,7 @@ def attack(
     sharpness: tuple[float, float] = (10.0, 150.0),
     layers: str = "all",
     priors: Sequence[tuple[str, float]] = (),
+    margins: float = 0.0,
     seed: int = 0,
     restart: int = 0,
 ) -> Reconstruction:
@@ -94,6 +96,7 @@ def attack(
         sharpness: alpha at the first and at the last step, geometric in between.
         layers: "all", or "first" where the others hardly left their initialisation.
         priors: names in ``PRIORS`` with their weights.
+        margins: weight of the term that makes margins equal, where training promises it.
         seed, restart: which random start; restarts of one seed differ in nothing else.
     """
     if (shape := knowledge.shape) is None:
@@ -145,6 +148,7 @@ def attack(
         adam, lambda t: lr_decay + (1 - lr_decay) * (1 + math.cos(math.pi * t / steps)) / 2
     )
     penalties = [PRIORS[name](weight, knowledge=knowledge) for name, weight in priors]
+    equal = EqualMargins.promised(objective, knowledge, shape, margins, scale)
 
     best = math.inf
     looks: list[tuple[int, Tensor, Tensor]] = []
@@ -153,7 +157,9 @@ def attack(
         share = min(t / max(1, steps - 1), 1.0)
         alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** share
         parts = squares(r(x, scale * mu, alpha)) / sizes
-        loss = parts[counted].sum() + penalty(penalties, x[None], mu[None])[0]
+        loss = parts[counted].sum() + penalty(penalties, x[None], mu[None], share)[0]
+        if equal is not None:
+            loss = loss + equal.penalty(Phi(x)[None], y, scale * mu[None])[0]
         # The best so far.
         if t % LOOK == 0 or t == steps:
             looks.append((t, loss.detach(), parts.detach()))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from residuum.attacks.config import AttackConfig
+from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.checkpoints.surfaces import CHANGE, Surface
 from residuum.engine.explicit import Candidates, ExplicitEquation
@@ -132,24 +133,31 @@ class Problem:
         return sum(w * scale for w, scale in zip(self.layer_weights, self.scales, strict=True))
 
     def evaluate(
-        self, x: Tensor, lam: Tensor, sharpness: float | Tensor = 150.0, measure: bool = True
+        self,
+        x: Tensor,
+        lam: Tensor,
+        sharpness: float | Tensor = 150.0,
+        measure: bool = True,
+        margins: EqualMargins | None = None,
     ) -> Evaluation:
         """Loss and gradients; ``sharpness`` is the surrogate's alpha or beta.
 
-        measure=False: gradients alone, loss and residuals may be zero.
+        measure=False: gradients alone, loss and residuals may be zero; margins: one more term of the
+        loss, see ``margins.py``.
         """
         if self.explicit is None:
-            return self._evaluate_generic(x, lam, sharpness)
+            return self._evaluate_generic(x, lam, sharpness, margins)
         at, activation = self.candidates(x, lam), self.activation(sharpness)
         with torch.no_grad():
-            parts, grad_x, grad_lam = self.explicit.evaluate(
-                at, self.objective, activation, measure
+            parts, grad_x, grad_lam, value = self.explicit.evaluate(
+                at, self.objective, activation, measure, margins and margins.derivatives
             )
         grad_x = grad_x.view_as(x)
         if not measure:
             return Evaluation(parts[:, 0], parts, grad_x, grad_lam)
         parts = parts + self._outside
-        return Evaluation(parts @ self.weights, parts / self._scales, grad_x, grad_lam)
+        loss = parts @ self.weights if value is None else parts @ self.weights + value
+        return Evaluation(loss, parts / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
         """The same problem for other candidates; everything else is shared."""
@@ -171,7 +179,9 @@ class Problem:
         """As the engine takes them."""
         return Candidates(x.flatten(2), lam, self.labels)
 
-    def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
+    def _evaluate_generic(
+        self, x: Tensor, lam: Tensor, sharpness: float | Tensor, margins: EqualMargins | None
+    ) -> Evaluation:
         """Automatic differentiation; runs of different sharpness one after the other."""
         varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         found = []
@@ -181,7 +191,23 @@ class Problem:
             at = (self.objective, x[own], lam[own], labels)
             found.append(self.generic.evaluate(self.models(sharpness, run), *at))
         parts, *gradients = (torch.cat(each) for each in zip(*found, strict=True))
-        return Evaluation(parts @ self.weights, parts / self._scales, *gradients)
+        loss = parts @ self.weights
+        if margins is not None:
+            terms = [self._margin_term(margins, x, lam, sharpness, run) for run in range(len(x))]
+            value, *more = (torch.stack(each) for each in zip(*terms, strict=True))
+            loss = loss + value
+            gradients = [g + own for g, own in zip(gradients, more, strict=True)]
+        return Evaluation(loss, parts / self._scales, *gradients)
+
+    @torch.enable_grad()
+    def _margin_term(
+        self, margins: EqualMargins, x: Tensor, lam: Tensor, sharpness: float | Tensor, run: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of one run: the penalty, and its derivatives in x and lam."""
+        xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
+        outputs = self.models(sharpness, run)[0](xr)
+        value = margins.of_run(run).penalty(outputs[None], self.labels_of(run)[None], lr[None])[0]
+        return value.detach(), *torch.autograd.grad(value, (xr, lr))
 
     def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
         """The network at every gradient point, with the surrogate that this run has."""

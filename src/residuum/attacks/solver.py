@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.config import FAST, AttackConfig, PerRun, Step, stream
 from residuum.attacks.growth import Grower
+from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box, penalty
 from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
@@ -88,6 +89,9 @@ class Solver:
             PRIORS[name](weight, self.lam_min, knowledge) for name, weight in self.settings.priors()
         ]
         self.scale = self._stored_scale(candidates, lam_ndim)
+        # Growth looks at the curvature of the residual alone.
+        kappa = config.margins if config.split == "none" else 0.0
+        self.margins = EqualMargins.promised(objective, knowledge, shape, kappa, self.scale)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
         self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
@@ -244,11 +248,14 @@ class Solver:
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
-        found = self.problem.evaluate(x, lam * self.scale, self._sharpness(step), measure)
+        found = self.problem.evaluate(
+            x, lam * self.scale, self._sharpness(step), measure, self.margins
+        )
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
             xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-            total = penalty(self.priors, self.pixels(xl), ll) - self.padding
+            share = self.config.share_at(step)
+            total = penalty(self.priors, self.pixels(xl), ll, share) - self.padding
             inner = torch.autograd.grad(
                 total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
