@@ -47,7 +47,9 @@ class AttackConfig:
     surrogate, sharpness: what stands for the ReLU and its alpha or beta, annealed from
     ``sharpness_from``; normalise, layers: see ``Problem``
     ("auto": the first layer of an MLP, where the other layers hardly leave their initialisation, and
-    all layers of any other network); priors: (name, weight) pairs; constraint:
+    all layers of any other network); priors: (name, weight) pairs, None for what the data's appearance
+    in the first layer asks for (``appearance.py``); margins: weight of equal margins
+    (``margins.py``), None likewise; constraint:
     "project" puts candidates into the known box and multipliers above ``lam_min`` after every step,
     "penalty" leaves that to the priors; lam_every: every so many steps the multipliers are replaced
     by the best ones in closed form; dtype: float64, float32, or tf32 or bf16 (float32 numbers
@@ -92,9 +94,9 @@ class AttackConfig:
     sharpness_from: float = 10.0
     anneal: str = "geometric"
     normalise: bool = True
-    margins: float = 0.0
+    margins: float | None = None
     layers: str = "auto"
-    priors: tuple[tuple[str, float], ...] = ()
+    priors: tuple[tuple[str, float], ...] | None = None
     constraint: str = "project"
     dtype: str = "auto"
     polish: float = 0.05
@@ -131,7 +133,7 @@ class AttackConfig:
                 raise InputError(f"{name} must be finite; got {value}.", "Correct it.")
             if name in POSITIVE and not value > 0:
                 raise InputError(f"{name} must be positive; got {value}.", "Raise it.")
-            if name in NOT_NEGATIVE and value < 0:
+            if name in NOT_NEGATIVE and value is not None and value < 0:
                 raise InputError(f"{name} must not be negative; got {value}.", "Correct it.")
         if not 0 <= self.rank_tolerance < 1:
             raise InputError(
@@ -139,7 +141,7 @@ class AttackConfig:
                 f"got {self.rank_tolerance}.",
                 "Use 0 for the full space.",
             )
-        for prior, _ in self.priors:
+        for prior, _ in self.priors or ():
             require_known(prior, PRIORS, "No prior")
 
     @property
@@ -190,7 +192,7 @@ class AttackConfig:
         if read.get("seconds", 0) is None:
             read["seconds"] = math.inf
         for name in ("priors", "lam_init"):
-            if name in read:
+            if read.get(name) is not None:
                 read[name] = tuple(tuple(v) if isinstance(v, list) else v for v in read[name])
         return cls(**read)
 
@@ -235,8 +237,8 @@ class PerRun:
     def priors(self) -> list[tuple[str, float | Tensor]]:
         """Every prior that some run has, with its weight: a number, or (R,) with 0 where it is absent."""
         if len({run.priors for run in self.runs}) < 2:
-            return list(self.one(0).priors)
-        own = [dict(run.priors) for run in self.runs]
+            return list(self.one(0).priors or ())
+        own = [dict(run.priors or ()) for run in self.runs]
         names = dict.fromkeys(name for priors in own for name in priors)
         return [
             (name, torch.tensor([priors.get(name, 0.0) for priors in own], **self._numbers))

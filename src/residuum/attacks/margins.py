@@ -6,8 +6,9 @@ the best rival). Stationarity alone does not ask for it. As a penalty on the can
     M(x, lam) = weight sum_i w_i (margin_i / p - 1)^2,      w_i = min(mu_i, 1) / m
 
 mu: stored multipliers, of order one; p: their weighted median of the candidates' margins, so that
-nobody has to be told it, but at least their weighted mean size: before candidates have settled the
-median may be zero. p is not differentiated. A candidate without a multiplier may have any output.
+nobody has to be told it, but at least FLOOR of their weighted mean size: before candidates have
+settled the median may be zero. p is not differentiated, and the weight rises from zero over the steps,
+for the same reason. A candidate without a multiplier may have any output.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from residuum.checkpoints.surfaces import WEIGHTS
 from residuum.records import Knowledge
 
 FEW_VALUES = 8  # in the plane, where every output is shared by a curve of points, it misleads
+FLOOR = 0.2
 AGREE = 0.25  # weighted mean deviation from p, over p, that still counts as equal
 
 
@@ -31,7 +33,7 @@ class EqualMargins:
     """weight: of the penalty; scale: stored multipliers are lam / scale, a number or (R, 1, ...)."""
 
     objective: Objective
-    weight: float
+    weight: float | Tensor
     scale: float | Tensor
 
     @classmethod
@@ -48,6 +50,10 @@ class EqualMargins:
         if not weight or some is None or objective.surface != WEIGHTS or knowledge.weight_decay:
             return None
         return None if math.prod(shape) < FEW_VALUES else cls(objective, weight, scale)
+
+    def at(self, share: float | Tensor) -> EqualMargins:
+        """When this share of the steps is done: outputs mean nothing before candidates do."""
+        return replace(self, weight=self.weight * share)
 
     def penalty(self, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """(R,) from outputs (R, m, C), labels (m,) or (R, m), lam (R, m, ...)."""
@@ -89,10 +95,10 @@ class EqualMargins:
 
 
 def common_margin(margins: Tensor, weight: Tensor) -> Tensor:
-    """p: (R, 1), the weighted median of (R, m) margins, at least their weighted mean size."""
+    """p: (R, 1), the weighted median of (R, m) margins, at least FLOOR of their weighted mean size."""
     ordered, order = margins.sort(-1)
     below = weight.gather(-1, order).cumsum(-1)
     total = below[..., -1:]
     middle = (below < total / 2).sum(-1, keepdim=True).clamp(max=margins.shape[-1] - 1)
     size = (weight * margins.abs()).sum(-1, keepdim=True) / total.clamp(min=1e-30)
-    return torch.maximum(ordered.gather(-1, middle), size).clamp(min=1e-30)
+    return torch.maximum(ordered.gather(-1, middle), FLOOR * size).clamp(min=1e-30)

@@ -159,7 +159,7 @@ def attack(
         parts = squares(r(x, scale * mu, alpha)) / sizes
         loss = parts[counted].sum() + penalty(penalties, x[None], mu[None], share)[0]
         if equal is not None:
-            loss = loss + equal.penalty(Phi(x)[None], y, scale * mu[None])[0]
+            loss = loss + equal.at(share).penalty(Phi(x)[None], y, scale * mu[None])[0]
         # The best so far.
         if t % LOOK == 0 or t == steps:
             looks.append((t, loss.detach(), parts.detach()))

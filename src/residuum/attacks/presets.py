@@ -13,14 +13,14 @@ from residuum.attacks.config import AttackConfig
 _HAIM = AttackConfig(
     objective="binary-kkt", restarts=1, steps=50_000, optimiser="sgd", momentum=0.9, lr_decay=1.0,
     lr_lam=1e-4, lam_init=(0.0, 1.0), lam_scale="mean", normalise=False, layers="all",
-    surrogate="sigmoid", anneal="none", constraint="penalty", dtype="float64",
+    surrogate="sigmoid", anneal="none", constraint="penalty", dtype="float64", margins=0.0,
     priors=(("haim2022-box", 1.0), ("multiplier-floor", 5.0)),
 )  # fmt: skip
 _LOO = AttackConfig(
     objective="ntk", gradients="theta", restarts=1, steps=80_000, optimiser="adam", lr_x=0.02,
     lr_lam=0.02, lr_decay=1.0, sigma=0.2, lam_init=(-0.5, 0.5), lam_scale="one", normalise=False,
     layers="all", surrogate="softplus", anneal="loo2024", constraint="penalty", dtype="float32",
-    priors=(("loo2024-box", 0.1),),
+    priors=(("loo2024-box", 0.1),), margins=0.0,
 )  # fmt: skip
 
 PRESETS: dict[str, AttackConfig] = {
@@ -56,7 +56,7 @@ PRESETS: dict[str, AttackConfig] = {
     "ntk": AttackConfig(
         objective="ntk", gradients="both", restarts=1, steps=20_000, surrogate="softplus",
         sharpness_from=10.0, sharpness=200.0, lr_x=0.04, lr_lam=0.02, lam_init=(-0.5, 0.5),
-        layers="all", sigma=0.2,
+        layers="all", sigma=0.2, priors=(), margins=0.0,
     ),
     # Baselines.
     "model-inversion": AttackConfig(objective="model-inversion", restarts=1, steps=200, lr_x=0.01),

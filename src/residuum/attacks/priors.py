@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -47,6 +48,10 @@ class Prior:
     def weight_at(self, share: float | Tensor) -> float | Tensor:
         """The weight when this share of the steps is done."""
         return self.weight
+
+    def by_hand(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The penalty, and its derivatives in x and in lam, of a prior that is faster so."""
+        return None
 
 
 class ValueBox(Prior):
@@ -122,34 +127,127 @@ class SparseGradients(Prior):
     """Images are flat almost everywhere: log cosh of neighbouring pixels' differences, fading.
 
     A quadratic prior cannot tell a mixture of images from its parts, this one can; strong at first it
-    chooses the basin, and with FADE of its weight left at the end it blurs nothing. Mean over pixels,
-    in units of the value range, and over candidates, each as far as it carries weight: it means the
-    same for every image size, range and number of candidates, beside a loss that is 1 at the start.
+    chooses the basin, and with FADE of its weight left at the end it blurs nothing. Colours change
+    together, so a difference is the length over channels. Mean over pixels, in units of the value
+    range, and over candidates, each as far as it carries weight: it means the same for every image
+    size, range and number of candidates, beside a loss that is 1 where nothing is explained.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """mean_i min(mu_i, CARRIES) mean log cosh(STEEP d) / STEEP over differences d."""
-        assert self.knowledge is not None
-        low, high = self.knowledge.value_range or (0.0, 1.0)
+        """mean_i min(mu_i, CARRIES) sum_axis mean log cosh(STEEP |d|) / STEEP."""
         rough = x.new_zeros(x.shape[:2])
-        for d in _differences(x, self.knowledge):
-            u = (d.flatten(2) * (STEEP / (high - low))).abs()
-            rough = rough + (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean(-1) / STEEP
-        carried = lam.reshape(*lam.shape[:2], -1).sum(-1).clamp(max=CARRIES)
-        return (carried * rough).mean(1)
+        for d in self._steps(x):
+            u = STEEP * _length(d)
+            rough = rough + (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEP
+        return (_carried(lam)[0] * rough).mean(1)
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
         """Geometric from the weight to FADE of it."""
         return self.weight * FADE**share
 
+    def by_hand(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """A third of the time of automatic differentiation: tanh(STEEP |d|) d / (channels |d|)."""
+        carried, free = _carried(lam)
+        rough, grad = x.new_zeros(x.shape[:2]), torch.zeros_like(x)
+        images = grad.view(*x.shape[:2], *_image_shape(self.knowledge))
+        for axis, d in zip((-1, -2), self._steps(x), strict=True):
+            length = _length(d)
+            u = STEEP * length
+            rough += (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEP
+            pixels, channels = length.shape[-1] * length.shape[-2], d.shape[2]
+            pull = u.tanh_().div_(length).mul_((carried / pixels / channels)[..., None, None])
+            d.mul_(pull[:, :, None] / (self._range() * x.shape[1]))
+            images.narrow(axis, 1, d.shape[axis]).add_(d)
+            images.narrow(axis, 0, d.shape[axis]).sub_(d)
+        grad_lam = (rough / x.shape[1] * free).view(*x.shape[:2], *[1] * (lam.ndim - 2))
+        return (carried * rough).mean(1), grad, grad_lam.expand_as(lam)
 
-def penalty(
-    priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0
-) -> Tensor:
+    def _steps(self, x: Tensor) -> list[Tensor]:
+        """(R, m, channels, height, width) differences in units of the value range."""
+        return [
+            d.reshape(*d.shape[:2], -1, *d.shape[-2:]) / self._range()
+            for d in _differences(x, self.knowledge)
+        ]
+
+    def _range(self) -> float:
+        assert self.knowledge is not None
+        low, high = self.knowledge.value_range or (0.0, 1.0)
+        return high - low
+
+
+class PatchExperts(SparseGradients):
+    """Photographs seen through learned filters: log cosh of their responses, fading.
+
+    Filters are the independent components of 5 x 5 patches of scikit-learn's two bundled photographs
+    at three scales, each with unit response there; grey, applied to every channel. The learned
+    alternative to differences of neighbours.
+    """
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """mean_i min(mu_i, CARRIES) mean log cosh(response) / STEEP."""
+        images = x.reshape(-1, 1, *_image_shape(self.knowledge)[-2:]) / self._range()
+        u = torch.nn.functional.conv2d(images, patch_filters(x.device, x.dtype)).abs()
+        rough = (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).reshape(*x.shape[:2], -1)
+        return (_carried(lam)[0] * rough.mean(2)).mean(1) / STEEP
+
+    def by_hand(self, x: Tensor, lam: Tensor) -> None:
+        """A convolution is as fast by automatic differentiation."""
+
+
+@lru_cache(maxsize=4)
+def patch_filters(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(24, 1, 5, 5) learned once per process, in about a second."""
+    from sklearn.datasets import load_sample_images
+    from sklearn.decomposition import FastICA
+
+    patches = []
+    for photo in load_sample_images().images:
+        grey = torch.from_numpy(photo.copy()).float().mean(-1)[None, None] / 255
+        for scale in (2, 4, 8):  # a pixel of a small image covers many of a photograph
+            small = torch.nn.functional.avg_pool2d(grey, scale)
+            patches.append(torch.nn.functional.unfold(small, 5)[0].T)
+    every = torch.cat(patches)
+    some = every[:: max(1, len(every) // 20_000)].double()
+    some = some - some.mean(1, keepdim=True)
+    ica = FastICA(24, whiten="unit-variance", random_state=0, max_iter=300, tol=1e-3)
+    ica.fit(some.numpy())
+    return torch.from_numpy(ica.components_).view(24, 1, 5, 5).to(device, dtype)
+
+
+def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0) -> Tensor:
     """(R,) of all priors; every prior is a sum over candidates. share: of the steps done."""
     return sum((p.weight_at(share) * p.penalty(x, lam) for p in priors), x.new_zeros(len(x)))
+
+
+def derivatives(
+    priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`penalty` (R,), and its derivatives in x and in lam."""
+    own = [(p, found) for p in priors if (found := p.by_hand(x, lam)) is not None]
+    rest = [p for p in priors if all(p is not q for q, _ in own)]
+    with torch.enable_grad():
+        xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
+        total = penalty(rest, xl, ll, share)
+        gx, gl = torch.zeros_like(x), torch.zeros_like(lam)
+        if rest:
+            gx, gl = torch.autograd.grad(
+                total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
+            )
+    total = total.detach()
+    for p, (value, own_x, own_lam) in own:
+        weight = p.weight_at(share)
+        total = total + weight * value
+        gx, gl = (g + _each(weight, g) * part for g, part in ((gx, own_x), (gl, own_lam)))
+    return total, gx, gl
+
+
+def _each(weight: float | Tensor, like: Tensor) -> float | Tensor:
+    """A weight, or weights of runs (R,), against (R, m, ...)."""
+    if isinstance(weight, Tensor) and weight.ndim:
+        return weight.view(-1, *[1] * (like.ndim - 1))
+    return weight
 
 
 def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,14 +258,29 @@ def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _differences(x: Tensor, knowledge: Knowledge | None) -> list[Tensor]:
+    images = x.reshape(*x.shape[:2], *_image_shape(knowledge))
+    return [torch.diff(images, dim=-1), torch.diff(images, dim=-2)]
+
+
+def _image_shape(knowledge: Knowledge | None) -> tuple[int, ...]:
     assert knowledge is not None
     assert knowledge.shape is not None
-    images = x.reshape(*x.shape[:2], *knowledge.shape)
     if len(knowledge.shape) < 2:
         raise InputError(
             "Smoothness needs images; samples here are vectors.", "Choose another prior."
         )
-    return [torch.diff(images, dim=-1), torch.diff(images, dim=-2)]
+    return knowledge.shape
+
+
+def _length(d: Tensor) -> Tensor:
+    """(R, m, height, width) root mean square over channels, smooth at zero."""
+    return (d.square().mean(2) + 1e-8).sqrt()
+
+
+def _carried(lam: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, m) stored multipliers up to CARRIES, and where they are below it."""
+    total = lam.reshape(*lam.shape[:2], -1).sum(-1)
+    return total.clamp(max=CARRIES), (total <= CARRIES).to(lam.dtype)
 
 
 def _sum(values: Tensor) -> Tensor:
@@ -184,5 +297,6 @@ PRIORS: dict[str, type[Prior]] = {
     "total-variation": TotalVariation,
     "high-frequency": HighFrequency,
     "sparse-gradients": SparseGradients,
+    "patch-experts": PatchExperts,
 }
 PRIORS = Table("prior", PRIORS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum import plugins
+from residuum.attacks.appearance import Appearance, appearance
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
 from residuum.attacks.config import AttackConfig
 from residuum.attacks.contract import Attack
@@ -28,6 +30,7 @@ from residuum.errors import require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 
+SPARSE, MARGINS = 60.0, 0.3
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 
 
@@ -178,7 +181,27 @@ def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) 
         name = next(name for name, objective in OBJECTIVES.items() if objective.task == task)
     require_known(name, every_attack(), "No attack")
     count = config.candidates or _estimate(checkpoint, knowledge)
-    return replace(config, objective=name, candidates=count)
+    return fitted(checkpoint, knowledge, replace(config, objective=name, candidates=count))
+
+
+def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
+    """With the terms that suit what the data looks like in the first layer, where none are said.
+
+    A sparse prior for images of every kind, equal margins for photographs: on MNIST they cost a fifth
+    of the samples above NCC 0.9, on digits more. Chosen on images that no claim uses.
+    """
+    if config.priors is not None and config.margins is not None:
+        return config
+    rows, shape = first_layer(checkpoint.theta), sample_shape(checkpoint, knowledge)
+    dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
+    seen = appearance(rows, shape) if dense else Appearance()
+    sparse = (("sparse-gradients", SPARSE),) if seen.images else ()
+    margins = MARGINS if seen.photographs else 0.0
+    return replace(
+        config,
+        priors=sparse if config.priors is None else config.priors,
+        margins=margins if config.margins is None else config.margins,
+    )
 
 
 def prepare(

@@ -25,7 +25,7 @@ from residuum.attacks.config import FAST, AttackConfig, PerRun, Step, stream
 from residuum.attacks.growth import Grower
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
-from residuum.attacks.priors import PRIORS, Prior, box, penalty
+from residuum.attacks.priors import PRIORS, Prior, box, derivatives, penalty
 from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
 from residuum.attacks.rowspace import RowSpace
 from residuum.attacks.state import (
@@ -86,11 +86,12 @@ class Solver:
         }
         self.sharpness = self.settings.value("sharpness", 3)  # at the end
         self.priors: list[Prior] = [
-            PRIORS[name](weight, self.lam_min, knowledge) for name, weight in self.settings.priors()
+            PRIORS[name](weight, self.lam_min, knowledge.replace(shape=shape))
+            for name, weight in self.settings.priors()
         ]
         self.scale = self._stored_scale(candidates, lam_ndim)
         # Growth looks at the curvature of the residual alone.
-        kappa = config.margins if config.split == "none" else 0.0
+        kappa = (config.margins or 0.0) if config.split == "none" else 0.0
         self.margins = EqualMargins.promised(objective, knowledge, shape, kappa, self.scale)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
@@ -248,18 +249,17 @@ class Solver:
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
+        share = self.config.share_at(step)
+        margins = None if self.margins is None else self.margins.at(share)
         found = self.problem.evaluate(
-            x, lam * self.scale, self._sharpness(step), measure, self.margins
+            x, lam * self.scale, self._sharpness(step), measure, margins
         )
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
-            xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-            share = self.config.share_at(step)
-            total = penalty(self.priors, self.pixels(xl), ll, share) - self.padding
-            inner = torch.autograd.grad(
-                total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
-            )
-            gx, gl, loss = gx.add_(inner[0]), gl.add_(inner[1]), loss + total.detach()
+            total, prior_x, prior_lam = derivatives(self.priors, self.pixels(x), lam, share)
+            if self.space is not None:
+                prior_x = self.space.reduce(prior_x)
+            gx, gl, loss = gx.add_(prior_x), gl.add_(prior_lam), loss + (total - self.padding)
         return loss, found.layers, gx, gl
 
     def _update(
