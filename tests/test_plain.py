@@ -32,6 +32,7 @@ M, STEPS, TIGHT = 6, 50, 1e-12
 NETWORKS = {
     "mlp": ("mlp:6-20-15-{}", (6,), "first"),
     "mlp-all-layers": ("mlp:6-20-{},bias=all", (6,), "all"),
+    "mlp-wide": ("mlp:9-20-15-{}", (9,), "first"),
     "convnet": ("convnet:1x5x5-4-5-{}", (1, 5, 5), "all"),
     "polynomial": ("polynomial:6-15-{},coefficients=0/0.5/0/1", (6,), "all"),
 }
@@ -71,7 +72,7 @@ PAIRS = [
     (case, network)
     for network in NETWORKS
     for case in CASES
-    if network != "polynomial" or CASES[case].outputs == 1
+    if (network != "mlp-wide" and network != "polynomial") or CASES[case].outputs == 1
 ]
 
 
@@ -146,6 +147,29 @@ def test_restarts_rates_and_priors_are_the_same():
         others = {key: value for key, value in settings.items() if key != name}
         (other,), _ = both("convnet", CASES["binary"], **others)
         assert not close(other.lam, found[0].lam, 1e-6), f"{name} changes nothing"
+
+
+@pytest.mark.parametrize("network", ["mlp-wide", "convnet"])
+@pytest.mark.parametrize("case", ["binary", "tied-rivals", "best-rival"])
+def test_equal_margins_and_the_sparse_prior_are_the_same(case, network):
+    settings = {"margins": 0.5, "priors": (("sparse-gradients", 0.5),)}
+    if network == "mlp-wide":
+        settings["priors"] = ()  # a vector has no neighbours
+    found, wanted = both(network, CASES[case], restarts=2, **settings)
+    for a, b in zip(found, wanted, strict=True):
+        assert_same(a, b)
+    for name in settings:
+        others = {key: value for key, value in settings.items() if key != name}
+        (other,), _ = both(network, CASES[case], **{"priors": (), **others})
+        assert close(other.lam, found[0].lam, 1e-6) == (settings[name] == ()), name
+
+
+@pytest.mark.parametrize("case", ["decay-free", "decay-logistic", "ntk-both"])
+def test_equal_margins_stay_out_where_nobody_promised_them(case):
+    (found,), (wanted,) = both("mlp-wide", CASES[case], margins=0.5)
+    assert_same(found, wanted)
+    (without,), _ = both("mlp-wide", CASES[case], margins=0.0)
+    assert torch.equal(without.x, found.x)
 
 
 def test_sharpness_is_the_same():

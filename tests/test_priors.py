@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from residuum.attacks.priors import PRIORS, box
+from residuum.attacks.priors import (
+    CARRIES,
+    PRIORS,
+    STEEP,
+    box,
+    derivatives,
+    patch_filters,
+    penalty,
+)
 from residuum.errors import InputError
 from residuum.records import Knowledge
 
@@ -61,6 +69,44 @@ def neighbours(x):
                         yield float(one[c, i + 1, j] - one[c, i, j])
 
 
+def carried(lam):
+    return [min(float(one.sum()), CARRIES) for one in lam]
+
+
+def log_cosh(v):
+    return math.log(math.cosh(v))
+
+
+def sparse(x, lam):
+    """Lengths over channels of horizontal and vertical steps, in units of a range of 1.5."""
+    total = 0.0
+    for one, weight in zip(x / 1.5, carried(lam), strict=True):
+        across = [(i, j, i, j + 1) for i in range(3) for j in range(3)]
+        down = [(i, j, i + 1, j) for i in range(2) for j in range(4)]
+        for steps in (across, down):
+            values = [
+                math.sqrt(float((one[:, k, l] - one[:, i, j]).square().mean()) + 1e-8)
+                for i, j, k, l in steps
+            ]
+            total += weight * sum(log_cosh(STEEP * v) / STEEP for v in values) / len(values)
+    return total / len(x)
+
+
+def experts(x, lam):
+    """Responses of every filter at every place of every channel, frames of 6 x 7 pixels."""
+    filters, total = patch_filters(x.device, x.dtype)[:, 0], 0.0
+    for one, weight in zip(x / 1.5, carried(lam), strict=True):
+        values = [
+            log_cosh(float((f * channel[i : i + 5, j : j + 5]).sum()))
+            for channel in one
+            for f in filters
+            for i in range(one.shape[-2] - 4)
+            for j in range(one.shape[-1] - 4)
+        ]
+        total += weight * sum(values) / len(values) / STEEP
+    return total / len(x)
+
+
 NAIVE = {
     "none": lambda x, lam: 0.0,
     "value-box": value_box,
@@ -70,6 +116,8 @@ NAIVE = {
     "multiplier-floor": floor,
     "total-variation": lambda x, lam: sum(math.sqrt(d * d + 1e-6) for d in neighbours(x)),
     "high-frequency": lambda x, lam: sum(d * d for d in neighbours(x)),
+    "sparse-gradients": sparse,
+    "patch-experts": experts,
 }
 
 
@@ -83,11 +131,23 @@ def prior(name, knowledge=KNOWN):
     return PRIORS[name](1.0, LAM_MIN, knowledge)
 
 
+def frames():
+    """Candidates that a filter fits into, and what is known of them."""
+    generator = torch.Generator().manual_seed(0)
+    x = 0.1 * torch.randn(2, 3, 2, 6, 7, generator=generator, dtype=torch.float64)
+    lam = torch.rand(2, 3, 2, generator=generator, dtype=torch.float64)
+    return x, lam, Knowledge(shape=(2, 6, 7), value_range=(-0.5, 1.0))
+
+
+SIZED = [name for name in PRIORS if name != "patch-experts"]
+ON_LAM = {"multiplier-floor": (False, True), "sparse-gradients": (True, True)}
+
+
 def test_every_prior_has_a_formula():
     assert set(NAIVE) == set(PRIORS)
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize("name", SIZED)
 def test_penalties_equal_their_formulas_run_by_run(name):
     x, lam = candidates()
     found = prior(name).penalty(x, lam)
@@ -97,14 +157,74 @@ def test_penalties_equal_their_formulas_run_by_run(name):
     assert (found > 0).all() == (name != "none")
 
 
-@pytest.mark.parametrize("name", [name for name in PRIORS if name != "none"])
+@pytest.mark.parametrize("name", [name for name in SIZED if name != "none"])
 def test_gradients_of_penalties(name):
     x, lam = candidates()
     x.requires_grad_(), lam.requires_grad_()
     assert torch.autograd.gradcheck(prior(name).penalty, (x, lam))
     parts = torch.autograd.grad(prior(name).penalty(x, lam).sum(), (x, lam), allow_unused=True)
     sizes = [0.0 if part is None else float(part.norm()) for part in parts]
-    assert [size > 0 for size in sizes] == [name != "multiplier-floor", name == "multiplier-floor"]
+    assert tuple(size > 0 for size in sizes) == ON_LAM.get(name, (True, False))
+
+
+def test_learned_filters_equal_the_loop_over_places_and_have_right_gradients():
+    x, lam, known = frames()
+    experts_prior = prior("patch-experts", known)
+    wanted = [experts(x[r], lam[r]) for r in range(2)]
+    assert experts_prior.penalty(x, lam).tolist() == pytest.approx(wanted, rel=1e-12)
+    x.requires_grad_(), lam.requires_grad_()
+    assert torch.autograd.gradcheck(experts_prior.penalty, (x, lam), fast_mode=True)
+    flat, noise = torch.ones_like(x), torch.randn_like(x)
+    flat_cost, noise_cost = (experts_prior.penalty(v, lam).sum() for v in (flat, noise))
+    assert 0 < flat_cost < noise_cost / 5  # components are of patches without their mean
+
+
+@pytest.mark.parametrize("names", [("sparse-gradients",), ("high-frequency", "sparse-gradients")])
+@pytest.mark.parametrize("lam_shape", [(), (2,)])
+def test_derivatives_by_hand_equal_automatic_ones(names, lam_shape):
+    x, lam, known = frames()
+    lam = 2.5 * lam if lam_shape else 2.5 * lam[..., 0]  # some carry all they can
+    weights = torch.tensor([3.0, 0.5], dtype=torch.float64)
+    priors = [PRIORS[name](weights, LAM_MIN, known) for name in names]
+    xl, ll = x.clone().requires_grad_(), lam.clone().requires_grad_()
+    total = penalty(priors, xl, ll, 0.3)
+    wanted = torch.autograd.grad(total.sum(), (xl, ll))
+    value, *found = derivatives(priors, x, lam, 0.3)
+    assert torch.allclose(value, total, rtol=1e-12, atol=0)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_a_sparse_prior_fades_and_means_the_same_at_every_size_and_range():
+    x, lam, known = frames()
+    one = PRIORS["sparse-gradients"](60.0, knowledge=known)
+    assert one.weight_at(0.0) == 60.0
+    assert one.weight_at(1.0) == pytest.approx(0.06)
+    assert one.weight_at(0.5) == pytest.approx(math.sqrt(60.0 * 0.06))
+    wide = Knowledge(shape=(2, 6, 7), value_range=(0.0, 3.0))  # twice the range of ``known``
+    there = PRIORS["sparse-gradients"](60.0, knowledge=wide).penalty(2 * x, lam)
+    assert torch.allclose(there, one.penalty(x, lam), rtol=1e-12)
+    twice = one.penalty(torch.cat([x, x], 1), torch.cat([lam, lam], 1))
+    assert torch.allclose(twice, one.penalty(x, lam), rtol=1e-12)
+
+
+def test_a_mixture_of_images_costs_more_than_its_parts_and_a_quadratic_prior_cannot_tell():
+    """Two images of blocks, mixed to the same energy: the mixture has more edges."""
+    generator = torch.Generator().manual_seed(2)
+    blocks = torch.randn(2, 1, 2, 2, generator=generator, dtype=torch.float64)
+    a = blocks[0].repeat_interleave(6, -1).repeat_interleave(6, -2)
+    b = blocks[1].repeat_interleave(4, -1).repeat_interleave(4, -2)
+    b = torch.nn.functional.pad(b, (2, 2, 2, 2))
+    angle = torch.tensor(math.pi / 4).double()
+    parts = torch.stack([a, b])
+    mixed = torch.stack([angle.cos() * a + angle.sin() * b, angle.cos() * b - angle.sin() * a])
+    known, lam = Knowledge(shape=(1, 12, 12)), torch.ones(1, 2, dtype=torch.float64)
+    sparse_cost, quadratic = (
+        [float(prior(name, known).penalty(v[None], lam)[0]) for v in (parts, mixed)]
+        for name in ("sparse-gradients", "high-frequency")
+    )
+    assert sparse_cost[1] > 1.15 * sparse_cost[0]
+    assert quadratic[1] == pytest.approx(quadratic[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["value-box", "loo2024-box"])

@@ -67,4 +67,6 @@ def appearance(rows: Tensor, shape: tuple[int, ...]) -> Appearance:
         return mean(torch.cosine_similarity(a, b))
 
     squares = images.flatten(1).square()
-    return Appearance(min(agree(-1), agree(-2)), mean(squares.square().mean(1) / squares.mean(1).square()))
+    return Appearance(
+        min(agree(-1), agree(-2)), mean(squares.square().mean(1) / squares.mean(1).square())
+    )

@@ -29,6 +29,7 @@ NOT_NEGATIVE = (
     *("candidates", "lr_lam", "lr_decay", "margins"),
     *("split_limit", "split_eta", "split_threshold", "split_cap"),
 )
+LR_LAM = 0.01
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
 VARIED = (*NUMBERS, "priors")  # what runs side by side may differ in
 
@@ -40,7 +41,8 @@ class AttackConfig:
     objective: a key of ``OBJECTIVES``, a baseline, or "auto" (by the number of outputs); rivals,
     gradients: options of the multiclass and NTK objectives; candidates: m, 0 for twice the known
     sample count or else half the first layer's neurons; sigma: standard deviation of the initial
-    candidates; lr_decay: factor on both rates at the end; lam_init, lam_distribution: stored
+    candidates; lr_lam: None for LR_LAM, or less beside a sparse prior; lr_decay: factor on both rates
+    at the end; lam_init, lam_distribution: stored
     multipliers, uniform in this range or normal with this mean and deviation; lam_scale:
     multipliers are stored as lam / scale, with scale "one" (plain sum), "mean" (1/m, the released
     code of Haim et al.) or "auto" (candidates and target of equal size at the start);
@@ -80,7 +82,7 @@ class AttackConfig:
     steps: int = 3000
     optimiser: str = "adam"
     lr_x: float = 0.01
-    lr_lam: float = 0.01
+    lr_lam: float | None = None
     lr_decay: float = 0.1
     momentum: float = 0.9
     sigma: float = 0.1

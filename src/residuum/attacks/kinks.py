@@ -140,7 +140,9 @@ def polished(
         losses.append(float(residual.detach() / size))
         xs[mine] = x.detach().view(-1, *found.x.shape[1:]).to(xs)
         lams[mine] = (mu.detach() * scale).to(lams)
-    note = f"kinks: gates free within {how.band:g}, first layer's squared residual {min(losses):.2g}"
+    note = (
+        f"kinks: gates free within {how.band:g}, first layer's squared residual {min(losses):.2g}"
+    )
     better = found.replace(x=xs, lam=lams, notes=(*found.notes, note))
     return better.replace(selection=select(better))
 

@@ -69,8 +69,9 @@ class EqualMargins:
         def penalty(outputs: Tensor, lam: Tensor) -> Tensor:
             return self.penalty(outputs, labels, lam)
 
-        value, pull = torch.func.vjp(penalty, outputs, lam)
-        return value, *pull(torch.ones_like(value))
+        found = torch.func.vjp(penalty, outputs, lam)
+        outbar, lambar = found[1](torch.ones_like(found[0]))
+        return found[0], outbar, lambar
 
     def disagreement(self, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """(R,) weighted mean of |margin_i / p - 1|: small where training came to its end."""

@@ -124,9 +124,11 @@ def attack(
         for point in objective.gradient_points()
     ]
 
+    def gated(alpha: float) -> nn.Module:
+        return with_surrogate(Phi, SigmoidReLU(alpha))
+
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
-        gated = with_surrogate(Phi, SigmoidReLU(alpha))
-        return residual(gated, thetas, target, objective, x, y, lam)
+        return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
     # The scale of lam: at mu = 1 the sum over random samples is as large as its target.
     low, high = knowledge.value_range or (0.0, 1.0)
@@ -159,7 +161,7 @@ def attack(
         parts = squares(r(x, scale * mu, alpha)) / sizes
         loss = parts[counted].sum() + penalty(penalties, x[None], mu[None], share)[0]
         if equal is not None:
-            loss = loss + equal.at(share).penalty(Phi(x)[None], y, scale * mu[None])[0]
+            loss = loss + equal.at(share).penalty(gated(alpha)(x)[None], y, scale * mu[None])[0]
         # The best so far.
         if t % LOOK == 0 or t == steps:
             looks.append((t, loss.detach(), parts.detach()))

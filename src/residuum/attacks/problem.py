@@ -150,7 +150,11 @@ class Problem:
         at, activation = self.candidates(x, lam), self.activation(sharpness)
         with torch.no_grad():
             parts, grad_x, grad_lam, value = self.explicit.evaluate(
-                at, self.objective, activation, measure, margins and margins.derivatives
+                at,
+                self.objective,
+                activation,
+                measure,
+                None if margins is None else margins.derivatives,
             )
         grad_x = grad_x.view_as(x)
         if not measure:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from residuum import plugins
 from residuum.attacks.appearance import Appearance, appearance
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
-from residuum.attacks.config import AttackConfig
+from residuum.attacks.config import LR_LAM, AttackConfig
 from residuum.attacks.contract import Attack
-from residuum.attacks.objectives import OBJECTIVES, Objective
+from residuum.attacks.kinks import Kinks
+from residuum.attacks.margins import AGREE
+from residuum.attacks.objectives import OBJECTIVES, BinaryKKT, Objective
 from residuum.attacks.polynomial import PolynomialAttack
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
@@ -30,7 +32,7 @@ from residuum.errors import require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 
-SPARSE, MARGINS = 60.0, 0.3
+SPARSE, MARGINS, SLOW = 60.0, 0.3, 0.003  # SLOW: the rate of multipliers beside a sparse prior
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 
 
@@ -122,12 +124,31 @@ class Stationarity(Attack):
             knowledge=knowledge,
             settings=config.to_json(),
             seconds=time.monotonic() - start,
-            notes=(*solver.notes, *notes),
+            notes=(*solver.notes, *notes, *unequal(solver, surface, x, lam)),
             events=population.events,
             ident=population.best_ident.cpu().flatten()[living],
             second_order=second_order,
         )
         return found.replace(selection=select(found))
+
+
+@torch.no_grad()
+def unequal(solver: Solver, surface: Surface, x: Tensor, lam: Tensor) -> tuple[str, ...]:
+    """A note where candidates that carry weight do not agree on a margin after all."""
+    if solver.margins is None:
+        return ()
+    model, labels = surface.model().to(x), solver.problem.labels
+    apart = min(
+        float(solver.margins.of_run(run).disagreement(model(x[run])[None], own, lam[run][None]))
+        for run in range(len(x))
+        for own in (labels if labels.ndim == 1 else labels[run][None],)
+    )
+    if apart <= AGREE:
+        return ()
+    return (
+        f"equal margins: outputs of candidates that carry weight differ by {apart:.0%} of their "
+        "common margin, as of a network whose training stopped early",
+    )
 
 
 # Attacks of their own; every objective makes one more.
@@ -141,6 +162,7 @@ ATTACKS: plugins.Table[Attack] = plugins.Table(
             PolynomialAttack(),
             ModelInversion(),
             FirstLayerWeights(),
+            Kinks(Stationarity(BinaryKKT.name, BinaryKKT)),
         )
     },
     beside=OBJECTIVES,
@@ -190,18 +212,19 @@ def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -
     A sparse prior for images of every kind, equal margins for photographs: on MNIST they cost a fifth
     of the samples above NCC 0.9, on digits more. Chosen on images that no claim uses.
     """
-    if config.priors is not None and config.margins is not None:
+    if None not in (config.priors, config.margins, config.lr_lam):
         return config
     rows, shape = first_layer(checkpoint.theta), sample_shape(checkpoint, knowledge)
     dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
     seen = appearance(rows, shape) if dense else Appearance()
     sparse = (("sparse-gradients", SPARSE),) if seen.images else ()
-    margins = MARGINS if seen.photographs else 0.0
-    return replace(
-        config,
-        priors=sparse if config.priors is None else config.priors,
-        margins=margins if config.margins is None else config.margins,
-    )
+    chosen: dict[str, Any] = {
+        "priors": sparse,
+        "margins": MARGINS if seen.photographs else 0.0,
+        "lr_lam": SLOW if seen.images and config.priors != () else LR_LAM,
+    }
+    open_ = {name: value for name, value in chosen.items() if getattr(config, name) is None}
+    return replace(config, **open_)
 
 
 def prepare(

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import FAST, AttackConfig, PerRun, Step, stream
+from residuum.attacks.config import FAST, LR_LAM, AttackConfig, PerRun, Step, stream
 from residuum.attacks.growth import Grower
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
@@ -80,9 +80,10 @@ class Solver:
         self.lam_shape = objective.multiplier_shape(outputs)
         lam_ndim, x_ndim = 2 + len(self.lam_shape), 2 + (1 if self.space else len(shape))
         self.lam_min = self.settings.value("lam_min", lam_ndim)
+        lr_lam = self.settings.value("lr_lam", lam_ndim)
         self.rates = {
             "x": self.settings.value("lr_x", x_ndim),
-            "lam": self.settings.value("lr_lam", lam_ndim),
+            "lam": LR_LAM if lr_lam is None else lr_lam,
         }
         self.sharpness = self.settings.value("sharpness", 3)  # at the end
         self.priors: list[Prior] = [
@@ -251,9 +252,7 @@ class Solver:
         """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
         share = self.config.share_at(step)
         margins = None if self.margins is None else self.margins.at(share)
-        found = self.problem.evaluate(
-            x, lam * self.scale, self._sharpness(step), measure, margins
-        )
+        found = self.problem.evaluate(x, lam * self.scale, self._sharpness(step), measure, margins)
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
             total, prior_x, prior_lam = derivatives(self.priors, self.pixels(x), lam, share)

@@ -42,7 +42,7 @@ class Settings:
     )
     objective: str | None = option(
         "auto, binary-kkt, multiclass-kkt, weight-decay, ntk, moment, unmix, unmix-moment, polynomial, "
-        "model-inversion or first-layer-weights, or that of a plug-in."
+        "kinks, model-inversion or first-layer-weights, or that of a plug-in."
     )
     rivals: str | None = option("Multiclass: a multiplier per tied rival, or for the best.")
     gradients: str | None = option("NTK: gradients at theta, theta0 or both.")

@@ -1,0 +1,72 @@
+"""What data looks like in a first layer: photographs, strokes, neither."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import residuum as rs
+from residuum.attacks.appearance import appearance
+from residuum.attacks.run import MARGINS, SPARSE, resolve
+from residuum.datasets import load_dataset
+from residuum.training import TrainingConfig, train
+
+CONFIG = TrainingConfig(steps=150, dtype="float32")
+
+
+def trained(name, n):
+    split = load_dataset(name, n, seed=5, holdout=30)
+    arch = f"mlp:{split.train.x[0].numel()}-40-40-1"
+    theta = dict(train(arch, split.train, CONFIG).theta)
+    return rs.Checkpoint(theta, arch, tuple(split.train.x.shape[1:]))
+
+
+def strokes(n=30, side=20):
+    """Thick bars in the middle of an empty frame."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.zeros(n, 1, side, side)
+    for image in images:
+        i, j = torch.randint(6, 10, (2,), generator=generator).tolist()
+        image[0, i : i + 7, j : j + 3] = 1.0
+    return images - images.mean(0)
+
+
+def test_photographs_are_told_from_small_digits():
+    photos, digits = trained("photos", 30), trained("digits", 30)
+    seen = appearance(photos.theta["layers.0.weight"], (3, 32, 32))
+    assert seen.images
+    assert seen.photographs
+    assert not appearance(digits.theta["layers.0.weight"], (1, 8, 8)).images
+    told = resolve(photos, rs.Knowledge(), rs.AttackConfig())
+    assert (told.priors, told.margins) == ((("sparse-gradients", SPARSE),), MARGINS)
+    told = resolve(digits, rs.Knowledge(), rs.AttackConfig())
+    assert (told.priors, told.margins) == ((), 0.0)
+
+
+def test_mixtures_of_strokes_are_images_and_no_photographs():
+    mixtures = torch.randn(50, 30, generator=torch.Generator().manual_seed(1))
+    seen = appearance(mixtures @ strokes().flatten(1), (1, 20, 20))
+    assert seen.images
+    assert not seen.photographs
+
+
+def test_noise_vectors_and_broken_layers_are_nothing():
+    noise = torch.randn(50, 400, generator=torch.Generator().manual_seed(2))
+    assert not appearance(noise, (1, 20, 20)).images
+    assert not appearance(noise, (400,)).images
+    assert not appearance(torch.zeros(5, 16), (1, 4, 4)).images
+    assert not appearance(torch.full((5, 16), torch.nan), (1, 4, 4)).images
+
+
+def test_pixels_in_another_order_are_no_image():
+    mixtures = torch.randn(50, 30, generator=torch.Generator().manual_seed(1))
+    rows = mixtures @ strokes().flatten(1)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(3))
+    assert not appearance(rows[:, order], (1, 20, 20)).images
+
+
+@pytest.mark.parametrize("said", [{"priors": ()}, {"margins": 0.0}, {"priors": (), "margins": 1.0}])
+def test_what_is_said_stays(said):
+    told = resolve(trained("photos", 20), rs.Knowledge(), rs.AttackConfig(**said))
+    for name, value in said.items():
+        assert getattr(told, name) == value
