@@ -211,7 +211,8 @@ class Problem:
         xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
         outputs = self.models(sharpness, run)[0](xr)
         value = margins.of_run(run).penalty(outputs[None], self.labels_of(run)[None], lr[None])[0]
-        return value.detach(), *torch.autograd.grad(value, (xr, lr))
+        gx, gl = torch.autograd.grad(value, (xr, lr))
+        return value.detach(), gx, gl
 
     def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
         """The network at every gradient point, with the surrogate that this run has."""

@@ -61,9 +61,11 @@ class Settings:
     sharpness: float | None = option("Alpha or beta of the surrogate.")
     anneal: str | None = option("Sharpening on the way: none, geometric or loo2024.")
     layers: str | None = option("Which layers' residuals are minimised: all or first.")
+    margins: float | None = option("Weight of equal margins (default: as the images ask for).")
     prior: list[str] | None = option(
         "Prior in place of the preset's; repeatable: value-box, haim2022-box, "
-        "haim2022-text-box, loo2024-box, multiplier-floor, total-variation, high-frequency, none.",
+        "haim2022-text-box, loo2024-box, multiplier-floor, total-variation, high-frequency, "
+        "sparse-gradients, patch-experts, none.",
         metavar="NAME:WEIGHT",
     )
     constraint: str | None = option("project into the known box, or leave it to a penalty.")
