@@ -30,6 +30,7 @@ NOT_NEGATIVE = (
     *("split_limit", "split_eta", "split_threshold", "split_cap"),
 )
 LR_LAM = 0.01
+LEFT_OPEN = {"lr_lam": LR_LAM, "margins": 0.0}  # numbers that data decides, where it says nothing
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
 VARIED = (*NUMBERS, "priors")  # what runs side by side may differ in
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.config import NUMBERS
+from residuum.attacks.config import LEFT_OPEN, NUMBERS
 from residuum.attacks.dryrun import Estimate
 from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
@@ -96,8 +96,8 @@ SPACE: dict[str, Setting] = {
 def numeric() -> dict[str, Any]:
     """Settings of an attack that a sweep can vary, with their defaults."""
     skipped = ("restarts", "seed", "seconds", "steps")
-    settings = (one for one in dataclasses.fields(AttackConfig) if one.name not in skipped)
-    return {one.name: one.default for one in settings if type(one.default) in (int, float)}
+    defaults = {one.name: one.default for one in dataclasses.fields(AttackConfig)} | LEFT_OPEN
+    return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 
 def _check(space: Mapping[str, Setting]) -> None:
