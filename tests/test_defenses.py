@@ -30,14 +30,16 @@ from residuum.defenses import (
     release,
     run_trial,
 )
-from residuum.defenses.catalogue import _smoothed_loss, noisy, private
+from residuum.defenses.catalogue import _smoothed_loss, capped, noisy, private
 from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
+from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Split, same
 from residuum.report import defenses as report
+from residuum.risk.run import expose
 from residuum.stationarity import norm, parameters
 from residuum.theory.rows import constraint_rows
-from residuum.training import TrainingConfig
+from residuum.training import TrainingConfig, initialise, train
 from tests.cases import relu_point
 from tests.test_adaptive import checkpoint
 
@@ -46,6 +48,7 @@ STRENGTHS = {
     "shift-rewrite": 5.0, "shift-rewrite-vector": 0.5, "shift-retrain": 0.5,
     "shift-retrain-vector": 0.5, "noise": 0.1, "early-stop": 0.5, "default-init": 1.0,
     "plain-gd": 1.0, "weight-decay": 0.01, "label-smoothing": 0.2, "sgd": 5.0, "dp": 8.0,
+    "without-top": 3.0, "cap": 1.2,
 }  # fmt: skip
 needs_opacus = pytest.mark.skipif(  # in CI it must be there: a missing one fails
     find_spec("opacus") is None and os.environ.get("CI") != "true",
@@ -255,6 +258,52 @@ def test_smoothed_labels_are_the_expected_loss_over_labels(outputs: int) -> None
             share = [s / 3 + (1 - s) * (k == int(y[i])) for k in range(3)]
             naive -= sum(p * float(v) for p, v in zip(share, log, strict=True))
     assert float(_smoothed_loss(out, y, s)) == pytest.approx(naive / 5, rel=1e-12)
+
+
+def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
+    now = setting()
+    after, _, _, _, facts, _ = release(now, *find("without-top:3"))
+    found = expose(undefended()[0], now.split.train)
+    assert facts["left_out"] == sorted(found.order[:3].tolist())
+    kept = [i for i in range(20) if i not in facts["left_out"]]
+    train_data = now.split.train
+    rest = train_data.replace(x=train_data.x[kept], y=train_data.y[kept])
+    assert same(after.theta, train(ARCH, rest, now.training.config).theta)
+    assert facts["expected_of_left_out"] <= facts["expected_before"]
+    for strength in (0.5, 2.5, 19):
+        with pytest.raises(InputError, match="whole number from 1 to 18"):
+            release(now, *find(f"without-top:{strength}"))
+
+
+@pytest.mark.parametrize("cap", [1.1, 1e9])
+def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
+    """One record at a time, against the loop; without a limit it is gradient descent."""
+    data, config = setting().split.train, replace(setting().training.descent, steps=25)
+    state, facts = capped(ARCH, data, config, "binary", "cpu", cap=cap)
+    model = initialise(Architecture.parse(ARCH), config)
+    parameters_, speed = list(model.parameters()), None
+    pulled, held = [0.0] * 20, 0
+    for _ in range(25):
+        moving = [p <= cap * sum(pulled) / 20 for p in pulled]
+        held += moving.count(False)
+        total = [torch.zeros_like(p) for p in parameters_]
+        for i in range(20):
+            margin = data.y[i] * model(data.x[i : i + 1])[0, 0]
+            loss = torch.log1p(torch.exp(-margin))
+            gradient = torch.autograd.grad(loss, parameters_)
+            if moving[i]:
+                total = [t + g / 20 for t, g in zip(total, gradient, strict=True)]
+                pulled[i] += float(torch.sigmoid(-margin))
+        speed = total if speed is None else [
+            config.momentum * v + t for v, t in zip(speed, total, strict=True)
+        ]  # fmt: skip
+        with torch.no_grad():
+            for p, v in zip(parameters_, speed, strict=True):
+                p -= config.lr * v
+    for (name, p), _ in zip(model.named_parameters(), parameters_, strict=True):
+        torch.testing.assert_close(state.theta[name], p.detach(), rtol=1e-6, atol=1e-9)
+    assert facts["held_share"] == held / (25 * 20)
+    assert (held > 0) == (cap < 2)
 
 
 @needs_opacus

@@ -1,7 +1,8 @@
 """The defenses: each one record, its hooks above it; a new one is a line in ``DEFENSES``.
 
-A defense has up to three hooks, says what it changes, and what stays with the owner. Two of them need
-training loops that the usual one has no room for: smoothed labels, and DP-SGD through Opacus.
+A defense has up to three hooks, says what it changes, and what stays with the owner. Some need training
+loops that the usual one has no room for: smoothed labels, DP-SGD through Opacus, and two that look at
+records by their exposure (``residuum.risk``).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from residuum.errors import InputError, MissingExtraError, did_you_mean
 from residuum.networks import Architecture
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Dataset
+from residuum.risk.run import expose
 from residuum.theory.rows import margins, normalise_labels
-from residuum.training import TrainingConfig, TrainingState, initialise, train
+from residuum.training import TrainingConfig, TrainingState, initialise, released, train
 from residuum.training.loop import snapshot
 
 DP_STEPS, DP_RATE = 0.05, 0.6
@@ -158,6 +160,64 @@ def smoothed(
         if (step + 1) % max(1, config.steps // POINTS) == 0:
             history.append({"step": float(step + 1), "loss": float(loss.detach())})
     return _state(model, theta0, config.steps, history), {}
+
+
+def without_exposed(
+    arch: str, data: Dataset, config: TrainingConfig, task: str, device: str, *, strength: float
+) -> tuple[TrainingState, Facts]:
+    """Trained twice: records exposed most in the first network are not in the data of the second."""
+    count = int(strength)
+    if count != strength or not 1 <= count <= len(data) - 2:
+        raise InputError(
+            f"Of {len(data)} records a whole number from 1 to {len(data) - 2} can be left out; got "
+            f"{strength:g}.",
+            "Correct the strength.",
+        )
+    first = train(arch, data, config, task=task, device=device)
+    found = expose(released(first, arch, data, task), data, task=task, device=device)
+    kept = found.order[count:].sort().values
+    rest = data.replace(x=data.x[kept], y=data.y[kept])
+    again = expose(
+        released(second := train(arch, rest, config, task=task, device=device), arch, rest, task),
+        rest, task=task, device=device,
+    )  # fmt: skip
+    facts: Facts = {
+        "left_out": sorted(found.order[:count].tolist()), "expected_before": found.expected,
+        "expected_of_left_out": float(found.probability[found.order[:count]].sum()),
+        "expected_after": again.expected,
+    }  # fmt: skip
+    return second, facts
+
+
+def capped(
+    arch: str, data: Dataset, config: TrainingConfig, task: str, device: str, *, cap: float
+) -> tuple[TrainingState, Facts]:
+    """Gradient descent in which no record pulls more than ``cap`` times as much as the mean record.
+
+    What a record adds to the weights is its gradients times the derivatives of its loss; their sum over
+    the steps, lam_i, is what attacks read. A record beyond its share stands still until others catch up.
+    A factor on its loss would not do: descent to a vanishing loss forgets such factors.
+    """
+    model, x, y = _begin(arch, data, config, task, device)
+    optimiser = torch.optim.SGD(
+        model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
+    )
+    theta0, history = snapshot(model), []
+    pulled = torch.zeros(len(x), dtype=x.dtype, device=device)
+    held = 0
+    for step in range(config.steps):
+        optimiser.zero_grad()
+        moving = pulled <= cap * pulled.mean()
+        losses = _smoothed_loss(model(x), y, 0.0, lambda each: each.flatten())
+        (losses * moving).mean().backward()
+        optimiser.step()
+        with torch.no_grad():
+            pulled += moving * -torch.expm1(-losses)  # 1 - p of the right label, which is |l'|
+        held += int((~moving).sum())
+        if (step + 1) % max(1, config.steps // POINTS) == 0:
+            history.append({"step": float(step + 1), "loss": float(losses.detach().mean())})
+    facts: Facts = {"held_share": held / (config.steps * len(x))}
+    return _state(model, theta0, config.steps, history), facts
 
 
 def private(
@@ -293,6 +353,16 @@ def smoothed_labels(training: Training, strength: float, seed: int) -> Training:
     return replace(training, config=training.descent, loop=partial(smoothed, strength=strength))
 
 
+def left_out(training: Training, strength: float, seed: int) -> Training:
+    """Trained again without the records that are exposed most."""
+    return replace(training, loop=partial(without_exposed, strength=strength))
+
+
+def evened(training: Training, strength: float, seed: int) -> Training:
+    """Gradient descent in which no record pulls much more than others."""
+    return replace(training, config=training.descent, loop=partial(capped, cap=strength))
+
+
 def private_descent(training: Training, strength: float, seed: int) -> Training:
     """DP-SGD from the framework's own initial weights: tiny ones drown in the noise.
 
@@ -376,6 +446,15 @@ DEFENSES: dict[str, Defense] = {
     "sgd": Defense(
         "gradient descent in mini-batches", "the order of the samples", "samples per batch",
         "free-multipliers", training=batched,
+    ),
+    "without-top": Defense(
+        "the training data: trained once, ranked by exposure, trained again without the first",
+        "which records were left out", "records left out", "free-multipliers", training=left_out,
+    ),
+    "cap": Defense(
+        "gradient descent: a record that has pulled the weights too much stands still",
+        "nothing", "most that a record pulls, over the mean", "free-multipliers", training=evened,
+        off=math.inf,
     ),
     "dp": Defense(
         "training: DP-SGD, clipped per-sample gradients plus noise", "the noise and the batches",
