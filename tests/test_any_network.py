@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
+from residuum.attacks import estimate
 from residuum.attacks.objectives import BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.problem import Problem
+from residuum.auditing.stages import _kkt
 from residuum.checkpoints.factories import load_with_code, made
 from residuum.checkpoints.reading import _keep, as_checkpoint
 from residuum.cli.main import main
@@ -511,3 +513,67 @@ def test_weights_of_another_network_are_refused(files: Path) -> None:
         torch.save({k: v for k, v in {**state, **change}.items() if v is not None}, "x.pt")
         with pytest.raises(CheckpointError, match=words):
             load_with_code("x.pt", f"{name}:build", (1, 4, 4), trusted=True)
+
+
+class Sequence(nn.Module):
+    """The last state of a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x.flatten(1, 2))[0][:, -1])
+
+
+def test_recurrent_layers_are_attacked() -> None:
+    torch.manual_seed(0)
+    found = rs.attack(Sequence(), SHAPE, rs.AttackConfig(steps=25, restarts=1, candidates=4))
+    assert float(found.loss[0, -1]) < float(found.loss[0, 0])
+
+
+def test_a_forward_of_one_type_is_refused_where_its_remedy_is_not() -> None:
+    class Fixed(Net):
+        table = torch.eye(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1) @ self.table)
+
+    class Kept(Net):
+        def __init__(self) -> None:
+            super().__init__(F.mish)
+            self.register_buffer("table", torch.eye(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1) @ self.table)
+
+    with pytest.raises(ArchitectureError, match="makes tensors of one type") as caught:
+        rs.attack(Fixed(F.mish), SHAPE, SHORT)
+    assert "register them as buffers" in caught.value.remedy
+    assert torch.isfinite(rs.attack(Kept(), SHAPE, SHORT).loss).all()
+
+
+def test_memory_of_the_passes_is_part_of_an_estimate() -> None:
+    torch.manual_seed(0)
+    checkpoint = rs.checkpoint_from_module(moved(resnet()), input_shape=(1, 4, 4))
+    few, many = (
+        estimate(checkpoint, SHAPE, rs.AttackConfig(restarts=1, candidates=m), measured=0.01)
+        for m in (10, 30)
+    )
+    assert many.memory["passes"] == 3 * few.memory["passes"] > 0
+
+
+def test_gradients_of_all_samples_are_not_held_for_a_certificate_of_a_large_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    train = rs.Dataset(torch.rand(20, 1, 4, 4), torch.arange(20) % 3)
+    net = rs.checkpoint_from_module(moved(resnet()), input_shape=(1, 4, 4))
+    parameters = sum(t.numel() for t in net.theta.values())
+    assert _kkt(net, train, (), 1.0)[0] is not None
+    monkeypatch.setattr("residuum.auditing.stages.MOST_BYTES", 8 * 20 * parameters - 1)
+    none, why = _kkt(net, train, (), 1.0)
+    assert none is None
+    assert "the gradients of 20 samples take" in why
+    chain = rs.checkpoint_from_module(Net())
+    assert _kkt(chain, train, (), 1.0)[0] is not None  # in closed form

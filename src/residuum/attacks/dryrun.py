@@ -111,9 +111,13 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[Cost, tuple[str, ...]
     with _Counter() as counter:
         problem.evaluate(x, lam * solver.scale)
     weights = sum(t.numel() for t in problem.target.values()) * x.element_size()
-    memory = {"weights": 4 * weights, "candidates": 10 * x.numel() * x.element_size()}
-    note = "memory of automatic differentiation through this network is not counted"
-    return Cost((counter.flops,), memory), (note,)
+    passes = problem.generic.workspace_of(runs * candidates)
+    memory = {
+        "weights": 4 * weights,
+        "candidates": 10 * x.numel() * x.element_size(),
+        "passes": passes,
+    }
+    return Cost((counter.flops,), memory), ()
 
 
 def _measure(solver: Solver, budget: float) -> float:

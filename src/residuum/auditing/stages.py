@@ -39,6 +39,7 @@ from residuum.auditing.verdict import AttackOutcome
 from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
 from residuum.errors import InputError, ResiduumError
+from residuum.networks import dense_chain
 from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction
 from residuum.records.certificate import Uniqueness
 from residuum.theory import certify
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 CONVICTS_ONLY = "it leaves no residual, so what it does not find says nothing"
 MOST_SAMPLES = 1000  # of a KKT certificate: its multipliers are a problem in as many unknowns
+MOST_BYTES = 2 << 30  # of its gradients
 MOST_CERTIFIED = 40
 MOST_UNKNOWNS = 400_000
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
@@ -357,9 +359,17 @@ def _kkt(
         x, y, subject = found[0].x[rows], found[0].labels[rows], CANDIDATES
     if len(x) > MOST_SAMPLES:
         return None, f"not computed for more than {MOST_SAMPLES} samples; there are {len(x)}"
+    model = build_model(checkpoint)
+    # Closed forms are for MLPs: of any other network the gradient of every sample is held.
+    held = 8 * len(x) * sum(t.numel() for t in checkpoint.theta.values())
+    if dense_chain(model) is None and held > MOST_BYTES:
+        return None, (
+            f"not computed: the gradients of {len(x)} samples take {held / 2**30:.1f} GiB, above "
+            f"{MOST_BYTES / 2**30:.0f}"
+        )
     try:
         task = checkpoint.task or "auto"
-        return certify(build_model(checkpoint), x, y, task=task, seconds=seconds), subject
+        return certify(model, x, y, task=task, seconds=seconds), subject
     except ResiduumError as problem:
         if train is not None:
             raise

@@ -17,6 +17,7 @@ and side by side by ``vmap`` on a GPU, which small networks leave idle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,8 @@ class GenericEquation:
         self.workspace, self.saved = workspace, 0
         self.thetas = [parameters(point) for point in points]
         self.side_by_side = layer_weights.is_cuda
+        # cuDNN has no second derivatives of recurrent layers; PyTorch's own kernels have.
+        self.recurrent = any(isinstance(part, nn.RNNBase) for part in points[0].modules())
 
     def evaluate(
         self,
@@ -66,7 +69,8 @@ class GenericEquation:
         models: the points, each with the surrogate that this evaluation has; labels: (m,) or (R, m).
         """
         runs, m = x.shape[:2]
-        with second_derivatives():
+        own = torch.backends.cudnn.flags(enabled=False) if self.recurrent else nullcontext()
+        with second_derivatives(), own:
             room = self._room(models[0], x[0, :1])
             if self.side_by_side and runs > 1 and runs * m <= room:
                 try:
@@ -152,6 +156,11 @@ class GenericEquation:
             return parts, gx, gl
 
         return vmap(one, in_dims=(0, 0, None if labels.ndim == 1 else 0))(x, lam, labels)
+
+    def workspace_of(self, candidates: int) -> int:
+        """Bytes that the passes of an evaluation take, as estimated; known after the first one."""
+        once = GRAPHS * self.saved
+        return min(candidates * once, max(once, self.workspace))
 
     def _left(self, total: Theta) -> Theta:
         return {name: t - total[name] for name, t in self.target.items()}

@@ -8,6 +8,7 @@ a forward, samples that see each other, operations without second derivatives.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from residuum.errors import ArchitectureError
 from residuum.networks.activations import SigmoidReLU
 from residuum.networks.kinks import Kinks
 
-SAME = 1e-5  # of the largest output: rounding of float32 between batches of other sizes
+SAME = 1e-9  # of the largest output: rounding of float64 between batches of other sizes
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
@@ -52,7 +53,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
-    """Run a network in evaluation mode on samples of ``shape``; refused with what is in the way."""
+    """Run a network in evaluation mode on samples of ``shape``, in float64 as certificates and most attacks
+    do; refused with what is in the way.
+    """
     name = type(model).__name__
     if isinstance(model, torch.jit.ScriptModule):
         raise ArchitectureError(
@@ -60,9 +63,9 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
             "Give the Python module: net.load_state_dict(scripted.state_dict()); of a fully connected "
             "network scripted.state_dict() alone is enough.",
         )
-    dtype = next(model.parameters()).dtype
+    model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
     before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     with torch.no_grad(), second_derivatives(), Kinks(SigmoidReLU()) as kinks:
         outputs = _run(model, x, shape)
@@ -98,11 +101,18 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     try:
         outputs = model(x)
     except Exception as problem:  # a forward of somebody's own may raise anything
-        if _takes_whole_numbers(model, x):
+        if _runs(model, torch.zeros_like(x, dtype=torch.long)):
             raise ArchitectureError(
                 f"A sample is made of real numbers, which candidates are moved along; this {name} takes "
                 "whole numbers, such as tokens.",
                 "Give the part behind the embedding as a module: its samples are embedded sequences.",
+            ) from problem
+        if _runs(copy.deepcopy(model).float(), x.float()):
+            raise ArchitectureError(
+                f"A network must run in float64 as in float32; the forward of this {name} makes tensors of "
+                f"one type: {str(problem).splitlines()[0][:200]}",
+                "Make them like its input, with x.new_zeros(...) or dtype=x.dtype, or register them as "
+                "buffers.",
             ) from problem
         raise ArchitectureError(
             f"The network must take samples of shape {shape}; the forward of {name} says: "
@@ -123,10 +133,10 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return outputs
 
 
-def _takes_whole_numbers(model: nn.Module, x: Tensor) -> bool:
+def _runs(model: nn.Module, x: Tensor) -> bool:
     try:
-        model(torch.zeros_like(x, dtype=torch.long))
-    except Exception:  # noqa: BLE001  it takes neither
+        model(x)
+    except Exception:  # noqa: BLE001  whatever it raises, it does not
         return False
     return True
 

@@ -30,6 +30,7 @@ from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
 KINK_TOLERANCE = 1e-3
 KINK_LIMIT = 1200
 EXACT, NEAR = 1e-6, 0.1
+MOST_VALUES = 1 << 22  # of samples that go through a network at once
 
 
 @second_derivatives()
@@ -110,8 +111,11 @@ def posed(
 
 def evaluate(model: nn.Module, x: Tensor) -> Tensor:
     """(n, C) outputs, or a data error when the samples do not fit the network."""
+    chunk = max(1, MOST_VALUES // max(1, x[0].numel() if len(x) else 1))
     try:
-        outputs = model(x).detach()
+        with torch.no_grad():
+            parts = [model(part) for part in x.split(chunk)] if len(x) > chunk else [model(x)]
+        outputs = torch.cat(parts) if len(parts) > 1 else parts[0]
     except RuntimeError as problem:
         raise DataError(
             f"Samples must fit the network's input; got shape {tuple(x.shape[1:])}.",
