@@ -142,10 +142,11 @@ def fit(
     return model.eval()
 
 
-def digits(n: int = 40) -> tuple[Pair, Pair]:
-    """Training and held-out digits of ten classes, (n, 1, 8, 8) from 0 to 1."""
-    split = rs.load_dataset("digits", n, holdout=300, task="multiclass", center=False)
-    return (split.train.x.float(), split.train.y), (split.holdout.x.float(), split.holdout.y)
+def digits(n: int = 40) -> tuple[Pair, Pair, Pair]:
+    """Training, held-out and other digits of ten classes, (n, 1, 8, 8) from 0 to 1."""
+    split = rs.load_dataset("digits", n, holdout=600, task="multiclass", center=False)
+    x, y = split.holdout.x.float(), split.holdout.y
+    return (split.train.x.float(), split.train.y), (x[:300], y[:300]), (x[300:], y[300:])
 
 
 def table(loader: Any, classes: bool) -> tuple[Pair, Pair]:
@@ -161,7 +162,7 @@ def table(loader: Any, classes: bool) -> tuple[Pair, Pair]:
 def cases(epochs: int, folder: Path) -> Iterator[Case]:
     """All of them, each trained when it is asked for."""
     torch.manual_seed(0)
-    own, others = digits()
+    own, others, public = digits()
     flat = ((own[0].flatten(1), own[1]), (others[0].flatten(1), others[1]))
     known = {"knowledge": rs.Knowledge(value_range=(0.0, 1.0))}
 
@@ -203,7 +204,7 @@ def cases(epochs: int, folder: Path) -> Iterator[Case]:
     estimator = MLPClassifier((48,), max_iter=max(2, epochs), random_state=0)
     estimator.fit(flat[0][0].numpy(), flat[0][1].numpy())
     yield Case("f", "scikit-learn MLPClassifier", estimator, *flat, known)
-    base = fit(Net(), others, epochs)
+    base = fit(Net(), public, epochs)
     start = rs.checkpoint_from_module(base).theta
     known_start = {"knowledge": rs.Knowledge(value_range=(0.0, 1.0), theta0=start)}
     tuned = fit(copy.deepcopy(base), own, epochs)

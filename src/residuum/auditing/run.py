@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 def audit(
-    model: Checkpoint | nn.Module | str | Path,
+    model: Checkpoint | nn.Module | Mapping[str, Tensor] | str | Path | Any,
     *,
     data: Data | None = None,
     holdout: Data | Tensor | None = None,
@@ -93,6 +93,8 @@ def audit(
 ) -> AuditResult:
     """Attack ``model`` from its weights alone and say whether its training data came back.
 
+    model: a live network of any class, its state_dict(), a fitted MLPClassifier or MLPRegressor of
+    scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``);
     data: the training samples as (x, y), a Dataset, or the path of an .npz, as the network receives
     them; holdout: samples it never saw, likewise, labels optional, at least 100; without either
     the verdict is inconclusive; knowledge: what the attacker is told; budget: wall clock, such as
