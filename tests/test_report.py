@@ -313,6 +313,30 @@ def test_residuals_that_are_zero_or_diverged() -> None:
     assert "Relative residual" not in render(page.replace(reconstructions=(gone,)))
 
 
+def test_every_test_has_a_row_with_what_it_means() -> None:
+    result = pages.audited()
+    one = next(row for row in result.attacks if row.decides and row.ran)
+    counts = {"recovered": 3, "expected_by_chance": 0.5, "rule": "ncc > 0.8"}
+    rows = (
+        one.replace(name="first", surface="weights", p_value=0.0005, adjusted=0.001, **counts),
+        one.replace(name="second", surface="moment", p_value=0.008, adjusted=0.02, **counts),
+        one.replace(name="third", p_value=0.4, adjusted=0.5, silent="it is silent", **counts),
+        one.replace(name="fourth", ran=False, recovered=None),
+    )
+    text = render(result.replace(attacks=rows))
+    table = text[text.index('id="tests"') : text.index('id="metrics"')]
+    assert table.count('<th scope="row">') == 3
+    assert "fourth" not in table
+    for said in (
+        "finds more than chance gives all tests together",
+        "(ncc &gt; 0.8)",
+        "finds more than chance by itself, and not over all tests",
+        "finds no more than chance; it is silent",
+        "moment",
+    ):
+        assert said in table
+
+
 def test_rendering_twice_gives_the_same_file() -> None:
     assert render(pages.audited(8)) == render(pages.audited(8))
 

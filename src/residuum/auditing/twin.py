@@ -45,6 +45,7 @@ from residuum.training.methods import LOSSES, choose_loss
 SPARE = 100  # held-out samples beyond twice the training set that a twin needs to be judged
 STEPS = 5000
 RATE, FASTER, SLOWER = 0.1, 1.05, 0.5  # of descent that keeps its loss falling
+ENOUGH = 0.75  # of what attacking a twin should take: with less left it is not begun
 SAME_STEPS = 1.1  # of the steps of two audits that count as alike
 OPTIMISERS, STARTS = ("margin", "gd", "sgd", "adam"), ("small", "default", "lecun", "granted")
 TRAINING, JUDGING = 1 / 4, 1 / 4  # of what is left for a twin, at most to train and to judge it
@@ -134,7 +135,7 @@ def audit_twin(
     known = stage.checkpoint.module is None  # of somebody's own code no key knows what it does
     if known and (before := recall(Twin, key)) is not None and _no_harder(before, attacked.batches):
         return before
-    if allowance.left <= 0:
+    if allowance.left <= ENOUGH * _expected(attacked):
         return Twin(reason=HURRIED)
     start = time.monotonic()
     try:
@@ -147,6 +148,20 @@ def audit_twin(
     if known and found.leaks:
         keep(key, found)
     return found
+
+
+def _expected(attacked: Attacked) -> float:
+    """Seconds that the attacks on a twin would take, by what those on the audited network took."""
+    batched = {batch.attack for batch in attacked.batches}
+    return sum(
+        part.seconds
+        * (
+            _some_of(attacked.batches, part.attack).restarts / part.restarts
+            if part.attack in batched
+            else 1
+        )
+        for part in attacked.found
+    )
 
 
 def _no_harder(before: Twin, batches: Sequence[Batch]) -> bool:

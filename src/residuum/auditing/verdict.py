@@ -115,6 +115,24 @@ class AttackOutcome(Record):
         )
 
     @property
+    def meaning(self) -> str:
+        """What its count says, as a test of its own among all."""
+        if self.survives:
+            return "finds more than chance gives all tests together"
+        if (self.p_value or 1.0) <= SIGNIFICANCE and self.recovered:
+            return "finds more than chance by itself, and not over all tests"
+        found = "finds no more than chance"
+        if self.silent:
+            return f"{found}; {self.silent}"
+        if self.unasked:
+            return f"{found}; whether it explains these weights is not known: {self.unasked}"
+        if self.permuted is None:
+            return found
+        if self.explained:
+            return f"{found}, and explains these weights: that says something"
+        return f"{found}, and does not explain these weights: that says nothing"
+
+    @property
     def not_judged(self) -> tuple[str, ...]:
         """Layers whose residual was measured and does not count."""
         return tuple(name for name in self.residuals if name not in self.judged)
