@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from residuum.attacks import estimate
+from residuum.attacks import estimate, plain
 from residuum.attacks.objectives import BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.problem import Problem
 from residuum.auditing.stages import _kkt
@@ -349,6 +349,15 @@ def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> N
     other = rs.attack(model, None, config)
     torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
     torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-8)
+
+
+def test_a_network_with_attention_is_attacked_in_one_file_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, steps = ViT().eval(), {"candidates": 4, "steps": 25, "layers": "all"}
+    wanted = plain.attack(model, MulticlassKKT(), SHAPE, **steps)
+    found = rs.attack(model, SHAPE, rs.AttackConfig(restarts=1, dtype="float64", **steps))
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.x, wanted.x, rtol=0, atol=1e-9)
 
 
 # Kinks

@@ -37,6 +37,7 @@ from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, box, penalty
 from residuum.errors import InputError
 from residuum.networks import SigmoidReLU, with_surrogate
+from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
 from residuum.stationarity import Theta, by_layer, parameters
 
@@ -65,6 +66,7 @@ def residual(
     return r
 
 
+@second_derivatives()
 def attack(
     Phi: nn.Module,
     objective: Objective,
