@@ -233,7 +233,7 @@ def _spent(spent: float, budget: float) -> str:
     """What asking whether the audit can be believed took of it."""
     return (
         f"controls, permuted target and twin took {spent:.1f} s of a budget of {budget:.0f} s "
-        f"({spent / budget:.0%}; at most a third)"
+        f"({spent / budget:.0%}; planned: at most a third)"
     )
 
 
