@@ -214,7 +214,10 @@ def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -
     """
     if None not in (config.priors, config.margins, config.lr_lam):
         return config
-    rows, shape = first_layer(checkpoint.theta), sample_shape(checkpoint, knowledge)
+    # A moment shows the data where the weights, after a large start, do not.
+    moment = every_attack()[config.objective].surface == MOMENT and knowledge.moment or {}
+    rows = first_layer({**checkpoint.theta, **moment})
+    shape = sample_shape(checkpoint, knowledge)
     dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
     seen = appearance(rows, shape) if dense else Appearance()
     sparse = (("sparse-gradients", SPARSE),) if seen.images else ()

@@ -137,11 +137,12 @@ def _config(result: AuditResult, sources: dict[str, Any]) -> str:
             "vouch",
             "twin",
             "recipe",
+            "surface",
         )
     }  # the batches take the budget's place; the uniqueness certificate still has its share of it
     hashes = {name: digest for name, digest in result.hashes.items() if digest}
     model = result.settings.get("model")
-    network = {"model": model} if model else {"arch": result.checkpoint.arch}
+    network = {"model": model} if model else {"arch": result.settings["arch"]}
     values = {
         **sources, **settings, **network, "knowledge": KNOWLEDGE,
         "sha256": hashes, "batches": [vars(batch) for batch in result.batches],
@@ -262,6 +263,9 @@ class AuditSettings(BaseModel):
     sample_count: Positive | None = None
     label_balance: str | None = None
     init: str | None = None
+    base: str | None = None
+    adapter: str | None = None
+    surface: str | None = None
     loss: str | None = None
     weight_decay: float | None = None
     sha256: dict[str, str] = Field(default_factory=dict)
@@ -283,7 +287,7 @@ def read_settings(path: Path) -> AuditSettings:
             f"({_reason(problem)}).",
             "Take config.toml of a finished run as a pattern.",
         ) from problem
-    names = ("checkpoint", "data", "holdout", "knowledge", "mean", "init")
+    names = ("checkpoint", "data", "holdout", "knowledge", "mean", "init", "base", "adapter")
     placed = {name: _beside(path, getattr(found, name)) for name in names}
     return found.model_copy(update=placed)
 

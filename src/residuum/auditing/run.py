@@ -57,7 +57,9 @@ from residuum.auditing.verdict import (
 )
 from residuum.checkpoints import as_checkpoint, inspect_checkpoint
 from residuum.checkpoints.beside import with_release
-from residuum.errors import require_known
+from residuum.checkpoints.surfaces import CHANGE, MOMENT, WEIGHTS
+from residuum.checkpoints.tuning import head_of
+from residuum.errors import InputError, require_known
 from residuum.evaluation.null import SUBSETS
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores
 from residuum.records.rundir import environment
@@ -84,6 +86,7 @@ def audit(
     vouch: bool = False,
     twin: bool = True,
     recipe: str = "",
+    surface: str = "all",
     batches: Sequence[Batch] = (),
     store: AuditRun | None = None,
     watch: Callable[[str], Watcher] | None = None,
@@ -101,7 +104,8 @@ def audit(
     "10min": as many batches of restarts as fit, at least one; vouch: the auditor's word that network
     and samples were read rightly, where it does not show; twin: train and attack a network known to
     hold its data, without which "no leak found" is not said, recipe: how, see ``twin.Recipe``;
-    batches: exactly these instead of a budget, as recorded by an earlier audit; store, watch: see
+    surface: attack only "weights", their "change" from a start that is granted, or the "moment" of an
+    optimiser; batches: exactly these instead of a budget, as recorded by an earlier audit; store, watch: see
     ``AttackStage``; stage: called with the name of every stage as it begins; say: told, one line each,
     what is known before the attacks: accuracy of the network as read, what was assumed, how long it
     will take.
@@ -117,6 +121,11 @@ def audit(
         knowledge = with_release(model, checkpoint, knowledge)
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     check_fit(checkpoint, train, control, task)
+    only = on_surface(surface, knowledge)
+    whole, said = checkpoint.arch, knowledge
+    if (head := head_of(checkpoint, knowledge)) is not None:
+        checkpoint, knowledge = head.checkpoint, head.knowledge(knowledge)
+        train, control = (None if one is None else head.features(one) for one in (train, control))
     contradictions = scale_notes(train, control, knowledge)
     with clock("inspect"):
         inspection = inspect_checkpoint(checkpoint)
@@ -137,6 +146,7 @@ def audit(
         say,
         exact=steps is not None,
         samples=0 if train is None else len(train),
+        only=only,
     )
     with clock("attack"):
         attacked = attacks.run()
@@ -179,17 +189,22 @@ def audit(
                 checks = checks.replace(twin=made)
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
-    verdict = decide(judged.findings, judged.attacks, checks, (*vouched, *checkpoint.assumptions))
+    verdict = decide(
+        judged.findings,
+        judged.attacks,
+        checks,
+        (*vouched, *([head.note] if head else ()), *checkpoint.assumptions),
+    )
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
         subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=knowledge,
+        verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=said,
         reconstructions=attacked.found, batches=attacked.batches, seconds=clock.seconds,
         **vars(judged), **certificates,
         settings={
             "preset": preset, "seed": seed, "subsets": drawn, "device": device, "task": task,
-            "budget": seconds, "steps": steps, "baselines": baselines, "arch": checkpoint.arch,
-            "vouch": vouch, "twin": twin, "recipe": recipe,
+            "budget": seconds, "steps": steps, "baselines": baselines, "arch": whole,
+            "vouch": vouch, "twin": twin, "recipe": recipe, "surface": surface,
             "plugins": {one.name: one.version for one in plugged},
         },
         environment=environment(device), hashes=dict(hashes or {}),
@@ -204,9 +219,21 @@ def audit(
                 uniqueness=certificates["uniqueness_reason"],
             ),
         ),
-        notes=(*(fit.notes if fit else ()), *contradictions, *controls.notes,
+        notes=(*([head.note] if head else ()), *(fit.notes if fit else ()), *contradictions, *controls.notes,
                *_notes(attacked, judged.scores), _spent(allowance.spent, seconds)),
     )  # fmt: skip
+
+
+def on_surface(name: str, knowledge: Knowledge) -> tuple[str, ...]:
+    """Attacks on one surface, by their names; none named: all of them."""
+    there = {"all": "", "weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}
+    require_known(name, there, "No surface")
+    missing = {"change": knowledge.theta0, "moment": knowledge.moment}
+    if name in missing and missing[name] is None:
+        what = "a start (--init, --base)" if name == "change" else "the state of an optimiser"
+        raise InputError(f"--surface {name} needs {what}; there is none.", "Use --surface all.")
+    every = every_attack().items()
+    return tuple(n for n, one in every if one.surface == there[name]) if there[name] else ()
 
 
 def _against_permuted(

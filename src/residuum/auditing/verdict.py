@@ -48,6 +48,16 @@ BASELINE_MEANING = {
     "model-inversion": "inputs of extreme output resemble training samples",
 }
 
+STATE_THERE = (
+    "the file holds optimiser state, for which no twin is made: what finding nothing there is worth is not "
+    "known; strip it (residuum strip FILE --out CLEAN) and audit what is left"
+)
+SURFACES_SAID = {
+    "weights": "the weights",
+    "weights - start": "the change from the start",
+    "moment": "the optimiser state in this file",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class AttackOutcome(Record):
@@ -343,7 +353,7 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
         return Verdict(INCONCLUSIVE, ("no training data was given to compare candidates with",))
     if found.reason:
         return Verdict(INCONCLUSIVE, (found.reason,), n=found.n, metric=found.metric)
-    beside = tuple(_beside(attacks, found.n))
+    beside = (*_by_surface(attacks, found.n), *_beside(attacks, found.n))
     if checks.failures:
         return _verdict(INCONCLUSIVE, (*checks.failures, *beside), found)
     if not open_question(found, checks):
@@ -357,6 +367,8 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
     if not explained:
         deciding = [attack for attack in attacks if attack.decides and attack.ran]
         reasons += map(_shortfall, deciding) if deciding else ["no attack applies to this network"]
+    if any(attack.ran and attack.surface == "moment" for attack in attacks):
+        reasons.append(STATE_THERE)
     if not checks.vouched:
         reasons += checks.strangers
     if explained and not reasons and not (checks.twin and checks.twin.leaks):
@@ -406,6 +418,24 @@ def _survivors(attacks: tuple[AttackOutcome, ...], found: Findings) -> tuple[str
         for attack in attacks
         if attack.survives
     ) + ((f"of what came back: {counts}",) if counts else ())
+
+
+def _by_surface(attacks: tuple[AttackOutcome, ...], n: int) -> tuple[str, ...]:
+    """What each surface gives back by its best test, where there are several."""
+    best: dict[str, AttackOutcome] = {}
+    for attack in attacks:
+        if attack.decides and attack.ran and attack.recovered is not None:
+            other = best.get(attack.surface)
+            if other is None or attack.recovered > (other.recovered or 0):
+                best[attack.surface] = attack
+    if len(best) < 2:
+        return ()
+    order = sorted(best.items(), key=lambda item: -(item[1].recovered or 0))
+    said = [
+        f"{SURFACES_SAID.get(name, name)} {one.recovered} ({one.expected_by_chance:.2g} by chance)"
+        for name, one in order
+    ]
+    return (f"of {n} training samples each surface gives back: {', '.join(said)}",)
 
 
 def _beside(attacks: tuple[AttackOutcome, ...], n: int) -> list[str]:

@@ -115,8 +115,10 @@ def command(
     config = options.configure(**vars(settings))
     options.check_device(config.device)
     shape = options.shape_of(granted.shape)
-    released = options.load(checkpoint, arch, model, trust_code, shape)
-    knowledge = options.grant(checkpoint, released, **vars(granted))
+    said = dict(vars(granted))
+    checkpoint, said["base"] = options.tuned(checkpoint, granted.base, said.pop("adapter"))
+    released = options.load(checkpoint, arch, model, trust_code, shape, said["base"])
+    knowledge = options.grant(checkpoint, released, **said)
     if dry_run:
         cost = estimate(released, knowledge, config)
         voice.answer(cost.to_json(), lambda: _show_cost(cost))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
 HOW = (
     "budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines", "vouch", "twin",
-    "recipe",
+    "recipe", "surface",
 )  # fmt: skip
 SAMPLES = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
 AFTER = {
@@ -94,6 +94,11 @@ class Asked:
     sample_count: int | None = Granted.sample_count
     label_balance: str | None = Granted.label_balance
     init: str | None = Granted.init
+    base: str | None = Granted.base
+    adapter: str | None = Granted.adapter
+    surface: str | None = option(
+        "Attack only this: weights, change (from the start), moment (optimiser state), or all."
+    )
     loss: str | None = Granted.loss
     weight_decay: float | None = Granted.weight_decay
 
@@ -135,6 +140,9 @@ def command(
     settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
     if settings.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Say residuum audit model.safetensors.")
+    trained, base = options.tuned(Path(settings.checkpoint), settings.base, settings.adapter)
+    told = {"checkpoint": str(trained), "base": base, "adapter": None}
+    settings = settings.model_copy(update=told)
     if dry_run:
         found = _dry_run(settings, trust_code)
         voice.answer(found.to_json(), lambda: _show_dry_run(found))
@@ -233,7 +241,7 @@ def audit_into(
     files = {name: samples_file(Path(at), SAMPLES[name]) for name, at in given.items()}
     data = {name: Dataset.from_npz(file) for name, file in files.items()}
     shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
-    released = options.load(path, settings.arch, settings.model, trusted, shown)
+    released = options.load(path, settings.arch, settings.model, trusted, shown, settings.base)
     hashes = {"checkpoint": weights_hash(path), **{name: sha256(f) for name, f in files.items()}}
     for name, digest in settings.sha256.items():
         if hashes.get(name, digest) != digest:
@@ -268,6 +276,8 @@ def audit_into(
         if settings.model is not None:
             result = result.replace(settings={**result.settings, "model": settings.model})
         inputs = {"checkpoint": path, **files}
+        if settings.base is not None:
+            inputs["base"] = Path(settings.base)
         sources = {name: str(file.resolve()) for name, file in inputs.items()}
         summary = write_artifacts(
             folder, result, request=request, sources=sources, file=str(locate(path)), blur=blur
@@ -293,7 +303,7 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
 
     def network() -> Checkpoint:
         shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
-        return options.load(path, settings.arch, settings.model, trusted, shown)
+        return options.load(path, settings.arch, settings.model, trusted, shown, settings.base)
 
     config = attack_config(
         settings.preset or "residuum", settings.steps, settings.seed or 0, settings.device or "cpu"
@@ -331,6 +341,7 @@ def _knowledge(
                 "Remove its line `knowledge`, or the other facts.",
             )
         return _read_knowledge(settings.knowledge)
+    facts["base"] = settings.base
     if settings.mean not in ("train", "holdout"):
         return options.grant(path, released, **facts, mean=settings.mean)
     source = data.get("data" if settings.mean == "train" else "holdout")

@@ -145,6 +145,13 @@ class Granted:
     init: str | None = option(
         "Granted: initial weights; own: those in the training directory.", metavar="FILE"
     )
+    base: str | None = option(
+        "Granted: the weights before fine-tuning; CKPT may be an adapter (LoRA) of it.",
+        metavar="FILE",
+    )
+    adapter: str | None = option(
+        "An adapter (LoRA) of CKPT, which is then the granted base.", metavar="FILE"
+    )
     loss: str | None = option("Granted: the training loss, as logistic or squared.")
     weight_decay: float | None = option("Granted: weight decay of the training.")
 
@@ -264,15 +271,33 @@ def _option(name: str) -> str:
     return "--" + {"priors": "prior"}.get(name, name).replace("_", "-")
 
 
+def tuned(path: Path, base: str | None, adapter: str | None) -> tuple[Path, str | None]:
+    """The file that was trained, and the one that it began from."""
+    if adapter is None:
+        return path, base
+    if base is not None:
+        raise InputError("--adapter makes CKPT the base, so --base says nothing.", "Leave one out.")
+    return Path(adapter), str(path)
+
+
 def load(
-    path: Path, arch: str | None, model: str | None, trusted: bool, shape: tuple[int, ...] | None
+    path: Path,
+    arch: str | None,
+    model: str | None,
+    trusted: bool,
+    shape: tuple[int, ...] | None,
+    base: str | None = None,
 ) -> Checkpoint:
-    """The network in a file, read off it, as ``--arch`` says, or made by the code of ``--model``."""
+    """The network in a file, read off it, as ``--arch`` says, or made by the code of ``--model``.
+
+    base: where it is an adapter, what that is added to.
+    """
     from residuum.checkpoints import load_checkpoint
     from residuum.checkpoints.factories import load_with_code
+    from residuum.checkpoints.tuning import load_tuned
 
     if model is None:
-        return load_checkpoint(path, arch)
+        return load_checkpoint(path, arch) if base is None else load_tuned(path, base, arch)
     if arch is not None:
         raise InputError("--model makes the network, so --arch says nothing.", "Leave one out.")
     return load_with_code(path, model, shape, trusted=trusted)
@@ -296,13 +321,16 @@ def grant(
         "mean": _mean,
         "label_balance": lambda text: _balance(text, released),
         "init": lambda text: _initial(text, path, released),
+        "base": lambda text: _initial(text, path, released),
         "loss": _loss,
         "weight_decay": _decay,
         "sample_count": int,
     }
     facts = {name: read[name](value) for name, value in said.items() if value is not None}
-    if "init" in facts:
-        facts["theta0"] = facts.pop("init")
+    if {"init", "base"} <= {*facts}:
+        raise InputError("--init and --base are both the start.", "Leave one out.")
+    for name in {"init", "base"} & {*facts}:
+        facts["theta0"] = facts.pop(name)
     knowledge = Knowledge(**facts, provenance={"mean": mean_provenance} if "mean" in facts else {})
     check_mean(knowledge)
     return with_release(path, released, knowledge)

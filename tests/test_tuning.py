@@ -1,0 +1,174 @@
+"""Fine-tuned networks from files: adapters on their base, heads on frozen layers, what each surface gives."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import residuum as rs
+from residuum.auditing.run import on_surface
+from residuum.auditing.verdict import STATE_THERE, AttackOutcome, Checks, Findings, decide
+from residuum.checkpoints.tuning import head_of, load_tuned
+from residuum.cli.main import main
+from residuum.errors import CheckpointError, InputError
+from residuum.records import Dataset
+from tests.program import Capture, one_line, printed
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 1)
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """base.pt, all.pt (all layers tuned), head.pt (the first frozen), an adapter, data."""
+    here, split = tmp_path_factory.mktemp("tuned"), rs.load_dataset("digits", 20)
+    split.train.to_npz(here / "train.npz")
+    few = split.holdout.replace(x=split.holdout.x[:200], y=split.holdout.y[:200])
+    few.to_npz(here / "holdout.npz")
+    x, y = split.train.x.flatten(1).float(), split.train.y.float()
+    base = network()
+    torch.save(base.state_dict(), here / "base.pt")
+    for name, layers in (("all", (0, 2, 4)), ("head", (2, 4))):
+        model = copy.deepcopy(base)
+        optimiser = torch.optim.SGD([p for i in layers for p in model[i].parameters()], 0.1, 0.9)
+        for _ in range(300):
+            optimiser.zero_grad()
+            nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
+            optimiser.step()
+        torch.save(model.state_dict(), here / f"{name}.pt")
+        both = {"model": model.state_dict(), "optimizer": optimiser.state_dict()}
+        torch.save(both, here / f"{name}-saved.pt")
+    parts = {"A": torch.randn(3, 64), "B": 0.1 * torch.randn(30, 3)}
+    names = {f"base_model.model.0.lora_{k}.weight": t for k, t in parts.items()}
+    save_file(names, here / "adapter_model.safetensors")
+    (here / "adapter_config.json").write_text(json.dumps({"r": 3, "lora_alpha": 6}))
+    return here
+
+
+def test_an_adapter_is_read_as_what_it_makes_of_its_base(folder: Path) -> None:
+    base = torch.load(folder / "base.pt", weights_only=True)
+    found = load_tuned(folder / "adapter_model.safetensors", folder / "base.pt")
+    release = _adapter(folder)
+    wanted = base["0.weight"] + 2 * release["B"] @ release["A"]
+    assert torch.allclose(found.theta["layers.0.weight"], wanted, atol=1e-6)
+    assert torch.equal(found.theta["layers.1.weight"], base["2.weight"])
+    assert any("added to its base" in note for note in found.assumptions)
+
+
+def _adapter(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    found = load_file(folder / "adapter_model.safetensors")
+    return {name.split("lora_")[1][0]: t for name, t in found.items()}
+
+
+def test_an_adapter_of_another_base_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = nn.Sequential(nn.Linear(32, 30), nn.ReLU(), nn.Linear(30, 1))
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="fits the layers of its base"):
+        load_tuned(folder / "adapter_model.safetensors", tmp_path / "other.pt")
+
+
+def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) -> None:
+    released = rs.load_checkpoint(folder / "head.pt")
+    start = rs.load_checkpoint(folder / "base.pt").theta
+    head = head_of(released, rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
+    assert head is not None
+    assert head.frozen == ("layers.0",)
+    assert head.checkpoint.arch == "mlp:30-20-1,bias=all"
+    data = Dataset.from_npz(folder / "train.npz")
+    features = head.features(data)
+    model, whole = rs.build_model(head.checkpoint), rs.build_model(released)
+    x = data.x.flatten(1).to(next(whole.parameters()))
+    assert torch.allclose(model(features.x.to(x)), whole(x), atol=1e-6)
+    told = head.knowledge(rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
+    assert told.granted == ("theta0",)
+    assert torch.equal((told.theta0 or {})["layers.0.weight"], start["layers.1.weight"])
+    assert "compared with those of the data" in head.note
+
+
+def test_where_the_first_layer_moved_there_is_no_head(folder: Path) -> None:
+    start = rs.load_checkpoint(folder / "base.pt").theta
+    assert head_of(rs.load_checkpoint(folder / "all.pt"), rs.Knowledge(theta0=start)) is None
+    assert head_of(rs.load_checkpoint(folder / "head.pt"), rs.Knowledge()) is None
+    unmoved = rs.load_checkpoint(folder / "base.pt")
+    assert head_of(unmoved, rs.Knowledge(theta0=start)) is None
+
+
+QUICK = ["--budget", "2s", "--steps", "20", "--no-twin", "--subsets", "200", "--no-baselines"]
+
+
+def test_audits_of_tuned_networks_judge_what_moved_and_never_pass_unexplained(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    data = ["--data", str(folder / "train.npz"), "--holdout", str(folder / "holdout.npz")]
+    base, adapter = str(folder / "base.pt"), str(folder / "adapter_model.safetensors")
+    cases = {
+        "all": ["all.pt", "--base", base],
+        "head": ["head.pt", "--base", base],
+        "adapter": ["base.pt", "--adapter", adapter],
+    }
+    found = {}
+    for name, (file, *more) in cases.items():
+        command = ["audit", str(folder / file), *more, *data, *QUICK, "--json"]
+        code = main([*command, "--out", str(tmp_path / name)])
+        found[name] = printed(capsys)
+        assert code in (1, 3), name
+        ntk = next(row for row in found[name]["attacks"] if row["name"] == "ntk")
+        assert ntk["ran"], name
+        found[name]["judged"] = ntk["judged"]
+    assert found["all"]["judged"] == ["layers.0", "layers.1", "layers.2"]
+    assert found["head"]["judged"] == ["layers.0", "layers.1"]  # of the head
+    assert found["head"]["network"]["arch"] == "mlp:30-20-1,bias=all"
+    assert any("features" in reason for reason in found["head"]["verdict"]["reasons"])
+    assert found["adapter"]["judged"] == ["layers.0"]
+    again = ["audit", "--config", str(tmp_path / "head" / "config.toml"), "--json"]
+    assert main([*again, "--out", str(tmp_path / "again")]) in (1, 3)
+    assert printed(capsys)["network"] == found["head"]["network"]
+
+
+def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = ["--data", str(folder / "train.npz"), "--holdout", str(folder / "holdout.npz")]
+    command = ["audit", str(folder / "all-saved.pt"), *data, *QUICK, "--json"]
+    assert main([*command, "--surface", "moment", "--out", str(tmp_path / "m")]) in (1, 3)
+    ran = {row["name"]: row["surface"] for row in printed(capsys)["attacks"] if row["ran"]}
+    assert ran == {"moment": "moment", "unmix-moment": "moment"}
+    with pytest.raises(InputError, match="--surface change needs a start"):
+        on_surface("change", rs.Knowledge())
+    both = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
+    assert main(both) == 2
+    assert "Leave one out" in one_line(capsys)
+
+
+def row(name: str, surface: str, recovered: int, explained: bool) -> AttackOutcome:
+    return AttackOutcome(
+        name, True, True, True, "", surface=surface, recovered=recovered, expected_by_chance=0.4,
+        p_value=0.5, adjusted=0.9, residual=0.1 if explained else 0.9, permuted=0.8,
+        judged=("layers.0",), residuals={"layers.0": 0.1},
+    )  # fmt: skip
+
+
+def test_each_surface_is_said_and_optimiser_state_is_never_passed_over() -> None:
+    from residuum.auditing.verdict import Twin
+
+    found = Findings(n=500, tests=2, recovered=0, expected_by_chance=0.5, p_value=0.9)
+    twin = Twin(recovered=9, n=500, expected_by_chance=0.5, p_value=0.001)
+    weights = row("binary-kkt", "weights", 4, True)
+    bare = decide(found, (weights,), Checks(twin=twin, vouched=True))
+    assert bare.outcome == "no leak found"
+    moment = row("moment", "moment", 31, True)
+    verdict = decide(found, (weights, moment), Checks(twin=twin, vouched=True))
+    assert verdict.outcome == "inconclusive"
+    assert STATE_THERE in verdict.reasons
+    said = next(reason for reason in verdict.reasons if "each surface gives back" in reason)
+    assert said.index("the optimiser state in this file 31") < said.index("the weights 4")
