@@ -165,7 +165,7 @@ def test_each_surface_is_said_and_optimiser_state_is_never_passed_over() -> None
     twin = Twin(recovered=9, n=500, expected_by_chance=0.5, p_value=0.001)
     weights = row("binary-kkt", "weights", 4, True)
     bare = decide(found, (weights,), Checks(twin=twin, vouched=True))
-    assert bare.outcome == "no leak found"
+    assert bare.outcome == "no-leak-found"
     moment = row("moment", "moment", 31, True)
     verdict = decide(found, (weights, moment), Checks(twin=twin, vouched=True))
     assert verdict.outcome == "inconclusive"

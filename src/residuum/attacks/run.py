@@ -215,7 +215,8 @@ def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -
     if None not in (config.priors, config.margins, config.lr_lam):
         return config
     # A moment shows the data where the weights, after a large start, do not.
-    moment = every_attack()[config.objective].surface == MOMENT and knowledge.moment or {}
+    of_moment = every_attack()[config.objective].surface == MOMENT
+    moment = knowledge.moment if of_moment and knowledge.moment else {}
     rows = first_layer({**checkpoint.theta, **moment})
     shape = sample_shape(checkpoint, knowledge)
     dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)

@@ -73,7 +73,8 @@ class AttackStage:
 
     store: keeps finished batches, so that an interrupted audit goes on; batches: exactly these
     instead of what the budget allows; say: told what it will all take; exact: whether the steps of
-    ``config`` were asked for; samples: of the training set, for the forecast.
+    ``config`` were asked for; samples: of the training set, for the forecast;
+    only: these attacks.
     """
 
     checkpoint: Checkpoint
@@ -87,11 +88,13 @@ class AttackStage:
     say: Callable[[str], None] | None = None
     exact: bool = False
     samples: int = 0
+    only: tuple[str, ...] = ()
 
     def run(self) -> Attacked:
         """Run what applies; the deciding attacks share their part of the budget, by their ``part``."""
         there = surfaces(self.checkpoint, self.knowledge)
         known = {n: one for n, one in every_attack().items() if self.baselines or not one.baseline}
+        known = {name: one for name, one in known.items() if not self.only or name in self.only}
         known = dict(sorted(known.items(), key=lambda item: item[1].baseline))  # those last
         on = {name: there.get(one.surface, there[WEIGHTS]) for name, one in known.items()}
         rows: dict[str, AttackOutcome] = {}
