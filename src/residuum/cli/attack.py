@@ -100,6 +100,7 @@ def command(
     model: str | None = options.MODEL,
     trust_code: bool = options.TRUST_CODE,
     granted: options.Granted,
+    tuning: options.Tuned,
     dry_run: bool = option(
         "Print what the attack will cost, measured in two seconds; no attack.", False, "--dry-run"
     ),
@@ -115,10 +116,9 @@ def command(
     config = options.configure(**vars(settings))
     options.check_device(config.device)
     shape = options.shape_of(granted.shape)
-    said = dict(vars(granted))
-    checkpoint, said["base"] = options.tuned(checkpoint, granted.base, said.pop("adapter"))
-    released = options.load(checkpoint, arch, model, trust_code, shape, said["base"])
-    knowledge = options.grant(checkpoint, released, **said)
+    checkpoint, base = options.tuned(checkpoint, tuning.base, tuning.adapter)
+    released = options.load(checkpoint, arch, model, trust_code, shape, base)
+    knowledge = options.grant(checkpoint, released, base=base, **vars(granted))
     if dry_run:
         cost = estimate(released, knowledge, config)
         voice.answer(cost.to_json(), lambda: _show_cost(cost))

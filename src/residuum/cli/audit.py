@@ -24,7 +24,7 @@ import typer
 
 from residuum import plugins
 from residuum.cli import options
-from residuum.cli.options import Granted, option
+from residuum.cli.options import Granted, Tuned, option
 from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
 from residuum.errors import InputError
 
@@ -94,8 +94,8 @@ class Asked:
     sample_count: int | None = Granted.sample_count
     label_balance: str | None = Granted.label_balance
     init: str | None = Granted.init
-    base: str | None = Granted.base
-    adapter: str | None = Granted.adapter
+    base: str | None = Tuned.base
+    adapter: str | None = Tuned.adapter
     surface: str | None = option(
         "Attack only this: weights, change (from the start), moment (optimiser state), or all."
     )

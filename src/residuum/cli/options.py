@@ -145,6 +145,14 @@ class Granted:
     init: str | None = option(
         "Granted: initial weights; own: those in the training directory.", metavar="FILE"
     )
+    loss: str | None = option("Granted: the training loss, as logistic or squared.")
+    weight_decay: float | None = option("Granted: weight decay of the training.")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A network that was fine-tuned, and what it began from; read by :func:`tuned`."""
+
     base: str | None = option(
         "Granted: the weights before fine-tuning; CKPT may be an adapter (LoRA) of it.",
         metavar="FILE",
@@ -152,8 +160,6 @@ class Granted:
     adapter: str | None = option(
         "An adapter (LoRA) of CKPT, which is then the granted base.", metavar="FILE"
     )
-    loss: str | None = option("Granted: the training loss, as logistic or squared.")
-    weight_decay: float | None = option("Granted: weight decay of the training.")
 
 
 def check_device(device: str) -> None:
