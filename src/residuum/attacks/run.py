@@ -56,6 +56,7 @@ def attack(
     if isinstance(path, str | Path):
         knowledge = with_release(path, checkpoint, knowledge)
     config = resolve(checkpoint, knowledge, config or AttackConfig())
+    per_run = None if per_run is None else [resolve(checkpoint, knowledge, one) for one in per_run]
     method = every_attack()[config.objective]
     surface = SURFACES[method.surface](checkpoint, knowledge)
     return method.run(
