@@ -137,7 +137,7 @@ def solver(
 ) -> Any:
     config = AttackConfig(
         steps=1000, restarts=restarts, candidates=candidates, device=device,
-        dtype="float32" if device != "cpu" else "float64", layers="all",
+        dtype="float32" if device != "cpu" else "float64", layers="all", priors=(), margins=0.0,
     )  # fmt: skip
     checkpoint, knowledge = as_checkpoint(model, shape=shape), Knowledge(shape=shape)
     return prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))

@@ -426,7 +426,9 @@ def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> Non
         def forward(self, z: Tensor) -> Tensor:
             return F.relu(z.flatten(1) @ self.w.T) @ self.v.T
 
-    config = rs.AttackConfig(steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all")
+    config = rs.AttackConfig(
+        steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all", priors=(), margins=0.0
+    )
     known = SHAPE.replace(label_balance=(0.0, 1.0))
     found = rs.attack(_keep(One(), (1, 4, 4)), known, config)
     assert float(F.cosine_similarity(found.x.flatten(1), x.double().flatten(1))) > 0.999
