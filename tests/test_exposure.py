@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import residuum as rs
 from papers.points import relu_point
+from residuum.auditing.exposed import exposed
 from residuum.checkpoints import checkpoint_from_module
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError
@@ -566,6 +567,46 @@ def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path)
     other[inserted.nonzero()[:12, 0]] = True
     with pytest.raises(DataError, match="must not be among the records"):
         rs.exposure(checkpoint, kept, canaries=(every, other))
+
+
+def test_an_audit_shows_the_exposure_beside_its_verdict(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+) -> None:
+    checkpoint, split, _ = digits
+    result = rs.audit(
+        checkpoint, data=split.train, holdout=split.holdout, budget="1s", steps=5, twin=False,
+        baselines=False,
+    )  # fmt: skip
+    alone = expose(checkpoint, split.train, split.holdout)
+    found = result.exposure
+    assert found is not None
+    torch.testing.assert_close(found.score, alone.score)
+    assert found.found_ncc.isfinite().all()  # with what the attack found
+    page, hidden = result.html(), result.html(redact=True)
+    for text in (page, hidden):
+        assert "Exposure of the training samples" in text
+        assert "carry half of the exposure" in text
+    nothing, why = exposed(checkpoint, None, None, Knowledge(), (), "")
+    assert nothing is None
+    assert why == "there are no training samples to look at"
+
+
+def test_a_network_whose_records_see_each_other_is_inconclusive() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)).train()
+
+    class Together(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner.train()  # whatever eval() says
+            return self.inner(x)
+
+    x, y = torch.randn(12, 6), torch.arange(12) % 2
+    with pytest.raises(rs.ResiduumError) as refused:
+        rs.exposure(Together(), Dataset(x, y))
+    assert refused.value.exit_code in (2, 3)
 
 
 # The folder and the command

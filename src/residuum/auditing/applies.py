@@ -90,6 +90,7 @@ def others(**why_not: str) -> tuple[Applies, ...]:
 
 BESIDE = {
     "membership": "losses and margins of data against held-out samples; beside the verdict",
+    "exposure": "which samples are at risk, by weights and data; beside the verdict",
     "certificate": "how near the weights are to a KKT point of the samples",
     "uniqueness": "what other training sets keep of the candidates",
 }

@@ -18,6 +18,7 @@ from residuum.auditing.verdict import AttackOutcome, Checks, Findings, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
 from residuum.records.certificate import Uniqueness
+from residuum.records.exposure import Exposure
 from residuum.records.scores import MetricScore
 
 
@@ -49,8 +50,9 @@ class AuditResult(Record):
     scores: of the strongest test, whose attack is ``shown``, None without data; findings: of all
     tests together; selected: of the attacks' own choice alone; certificate: see ``certificate_of``,
     the reason where it is None; batches: what was run, enough to repeat it; controls, checks: what
-    the verdict may rest on; membership: beside it, None without held-out samples and labels; applies:
-    what was tried, what was not, and why; seconds: by stage; inputs: settings and hashes of what was read.
+    the verdict may rest on; membership: beside it, None without held-out samples and labels; exposure:
+    beside it likewise; applies: what was tried, what was not, and why; seconds: by stage; inputs:
+    settings and hashes of what was read.
     """
 
     subject: str
@@ -81,6 +83,7 @@ class AuditResult(Record):
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: Membership | None = None
+    exposure: Exposure | None = None
     applies: tuple[Applies, ...] = ()
 
     @property

@@ -37,6 +37,7 @@ from residuum.auditing.controls import (
     told_by_network,
     without_repeats,
 )
+from residuum.auditing.exposed import exposed
 from residuum.auditing.inputs import Data, as_dataset, check_fit, fit_of, scale_notes, task_of
 from residuum.auditing.judging import judge
 from residuum.auditing.membership import membership
@@ -189,6 +190,10 @@ def audit(
                 checks = checks.replace(twin=made)
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
+    with clock("exposure"):
+        exposure, unexposed = exposed(
+            checkpoint, train, claim, knowledge, attacked.found, judged.shown
+        )
     verdict = decide(
         judged.findings,
         judged.attacks,
@@ -210,11 +215,12 @@ def audit(
         environment=environment(device), hashes=dict(hashes or {}),
         assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),
         limitations=limitations(verdict, judged.scores, knowledge),
-        controls=controls, checks=checks, membership=beside,
+        controls=controls, checks=checks, membership=beside, exposure=exposure,
         applies=(
             *applies.facts(checkpoint, inspection, knowledge, fit), *applies.attacks(judged.attacks),
             *applies.others(
                 membership="" if beside else "there are no held-out samples with labels to compare with",
+                exposure=unexposed,
                 certificate="" if certificates["certificate"] else certificates["certificate_of"],
                 uniqueness=certificates["uniqueness_reason"],
             ),

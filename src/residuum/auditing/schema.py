@@ -23,12 +23,14 @@ from residuum.evaluation.null import SIGNIFICANCE
 if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
     from residuum.records import Scores
+    from residuum.records.exposure import Exposure
 
 SCHEMA_VERSION = "3.1"
 SCHEMA_ID = f"urn:residuum:result:{SCHEMA_VERSION}"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 MOST_CANDIDATES = 200
+MOST_EXPOSED = 20
 
 
 class _Model(BaseModel):
@@ -144,6 +146,10 @@ class Result(_Model):
         description="does the network tell its training samples from others: beside the verdict; null "
         "without held-out samples and labels"
     )
+    exposure: dict[str, Any] | None = Field(
+        description="which samples are at risk: beside the verdict; as in exposure.json, of the samples the "
+        f"{MOST_EXPOSED} most exposed"
+    )
     applies: list[Applies] = Field(description="measured, tried, not tried, and why")
     knowledge: list[Fact]
     attacks: list[AttackRow]
@@ -197,6 +203,7 @@ def publish(
             "twin": result.checks.twin, "shown": result.shown,
         },
         "membership": result.membership,
+        "exposure": _exposure(result.exposure),
         "applies": result.applies,
         "attacks": [
             vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
@@ -227,6 +234,12 @@ def _candidates(result: AuditResult) -> list[dict[str, Any]]:
             "multiplier": float(chosen.lam[i]),
         })  # fmt: skip
     return rows
+
+
+def _exposure(found: Exposure | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {**found.summary(), "lines": list(found.lines), "per_record": found.rows(MOST_EXPOSED)}
 
 
 def _scores(scores: Scores | None) -> dict[str, Any] | None:

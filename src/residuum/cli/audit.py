@@ -189,6 +189,10 @@ def show(summary: dict[str, Any], out: Path) -> None:
         print_table("candidates that hold nothing of the network", heads, checked)
     if (beside := summary["membership"]) is not None:
         _show_membership(beside)
+    if summary["exposure"] is not None:
+        print_line("exposure, beside the verdict and no part of it:")
+        for line in summary["exposure"]["lines"]:
+            print_line(f"  {line}")
     granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in summary["knowledge"])
     print_line(f"granted to the attacker: {granted or 'nothing but the weights'}")
     print_notes(summary["notes"])

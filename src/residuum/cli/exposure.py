@@ -14,7 +14,7 @@ residuum exposure model.pt --data train.npz --canaries canaries.npz --delta 1e-5
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -115,41 +115,8 @@ def show(found: Exposure, out: Path | None) -> None:
     if groups:
         columns = (found.grouped_by, "records", "expected", "mean prob.", "95% interval", "called")
         print_table("groups", columns, groups)
-    for line in lines(found):
+    for line in found.lines:
         print_line(line)
     print_notes(found.notes)
     if out is not None:
         print_line(f"written to {out}")
-
-
-def lines(found: Exposure) -> list[str]:
-    """What holds for all records together."""
-    said = [
-        f"expected to be recovered: {found.expected:.3g} of {len(found)}; {found.carry_half} records "
-        "carry half of the exposure",
-        f"probability: {found.attacks}",
-    ]
-    if found.called is not None:
-        said.append(
-            f"kinks call {found.called} of {len(found)} at a false discovery rate of {found.level:.0%} "
-            f"(chance level: {found.holdout} held-out records)"
-        )
-    if (bound := found.canaries) is not None:
-        rates = ", ".join(_rate(point) for point in bound.points)
-        said.append(
-            f"canaries: epsilon at least {bound.epsilon:.3g} at delta {bound.delta:g} with confidence "
-            f"{bound.confidence:.0%}, by {bound.right} of {bound.guesses} guesses right "
-            f"({bound.statistic}); {rates}"
-        )
-        said += [f"note: {note}" for note in bound.notes]
-    said.append("none of this is a guarantee: only differential privacy gives one")
-    return said
-
-
-def _rate(point: Any) -> str:
-    low, high = point.interval
-    few = "" if point.false else " (none of those left out above)"
-    return (
-        f"true positives at {point.rate:.1%} false ones {point.true_rate:.0%}{few} "
-        f"({low:.0%} to {high:.0%})"
-    )

@@ -36,6 +36,13 @@ class Operating(Record):
     true_rate: float
     interval: tuple[float, float]
 
+    @property
+    def line(self) -> str:
+        """In a few words."""
+        low, high = self.interval
+        few = "" if self.false else ", above all that were left out"
+        return f"{self.true_rate:.0%} ({low:.0%} to {high:.0%}) at {self.rate:.1%} false ones{few}"
+
 
 @dataclass(frozen=True, eq=False)
 class CanaryBound(Record):
@@ -56,6 +63,16 @@ class CanaryBound(Record):
     points: tuple[Operating, ...]
     auc: float
     notes: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The bound, and the operating points."""
+        return (
+            f"canaries: epsilon at least {self.epsilon:.3g} at delta {self.delta:g} with confidence "
+            f"{self.confidence:.0%}, by {self.right} of {self.guesses} guesses right ({self.statistic})",
+            "canaries: true positives " + ", ".join(point.line for point in self.points),
+            *(f"canaries: {note}" for note in self.notes),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +168,23 @@ class Exposure(Record):
     def called(self) -> int | None:
         """Records whose kinks betray them at the level; None without kinks."""
         return None if bool(self.kink_q.isnan().all()) else int((self.kink_q <= self.level).sum())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What holds for all records together, one sentence each."""
+        said = [
+            f"expected to be recovered: {self.expected:.3g} of {len(self)}; {self.carry_half} records "
+            "carry half of the exposure",
+            f"probability: {self.attacks}",
+        ]
+        if self.called is not None:
+            said.append(
+                f"kinks call {self.called} of {len(self)} at a false discovery rate of {self.level:.0%} "
+                f"(chance level: {self.holdout} held-out records)"
+            )
+        if self.canaries is not None:
+            said += self.canaries.lines
+        return (*said, "none of this is a guarantee: only differential privacy gives one")
 
     def rows(self, most: int | None = None) -> list[dict[str, Any]]:
         """One per record, most exposed first, with the names of ``COLUMNS``."""

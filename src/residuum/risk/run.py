@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from residuum.attacks.unmix import fed_by_input, mixed
 from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
-from residuum.errors import DataError, require_known
+from residuum.errors import DataError, InconclusiveError, require_known
 from residuum.networks import dense_chain
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
@@ -224,8 +224,16 @@ class Case:
     ) -> tuple[Gradients, multipliers.Multipliers, Theta, Rows]:
         """Gradients, best multipliers, and the misfit they leave in the layers explained."""
         rows = self.rows(x, y)
-        gradients = gradients_of(self.model, x, rows, self.layers)
-        found = multipliers.fit(gradients, self.target, len(rows), self.task == "regression", watch)
+        try:
+            gradients = gradients_of(self.model, x, rows, self.layers)
+            free = self.task == "regression"
+            found = multipliers.fit(gradients, self.target, len(rows), free, watch)
+        except (RuntimeError, NotImplementedError) as problem:  # of a forward of somebody's own
+            raise InconclusiveError(
+                "The gradients of single records cannot be taken from this network: "
+                f"{str(problem).splitlines()[0][:200]}",
+                "Records that see each other, randomness and state have none: use eval mode.",
+            ) from problem
         total = gradients.combine(found.lam)
         return gradients, found, {n: self.target[n] - t for n, t in total.items()}, rows
 
