@@ -384,7 +384,7 @@ def test_stages_are_told_as_they_begin() -> None:
     told: list[str] = []
     found = audit("tight", batches=(Batch("binary-kkt", 1, 20, 0),), stage=told.append)
     assert told == list(found.seconds)
-    assert told == ["inspect", "attack", "controls", "score", "permuted", "certify"]
+    assert told == ["inspect", "attack", "controls", "score", "permuted", "certify", "exposure"]
 
 
 def test_scoring_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ AFTER = {
     "permuted": "attacking a permuted target",
     "twin": "training and attacking a twin",
     "certify": "certifying",
+    "exposure": "ranking the samples by their risk",
 }
 
 
