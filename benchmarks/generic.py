@@ -337,7 +337,7 @@ def _summary(rows: list[Row]) -> Row:
     leaks = sum(row["outcome"] == "leak" for row in rows)
     areas = [row["membership_auc"] for row in rows if row["membership_auc"] is not None]
     mean = sum(areas) / len(areas) if areas else None
-    inside = mean is not None and BETWEEN[0] <= mean <= BETWEEN[1]
+    inside = bool(areas) and all(BETWEEN[0] <= area <= BETWEEN[1] for area in areas)
     return {
         "claims": len(rows), "leaks": leaks, "most_leaks": MOST_LEAKS, "mean_membership_auc": mean,
         "least_membership_auc": min(areas, default=None), "most_membership_auc": max(areas, default=None),
