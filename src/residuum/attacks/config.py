@@ -28,6 +28,7 @@ POSITIVE = ("restarts", "steps", "lr_x", "sigma", "sharpness", "seconds", "split
 NOT_NEGATIVE = (
     *("candidates", "lr_lam", "lr_decay", "margins"),
     *("split_limit", "split_eta", "split_threshold", "split_cap"),
+    *("unmix_rank", "unmix_strength", "unmix_starts"),
 )
 LR_LAM = 0.01
 LEFT_OPEN = {"lr_lam": LR_LAM, "margins": 0.0}  # numbers that data decides, where it says nothing
@@ -61,7 +62,10 @@ class AttackConfig:
     rank_tolerance: above 0, candidates live in the right singular vectors of the target's first layer
     whose singular value exceeds this share of the largest (``rowspace.py``); compile: fuse
     elementwise work with torch.compile on a GPU; seconds: wall clock of all restarts together;
-    domain: in which samples are sparse (``unmix.py``), "auto" by their shape.
+    domain: in which samples are sparse (``unmix.py``), "auto" by their shape; unmix_rank: share of the
+    clean directions, unmix_strength: of the contrast, each 0 for several that are compared; with one
+    of them named, runs are ``restarts`` that differ in their start; unmix_starts: members of a run's
+    population, 0 for as many as ``seconds`` allow.
 
     How the candidate set grows (``growth.py``). split: curvature, random,
     frank-wolfe or none; split_trigger: a round every ``split_every`` steps ("period"), when the
@@ -105,6 +109,9 @@ class AttackConfig:
     polish: float = 0.05
     rank_tolerance: float = 0.0
     domain: str = "auto"
+    unmix_rank: float = 0.0
+    unmix_strength: float = 0.0
+    unmix_starts: int = 0
     split: str = "none"
     split_trigger: str = "stagnation"
     split_every: int = 300
@@ -143,6 +150,11 @@ class AttackConfig:
                 f"rank_tolerance is a share of the largest singular value, from 0 up to below 1; "
                 f"got {self.rank_tolerance}.",
                 "Use 0 for the full space.",
+            )
+        if self.unmix_rank > 1:
+            raise InputError(
+                f"unmix_rank is a share of the clean directions, at most 1; got {self.unmix_rank}.",
+                "Use 0 for several shares.",
             )
         for prior, _ in self.priors or ():
             require_known(prior, PRIORS, "No prior")

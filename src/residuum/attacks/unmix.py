@@ -69,6 +69,7 @@ class Setting:
     population; rounds, iterations: of each; partitions: into how many clusters the neurons are parted,
     of which come the share parted[0] of their rank; overfull: a layer is when half of the runs hold a
     smaller share of its sources; then overfull_partitions and all of ``parted`` are tried as well;
+    repeats: runs with each rank that differ in their start alone;
     most: sources brought back at most, in multiples of the clean rank.
     """
 
@@ -81,6 +82,7 @@ class Setting:
     parted: tuple[float, ...] = (0.8, 0.6)
     overfull: float = 0.5
     overfull_partitions: tuple[int, ...] = (8, 16, 32)
+    repeats: int = 1
     most: int = 3
 
 
@@ -131,9 +133,10 @@ def unmix(
         )
     look = partial(_sources, shape=shape, domain=sparse_in, setting=setting)
     found: list[Tensor] = []  # per run
-    for share in setting.ranks:
+    for share, again in product(setting.ranks, range(setting.repeats)):
         if not found or time.monotonic() < end:
-            found += look([layer], share, setting.strengths, stream("unmix", seed, str(share)))
+            generator = stream("unmix", seed, str(share), *([again] if again else []))
+            found += look([layer], share, setting.strengths, generator)
     whole = len(found)
     partitions = _partitions(setting, found)
     for share, k in partitions:
@@ -471,6 +474,13 @@ ASSUMES = (
 )
 
 
+def confidence_by_share(share: Tensor, runs: int) -> Tensor:
+    """(k,) probability that a source is true, by the share of ``runs`` runs that hold it."""
+    if runs < 2:
+        return torch.full_like(share, BASE_RATE)
+    return torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * share)
+
+
 @dataclass(frozen=True, eq=False)
 class Mixed:
     """What is unmixed.
@@ -607,6 +617,23 @@ def within(seconds: float, rank: int, values: int, device: str) -> Setting:
     return fitting[-1] if fitting else LADDER[0]
 
 
+def named(config: AttackConfig, setting: Setting) -> Setting:
+    """``setting`` with the rank, strength and starts that a configuration names, 0 naming none.
+
+    One rank or strength leaves fewer runs to agree, or none: others then start anew, ``restarts`` of them.
+    """
+    ranks = (config.unmix_rank,) if config.unmix_rank else setting.ranks
+    strengths = (config.unmix_strength,) if config.unmix_strength else setting.strengths
+    chosen = config.unmix_rank or config.unmix_strength
+    return replace(
+        setting,
+        ranks=ranks,
+        strengths=strengths,
+        starts=config.unmix_starts or setting.starts,
+        repeats=config.restarts if chosen else setting.repeats,
+    )
+
+
 def told(
     found: Sources, layer: Mixed, knowledge: Knowledge, centres: Tensor
 ) -> tuple[Tensor, Tensor, str]:
@@ -687,7 +714,7 @@ class Unmix(Attack):
             raise InputError(f"{self.name} does not apply: {layer}.", "Use another attack.")
         domain = domain_of(config.domain, layer.shape)
         values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
-        setting = within(config.seconds, layer.rank, values, config.device)
+        setting = named(config, within(config.seconds, layer.rank, values, config.device))
         found = unmix(
             layer.rows.to(config.device), layer.shape, setting, domain=domain, seed=config.seed
         )
@@ -699,9 +726,7 @@ class Unmix(Attack):
         labels, weight = torch.zeros(len(x)), torch.ones(len(x))
         held = found.support * found.runs[0] + found.parts * found.runs[1]
         share = held / sum(found.runs)
-        confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * share)
-        if sum(found.runs) < 2:
-            confidence = torch.full_like(share, BASE_RATE)
+        confidence = confidence_by_share(share, sum(found.runs))
         chosen = Selection(
             x[centres], labels[centres], weight[centres], held[centres].round().long(),
             torch.ones_like(centres), confidence[centres], torch.zeros(len(centres), 5), centres,

@@ -11,6 +11,8 @@ residuum sweep runs/m --trials 200 --engine ray --address auto --gpus-per-trial 
 residuum sweep runs/m --search lr_x=1e-3:1:log --search lr_decay=0:1 --trials 64 --out runs/t
 
 residuum sweep runs/m --trials 32 --data runs/m --holdout runs/m --out runs/s
+
+residuum sweep runs/m --objective unmix --trials 16 --shape 1,28,28 --out runs/u
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def command(
     ),
     batch: int = option("Trials that share one program: fills a GPU.", 1, min=1),
     rungs: int = option("Successive halving: pauses at which two thirds end.", 0, min=0),
-    rank_by: str = option("residual, or residual,agreement for a front of both.", "residual"),
+    rank_by: str | None = option(
+        "residual (the default), or residual,agreement for a front of both; unmix: expected."
+    ),
     settings: Settings,
     arch: str | None = options.ARCH,
     granted: options.Granted,
@@ -91,7 +95,8 @@ def command(
         options.check_device(config.device)
     plan = Plan(
         trials, sampler, settings.seed, config, dict(map(_setting, search)) if search else SPACE,
-        batch, rungs=rungs, objectives=tuple(part.strip() for part in rank_by.split(",")),
+        batch, rungs=rungs,
+        objectives=tuple(part.strip() for part in rank_by.split(",")) if rank_by else (),
     )  # fmt: skip
     released = load_checkpoint(checkpoint, arch)
     knowledge = options.grant(checkpoint, released, **vars(granted))
@@ -122,13 +127,13 @@ def command(
 def show(done: Sweep, out: Path) -> None:
     """The sweep as a person reads it."""
     said, scored = done.said, done.scored
-    names = tuple(done.plan.space)
+    names, figure = tuple(done.plan.space), done.plan.objectives[0]
     rows = [
-        (str(place + 1), str(t.number), number(t.residual, 3), number(t.agreement, 3),
+        (str(place + 1), str(t.number), number(getattr(t, figure), 3), number(t.agreement, 3),
          *(number(t.params[name], 2) for name in names))
         for place, t in enumerate(done.order[:ROWS])
     ]  # fmt: skip
-    columns = ("rank", "trial", "residual", "agreement", *names)
+    columns = ("rank", "trial", figure, "agreement", *names)
     print_table("best trials, ranked by the weights alone", columns, rows)
     counts = said["counts"]
     print_line(

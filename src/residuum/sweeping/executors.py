@@ -35,7 +35,7 @@ from residuum.attacks import AttackConfig, attack, select
 from residuum.attacks.state import Progress, SolverState
 from residuum.errors import InputError, MissingExtraError, require_known
 from residuum.records import Checkpoint, Knowledge, Reconstruction
-from residuum.sweeping.space import COMPLETE, FAILED, SEEDS, Params, Trial, configured
+from residuum.sweeping.space import COMPLETE, EXPECTED, FAILED, SEEDS, Params, Trial, configured
 
 MEMORY = "out of memory"
 AHEAD = 2  # jobs handed to Ray per place: demand that an autoscaler sees, and no idle moment
@@ -152,17 +152,18 @@ def judged(
         "expected": 0.0,
         "diverged": found.status.count("diverged"),
         "seconds": found.seconds,
-        "step": int(found.steps[-1]),
+        "step": int(found.steps[-1]) if len(found.steps) else None,
     }
     chosen = found.selection
     if chosen is not None and len(chosen):
         agreed = chosen.support > 1
         facts["agreement"] = float(chosen.members[agreed].sum() / chosen.members.sum())
         facts["expected"] = float(chosen.confidence[agreed].sum())
-    if facts["residual"] is None:
+    if facts["residual"] is None and "residual" in objectives:
         why = "diverged" if facts["diverged"] else "no finite residual"
         return Trial(number, params, FAILED, **facts, reason=why)
-    return Trial(number, params, COMPLETE, tuple(facts[name] for name in objectives), **facts)
+    values = tuple(-facts[name] if name in EXPECTED else facts[name] for name in objectives)
+    return Trial(number, params, COMPLETE, values, **facts)
 
 
 def _attacked(task: Task, job: Job) -> Outcome:
@@ -189,14 +190,14 @@ def _attacked(task: Task, job: Job) -> Outcome:
         except Pause:
             assert path is not None
             return Outcome(job, state=path.read_bytes())
+    if len(configs) == 1:
+        return Outcome(job, (found,))
     parts = (_part(found, i * own, own, config) for i, config in enumerate(configs))
     return Outcome(job, tuple(parts))
 
 
 def _part(found: Reconstruction, first: int, own: int, config: AttackConfig) -> Reconstruction:
     """The restarts of one trial out of a job's, as if they had run alone."""
-    if found.restarts == own:
-        return found
     rows = slice(first, first + own)
     mine = (found.run >= first) & (found.run < first + own)
     events = ({**event, "run": event["run"] - first} for event in found.events

@@ -12,6 +12,7 @@ the lightest of those that the fewest runs hold go first, so memory does not gro
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import selection as grouping
+from residuum.attacks.run import ATTACKS
 from residuum.attacks.selection import SIMILARITY, alive, confidence_of, features_of, groups_of
+from residuum.attacks.unmix import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
@@ -154,6 +157,9 @@ def pooled(
         return None, pool
     chosen, part = pool.selection()
     runs = pool.runs
+    if isinstance(ATTACKS.get(attack), Unmix):
+        sure = confidence_by_share(chosen.support / runs, runs)
+        chosen = dataclasses.replace(chosen, confidence=sure)
     notes: tuple[str, ...] = (f"pooled from {pool.candidates} candidates of {runs} runs",)
     if pool.dropped:
         notes += (f"{pool.dropped} groups that few runs held were dropped to bound memory",)

@@ -24,8 +24,10 @@ from typing import Any
 
 from torch import nn
 
-from residuum.attacks.run import prepare, resolve
+from residuum.attacks import AttackConfig
+from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.checkpoints import as_checkpoint, weights_hash
+from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
 from residuum.records.data import samples_file
@@ -43,7 +45,7 @@ PLAN, FACTS = "residuum:plan", "residuum:trial"
 
 @dataclass(frozen=True)
 class Progress:
-    """done of total trials ended, ``fresh`` of them in this session; best: least residual so far."""
+    """done of total trials ended, ``fresh`` of them in this session; best: what ranks the best one."""
 
     done: int
     total: int
@@ -83,9 +85,7 @@ def sweep(
     hashed = {"checkpoint_sha256": weights_hash(str(model))} if named else {}
     request = {**hashed, "arch": released.arch}
     config = resolve(released, knowledge, plan.config)
-    # What no trial can work with is said once, before the first one: on the CPU, with two candidates.
-    least = dataclasses.replace(config, device="cpu", restarts=1, candidates=2)
-    prepare(released, knowledge, least)
+    _check(released, knowledge, config)
     task = Task(released, knowledge, config, resources.cpus)
     with ExitStack() as stack:
         out = Path(out or stack.enter_context(TemporaryDirectory()))
@@ -108,6 +108,18 @@ def sweep(
             done = dataclasses.replace(done, scored=rankings(done, out, train, control))
             _write(out, done, request, subject)
     return done
+
+
+def _check(released: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> None:
+    """What no trial can work with is said once, before the first one: on the CPU, with two candidates."""
+    if not space.unmixes(config):
+        prepare(
+            released, knowledge, dataclasses.replace(config, device="cpu", restarts=1, candidates=2)
+        )
+        return
+    method = ATTACKS[config.objective]
+    if why := method.why_not(SURFACES[method.surface](released, knowledge), knowledge):
+        raise InputError(f"{method.name} does not apply: {why}.", "Sweep another attack.")
 
 
 def _samples(data: Dataset | str | Path, name: str) -> Dataset:
@@ -362,6 +374,6 @@ class Driver:
             self.watch(
                 Progress(
                     len(self.study.trials), self.plan.trials, self.fresh, failed,
-                    min(values, default=None), time.monotonic() - self.start,
+                    abs(min(values)) if values else None, time.monotonic() - self.start,
                 )
             )  # fmt: skip

@@ -27,6 +27,7 @@ from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Plan, Trial
 SUBSETS = 200  # held-out subsets per trial, the least a control takes; the pooled result gets 500
 TOP = 5
 SHOWN, CARDS = 12, 60
+HEADLINES = {"residual": "First-layer residual", "expected": "Sources expected to be real:"}
 
 
 class SweepRun(RunDir):
@@ -66,7 +67,7 @@ class Sweep:
 
     @property
     def order(self) -> list[Trial]:
-        """Complete trials, least residual first."""
+        """Complete trials, best first."""
         return ranked(self.trials)
 
     @property
@@ -76,7 +77,9 @@ class Sweep:
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Complete trials, least first-layer residual first; the lower number breaks a tie."""
+    """Complete trials, least first-layer residual first, or of unmix most expected sources; the lower
+    number breaks a tie.
+    """
     done = (trial for trial in trials if trial.state == COMPLETE)
     return sorted(done, key=lambda trial: (trial.values[0], trial.number))
 
@@ -108,14 +111,16 @@ class Rankings:
 
     @property
     def correlation(self) -> float | None:
-        """Spearman's, of low residual with many recovered; None where one of them is constant."""
+        """Spearman's, of what ranks with many recovered; None where one of them is constant."""
         from scipy.stats import spearmanr
 
-        residuals = [-row["residual"] for row in self.rows]
+        ranked_by = [
+            row["expected"] if row["residual"] is None else -row["residual"] for row in self.rows
+        ]
         counts = [row["recovered"] or 0 for row in self.rows]
-        if len(set(residuals)) < 2 or len(set(counts)) < 2:
+        if len(set(ranked_by)) < 2 or len(set(counts)) < 2:
             return None
-        value = float(spearmanr(residuals, counts).statistic)
+        value = float(spearmanr(ranked_by, counts).statistic)
         return value if math.isfinite(value) else None
 
     def to_json(self) -> dict[str, Any]:
@@ -155,7 +160,8 @@ def rankings(
             continue
         part = scores(whole_pool(found), SUBSETS).metrics["ncc"]
         rows.append({
-            "number": trial.number, "residual": trial.residual, "recovered": part.recovered,
+            "number": trial.number, "residual": trial.residual, "expected": trial.expected,
+            "recovered": part.recovered,
             "expected_by_chance": part.expected_by_chance, "p_value": part.p_value,
             "threshold": part.threshold_null99, "top10": part.top10_mean,
         })  # fmt: skip
@@ -171,8 +177,9 @@ def page(done: Sweep, subject: str) -> str:
     counts, found, space = said["counts"], done.found, done.plan.space
     tried = {name: [trial.params[name] for trial in order] for name in space}
     coordinates = [Coordinate(name, tried[name], s.log, s.low, s.high) for name, s in space.items()]
-    coordinates.append(Coordinate("residual", [t.residual for t in order], True))
-    best = order[0].residual if order else None
+    figure = done.plan.objectives[0]
+    values = [getattr(trial, figure) for trial in order]
+    coordinates.append(Coordinate(figure, values, figure == "residual"))
     tiles = (
         ("trials complete", str(len(order))),
         ("runs pooled", str(done.pool.runs)),
@@ -181,8 +188,7 @@ def page(done: Sweep, subject: str) -> str:
     )
     return render_sweep(
         subject=subject, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        headline="No trial was complete" if best is None
-        else f"First-layer residual {best:.3g} at best",
+        headline=f"{HEADLINES[figure]} {values[0]:.3g} at best" if order else "No trial was complete",
         sentence=f"{len(done.trials)} of {done.plan.trials} trials ended: {counts[COMPLETE]} "
         f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. Of the candidates of "
         f"{done.pool.runs} runs, {said['pooled']['consensus']} groups are held by several runs.",
@@ -221,6 +227,7 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
     """What the ranking by the weights alone lost, in sentences."""
     said = scored.to_json()
     chosen, best, top = said["chosen"], said["best_with_data"], said["best_of_top"]
+    what = "a low residual" if chosen["residual"] is not None else "many expected sources"
     if chosen["recovered"] is None:
         return ("Without a held-out control no count can be told from chance.",)
     rho = said["spearman"]
@@ -228,7 +235,7 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
         f"Of {scored.n} training samples trial {chosen['number']}, best by the weights alone, recovered "
         f"{_count(chosen)}; trial {best['number']}, best by the data, {_count(best)}. Of the five best "
         f"without the data, trial {top['number']} recovered {_count(top)}.",
-        "Rank correlation of a low residual with recovered samples: "
+        f"Rank correlation of {what} with recovered samples: "
         + ("none, one of them is constant." if rho is None else f"{rho:.2f}."),
         "The data was read after the ranking was fixed and changed nothing in it.",
     )

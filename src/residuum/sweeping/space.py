@@ -21,6 +21,7 @@ from residuum.attacks.config import LEFT_OPEN, NUMBERS
 from residuum.attacks.dryrun import Estimate
 from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
+from residuum.attacks.unmix import Unmix
 from residuum.errors import InputError, require_known
 from residuum.records import Record
 
@@ -31,15 +32,22 @@ Params = dict[str, float]
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 SEEDS = 100_003  # trials of one sweep at most; sweeps with other seeds share no random number
 OBJECTIVES = ("residual", "agreement")
+EXPECTED = ("expected",)  # what ranks trials of an attack that leaves no residual
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
+RANKINGS = {
+    False: "residual, or by residual,agreement",
+    True: "expected, since unmix leaves no residual",
+}
 ETA = 3  # of a rung's trials one in so many goes on to the next, for so many times the steps
 
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """A trial as it is remembered. values: what it is ranked by, () unless complete.
+    """A trial as it is remembered. values: what it is ranked by, () unless complete; the less the
+    better in the first of them, which is minus ``expected`` where that ranks.
 
-    residual: relative first-layer residual (a norm), median of the restarts that did not diverge;
+    residual: relative first-layer residual (a norm), median of the restarts that did not diverge, None
+    of an attack that leaves none;
     agreement: share of its candidates that several restarts hold; expected: sum of the confidences
     of those, the number of reconstructions that it takes to be real.
     """
@@ -91,6 +99,16 @@ SPACE: dict[str, Setting] = {
     "lam_min": Setting(0.0, 1.0),  # 0.01 .. 0.5
     "sharpness": Setting(5.0, 1000.0, log=True),  # 10 .. 500
 }
+UNMIX = ("unmix_rank", "unmix_strength", "unmix_starts")
+UNMIX_SPACE: dict[str, Setting] = {
+    "unmix_rank": Setting(0.3, 1.0),
+    "unmix_strength": Setting(1.0, 8.0, log=True),
+}
+
+
+def unmixes(config: AttackConfig) -> bool:
+    """Whether it takes a layer apart: without steps, without a residual, with settings of its own."""
+    return isinstance(ATTACKS.get(config.objective), Unmix)
 
 
 def numeric() -> dict[str, Any]:
@@ -185,7 +203,8 @@ class Plan:
     config: what is not varied; restarts and steps are those of one trial; space: what is; batch:
     trials that share a program, side by side (1: each alone); wave: trials drawn together by a
     sampler that learns; rungs: pauses of successive halving, 0 for none; objectives: ("residual",)
-    or ("residual", "agreement"), the second for a front of trials none of which beats another.
+    or ("residual", "agreement"), the second for a front of trials none of which beats another;
+    ("expected",) of unmix, which leaves no residual, and whose space is ``UNMIX_SPACE``.
     """
 
     trials: int = 32
@@ -196,24 +215,28 @@ class Plan:
     batch: int = 1
     wave: int = 16
     rungs: int = 0
-    objectives: tuple[str, ...] = ("residual",)
+    objectives: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if apart := unmixes(self.config):
+            self._check_unmix()
+        if not self.objectives:
+            object.__setattr__(self, "objectives", EXPECTED if apart else OBJECTIVES[:1])
         _check(self.space)
         require_known(self.sampler, SAMPLERS, "No sampler")
         if not 1 <= self.trials <= SEEDS:
             raise InputError(f"Trials are from 1 to {SEEDS}; got {self.trials}.", "Correct it.")
         if min(self.batch, self.wave) < 1 or self.rungs < 0:
             raise InputError("batch and wave are at least 1, rungs at least 0.", "Correct them.")
-        if self.objectives not in (OBJECTIVES[:1], OBJECTIVES):
+        if self.objectives not in ((EXPECTED,) if apart else (OBJECTIVES[:1], OBJECTIVES)):
             raise InputError(
-                f"A sweep ranks by residual, or by residual,agreement; got {self.objectives}.",
-                "Use --rank-by residual.",
+                f"A sweep ranks by {RANKINGS[apart]}; got {','.join(self.objectives)}.",
+                "Leave --rank-by out.",
             )
-        if self.config.objective in ATTACKS:
+        if self.config.objective in ATTACKS and not apart:
             raise InputError(
-                f"A sweep varies attacks on the weights' equation; {self.config.objective} takes "
-                "no steps on it.",
+                f"A sweep varies attacks on the weights' equation, and unmix; {self.config.objective} "
+                "takes no steps on it.",
                 "Run it with residuum attack.",
             )
         alone = [name for name in self.space if name not in NUMBERS]
@@ -229,9 +252,21 @@ class Plan:
                 "together.",
                 "Use --batch 1, or --rungs 0.",
             )
-        if "agreement" in self.objectives and self.config.restarts < 2:
+        if self.objectives != OBJECTIVES[:1] and self.config.restarts < 2:
             raise InputError(
                 "Agreement is between restarts; a trial has one.", "Use --restarts 2 or more."
+            )
+
+    def _check_unmix(self) -> None:
+        """Its own settings, by default a share of the rank and a strength; no steps to pause at."""
+        if self.space == SPACE:
+            object.__setattr__(self, "space", dict(UNMIX_SPACE))
+        for name in self.space:
+            require_known(name, UNMIX, f"A sweep of {self.config.objective} cannot vary")
+        if self.rungs:
+            raise InputError(
+                f"Successive halving pauses at steps; {self.config.objective} takes none.",
+                "Use --rungs 0.",
             )
 
     @property

@@ -1,0 +1,141 @@
+"""Sweeps of unmix: its own settings are varied, agreement ranks them, and trials are pooled."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import residuum as rs
+from residuum.attacks.unmix import LADDER, Setting, confidence_by_share, named, unmix
+from residuum.checkpoints import save_checkpoint
+from residuum.cli.main import main
+from residuum.errors import InputError
+from residuum.similarity import ncc
+from residuum.sweeping import Plan, sweep
+from residuum.sweeping import Setting as Range
+from residuum.sweeping.scoring import SweepRun
+from residuum.sweeping.space import UNMIX_SPACE
+from tests.program import Capture, printed
+from tests.test_unmix import QUICK, SHAPE, blocks, mixture
+from tests.test_unmix_attack import planted, start_of
+
+CONFIG = rs.AttackConfig(objective="unmix", restarts=2, seconds=0.01)
+
+
+def plan(trials: int = 4, **changes: Any) -> Plan:
+    return Plan(**{"trials": trials, "seed": 3, "config": CONFIG} | changes)
+
+
+def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> None:
+    assert named(CONFIG, LADDER[0]) == LADDER[0]
+    asked = dataclasses.replace(CONFIG, unmix_rank=0.7, unmix_strength=3.0, unmix_starts=5)
+    assert named(asked, Setting()) == Setting(
+        ranks=(0.7,), strengths=(3.0,), starts=5, repeats=CONFIG.restarts
+    )
+    found = rs.attack(planted()[0], None, dataclasses.replace(asked, restarts=3))
+    assert found.restarts == 3
+    assert found.selection is not None
+    assert found.selection.support.max() == 3
+    with pytest.raises(InputError, match="share of the clean directions, at most 1"):
+        rs.AttackConfig(unmix_rank=1.2)
+
+
+def test_repeats_agree_on_planted_images_and_on_nothing_in_noise() -> None:
+    noise = torch.randn(60, 1728, generator=torch.Generator().manual_seed(3))
+    one = dataclasses.replace(QUICK, ranks=(1.0,))
+    twice = dataclasses.replace(one, repeats=2)
+    planted_rows = mixture(blocks(12), noise=1e-3)
+    assert unmix(planted_rows, SHAPE, one).runs == (1, 0)
+    true, false = (unmix(rows, SHAPE, twice, rank=12) for rows in (planted_rows, noise))
+    assert true.runs[0] == false.runs[0] == 2
+    assert (true.support == 1.0).float().mean() > 0.8
+    assert (false.support == 1.0).float().mean() < 0.2
+
+
+def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path: Path) -> None:
+    checkpoint, x = planted()
+    data = rs.Dataset(x, torch.tensor([1.0, -1.0] * 5).double())
+    other = rs.Dataset(blocks(200, seed=7).double(), torch.tensor([1.0, -1.0] * 100).double())
+    done = sweep(checkpoint, None, plan(), out=tmp_path / "s", data=data, holdout=other)
+    assert done.plan.space == UNMIX_SPACE
+    assert done.plan.objectives == ("expected",)
+    assert {t.state for t in done.trials} == {"complete"}, done.said["failures"]
+    assert {t.residual for t in done.trials} == {None}
+    expected = [t.expected for t in done.order]
+    assert expected == sorted(expected, reverse=True)
+    assert expected[0] > expected[-1]
+    assert len({t.params["unmix_strength"] for t in done.trials}) == 4
+    # What a trial kept is the attack it names.
+    kept = SweepRun(tmp_path / "s").load(2)
+    assert kept is not None
+    again = rs.attack(checkpoint, None, rs.AttackConfig.from_json(kept.settings))
+    assert torch.equal(again.x, kept.x)
+    # A group's confidence is that of the share of trials that hold it.
+    assert done.found is not None
+    chosen = done.found.selection
+    assert chosen is not None
+    assert done.pool.runs == 4
+    assert torch.allclose(chosen.confidence, confidence_by_share(chosen.support / 4, 4))
+    assert (ncc(chosen.x, x).abs().amax(0) > 0.9).sum() >= 6
+    assert (ncc(chosen.x, other.x).abs().amax(0) < 0.8).all()
+    assert done.scored is not None
+    assert done.scored.pooled.metrics["ncc"].recovered >= 6
+    report = (tmp_path / "s/report.html").read_text()
+    assert "Sources expected to be real" in report
+    assert "many expected sources with recovered samples" in report
+
+
+def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        assert progress.best >= 0
+        if progress.fresh == 2:
+            raise KeyboardInterrupt
+
+    wanted = plan(3, sampler="tpe", wave=2, space={"unmix_starts": Range(1, 3, whole=True)})
+    with pytest.raises(KeyboardInterrupt):
+        sweep(planted()[0], None, wanted, out=tmp_path / "s", watch=stop)
+    done = sweep(planted()[0], None, wanted, out=tmp_path / "s")
+    assert (done.fresh, len(done.order)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"space": {"lr_x": Range(0.1, 1)}}, "of unmix cannot vary 'lr_x'"),
+        ({"rungs": 1}, "pauses at steps; unmix takes none"),
+        ({"batch": 2}, "unmix_rank is varied too"),
+        ({"objectives": ("residual",)}, "unmix leaves no residual"),
+        ({"config": dataclasses.replace(CONFIG, restarts=1)}, "Agreement is between restarts"),
+    ],
+)
+def test_plans_of_unmix_that_make_no_sense_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        plan(**changes)
+
+
+def test_a_network_that_unmix_does_not_apply_to_is_refused_before_the_first_trial(
+    tmp_path: Path,
+) -> None:
+    checkpoint, _ = planted()
+    untrained = checkpoint.replace(theta=start_of(checkpoint))
+    with pytest.raises(InputError, match="unmix does not apply: fewer than two"):
+        sweep(untrained, None, plan(), out=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_command_line_sweeps_unmix(tmp_path: Path, capsys: Capture) -> None:
+    save_checkpoint(planted()[0], tmp_path / "m.safetensors")
+    code = main([
+        "sweep", str(tmp_path / "m.safetensors"), "--objective", "unmix", "--trials", "2",
+        "--shape", "3,24,24", "--set", "seconds=0.01", "--out", str(tmp_path / "s"), "--json",
+    ])  # fmt: skip
+    said = printed(capsys)
+    assert code == 0
+    assert said["counts"]["complete"] == 2
+    assert said["plan"]["objectives"] == ["expected"]
