@@ -588,3 +588,32 @@ def test_gradients_of_all_samples_are_not_held_for_a_certificate_of_a_large_netw
     assert "the gradients of 20 samples take" in why
     chain = rs.checkpoint_from_module(Net())
     assert _kkt(chain, train, (), 1.0)[0] is not None  # in closed form
+
+
+def test_images_may_be_given_to_a_network_that_takes_them_flat() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    model(torch.randn(9, 16))
+    found = rs.attack(model, SHAPE, SHORT)
+    assert found.x.shape[1:] == (1, 4, 4)
+    checkpoint = rs.checkpoint_from_module(model, shape_if_kept=(1, 4, 4))
+    x = torch.randn(3, 1, 4, 4)
+    assert torch.equal(rs.build_model(checkpoint)(x), model.eval()(x.flatten(1)))
+    with pytest.raises(ArchitectureError, match=r"samples of shape \(1, 4, 5\)"):
+        rs.attack(model, rs.Knowledge(shape=(1, 4, 5)), SHORT)
+
+
+def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> None:
+    class Elsewhere(Net):
+        broken = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.broken:
+                raise RuntimeError("Expected all tensors to be on the same device")
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    whole = problem(Elsewhere(F.mish).eval(), MulticlassKKT())
+    whole.points[0].broken = True  # type: ignore[assignment]
+    with pytest.raises(ArchitectureError, match="must run on cpu in float64; its forward says"):
+        whole.evaluate(*points(1, 3))

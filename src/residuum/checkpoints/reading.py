@@ -409,7 +409,13 @@ def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:
             "not show it.",
             "Grant it: Knowledge(shape=(3, 32, 32)), or give the data.",
         )
-    found = probe(model, shape)
+    try:
+        found = probe(model, shape)
+    except ArchitectureError:
+        flat = (math.prod(shape),)  # images may be given to a network that takes them laid flat
+        if shape == flat or not isinstance(first, nn.Linear) or (first.in_features,) != flat:
+            raise
+        shape, found = flat, probe(model, flat)
     model.register_forward_pre_hook(functools.partial(_as_samples, shape))
     if found.flat:
         model.register_forward_hook(as_rows)

@@ -25,6 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vjp, vmap
 
 from residuum.engine.explicit import Covectors
+from residuum.errors import ArchitectureError
 from residuum.networks.probing import second_derivatives
 from residuum.stationarity import Theta, parameters
 
@@ -173,11 +174,24 @@ class GenericEquation:
         return torch.stack(parts)
 
     def _room(self, model: nn.Module, x: Tensor) -> int:
-        """Candidates of one chunk; what a forward pass saves is measured once, on one and two samples."""
+        """Candidates of one chunk; what a forward pass saves is measured once, on one and two samples.
+
+        That is the first time that it runs on this device and in these numbers.
+        """
         if not self.saved:
-            one, two = (
-                saved_bytes(model, self.thetas[0], x.expand(n, *x.shape[1:])) for n in (1, 2)
-            )
+            try:
+                one, two = (
+                    saved_bytes(model, self.thetas[0], x.expand(n, *x.shape[1:])) for n in (1, 2)
+                )
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as problem:  # a tensor that a forward makes, or keeps, elsewhere
+                raise ArchitectureError(
+                    f"The network must run on {x.device.type} in {str(x.dtype).removeprefix('torch.')}; its "
+                    f"forward says: {str(problem).splitlines()[0][:200]}",
+                    "Register the tensors it keeps as buffers and make others like its input, or use "
+                    "--device cpu.",
+                ) from problem
             self.saved = max(1, two - one)  # what does not grow with samples are weights
         return max(1, self.workspace // (GRAPHS * self.saved))
 
