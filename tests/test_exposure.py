@@ -609,6 +609,29 @@ def test_a_network_whose_records_see_each_other_is_inconclusive() -> None:
     assert refused.value.exit_code in (2, 3)
 
 
+def test_the_state_of_an_optimiser_in_the_file_is_what_is_looked_at(tmp_path: Path) -> None:
+    torch.manual_seed(14)
+    x, y = torch.randn(12, 6), torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 1))
+    optimiser = torch.optim.Adam(model.parameters())
+    for _ in range(5):
+        optimiser.zero_grad()
+        nn.functional.softplus(-y[:, None] * model(x)).mean().backward()
+        optimiser.step()
+    file = tmp_path / "m.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimiser.state_dict()}, file)
+    data = Dataset(x, y)
+    found = rs.exposure(file, data)
+    assert found.surface == "moment"
+    assert "calibrated on weights" in found.notes[-1]
+    kept = Knowledge(moment=rs.moment_of(optimiser, model))
+    torch.testing.assert_close(found.score, rs.exposure(model, data, knowledge=kept).score)
+    assert found.misfit < 0.3  # gates as they are, and gradients of the last steps
+    assert rs.exposure(file, data, surface="weights").surface == "weights"
+    with pytest.raises(InputError, match="No surface"):
+        rs.exposure(file, data, surface="gradient")
+
+
 # The folder and the command
 
 

@@ -42,6 +42,11 @@ def command(
         "directory.",
         metavar="FILE",
     ),
+    surface: str = option(
+        "Look at this: weights, change (from the start), moment (optimiser state); auto: the last of "
+        "these that there is.",
+        "auto",
+    ),
     group_by: str | None = option(
         "Array of the data file with a name per record (default: the class).", metavar="NAME"
     ),
@@ -82,7 +87,7 @@ def command(
     knowledge = options.grant(checkpoint, released, init=init, weight_decay=weight_decay)
     with exposure_progress(voice.spoken) as watch:
         found = exposure(
-            released, records, control, knowledge=knowledge, task=task,
+            released, records, control, knowledge=knowledge, surface=surface, task=task,
             groups=read_groups(file, group_by, len(records)) if group_by else (),
             grouped_by=group_by or "", found=attack, canaries=canaries, confidence=confidence,
             delta=delta, top=top, device=device, out=out, watch=watch,

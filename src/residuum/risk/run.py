@@ -41,6 +41,7 @@ from residuum.theory.rows import choose_task, constraint_rows, margins, normalis
 
 TOP = 10
 AUTO = "auto"
+NAMED = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}
 FEWEST_HELD_OUT = 100
 MOST_GROUPS = 200
 DRAWS, MANY = 1000, 2000  # of bootstraps; records of a group above which the mean is normal
@@ -153,11 +154,10 @@ class Case:
         surface: str, task: str, device: str,
     ) -> Case:  # fmt: skip
         """Pose the problem, or say what does not fit."""
-        name = surface
-        if surface == AUTO:
-            name = MOMENT if knowledge.moment is not None else WEIGHTS
-            name = CHANGE if name == WEIGHTS and knowledge.theta0 is not None else name
-        require_known(name, SURFACES, "No surface")
+        require_known(surface, (AUTO, *NAMED), "No surface")
+        name = NAMED.get(surface, MOMENT if knowledge.moment is not None else WEIGHTS)
+        if surface == AUTO and name == WEIGHTS and knowledge.theta0 is not None:
+            name = CHANGE
         chosen = SURFACES[name](checkpoint, knowledge)
         _check(data, holdout)
         model = build_model(checkpoint, torch.float64).to(device).requires_grad_(False).eval()
@@ -443,6 +443,8 @@ def _assembled(
     names, by = named_groups(data, case.task, groups, grouped_by)
     q = kinked.tensors.get("q")
     notes = [*weighed.notes, *spanned.notes, *kinked.notes]
+    if case.surface.name != WEIGHTS:
+        notes.append(f"looked at: {case.surface.name}; the probability was calibrated on weights")
     if rank is not None and rank >= ranking.FILLED * data.x[0].numel():
         notes.append("clean directions fill the input space: heard and reach tell nothing apart")
     if case.others is not None and (least := 1 / (len(case.others) + 1)) > kinks.LEVEL / n:

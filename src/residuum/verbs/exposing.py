@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.checkpoints import as_checkpoint
+from residuum.checkpoints.beside import with_release
 from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import whole_pool
 from residuum.records import (
@@ -88,11 +89,12 @@ def exposure(
 
     data: the training records as the network receives them; holdout: records it never saw, at least 100,
     which give kinks and dual vectors their p-values; knowledge: a start (theta0) or a moment of the
-    optimiser makes that the surface looked at, unless ``surface`` names another; groups: a name per
-    record, by default its class; found: an attack, or its folder, to show what it found beside;
-    canaries: records of a coin each, with which were inserted (True) and which left out, or an .npz with
-    x, y and inserted; confidence, delta: of the bound on epsilon that they give; top: records shown; out:
-    folder to write, in which an interrupted run goes on.
+    optimiser makes that the surface looked at, unless ``surface`` names another of weights, change and
+    moment; what the file of the weights holds of them is granted; groups: a name per record, by default
+    its class; found: an attack, or its folder, to show what it found beside; canaries: records of a coin
+    each, with which were inserted (True) and which left out, or an .npz with x, y and inserted;
+    confidence, delta: of the bound on epsilon that they give; top: records shown; out: folder to write,
+    in which an interrupted run goes on.
     """
     if not 0.5 <= confidence < 1 or not 0 <= delta < 1 or top < 0:
         raise InputError(
@@ -102,6 +104,8 @@ def exposure(
         )
     knowledge = knowledge or Knowledge()
     released = as_checkpoint(model, arch, shape=data.shape)
+    if isinstance(model, str | Path):
+        knowledge = with_release(model, released, knowledge)
     attack = load_run(Path(found)) if isinstance(found, str | Path) else found
     candidates = None if attack is None else whole_pool(attack).x
     if isinstance(canaries, str | Path):
