@@ -19,7 +19,8 @@ decay rounds at every step, so that they scatter about it, d entries of a row to
 1/sqrt(2d) of their common size. The curve is read off all entries in the order of |w0|: a median for each
 ``BIN`` of them, a line between; a row leaves it where a quarter of its entries lie ``BEYOND`` times their
 neighbours' scatter away. In 16 bits entries of one start stay equal to the last bit, and the curve is a
-list. Where no rule explains enough rows, all moved: a tied output head gives every row a gradient at every
+list; where training had more bits than the file, ends of one start differ by units in the last place.
+Where no rule explains enough rows, all moved: a tied output head gives every row a gradient at every
 step.
 """
 
@@ -38,6 +39,7 @@ MOST_SPREAD = (
     3e-4  # of the way that entries went, that those of untouched rows may scatter about a curve
 )
 BIN = 64
+LOOSE = 2.0  # units in the last place that rounding start and end apart can make of one end
 FEWEST_ALIKE = 8  # entries of one start, of which most show where that start leads
 EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 
@@ -75,6 +77,7 @@ def touched_rows(table: Tensor, base: Tensor) -> Touched:
         (EQUAL, lambda: _unequal(table, base)),
         (FACTOR, lambda: None if coarse else _factor(w, w0, unit)),
         (CURVE, lambda: _list(w, w0) if coarse else _curve(w, w0)),
+        (CURVE, lambda: _list(w, w0, LOOSE * unit) if coarse else None),  # trained in more bits
     ]
     for rule, look in rules:
         moved = look()
@@ -147,14 +150,20 @@ def _between(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     return values[left] + share * (values[right] - values[left])
 
 
-def _list(w: Tensor, w0: Tensor) -> Tensor:
-    """(V,) whether a row has an entry that went elsewhere than most entries of the same start did."""
+def _list(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
+    """(V,) whether a row has an entry that went elsewhere than most entries of the same start did.
+
+    slack: relative, within which two ends are one.
+    """
     starts, which = w0.flatten().unique(return_inverse=True)
     ends, where = w.flatten().unique(return_inverse=True)
-    pairs, pair, count = (which * len(ends) + where).unique(return_inverse=True, return_counts=True)
+    pairs, count = (which * len(ends) + where).unique(return_counts=True)
     order = count.argsort(stable=True)  # the last of each start is its commonest end
     common = torch.zeros(len(starts), dtype=torch.long)
     common[pairs[order] // len(ends)] = order
     most, alike = count[common][which], which.bincount(minlength=len(starts))[which]
-    known = (alike >= FEWEST_ALIKE) & (2 * most > alike)
-    return (known & (pair != common[which])).reshape(w.shape).any(1)
+    known = (alike >= FEWEST_ALIKE) & (4 * most > alike)
+    end = ends[pairs[common] % len(ends)][which]
+    size = torch.maximum(torch.maximum(w.flatten().abs(), end.abs()), w0.flatten().abs())
+    away = (w.flatten() - end).abs() > slack * size
+    return (known & away).reshape(w.shape).any(1)
