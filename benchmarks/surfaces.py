@@ -5,6 +5,7 @@
     python -m benchmarks.surfaces draw                          seeds of a claim, settings being committed
     python -m benchmarks.surfaces run FOLDER OUT --device cuda  files, attacks, scores; resumable
     python -m benchmarks.surfaces table OUT                     what was found beside what was wanted
+    python -m benchmarks.surfaces picture PICTURES.npz PNG      the best of each file above their images
 
 A victim is a file: ``torch.save({"model_state_dict": ..., "optimizer_state_dict": ...})`` after a plain
 loop with torch.optim, or ``joblib.dump`` of an MLPClassifier with its defaults. It is attacked by path
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,11 +38,13 @@ from torch.nn import functional as F
 
 import residuum as rs
 from benchmarks.harness import RESULTS, clock
-from benchmarks.unmix import HELD_OUT, LEVELS, VICTIMS, data, judge
+from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
+from residuum.evaluation.matching import greedy
 from residuum.records import Split, write_json
 from residuum.records.rundir import environment
+from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise
 
 SEEDS_FILE = RESULTS / "surfaces-seeds.json"
@@ -75,6 +79,14 @@ STEPS = {"momentum": 4000, "adam": 5000}
 ENOUGH = {"momentum": 0.0, "adam": 1e-3}  # mean loss at which training ends
 # Candidates in multiples of n; steps of the stationarity attacks; seconds that unmix is sized by.
 CANDIDATES, ATTACK_STEPS, UNMIX_SECONDS = 2, 6000, 600.0
+
+
+SHOWN_FILES = (
+    "momentum-500 as saved",
+    "momentum-500 weights alone",
+    "sklearn-100 as saved",
+    "adam-100 as saved",
+)
 
 
 def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool) -> Path:
@@ -205,6 +217,8 @@ def run(
                 entry: dict[str, Any] = {}
                 whole = attacked(path, len(true), device, seed, tiny, 1)
                 entry["as saved"] = _judged(processes, whole, true, held, seed)
+                if k == 0:
+                    keep_pictures(out, f"{name} as saved", whole, true)
                 bare = cache / f"bare-{path.stem}.pt"
                 bare.unlink(missing_ok=True)
                 if path.suffix == ".pt":
@@ -215,9 +229,24 @@ def run(
                     torch.save(rs.load_checkpoint(path).theta, bare)
                 alone = attacked(bare, len(true), device, seed, tiny, 2)
                 entry["weights alone"] = _judged(processes, alone, true, held, seed)
+                if k == 0:
+                    keep_pictures(out, f"{name} weights alone", alone, true)
                 done["victims"][key] = entry
                 write_json(record, done)
                 print(f"{key}: {time.time() - start:.0f} s in all", flush=True)
+
+
+def keep_pictures(out: Path, name: str, found: dict[str, Any], true: np.ndarray) -> None:
+    """The best candidates of all attacks on a file and the training images they match, (2, SHOWN, ...)."""
+    x = torch.from_numpy(np.concatenate([part["x"] for part in found.values() if "x" in part]))
+    similarity = ncc(x, torch.from_numpy(true))
+    match = greedy(similarity.abs().numpy())
+    best = np.argsort(-match.value)[:SHOWN]
+    sign = similarity[match.candidate[best], best].sign().reshape(-1, 1, 1, 1)
+    pairs = torch.stack([x[match.candidate[best]] * sign, torch.from_numpy(true)[best]])
+    path = out / "surfaces-pictures.npz"
+    with np.load(path) if path.exists() else nullcontext({}) as before:
+        np.savez_compressed(path, **{**before, name: pairs.half().numpy()})
 
 
 def same_bits(path: Path, bare: Path) -> bool:
@@ -360,6 +389,9 @@ def main() -> int:
     one.add_argument("--device", default="cpu")
     one.add_argument("--tiny", action="store_true")
     one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=("momentum-500",))
+    one = commands.add_parser("picture")
+    one.add_argument("archive", type=Path)
+    one.add_argument("out", type=Path)
     one = commands.add_parser("table")
     one.add_argument("out", type=Path)
     one.add_argument("--pool", choices=("claim", "tune"), default="claim")
@@ -370,6 +402,8 @@ def main() -> int:
         draw()
     elif options.command == "variants":
         variants(options.folder, options.out, options.device, list(options.rows), options.tiny)
+    elif options.command == "picture":
+        picture(options.archive, options.out, SHOWN_FILES)
     elif options.command == "table":
         table(options.out, options.pool)
     else:

@@ -20,7 +20,7 @@ from residuum.checkpoints.beside import beside, with_release
 from residuum.checkpoints.surfaces import MOMENT, SURFACES
 from residuum.cli.main import main
 from residuum.errors import InputError
-from tests.program import Capture, printed
+from tests.program import Capture, one_line, printed
 
 
 def network() -> nn.Sequential:
@@ -146,12 +146,13 @@ def test_steps_before_a_network_are_said(tmp_path: Path) -> None:
     assert "StandardScaler" in " ".join(rs.load_checkpoint(tmp_path / "m.pkl").assumptions)
 
 
-def test_a_pickle_without_a_network_is_refused_as_before(tmp_path: Path) -> None:
+def test_a_pickle_without_a_network_is_refused_with_advice(tmp_path: Path, capsys: Capture) -> None:
     from sklearn.neighbors import KNeighborsClassifier
 
     model = KNeighborsClassifier(1).fit(np.eye(3), [0, 1, 2])
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(model))
     assert main(["inspect", str(tmp_path / "m.pkl")]) == 4
+    assert "residuum scan" in one_line(capsys)
 
 
 def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() -> None:

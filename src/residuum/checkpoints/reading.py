@@ -28,7 +28,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from residuum.checkpoints import safe
-from residuum.errors import ArchitectureError, CheckpointError, InputError, UnsafeFileError
+from residuum.errors import (
+    ArchitectureError,
+    CheckpointError,
+    InputError,
+    ResiduumError,
+    UnsafeFileError,
+)
 from residuum.networks import (
     KINDS,
     Architecture,
@@ -71,9 +77,26 @@ def load_checkpoint(
         content, metadata, size = _read(locate(path), max_bytes)
     except (UnsafeFileError, CheckpointError):
         if (found := _pickled(locate(path))) is None:
+            refuse_estimator(locate(path))
             raise
         return found if arch is None else _checkpoint(dict(found.theta), NOTHING_SAID, arch=arch)
     return _checkpoint(content, decode_metadata(metadata), size, arch, input_shape)
+
+
+def refuse_estimator(path: Path) -> None:
+    """Where a pickle holds an estimator that is no network, say which, and what can be done with it."""
+    from residuum.checkpoints.inert import Thing
+    from residuum.checkpoints.releases import open_release
+
+    try:
+        content = open_release(path).content
+    except ResiduumError:
+        return
+    if isinstance(content, Thing) and content.name.startswith("sklearn."):
+        raise UnsafeFileError(
+            f"Attacks need a network; {path.name!r} is a pickle of a {content.short[:60]}, which is not run.",
+            f"Say residuum scan {path.name[:80]}: what it stores outright needs no attack.",
+        )
 
 
 def _pickled(path: Path) -> Checkpoint | None:
