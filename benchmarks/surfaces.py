@@ -77,8 +77,9 @@ BATCH = {"momentum": 50, "adam": 32}
 RATE = {"momentum": 0.01, "adam": 1e-3}
 STEPS = {"momentum": 4000, "adam": 5000}
 ENOUGH = {"momentum": 0.0, "adam": 1e-3}  # mean loss at which training ends
-# Candidates in multiples of n; steps of the stationarity attacks; seconds that unmix is sized by.
-CANDIDATES, ATTACK_STEPS, UNMIX_SECONDS = 2, 6000, 600.0
+# Candidates in multiples of n; restarts and steps of the stationarity attacks, twice as many restarts where
+# the weights are all there is; seconds that unmix is sized by.
+CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 4, 6000, 600.0
 
 
 SHOWN_FILES = (
@@ -198,7 +199,7 @@ def run(
     seeds, record = _seeds(pool), out / f"surfaces-{pool}.json"
     done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {
         "pool": pool, "seeds": seeds, "tiny": tiny, "environment": environment(device),
-        "settings": {"candidates": CANDIDATES, "steps": ATTACK_STEPS,
+        "settings": {"candidates": CANDIDATES, "restarts": RESTARTS, "steps": ATTACK_STEPS,
                      "unmix seconds": UNMIX_SECONDS, "batch": BATCH, "rate": RATE, "steps of training": STEPS,
                      "enough": ENOUGH}, "victims": {},
     }  # fmt: skip
@@ -215,7 +216,7 @@ def run(
                 with np.load(path.with_suffix(".npz")) as images:
                     true, held = images["x"], images["held"]
                 entry: dict[str, Any] = {}
-                whole = attacked(path, len(true), device, seed, tiny, 1)
+                whole = attacked(path, len(true), device, seed, tiny, RESTARTS)
                 entry["as saved"] = _judged(processes, whole, true, held, seed)
                 if k == 0:
                     keep_pictures(out, f"{name} as saved", whole, true)
@@ -227,7 +228,7 @@ def run(
                     entry["bits"] = same_bits(path, bare)
                 else:
                     torch.save(rs.load_checkpoint(path).theta, bare)
-                alone = attacked(bare, len(true), device, seed, tiny, 2)
+                alone = attacked(bare, len(true), device, seed, tiny, 2 * RESTARTS)
                 entry["weights alone"] = _judged(processes, alone, true, held, seed)
                 if k == 0:
                     keep_pictures(out, f"{name} weights alone", alone, true)
