@@ -344,8 +344,11 @@ def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> N
     torch.manual_seed(0)
     model = rs.Architecture.parse(f"mlp:16-7-5-1,bias=all,activation={name}").build()
     assert dense_chain(model) is not None
+    parts = [part for layer in model.linears for part in (layer, model.activation)][:-1]
+    kept = _keep(nn.Sequential(*parts), (16,))
+    assert dense_chain(rs.build_model(kept)) is None
     config = rs.AttackConfig(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
-    one = rs.attack(_keep(model, (16,)), None, config)
+    one = rs.attack(kept, None, config)
     other = rs.attack(model, None, config)
     torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
     torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-8)
@@ -372,7 +375,8 @@ def test_a_network_with_attention_is_attacked_in_one_file_as_it_is() -> None:
         (lambda x: x.clamp(min=0), "ReLU"), (lambda x: torch.clamp(x, 0), "ReLU"),
         (lambda x: x.clamp_min(0), "ReLU"), (lambda x: F.relu(x, True), "ReLU"),
         (nn.MaxPool2d(2), "max-pooling"), (nn.MaxPool2d(3, 2, 1), "max-pooling"),
-        (nn.MaxPool2d(2, 3, ceil_mode=True), "max-pooling"), (nn.MaxPool2d((3, 1)), "max-pooling"),
+        (nn.MaxPool2d(2, 3, ceil_mode=True), "max-pooling"),
+        (nn.MaxPool2d(2, 4, ceil_mode=True), "max-pooling"), (nn.MaxPool2d((3, 1)), "max-pooling"),
         (nn.AdaptiveMaxPool2d((2, 4)), "max-pooling"), (nn.AdaptiveMaxPool2d(1), "max-pooling"),
         (lambda x: F.max_pool1d(x.flatten(2), 3, 2), "max-pooling"),
     ],

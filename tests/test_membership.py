@@ -30,6 +30,9 @@ def naive_rate(mine: np.ndarray, others: np.ndarray, rate: float) -> float:
 def test_separation_is_that_of_the_naive_loops() -> None:
     rng = np.random.default_rng(0)
     mine, others = rng.normal(-0.5, 1, 70).round(1), rng.normal(0, 1, 1100).round(1)
+    tied = separation("loss", mine.round(), others.round())  # many at the threshold itself
+    assert tied.auc == pytest.approx(naive_auc(mine.round(), others.round()), abs=1e-12)
+    assert tied.at_1 == naive_rate(mine.round(), others.round(), 0.01)
     found = separation("loss", mine, others)
     assert found.auc == pytest.approx(naive_auc(mine, others), abs=1e-12)
     assert found.at_1 == naive_rate(mine, others, 0.01)
