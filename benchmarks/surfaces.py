@@ -79,7 +79,7 @@ STEPS = {"momentum": 4000, "adam": 5000}
 ENOUGH = {"momentum": 0.0, "adam": 1e-3}  # mean loss at which training ends
 # Candidates in multiples of n; restarts and steps of the stationarity attacks, twice as many restarts where
 # the weights are all there is; seconds that unmix is sized by.
-CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 4, 6000, 600.0
+CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 1, 6000, 600.0
 
 
 SHOWN_FILES = (
