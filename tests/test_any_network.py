@@ -23,7 +23,7 @@ from residuum.checkpoints.reading import _keep, as_checkpoint
 from residuum.cli.main import main
 from residuum.engine.generic import GRAPHS
 from residuum.errors import ArchitectureError, CheckpointError, InputError
-from residuum.networks import ConvNet, Kinks, SigmoidReLU, dense_chain, with_surrogate
+from residuum.networks import ConvNet, Kinks, SigmoidReLU, Softplus, dense_chain, with_surrogate
 from residuum.networks.probing import probe
 
 
@@ -621,3 +621,33 @@ def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> No
     whole.points[0].broken = True  # type: ignore[assignment]
     with pytest.raises(ArchitectureError, match="must run on cpu in float64; its forward says"):
         whole.evaluate(*points(1, 3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_kinks_that_cannot_be_seen_are_said_to_stay() -> None:
+    torch.manual_seed(0)
+    plain_net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    graph = torch.export.export(plain_net, (torch.randn(2, 1, 4, 4),), dynamic_shapes=({0: batch},))
+    notes = probe(graph.module(), (1, 4, 4)).notes
+    assert any(note == "kinks without a surrogate stay as they are: relu" for note in notes)
+    assert not any("stay as they are" in note for note in probe(plain_net, (1, 4, 4)).notes)
+
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.jit.script(plain_net)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    with pytest.raises(ArchitectureError, match="TorchScript hides"):
+        rs.attack(Partly(), SHAPE, SHORT)
+
+
+def test_whole_numbers_are_no_activations() -> None:
+    lengths = torch.tensor([3, -1])
+    with Kinks(Softplus()) as kinks:
+        assert lengths.clamp(min=0).tolist() == [3, 0]
+    assert not kinks.seen
+    assert not kinks.left

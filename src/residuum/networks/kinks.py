@@ -51,12 +51,15 @@ class Kinks(TorchFunctionMode):
             inplace = called != name or kwargs.get("inplace", len(args) > at and args[at])
             named = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
             z, *options = args[:at] or (kwargs["input"],)
-            # What is saved for the backward pass must not be what is overwritten.
-            found = rule(self.surrogate, z.clone() if inplace else z, *options, **named)
+            # Whole numbers are no activations. What is saved for the backward pass must not be what is
+            # overwritten.
+            real = z.is_floating_point()
+            copied = z.clone() if inplace else z
+            found = rule(self.surrogate, copied, *options, **named) if real else None
             if found is not None:
                 self.seen[kind] += 1
                 return z.copy_(found) if inplace else found
-        if name in RULES or name in LEFT:
+        if (name in RULES and real) or name in LEFT:
             self.left[name] += 1
         return func(*args, **kwargs)
 

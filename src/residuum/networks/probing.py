@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from residuum.errors import ArchitectureError
 from residuum.networks.activations import SigmoidReLU
@@ -57,7 +58,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     do; refused with what is in the way.
     """
     name = type(model).__name__
-    if isinstance(model, torch.jit.ScriptModule):
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise ArchitectureError(
             f"The kinks of a network must be seen while it runs; TorchScript hides those of this {name}.",
             "Give the Python module: net.load_state_dict(scripted.state_dict()); of a fully connected "
@@ -67,7 +68,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
     before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
-    with torch.no_grad(), second_derivatives(), Kinks(SigmoidReLU()) as kinks:
+    with torch.no_grad(), second_derivatives(), _Hidden() as hidden, Kinks(SigmoidReLU()) as kinks:
         outputs = _run(model, x, shape)
         again, alone = _run(model, x, shape), _run(model, x[:1], shape)
     rows = outputs[:, None] if outputs.ndim == 1 else outputs
@@ -92,7 +93,24 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
             "Batch norm needs running statistics: track_running_stats=True.",
         )
     _twice_differentiable(model, x)
+    kinks.left.update(hidden.seen - {*kinks.left})
     return Probe(rows.shape[1], outputs.ndim == 1, tuple(_notes(model, kinks, rows)))
+
+
+class _Hidden(TorchDispatchMode):
+    """Kinks that run all the same: in a graph that was exported no function is called by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__.removesuffix("_").removesuffix("_with_indices")
+        if name in ("relu", "leaky_relu", "hardtanh", "max_pool2d", "max_pool3d"):
+            self.seen.add(name)
+        return func(*args, **(kwargs or {}))
 
 
 def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
