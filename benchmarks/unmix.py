@@ -5,6 +5,7 @@
     python -m benchmarks.unmix run FOLDER OUT --device cuda  victims, attacks, scores; resumable
     python -m benchmarks.unmix table OUT                     what was found beside what was wanted
     python -m benchmarks.unmix picture PICTURES.npz PNG      the best of some victims above their images
+    python -m benchmarks.unmix reliability OUT               confidence against truth, of the kept claim
 
 SOURCE holds mnist.npz and cifar10.npz (x_train, y_train, x_test, y_test). Settings are those of this
 file and of ``attacks/unmix.py``; they were chosen on the images of FOLDER/tune (rows 2000-2999 of
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,14 @@ from torch import Tensor
 from benchmarks.harness import RESULTS, clock, threads
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.config import stream
-from residuum.attacks.unmix import Setting, Sources, fastica, unmix, whitened
+from residuum.attacks.unmix import (
+    Setting,
+    Sources,
+    confidence_by_share,
+    fastica,
+    unmix,
+    whitened,
+)
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
@@ -537,6 +546,66 @@ def table(out: Path) -> None:
     print("cpu:", done["cpu"])
 
 
+KINDS = {  # of victims, whose sources are counted together
+    "CIFAR n=50, 100": ("cifar-50", "cifar-100", "cifar-100-gd"),
+    "CIFAR n=100, momentum": ("cifar-100-momentum",),
+    "MNIST n=100": ("mnist-100",),
+    "CIFAR n=200": ("cifar-200",),
+    "MLPClassifier": ("sklearn-100",),
+    "MLPClassifier, raw pixels": ("sklearn-100-raw",),
+    "CIFAR n=500": ("cifar-500",),
+}
+TRUE = 0.8  # NCC with a training image
+
+
+def judged_sources(entry: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each distinct source of a victim: its confidence, the same by agreement alone, and its truth."""
+    shares, parts, similarity, _ = torch.tensor(entry["sources"]).T
+    whole, clusters = entry["runs"]
+    runs = whole + clusters
+    share = (whole * shares + clusters * parts) / runs
+    said = confidence_by_share(share, runs, entry["rank"])
+    return said, confidence_by_share(share, runs), similarity > TRUE
+
+
+def reliability(out: Path, least: int = 10) -> None:
+    """Confidence against truth, on victims it was not fitted on: a picture, and a table of fifths."""
+    from matplotlib.figure import Figure
+
+    victims = json.loads((RESULTS / "unmix-h200.json").read_text())["victims"]
+    figure = Figure(figsize=(8.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle=":", label="calibrated")
+    edges = torch.linspace(0, 1, 6)
+    print("| victims | " + " | ".join(f"{low:.1f}-{low + 0.2:.1f}" for low in edges[:-1]) + " |")
+    print("|---|" + 5 * "---|")
+    for (kind, rows), marker in zip(KINDS.items(), "osD^v*x", strict=True):
+        entries = [v for key, v in victims.items() if key.split("/")[0] in rows]
+        said, agreed, true = map(torch.cat, zip(*map(judged_sources, entries), strict=True))
+        cells, points = [], []
+        for low, high in pairwise(edges.tolist()):
+            mine = (said >= low) & (said < high)
+            if count := int(mine.sum()):
+                mean, share = float(said[mine].mean()), float(true[mine].float().mean())
+                cells.append(f"{mean:.2f}: {share:.2f} of {count}")
+                points += [(mean, share, count)] if count >= least else []
+            else:
+                cells.append("")
+        print(f"| {kind} | " + " | ".join(cells) + " |")
+        if not torch.equal(said, agreed):
+            backed = agreed >= 0.2
+            print(f"  withheld; by agreement alone {float(agreed[backed].mean()):.2f} of {int(backed.sum())} "
+                  f"would stand for {float(true[backed].float().mean()):.2f}")  # fmt: skip
+        x, y, counts = zip(*points, strict=True)
+        error = [1.96 * (max(t * (1 - t), 0.25 / n) / n) ** 0.5 for _, t, n in points]
+        axes.errorbar(x, y, error, marker=marker, capsize=3, label=f"{kind} ({sum(counts)})")
+    axes.set(xlabel="confidence, without the data", ylabel=f"share of sources with NCC > {TRUE}")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, title="victims (sources)")
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / "unmix-reliability.png", dpi=110)
+
+
 def picture(archive: Path, out: Path, names: Sequence[str] = SHOWN_VICTIMS) -> None:
     """Sources of each victim, best first, above the training images they match."""
     from PIL import Image
@@ -575,6 +644,8 @@ def main() -> int:
     one = commands.add_parser("picture")
     one.add_argument("archive", type=Path)
     one.add_argument("out", type=Path)
+    one = commands.add_parser("reliability")
+    one.add_argument("out", type=Path)
     one = commands.add_parser("table")
     one.add_argument("out", type=Path)
     options = parser.parse_args()
@@ -584,6 +655,8 @@ def main() -> int:
         draw()
     elif options.command == "picture":
         picture(options.archive, options.out)
+    elif options.command == "reliability":
+        reliability(options.out)
     elif options.command == "table":
         table(options.out)
     else:

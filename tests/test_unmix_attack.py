@@ -181,6 +181,49 @@ def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> No
     assert (ncc(found.x, patches).abs().amax(0) > 0.9).sum() >= 4
     surface = SURFACES["weights"](checkpoint, knowledge)
     assert "patches" in every_attack()["unmix"].left_out(surface, knowledge)
+    # Patches are scored against patches, which whoever holds the samples cuts.
+    samples = blocks(6)[:, :, 4:20, 4:20].double()
+    assert torch.equal(patches_of(samples, 8), x.reshape(-1, 3, 8, 8).double())
+
+
+def patches_of(images: Tensor, size: int) -> Tensor:
+    """(n * patches, C, size, size), as the docs page cuts them."""
+    cut = images.unfold(2, size, size).unfold(3, size, size)
+    return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, images.shape[1], size, size)
+
+
+def test_an_audit_of_a_patch_network_says_that_it_left_unmix_out_and_goes_on() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 40, 4, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(160, 1, bias=False)
+    )
+    split = rs.load_dataset("digits", 10, seed=0, holdout=200)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # as a small start leaves it: mixtures of patches
+        patches = patches_of(split.train.x, 4).flatten(1)[:6]
+        C = torch.relu(torch.randn(40, len(patches), generator=generator).double())
+        model[0].weight.copy_((C @ patches / len(patches)).reshape(40, 1, 4, 4))
+        model[0].bias.zero_()
+    found = rs.audit(
+        model.double(), data=split.train, holdout=split.holdout, vouch=True, twin=False,
+        knowledge=rs.Knowledge(shape=split.train.shape), baselines=False, subsets=200,
+        batches=(Batch("binary-kkt", 1, 5, 0),),
+    )  # fmt: skip
+    assert [row.name for row in found.attacks if row.ran] == ["binary-kkt"]
+    (said,) = (row for row in found.applies if row.what == "unmix")
+    assert said.status == "not tried"
+    assert "patches" in said.why
+
+
+def test_a_patch_embedding_by_reshaping_is_not_taken_for_a_layer_on_the_input() -> None:
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cut, self.embed = nn.Unfold(2, stride=2), nn.Linear(12, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.embed(self.cut(x).mT).flatten(1)
+
+    assert fed_by_input(Embedding(), (3, 4, 4)) == ("", (), False)
 
 
 def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
@@ -216,6 +259,40 @@ def test_confidence_grows_with_the_runs_that_agree() -> None:
     alone = rs.attack(planted()[0], None, QUICK).selection
     assert alone is not None
     assert alone.confidence.unique().tolist() == [pytest.approx(unmix.BASE_RATE)]
+
+
+def test_where_runs_agree_on_next_to_nothing_confidence_is_withheld() -> None:
+    none = float(torch.sigmoid(torch.tensor(unmix.CONFIDENCE[0])))
+    share = torch.tensor([1.0, *[1 / 12] * 99])
+    told = unmix.confidence_by_share(share, 12)
+    assert told[0] > 0.9 > 0.2 > told[1]
+    assert torch.equal(unmix.confidence_by_share(share, 12, rank=10), told)
+    withheld = unmix.confidence_by_share(share, 12, rank=100)
+    assert torch.allclose(withheld, torch.full((100,), none))
+    # Of two runs, what one alone holds is no agreement.
+    assert unmix.disagree(torch.full((50,), 0.5), 2, 50)
+    assert not unmix.disagree(torch.full((50,), 1.0), 2, 50)
+
+
+def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 1728, generator=generator)  # nothing sparse, more samples than neurons
+    C = torch.relu(torch.randn(60, 300, generator=generator))
+    theta = {
+        "layers.0.weight": torch.cat([C @ x, torch.zeros(60, 1728)]),  # a spectrum with an end
+        "layers.0.bias": torch.zeros(120),
+        "layers.1.weight": torch.randn(1, 120, generator=generator),
+    }
+    full = rs.Checkpoint(theta, ARCH, SHAPE)
+    named = replace(QUICK, unmix_rank=1.0, unmix_strength=2.0, restarts=2)
+    found = rs.attack(full, None, named)
+    assert found.notes[-1] == f"unmix: {unmix.WITHHELD}"
+    assert found.selection is not None
+    assert found.selection.confidence.max() < 0.1
+    sure = rs.attack(planted()[0], None, named)
+    assert "withheld" not in " ".join(sure.notes)
+    assert sure.selection is not None
+    assert sure.selection.confidence.max() > 0.8
 
 
 @pytest.mark.parametrize(

@@ -149,16 +149,19 @@ def pooled(
 
     Its candidates are the heaviest member of each group, its selection their means.
     """
-    pool, attack = Pool(limit), ""
+    pool, attack, surest = Pool(limit), "", 0.0
     for found in parts:
         attack = found.attack
+        if found.selection is not None and len(found.selection):
+            surest = max(surest, float(found.selection.confidence.max()))
         pool.add(found)
     if not len(pool):
         return None, pool
     chosen, part = pool.selection()
     runs = pool.runs
     if isinstance(ATTACKS.get(attack), Unmix):
-        sure = confidence_by_share(chosen.support / runs, runs)
+        # A trial may have found that agreement says nothing of its layer.
+        sure = confidence_by_share(chosen.support / runs, runs).clamp(max=surest)
         chosen = dataclasses.replace(chosen, confidence=sure)
     notes: tuple[str, ...] = (f"pooled from {pool.candidates} candidates of {runs} runs",)
     if pool.dropped:
