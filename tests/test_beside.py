@@ -202,3 +202,36 @@ def test_attacks_on_a_file_use_what_lies_beside_the_weights(
     assert main(["inspect", str(tmp_path / "m.pt"), "--json"]) == 0
     rows = {row["attack"]: row["applies"] for row in printed(capsys)["attacks"]}
     assert rows["moment"]
+
+
+ODD: list[Any] = [None, 5, "x\x1b[31m\n", [], {}, [[1]], {"a": 1}, float("nan"), b"raw", 2**70]
+
+
+def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> None:
+    """An estimator and a checkpoint with one value after another replaced by something else."""
+    model, _ = estimator(random_state=3)
+    saved = network()
+    state = trained(saved, OPTIMISERS["adam"](saved)).state_dict()
+    whole: dict[str, Any] = {"model": saved.state_dict(), "optimizer": state}
+    names = ["coefs_", "intercepts_", "_optimizer", "activation", "classes_", "random_state"]
+    names += ["_best_coefs", "t_", "n_iter_", "batch_size", "alpha"]
+    for i, name in enumerate(names):
+        for odd in ODD[i % 3 :: 3]:
+            broken = pickle.loads(pickle.dumps(model))
+            setattr(broken, name, odd)
+            (tmp_path / "m.pkl").write_bytes(pickle.dumps(broken))
+            for command in ("scan", "inspect"):
+                assert main([command, str(tmp_path / "m.pkl"), "--quiet"]) in (0, 2, 4), (name, odd)
+    for place in ("state", "param_groups"):
+        for odd in ODD:
+            inner = {**whole["optimizer"], place: odd}
+            torch.save({**whole, "optimizer": inner}, tmp_path / "m.pt")
+            assert main(["scan", str(tmp_path / "m.pt"), "--quiet"]) in (0, 2, 4), (place, odd)
+            assert main(["inspect", str(tmp_path / "m.pt"), "--quiet"]) in (0, 2, 4), (place, odd)
+
+
+def test_names_out_of_a_file_reach_no_terminal_as_commands(tmp_path: Path, capsys: Capture) -> None:
+    content = {"w": torch.zeros(3, 2), "train_data": {"\x1b[31m\n": torch.zeros(3, 2)}}
+    torch.save(content, tmp_path / "m.pt")
+    assert main(["scan", str(tmp_path / "m.pt")]) == 1
+    assert "\x1b" not in capsys.readouterr().out

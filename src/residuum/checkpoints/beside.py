@@ -31,6 +31,10 @@ from residuum.records import Checkpoint, Knowledge
 RELEASE = "release"  # where a fact comes from that the file itself holds
 ESTIMATORS = ("MLPClassifier", "MLPRegressor")
 MOMENTS = ("exp_avg", "momentum_buffer")
+# What arithmetic on values of any kind can raise.
+STRANGE = (
+    TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +111,14 @@ def _of_estimator(release: Release) -> Beside:
         moment = moment_of(_alike(thing))
     except InputError:  # no optimiser was kept
         pass
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as problem:
+    except STRANGE as problem:
         raise CheckpointError(
-            f"The optimiser of an estimator must fit its weights; this one does not ({problem}).",
+            f"The optimiser of an estimator must fit its weights; this one does not "
+            f"({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
+    if moment is not None and not all(bool(t.isfinite().all()) for t in moment.values()):
+        moment = None
     notes = () if start is None else (f"the start of the network was {start.said}",)
     return Beside(moment, None if start is None else start.theta0, notes)
 
@@ -154,6 +161,7 @@ def _matched(
     """State and group of the parameters, by the names in the file."""
     shapes = {name: tuple(checkpoint.theta[ours[name]].shape) for name in own}
     state, groups = optimiser["state"], optimiser["param_groups"]
+    state = state if isinstance(state, dict) else {}
     entries: list[tuple[Any, str, dict[str, Block], dict[str, Any]]] = []
     for group in groups if isinstance(groups, list) else ():
         if not isinstance(group, dict) or not isinstance(group.get("params"), list):
@@ -162,7 +170,8 @@ def _matched(
         named = names if isinstance(names, list) and len(names) == len(group["params"]) else None
         for i, number in enumerate(group["params"]):
             kept = state.get(number) if isinstance(number, str | int) else None
-            blocks = {k: b for k, b in (kept or {}).items() if isinstance(b, Block)}
+            kept = kept if isinstance(kept, dict) else {}
+            blocks = {k: b for k, b in kept.items() if isinstance(b, Block)}
             name = named[i] if named else number
             entries.append((number, name if isinstance(name, str) else "", blocks, group))
 

@@ -127,8 +127,14 @@ def findings(release: Release) -> list[Finding]:
         first = group[0][0]
         total = sum(count for _, count in group) or None
         places = sum(one.places for one, _ in group)
-        merged.append(first.replace(places=places, count=total))
+        said = {name: printable(getattr(first, name)) for name in ("what", "where", "reason")}
+        merged.append(first.replace(places=places, count=total, **said))
     return sorted(merged, key=rank)
+
+
+def printable(text: str) -> str:
+    """Names out of a file as they can be shown: no control character reaches a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def rank(one: Finding) -> tuple[int, int]:
@@ -195,8 +201,7 @@ def _parts(place: Place) -> Iterator[Place]:
 
 
 def _join(path: str, name: str) -> str:
-    shown = name if name.isprintable() else ascii(name)
-    return (f"{path}.{shown}" if path else shown)[:LONGEST]
+    return (f"{path}.{name}" if path else name)[:LONGEST]
 
 
 def rows_of(value: Any) -> int | None:
@@ -208,7 +213,8 @@ def rows_of(value: Any) -> int | None:
         if isinstance(shape, tuple) and shape and isinstance(shape[0], int):
             return shape[0]
         if isinstance(value.state, tuple):  # the trees of scikit-learn: data first
-            return next((n for part in value.state if (n := rows_of(part))), None)
+            blocks = (part for part in value.state if isinstance(part, Block))
+            return next((n for part in blocks if (n := rows_of(part))), None)
     return None
 
 
@@ -374,7 +380,6 @@ def _paths(place: Place) -> Iterator[Finding]:
 
 
 def _shown(text: str) -> str:
-    text = text if text.isprintable() else ascii(text)
     return repr(text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}")
 
 

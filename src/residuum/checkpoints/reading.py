@@ -101,7 +101,7 @@ def refuse_estimator(path: Path) -> None:
 
 def _pickled(path: Path) -> Checkpoint | None:
     """The network of scikit-learn in a pickle, read without running it; None where there is none."""
-    from residuum.checkpoints.beside import estimator_in, scalers_in  # they build upon this file
+    from residuum.checkpoints.beside import STRANGE, estimator_in, scalers_in  # upon this file
     from residuum.checkpoints.releases import open_release
 
     try:
@@ -113,7 +113,15 @@ def _pickled(path: Path) -> Checkpoint | None:
         return None
     before = scalers_in(release)
     note = f"samples are taken as {', '.join(before)} in the file hands them on"
-    checkpoint = _estimator(found)
+    try:
+        checkpoint = _estimator(found)
+        build_model(checkpoint)
+    except STRANGE as problem:
+        raise CheckpointError(
+            f"A fitted MLPClassifier or MLPRegressor must be whole; {path.name!r} holds one that is not "
+            f"({type(problem).__name__}).",
+            "Save it again.",
+        ) from problem
     return checkpoint.replace(assumptions=(*checkpoint.assumptions, *([note] if before else [])))
 
 

@@ -27,6 +27,7 @@ from residuum.errors import CheckpointError
 
 PROOF = 6.0  # standard deviations
 MAX_VALUES = 50_000_000  # of a network whose start is drawn again
+MAX_SPECTRUM = 1_000_000  # of a layer whose singular values are counted: half a second
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +47,10 @@ class Start:
 
 def layers_of(weights: Any, biases: Any) -> dict[str, Tensor] | None:
     """``coefs_`` and ``intercepts_`` by our names, (out, in); None where they are not there."""
-    blocks = [w for w in weights or () if isinstance(w, Block)]
-    others = [b for b in biases or () if isinstance(b, Block)]
+    if not isinstance(weights, list) or not isinstance(biases, list):
+        return None
+    blocks = [w for w in weights if isinstance(w, Block)]
+    others = [b for b in biases if isinstance(b, Block)]
     if not blocks or len(blocks) != len(others) or sum(b.numel for b in blocks) > MAX_VALUES:
         return None
     found: dict[str, Tensor] = {}
@@ -107,7 +110,7 @@ def bears_out(theta: dict[str, Tensor], start: dict[str, Tensor]) -> str | None:
         return None
     text = f"cosine {cosine:.2f} with the weights ({deviations:.0f} standard deviations)"
     kept = float((now * then).sum() / then.square().sum())
-    if min(now.shape) > 2:
+    if min(now.shape) > 2 and now.numel() <= MAX_SPECTRUM:
         before = noise_edge(singular_values(now), *now.shape)[0]
         after = noise_edge(singular_values(now - kept * then), *now.shape)[0]
         text += f"; W - {kept:.2f} W0 shows {after} directions, W shows {before}"

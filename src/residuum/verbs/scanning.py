@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from residuum.checkpoints.compared import compared
-from residuum.checkpoints.contents import KINDS, STORED, Finding, findings, rank
+from residuum.checkpoints.contents import KINDS, STORED, Finding, findings, printable, rank
 from residuum.checkpoints.releases import ADAPTER_CONFIG, Release, is_release, open_release
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.records.base import Record
@@ -110,13 +110,13 @@ def scan(
     every, notes = _models(path)
     files, unread = [], []
     for i, file in enumerate(every):
-        name = file.relative_to(path).as_posix()
+        name = printable(file.relative_to(path).as_posix())
         if watch is not None:
             watch(i, len(every), name)
         try:
             files.append(_scanned(file, name, start))
         except ResiduumError as problem:
-            unread.append(UnreadFile(name, str(problem), problem.exit_code))
+            unread.append(UnreadFile(name, printable(str(problem)), problem.exit_code))
     return Scan(str(path), tuple(files), tuple(unread), tuple(notes), kinds)
 
 
