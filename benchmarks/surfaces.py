@@ -173,11 +173,15 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     return found
 
 
-def attacked(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int) -> dict:
+def attacked(
+    path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int, only: list[str]
+) -> dict[str, Any]:
     """Candidates of every attack on a file, and how long each took; why not where one does not apply."""
     shape = (3, 32, 32)
     found: dict[str, Any] = {}
     for config in attacks(path, n, device, seed, tiny, restarts):
+        if only and config.objective not in only:
+            continue
         try:
             result, seconds = clock(
                 lambda config=config: rs.attack(path, rs.Knowledge(shape=shape), config), device
@@ -191,8 +195,9 @@ def attacked(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: i
 
 
 def run(
-    folder: Path, out: Path, device: str, pool: str, workers: int, names: list[str], tiny: bool
-) -> None:
+    folder: Path, out: Path, device: str, pool: str, workers: int, names: list[str], tiny: bool,
+    only: list[str],
+) -> None:  # fmt: skip
     """Every victim that is not in ``out`` yet."""
     out.mkdir(parents=True, exist_ok=True)
     (cache := folder / "files").mkdir(parents=True, exist_ok=True)
@@ -216,7 +221,7 @@ def run(
                 with np.load(path.with_suffix(".npz")) as images:
                     true, held = images["x"], images["held"]
                 entry: dict[str, Any] = {}
-                whole = attacked(path, len(true), device, seed, tiny, RESTARTS)
+                whole = attacked(path, len(true), device, seed, tiny, RESTARTS, only)
                 entry["as saved"] = _judged(processes, whole, true, held, seed)
                 if k == 0:
                     keep_pictures(out, f"{name} as saved", whole, true)
@@ -228,10 +233,11 @@ def run(
                     entry["bits"] = same_bits(path, bare)
                 else:
                     torch.save(rs.load_checkpoint(path).theta, bare)
-                alone = attacked(bare, len(true), device, seed, tiny, 2 * RESTARTS)
-                entry["weights alone"] = _judged(processes, alone, true, held, seed)
-                if k == 0:
-                    keep_pictures(out, f"{name} weights alone", alone, true)
+                alone = attacked(bare, len(true), device, seed, tiny, 2 * RESTARTS, only)
+                if any("x" in part for part in alone.values()):
+                    entry["weights alone"] = _judged(processes, alone, true, held, seed)
+                    if k == 0:
+                        keep_pictures(out, f"{name} weights alone", alone, true)
                 done["victims"][key] = entry
                 write_json(record, done)
                 print(f"{key}: {time.time() - start:.0f} s in all", flush=True)
@@ -353,7 +359,7 @@ def table(out: Path, pool: str) -> None:
     for name, row in ROWS.items():
         entries = [v for key, v in done["victims"].items() if key.split("/")[0] == name]
         for arm in ("as saved", "weights alone") if entries else ():
-            for attack in entries[0][arm]:
+            for attack in entries[0].get(arm, ()):
                 rows = [e[arm][attack] for e in entries if "0.9" in e[arm].get(attack, {})]
                 if not rows:
                     print(f"{name:16} {arm:14} {attack:15} {entries[0][arm][attack]}")
@@ -384,6 +390,7 @@ def main() -> int:
     one.add_argument("--workers", type=int, default=4)
     one.add_argument("--tiny", action="store_true")
     one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
+    one.add_argument("--attacks", nargs="*", default=(), help="these alone, of those that apply")
     one = commands.add_parser("variants")
     one.add_argument("folder", type=Path)
     one.add_argument("out", type=Path)
@@ -410,7 +417,7 @@ def main() -> int:
     else:
         run(
             options.folder, options.out, options.device, options.pool, options.workers,
-            list(options.rows), options.tiny,
+            list(options.rows), options.tiny, list(options.attacks),
         )  # fmt: skip
         table(options.out, options.pool)
     return 0
