@@ -39,9 +39,10 @@ class Clock:
 
 def audited(**options: Any) -> rs.AuditResult:
     checkpoint, split = tight()
+    known = options.pop("known", knowledge(split))
     return rs.audit(
-        checkpoint, data=split.train, holdout=split.holdout, knowledge=knowledge(split), budget=5,
-        batches=BATCH, baselines=False, **options,
+        checkpoint, data=split.train, holdout=split.holdout, knowledge=known, budget=5, batches=BATCH,
+        baselines=False, **options,
     )  # fmt: skip
 
 
@@ -131,7 +132,9 @@ def test_a_permuted_target_that_the_clock_cuts_short_says_nothing() -> None:
     assert stage.left_on_permuted("binary-kkt", 25, 1e9) is not None
 
 
-def test_a_twin_cut_short_says_how_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_twin_cut_short_or_of_a_part_of_the_samples_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RESIDUUM_CACHE", "")
     original = AttackStage.once_more
 
@@ -139,8 +142,9 @@ def test_a_twin_cut_short_says_how_short(monkeypatch: pytest.MonkeyPatch) -> Non
         return original(self, name, batch, 1e-9 if batch is not None else seconds)
 
     monkeypatch.setattr(AttackStage, "once_more", cut)
-    found = audited().checks.twin
+    found = audited(known=knowledge(tight()[1]).replace(sample_count=30)).checks.twin
     assert found is not None
+    assert "holds these 20 alone, where the audited network holds 30 samples" in found.sentence
     assert any("(1 of 1 restarts, 25 of 400 steps)" in one for one in found.attacked)
     assert "25 of 400 steps" in found.sentence
     assert [batch.steps for batch in found.batches] == [25]

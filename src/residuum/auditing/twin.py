@@ -206,6 +206,12 @@ def _audited(
             f"; it is weaker, of {len(data)} digits of this shape, because {len(claim.pool)} held-out "
             f"samples are fewer than {2 * len(claim.train) + SPARE}"
         )
+    held = knowledge.sample_count or 0
+    if held > len(claim.train) + len(claim.repeats):
+        weaker += (
+            f"; it holds these {len(data)} alone, where the audited network holds {held} samples, and "
+            "gives them back the more easily"
+        )
     whole = allowance.left
     wanted = math.inf if whole == math.inf else TWIN_SHARE * stage.seconds
     training = min(wanted, whole * TRAINING)
