@@ -27,7 +27,7 @@ from residuum.networks import MLP, ConvNet
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.exposure import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
-from residuum.risk import canaries, gradients, kinks, multipliers, ranking
+from residuum.risk import canaries, gradients, kinks, multipliers, ranking, run
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.run import Case, covectors, expose, informed_estimate, located
 from residuum.risk.span import RIDGE, SOFT, Span
@@ -521,6 +521,18 @@ def test_a_regression_has_no_margin_and_no_groups() -> None:
     assert found.margin.isnan().all()
     assert found.by_group == ()
     jsonschema.validate(found.to_json(), exposure_schema())
+
+
+def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
+    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, split, _ = digits
+    monkeypatch.setattr(Case, "outputs_part", lambda self: pytest.fail("work was done"))
+    with pytest.raises(DataError, match="one for every record"):
+        expose(checkpoint, split.train, groups=["a"] * 29)
+    monkeypatch.setattr(run, "MOST_GROUPS", 20)
+    with pytest.raises(DataError, match="20 different names"):
+        expose(checkpoint, split.train, groups=[str(i) for i in range(30)])
 
 
 def test_what_an_attack_found_stands_beside(

@@ -103,6 +103,7 @@ def expose(
     """The exposure of every record of ``data``; see :func:`residuum.exposure`."""
     start, store = time.monotonic(), store or Nowhere()
     case = Case.of(checkpoint, data, holdout, knowledge or Knowledge(), surface, task, device)
+    names, by = named_groups(data, case.task, tuple(groups), grouped_by)
 
     def stage(name: str, make: Callable[[], Part]) -> Part:
         if watch is not None:
@@ -121,7 +122,7 @@ def expose(
         watch(len(STAGES), len(STAGES), "")
     return _assembled(
         case, plain, weighed, spanned, kinked, bound,
-        groups=tuple(groups), grouped_by=grouped_by, found=found, top=top, start=start,
+        names=names, by=by, found=found, top=top, start=start,
     )  # fmt: skip
 
 
@@ -418,7 +419,7 @@ def _check_inserted(place: Tensor, inserted: Tensor) -> None:
 
 def _assembled(
     case: Case, plain: Part, weighed: Part, spanned: Part, kinked: Part, bound: CanaryBound | None,
-    *, groups: tuple[str, ...], grouped_by: str, found: Tensor | None, top: int, start: float,
+    *, names: tuple[str, ...], by: str, found: Tensor | None, top: int, start: float,
 ) -> Exposure:  # fmt: skip
     """All figures in one record."""
     n, data = len(case.x), case.data
@@ -429,18 +430,16 @@ def _assembled(
     probability = torch.sigmoid(score)
     chosen = score.argsort(descending=True, stable=True)[:top]
     shape = tuple(data.shape)
-    informed = images = torch.zeros(0, *shape, dtype=torch.float64)
+    informed = torch.zeros(0, *shape, dtype=torch.float64)
     if "columns" in weighed.tensors:
         columns, misfit = weighed.tensors["columns"], weighed.tensors["misfit"]
         informed = informed_estimate(
             case.x[chosen.to(case.x.device)].cpu(), columns[chosen], misfit
         )
         informed = informed.reshape(-1, *shape)
-    images = data.x[chosen].double()
     found_ncc, nearest = nothing, torch.zeros(0, *shape, dtype=torch.float64)
     if found is not None:
         found_ncc, nearest = best_candidates(found.double(), data.x.double(), chosen)
-    names, by = named_groups(data, case.task, groups, grouped_by)
     q = kinked.tensors.get("q")
     notes = [*weighed.notes, *spanned.notes, *kinked.notes]
     if case.surface.name != WEIGHTS:
@@ -466,7 +465,7 @@ def _assembled(
         kink_p=kinked.tensors.get("p", nothing), kink_q=nothing if q is None else q,
         dual=spanned.tensors.get("dual", nothing), dual_p=spanned.tensors.get("dual_p", nothing),
         margin=plain.tensors["margin"], loss=plain.tensors["loss"], found_ncc=found_ncc,
-        by_group=grouped(names, probability, q), canaries=bound, top=chosen, images=images,
+        by_group=grouped(names, probability, q), canaries=bound, top=chosen, images=data.x[chosen].double(),
         informed=informed, found=nearest, seconds=time.monotonic() - start, notes=tuple(notes),
     )  # fmt: skip
 
@@ -496,6 +495,11 @@ def named_groups(
                 f"Groups name one for every record; got {len(groups)} for {len(data)}.",
                 "Give as many as there are records.",
             )
+        if len(set(groups)) > MOST_GROUPS:
+            raise DataError(
+                f"Groups may have {MOST_GROUPS} different names; got {len(set(groups))}.",
+                "Name a column with fewer values.",
+            )
         return groups, grouped_by or "group"
     if task == "regression":
         return (), ""
@@ -512,11 +516,6 @@ def grouped(
     members: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         members.setdefault(name, []).append(i)
-    if len(members) > MOST_GROUPS:
-        raise DataError(
-            f"Groups may have {MOST_GROUPS} different names; got {len(members)}.",
-            "Name a column with fewer values.",
-        )
     found = []
     for name, mine in members.items():
         own = probability[mine]
