@@ -165,7 +165,7 @@ POINTS, CANDIDATES = 20, 100
 # By scale: hidden widths, training steps, attack steps, restarts.
 CIRCLE = {
     "tiny": ((300,), 2500, 2500, 1),
-    "small": ((400,), 4000, 5000, 2),
+    "small": ((400,), 4000, 5000, 4),
     "paper": ((1000, 1000), 20_000, 20_000, 1),
 }
 FILTER_NOTE = (
