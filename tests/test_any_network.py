@@ -275,6 +275,12 @@ def test_what_a_reader_must_know_is_noted() -> None:
     soft = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).eval()
     assert any("outputs are probabilities" in note for note in probe(soft, (4,)).notes)
     assert not probe(ViT().eval(), (1, 4, 4)).notes[1:]  # dropout alone
+    soft[0].requires_grad_(False)
+    assert not any(
+        "frozen" in note for note in probe(soft, (4,)).notes
+    )  # all of it: no longer trained
+    soft[0].bias.requires_grad_(True)
+    assert any("1 of 2 parameters are frozen" in note for note in probe(soft, (4,)).notes)
 
 
 # The generic path
