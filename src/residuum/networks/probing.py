@@ -206,8 +206,8 @@ def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
     moving = [p.requires_grad for p in model.parameters()]
     if any(moving) and not all(moving):
         yield (
-            f"{moving.count(False)} of {len(moving)} parameters are frozen (requires_grad=False); to have them "
-            "left out of what must be explained, grant the start (--init)"
+            f"{moving.count(False)} of {len(moving)} parameters are frozen (requires_grad=False); to have "
+            "them left out of what must be explained, grant the start (--init)"
         )
     positive, sums = bool((outputs >= 0).all()), outputs.sum(1)
     if outputs.shape[1] > 1 and positive and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
