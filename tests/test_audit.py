@@ -539,7 +539,8 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
     assert process.returncode == 130, err
     kept = {path.name: path.read_bytes() for path in (out / "work").glob("binary*")}
     assert kept
-    assert main(command) in (0, 3)  # whether a twin fits a third of six seconds is the machine's affair
+    # Whether a twin fits a third of six seconds is the affair of the machine.
+    assert main(command) in (0, 3)
     assert listing(out) == FILES
     found = rs.AuditResult.load(out)
     assert len(found.batches) >= len(kept)
