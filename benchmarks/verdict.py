@@ -579,6 +579,7 @@ CASES: dict[str, Case] = {
 def one(name: str, seed: int) -> Row:
     """One row, in a process of its own; what goes wrong is a row that says so."""
     torch.set_num_threads(1)
+    os.environ["RESIDUUM_CACHE"] = ""  # every twin is made, and its time counts
     start = time.monotonic()
     row = CASES[name].run(seed)
     return {"seed": seed, "took": round(time.monotonic() - start, 2)} | row
@@ -656,7 +657,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.data:
         os.environ["RESIDUUM_DATA"] = options.data
-    os.environ["RESIDUUM_CACHE"] = ""  # every twin is made, and its time counts
     if unknown := [name for name in options.only if name not in CASES]:
         parser.error(f"no case {unknown[0]!r}; known: {', '.join(CASES)}")
     here = bool(os.environ.get("RESIDUUM_DATA"))
