@@ -641,7 +641,8 @@ def within(seconds: float, rank: int, values: int, device: str) -> Setting:
 def named(config: AttackConfig, setting: Setting) -> Setting:
     """``setting`` with the rank, strength and starts that a configuration names, 0 naming none.
 
-    One rank or strength leaves fewer runs to agree, or none: others then start anew, ``restarts`` of them.
+    One rank or strength leaves fewer runs to agree, or none: others then start anew, ``restarts`` of them,
+    and where no time was left for clusters of neurons an overfull layer takes none either.
     """
     ranks = (config.unmix_rank,) if config.unmix_rank else setting.ranks
     strengths = (config.unmix_strength,) if config.unmix_strength else setting.strengths
@@ -652,6 +653,7 @@ def named(config: AttackConfig, setting: Setting) -> Setting:
         strengths=strengths,
         starts=config.unmix_starts or setting.starts,
         repeats=config.restarts if chosen else setting.repeats,
+        overfull_partitions=setting.overfull_partitions if setting.partitions or not chosen else (),
     )
 
 
