@@ -54,8 +54,10 @@ def test_noise_vectors_and_broken_layers_are_nothing():
     noise = torch.randn(50, 400, generator=torch.Generator().manual_seed(2))
     assert not appearance(noise, (1, 20, 20)).images
     assert not appearance(noise, (400,)).images
-    assert not appearance(torch.zeros(5, 16), (1, 4, 4)).images
-    assert not appearance(torch.full((5, 16), torch.nan), (1, 4, 4)).images
+    assert not appearance(torch.zeros(5, 64), (1, 8, 8)).images
+    assert not appearance(torch.full((5, 64), torch.nan), (1, 8, 8)).images
+    assert appearance(torch.ones(5, 64), (1, 8, 8)).images
+    assert not appearance(torch.ones(5, 16), (1, 4, 4)).images  # too small a frame to tell
 
 
 def test_pixels_in_another_order_are_no_image():

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 NEIGHBOURS, STROKES = 0.5, 5.0  # half way between the rows above
+SIDE = 8  # pixels: in smaller frames neighbours say nothing of an image
 LEADING = 0.1  # share of the largest singular value down to which vectors are looked at
 
 
@@ -50,7 +51,7 @@ class Appearance:
 
 def appearance(rows: Tensor, shape: tuple[int, ...]) -> Appearance:
     """rows: (h, d) of the first layer; shape: of one sample."""
-    if len(shape) < 2 or min(shape[-2:]) < 2 or not bool(rows.isfinite().all()):
+    if len(shape) < 2 or min(shape[-2:]) < SIDE or not bool(rows.isfinite().all()):
         return Appearance()
     _, s, vectors = torch.linalg.svd(rows.detach().float().cpu(), full_matrices=False)
     if not s[0] > 0:
