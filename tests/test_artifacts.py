@@ -159,9 +159,14 @@ def test_counts_of_every_attack_are_shown(run: Path) -> None:
             rule = row["rule"].replace(">", "&gt;")
             assert rule.startswith("ncc ")
             assert f"| {row['recovered']} | {rule} | {chance} | {p} |" in cells
-            said = "test:" if row["decides"] else "alone"
-            line = f"{said} {row['recovered']} recovered, {rule} · {chance} by chance · p {p}"
-            assert line in entry(page, row["name"])
+            if row["decides"]:  # in the table of tests
+                cells = re.search(rf"<th scope=\"row\"><bdi>{row['name']}</bdi>.*?</tr>", page)
+                assert cells is not None
+                assert rule in cells.group()
+                assert f"<td>{row['recovered']}</td><td>{chance}</td><td>{p}</td>" in cells.group()
+            else:
+                line = f"alone {row['recovered']} recovered, {rule} · {chance} by chance · p {p}"
+                assert line in entry(page, row["name"])
         else:
             assert row["reason"] in cells.replace("\\", "")
 
@@ -215,7 +220,7 @@ def test_doctor(
     assert found["data"]["digits"].startswith("found")
     assert "mnist" in found["data"]
     assert not found["data"]["mnist"].startswith("found")
-    assert set(found["extras"]) == {"cluster", "dp"}
+    assert set(found["extras"]) == {"cluster", "dp", "onnx"}
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert "one step" in shown
