@@ -80,6 +80,7 @@ ENOUGH = {"momentum": 0.0, "adam": 1e-3}  # mean loss at which training ends
 # Candidates in multiples of n; restarts and steps of the stationarity attacks, twice as many restarts where
 # the weights are all there is; seconds that unmix is sized by.
 CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 1, 6000, 600.0
+sizes = {"unmix": UNMIX_SECONDS}  # less where one core is all there is: --seconds
 
 
 SHOWN_FILES = (
@@ -163,7 +164,7 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
         candidates=CANDIDATES * n, restarts=restarts, steps=30 if tiny else ATTACK_STEPS,
         device=device, seed=seed, dtype=dtype,
     )  # fmt: skip
-    sized = replace(common, seconds=1.0 if tiny else UNMIX_SECONDS)
+    sized = replace(common, seconds=1.0 if tiny else sizes["unmix"])
     from residuum.checkpoints.beside import beside
 
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
@@ -205,7 +206,7 @@ def run(
     done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {
         "pool": pool, "seeds": seeds, "tiny": tiny, "environment": environment(device),
         "settings": {"candidates": CANDIDATES, "restarts": RESTARTS, "steps": ATTACK_STEPS,
-                     "unmix seconds": UNMIX_SECONDS, "batch": BATCH, "rate": RATE, "steps of training": STEPS,
+                     "unmix seconds": sizes["unmix"], "batch": BATCH, "rate": RATE, "steps of training": STEPS,
                      "enough": ENOUGH}, "victims": {},
     }  # fmt: skip
     if done["seeds"] != seeds or done["tiny"] != tiny:
@@ -390,6 +391,7 @@ def main() -> int:
     one.add_argument("--workers", type=int, default=4)
     one.add_argument("--tiny", action="store_true")
     one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
+    one.add_argument("--seconds", type=float, default=UNMIX_SECONDS, help="that unmix is sized by")
     one.add_argument("--attacks", nargs="*", default=(), help="these alone, of those that apply")
     one = commands.add_parser("variants")
     one.add_argument("folder", type=Path)
@@ -415,6 +417,7 @@ def main() -> int:
     elif options.command == "table":
         table(options.out, options.pool)
     else:
+        sizes["unmix"] = options.seconds
         run(
             options.folder, options.out, options.device, options.pool, options.workers,
             list(options.rows), options.tiny, list(options.attacks),
