@@ -206,8 +206,8 @@ def run(
     done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {
         "pool": pool, "seeds": seeds, "tiny": tiny, "environment": environment(device),
         "settings": {"candidates": CANDIDATES, "restarts": RESTARTS, "steps": ATTACK_STEPS,
-                     "unmix seconds": sizes["unmix"], "batch": BATCH, "rate": RATE, "steps of training": STEPS,
-                     "enough": ENOUGH}, "victims": {},
+                     "unmix seconds": sizes["unmix"], "batch": BATCH, "rate": RATE,
+                     "steps of training": STEPS, "enough": ENOUGH}, "victims": {},
     }  # fmt: skip
     if done["seeds"] != seeds or done["tiny"] != tiny:
         raise InputError(f"{record} is of another run.", "Name another folder.")
