@@ -83,12 +83,7 @@ CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 1, 6000, 600.0
 sizes = {"unmix": UNMIX_SECONDS}  # less where one core is all there is: --seconds
 
 
-SHOWN_FILES = (
-    "momentum-500 as saved",
-    "momentum-500 weights alone",
-    "sklearn-100 as saved",
-    "adam-100 as saved",
-)
+SHOWN_FILES = ("sklearn-100 as saved", "adam-100 as saved")
 
 
 def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool) -> Path:
