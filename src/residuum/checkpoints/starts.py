@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints.inert import Block, Thing
-from residuum.checkpoints.inspection import noise_edge, singular_values
+from residuum.checkpoints.inspection import noise_edge
 from residuum.errors import CheckpointError
 
 PROOF = 6.0  # standard deviations
 MAX_VALUES = 50_000_000  # of a network whose start is drawn again
+ROWS = 64
 MAX_SPECTRUM = 1_000_000  # of a layer whose singular values are counted: half a second
 
 
@@ -85,7 +86,7 @@ def proved_start(estimator: Thing) -> Start | None:
         return None
     shapes = [tuple(t.shape) for t in theta.values() if t.ndim == 2]
     seed, activation = said.get("random_state"), said.get("activation")
-    tries = []
+    tries = list[tuple[str, str, dict[str, Tensor], str]]()
     if type(seed) is int and 0 <= seed < 2**32 and isinstance(activation, str):
         again = drawn(shapes, seed, activation)  # type: ignore[arg-type]
         remedy = "Fit with random_state=None; before saving: model.random_state = None."
@@ -101,17 +102,33 @@ def proved_start(estimator: Thing) -> Start | None:
 
 def bears_out(theta: dict[str, Tensor], start: dict[str, Tensor]) -> str | None:
     """Why ``start`` is that of ``theta``, None where it is not or where they are equal."""
-    now, then = theta["layers.0.weight"].double(), start["layers.0.weight"].double()
+    now, then = theta["layers.0.weight"], start["layers.0.weight"].to(theta["layers.0.weight"])
     if now.shape != then.shape or not bool(now.isfinite().all()) or torch.equal(now, then):
         return None
-    cosine = float((now * then).sum() / (now.norm() * then.norm()).clamp(min=1e-30))
+    inner, squares = _inner(now, then), _inner(then, then)
+    cosine = inner / max((_inner(now, now) * squares) ** 0.5, 1e-30)
     deviations = cosine * math.sqrt(now.numel())
     if not deviations > PROOF:
         return None
     text = f"cosine {cosine:.2f} with the weights ({deviations:.0f} standard deviations)"
-    kept = float((now * then).sum() / then.square().sum())
+    kept = inner / max(squares, 1e-30)
     if min(now.shape) > 2 and now.numel() <= MAX_SPECTRUM:
-        before = noise_edge(singular_values(now), *now.shape)[0]
-        after = noise_edge(singular_values(now - kept * then), *now.shape)[0]
+        before = noise_edge(_spectrum(now), *now.shape)[0]
+        after = noise_edge(_spectrum(now - kept * then), *now.shape)[0]
         text += f"; W - {kept:.2f} W0 shows {after} directions, W shows {before}"
     return text
+
+
+def _inner(a: Tensor, b: Tensor) -> float:
+    """<a, b> in float64, a few rows at a time: a scan has little memory."""
+    parts = zip(a.split(ROWS), b.split(ROWS), strict=True)
+    return sum(float((x.double() * y.double()).sum()) for x, y in parts)
+
+
+def _spectrum(weight: Tensor) -> Tensor:
+    """Singular values, largest first, from the smaller Gram matrix, likewise."""
+    tall = weight if weight.shape[0] >= weight.shape[1] else weight.T
+    gram = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)
+    for part in tall.split(ROWS):
+        gram += part.double().T @ part.double()
+    return torch.linalg.eigvalsh(gram).flip(0).clamp(min=0).sqrt()
