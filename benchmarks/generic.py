@@ -181,8 +181,9 @@ def eager(model: nn.Module, shape: tuple[int, ...], device: str, m: int) -> floa
     thetas = [{name: t.clone().requires_grad_() for name, t in theta.items()}]
     objective = MulticlassKKT()
     y = objective.labels(m, 10, Knowledge()).to(device)
-    x = (0.1 * torch.randn(m, *shape, dtype=real, device=device)).requires_grad_()
-    lam = torch.rand(m, 10, dtype=real, device=device).requires_grad_()
+    # Drawn on the host: a capture that was given up leaves the device's generator unusable.
+    x = (0.1 * torch.randn(m, *shape, dtype=real)).to(device).requires_grad_()
+    lam = torch.rand(m, 10, dtype=real).to(device).requires_grad_()
     adam = torch.optim.Adam([x, lam], lr=0.01)
     smooth = with_surrogate(net, SigmoidReLU(10.0))
 
