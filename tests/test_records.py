@@ -25,6 +25,7 @@ from residuum.attacks.problem import Explained
 from residuum.attacks.solver import SolverState
 from residuum.attacks.state import Population
 from residuum.checkpoints import Inspection, ParameterSummary
+from residuum.checkpoints.contents import Finding
 from residuum.errors import (
     DataError,
     InconclusiveError,
@@ -54,6 +55,7 @@ from residuum.records import (
     write_json,
 )
 from residuum.records.base import METADATA_KEY
+from residuum.records.exposure import CanaryBound, Exposure, GroupExposure, Operating
 from residuum.records.identification import Identification
 from residuum.records.rundir import digest, environment, sha256
 from residuum.records.scores import (
@@ -92,6 +94,9 @@ SELECTION = Selection(
 )  # fmt: skip
 SUMS = Sums(3, 2, None, 0.5, "dense")
 PART = ScoreSlice("odd", 2, 1, 0.5, None)
+POINT = Operating(0.01, 1, 0.5, (0.25, 0.75))
+BOUND = CanaryBound(40, 20, 0.7, 0.95, 1e-5, 10, 9, "loss", (POINT,), 0.8, ("a",))
+GROUP = GroupExposure("odd", 2, 0.5, 0.25, (0.1, 0.4), None)
 
 RECORDS: dict[str, Callable[[], Record]] = {
     "LayerResidual": lambda: LayerResidual("layers.0", 0.1),
@@ -149,6 +154,18 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "Inspection": lambda: Inspection(
         "mlp:3-1", (3,), 1, (ParameterSummary("w", (1, 3), 3, 1.0),), 3, 12, "float32", 1.0, 1,
         "above 1%", ((0.1, 1),), None,
+    ),
+    "Finding": lambda: Finding(
+        "stored", "high", "records", "_fit_X", "its rows are records", "leave it out", 2, 7, (1, 5)
+    ),
+    "Operating": lambda: POINT,
+    "CanaryBound": lambda: BOUND,
+    "GroupExposure": lambda: GROUP,
+    "Exposure": lambda: Exposure(
+        "mlp:3-1", "weights", "binary", 9, ("layers.0",), "unmix", 2, 0.1, 1e-9, 0.05,
+        torch.tensor([1, -1, 1]), ("odd", "even", "odd"), "class", *[MEAN] * 8,
+        torch.arange(3)[:, None], *[MEAN] * 7, (GROUP,), BOUND, torch.arange(1), MEAN[None],
+        MEAN[None], MEAN[None], 0.5, ("a",),
     ),
 }  # fmt: skip
 

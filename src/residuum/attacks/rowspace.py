@@ -90,11 +90,15 @@ class RowSpace:
         return small
 
     def reduce_knowledge(self, knowledge: Knowledge) -> Knowledge:
-        """Initial weights of the smaller network, where they are known."""
-        if knowledge.theta0 is None:
-            return knowledge
-        weight = knowledge.theta0[FIRST].cpu().double() @ self.basis
-        return knowledge.replace(theta0={**knowledge.theta0, FIRST: weight})
+        """Initial weights and moment of the smaller network, where they are known."""
+        known = {"theta0": knowledge.theta0, "moment": knowledge.moment}
+        return knowledge.replace(
+            **{
+                name: {**part, FIRST: part[FIRST].cpu().double() @ self.basis}
+                for name, part in known.items()
+                if part is not None
+            }
+        )
 
     def notes(self, box_dropped: bool) -> tuple[str, ...]:
         """What this mode did, for the reader of the result."""

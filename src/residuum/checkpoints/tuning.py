@@ -29,7 +29,7 @@ from residuum.stationarity import by_layer, moved_layers
 FEATURES = (
     "{} kept their start, so samples were seen through fixed features only: candidates are features, "
     "compared with those of the data ({} numbers each); features are not samples, though inverting them "
-    "may be possible"
+    "may be possible; layers are counted from the first one that moved"
 )
 CHUNK = 1000
 
