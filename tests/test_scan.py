@@ -241,7 +241,8 @@ def test_onnx_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_initialisers_of_onnx_are_read(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     helper, weight = onnx.helper, np.arange(6, dtype=np.float32).reshape(2, 3)
     initial = [onnx.numpy_helper.from_array(weight, "bn.running_mean")]
     graph = helper.make_graph([], "g", [], [], initializer=initial)
