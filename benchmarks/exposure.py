@@ -21,8 +21,6 @@ import argparse
 import json
 import math
 import resource
-import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -36,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, draw_seeds
 from residuum.attacks import AttackConfig, attack
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -178,21 +176,10 @@ def _seeds(pool: str) -> dict[str, list[int]]:
 
 
 def draw() -> None:
-    """Seeds from the system's entropy, once, after the formulas are in a commit."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ("git", *words), capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    if SEEDS_FILE.exists():
-        raise InputError(f"{SEEDS_FILE.name} is there: seeds are drawn once.", "Run with them.")
-    if git("status", "--porcelain"):
-        raise InputError("Formulas must be committed before seeds are drawn.", "Commit first.")
+    """Of everything that a claim is made on."""
     counts = dict.fromkeys(CLAIMED, VICTIMS) | {"kinks": KINKED, "leftout": LEFT_SEEDS}
     counts |= {f"epsilon-{epsilon:g}": EPSILON_RUNS for epsilon in EPSILONS}
-    seeds = {name: [secrets.randbelow(2**31) for _ in range(k)] for name, k in counts.items()}
-    write_json(SEEDS_FILE, {"commit": git("rev-parse", "HEAD"), "seeds": seeds})
+    draw_seeds(SEEDS_FILE, seeds=counts)
 
 
 def _plain(values: Tensor) -> list[float | None]:

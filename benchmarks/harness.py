@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from residuum.checkpoints import first_layer
 from residuum.checkpoints.inspection import rank_above, singular_values
+from residuum.errors import InputError
 from residuum.records import write_json
 from residuum.records.rundir import environment
 
@@ -113,6 +116,24 @@ def write(name: str, report: Report, device: str, seconds: float) -> Path:
         "environment": environment(device),
     }
     return write_json(RESULTS / f"{name}-{device_name(device)}.json", content)
+
+
+def draw_seeds(path: Path, **counts: dict[str, int]) -> None:
+    """Seeds from the system's entropy, so many of each, once, after the settings are in a commit."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(("git", *words), capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    if path.exists():
+        raise InputError(f"{path.name} is there: seeds are drawn once.", "Run with them.")
+    if git("status", "--porcelain"):
+        raise InputError("Settings must be committed before seeds are drawn.", "Commit first.")
+    drawn = {
+        part: {name: [secrets.randbelow(2**31) for _ in range(k)] for name, k in names.items()}
+        for part, names in counts.items()
+    }
+    write_json(path, {"commit": git("rev-parse", "HEAD"), **drawn})
 
 
 def _wait(device: str) -> None:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
-import subprocess
 import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -30,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import RESULTS, clock
+from benchmarks.harness import RESULTS, clock, draw_seeds
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.kinks import polished
 from residuum.attacks.objectives import OBJECTIVES
@@ -289,19 +287,8 @@ def _line(arms: dict[str, Any]) -> str:
 
 
 def draw() -> None:
-    """Seeds from the system's entropy, once, after the settings are in a commit."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ("git", *words), capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    if SEEDS_FILE.exists():
-        raise InputError(f"{SEEDS_FILE.name} is there: seeds are drawn once.", "Run with them.")
-    if git("status", "--porcelain"):
-        raise InputError("Settings must be committed before seeds are drawn.", "Commit first.")
-    seeds = {n: [secrets.randbelow(2**31) for _ in range(r.victims)] for n, r in ROWS.items()}
-    write_json(SEEDS_FILE, {"commit": git("rev-parse", "HEAD"), "victims": seeds})
+    """Of every victim."""
+    draw_seeds(SEEDS_FILE, victims={name: row.victims for name, row in ROWS.items()})
 
 
 def _seeds(pool: str) -> dict[str, list[int]]:

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
-import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -37,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import residuum as rs
-from benchmarks.harness import RESULTS, clock
+from benchmarks.harness import RESULTS, clock, draw_seeds
 from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -328,18 +326,8 @@ def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool)
 
 
 def draw() -> None:
-    """Seeds from the system's entropy, once, after the settings are in a commit."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(("git", *words), capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    if SEEDS_FILE.exists():
-        raise InputError(f"{SEEDS_FILE.name} is there: seeds are drawn once.", "Run with them.")
-    if git("status", "--porcelain"):
-        raise InputError("Settings must be committed before seeds are drawn.", "Commit first.")
-    victims = {name: [secrets.randbelow(2**31) for _ in range(VICTIMS)] for name in ROWS}
-    write_json(SEEDS_FILE, {"commit": git("rev-parse", "HEAD"), "victims": victims})
+    """Of every victim."""
+    draw_seeds(SEEDS_FILE, victims=dict.fromkeys(ROWS, VICTIMS))
 
 
 def _seeds(pool: str) -> dict[str, Any]:

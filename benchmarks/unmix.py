@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -37,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import RESULTS, clock, threads
+from benchmarks.harness import RESULTS, clock, draw_seeds, threads
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.config import stream
 from residuum.attacks.unmix import (
@@ -387,7 +385,7 @@ def _untrained(
 ) -> list[Future[dict[str, Any]]]:
     """Networks as they were drawn, half of them with torch's own start, a rank forced upon them."""
     futures = []
-    for k, seed in enumerate(seeds["never trained"]):
+    for k, seed in enumerate(seeds["victims"]["never trained"]):
         n = 20 if scale.tiny else 100
         split = load_dataset("cifar10", n, seed=seed, root=root, holdout=HELD_OUT)
         start = TrainingConfig(init=("default", "small")[k % 2], seed=seed, dtype="float32")
@@ -465,34 +463,17 @@ def data(source: Path, folder: Path) -> None:
 
 
 def draw() -> None:
-    """Seeds from the system's entropy, once, after the settings are in a commit."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ("git", *words), capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    if SEEDS_FILE.exists():
-        raise InputError(f"{SEEDS_FILE.name} is there: seeds are drawn once.", "Run with them.")
-    if git("status", "--porcelain"):
-        raise InputError("Settings must be committed before seeds are drawn.", "Commit first.")
-    write_json(SEEDS_FILE, {
-        "commit": git("rev-parse", "HEAD"),
-        "victims": {name: [secrets.randbelow(2**31) for _ in range(VICTIMS)] for name in ROWS},
-        "never trained": [secrets.randbelow(2**31) for _ in range(CONTROLS)],
-    })  # fmt: skip
+    """Of every victim, and of the networks never trained."""
+    draw_seeds(SEEDS_FILE, victims=dict.fromkeys(ROWS, VICTIMS) | {"never trained": CONTROLS})
 
 
 def _seeds(pool: str) -> dict[str, Any]:
     if pool == "claim":
         return dict(json.loads(SEEDS_FILE.read_text()))
     seeds = iter(TUNING_SEEDS)
-    victims = {name: [next(seeds) for _ in range(VICTIMS)] for name in ROWS}
-    return {
-        "commit": "",
-        "victims": victims,
-        "never trained": [next(seeds) for _ in range(CONTROLS)],
-    }
+    counts = dict.fromkeys(ROWS, VICTIMS) | {"never trained": CONTROLS}
+    victims = {name: [next(seeds) for _ in range(k)] for name, k in counts.items()}
+    return {"commit": "", "victims": victims}
 
 
 def table(out: Path) -> None:
