@@ -41,9 +41,9 @@ BY_NAME = {
     "skip connections": r"downsample|shortcut|skip",
 }
 MERGE = (
-    "An adapter changes another network and is none itself. Merge it into its base and audit that: "
-    "merged = model.merge_and_unload(); torch.save(merged.state_dict(), 'merged.pt'); then residuum "
-    "audit merged.pt --init base.pt."
+    "An adapter changes another network and is none itself. Name its base: residuum audit adapter.pt "
+    "--base base.pt; or merge them and audit that: merged = model.merge_and_unload(); "
+    "torch.save(merged.state_dict(), 'merged.pt'); then residuum audit merged.pt --init base.pt."
 )
 GIVE_CODE = (
     "No --arch describes such a network. Give it as it is: rs.audit(model, data=..., holdout=...), or "
