@@ -531,7 +531,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
     files: dict[str, list[str]], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    command = [*long(files["tight"]), "--out", str(out), "--quiet"]
+    command = [*long(files["tight"]), "--no-twin", "--out", str(out), "--quiet"]
     process = start(*command)
     wait_for(lambda: list((out / "work").glob("binary*.safetensors")))
     process.send_signal(signal.SIGINT)
@@ -539,8 +539,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
     assert process.returncode == 130, err
     kept = {path.name: path.read_bytes() for path in (out / "work").glob("binary*")}
     assert kept
-    # Whether a twin fits a third of six seconds is the affair of the machine.
-    assert main(command) in (0, 3)
+    assert main(command) == 3  # whether a twin fits a third of six seconds is the machine's affair
     assert listing(out) == FILES
     found = rs.AuditResult.load(out)
     assert len(found.batches) >= len(kept)

@@ -124,3 +124,13 @@ def test_margins_are_equal_where_training_to_zero_loss_ends(
 ):
     found = EqualMargins.promised(objective, knowledge, shape, weight, 1.0)
     assert (found is not None) == promised
+
+
+@pytest.mark.parametrize(("weight", "said"), [(1e-9, True), (30.0, False), (0.0, False)])
+def test_an_attack_says_when_its_candidates_do_not_agree_on_a_margin(weight, said):
+    """Weights that were never trained: only a heavy term makes outputs equal; without one nobody asks."""
+    torch.manual_seed(3)
+    model = Architecture.parse("mlp:9-12-1").build()
+    config = rs.AttackConfig(candidates=6, restarts=2, steps=400, margins=weight, priors=())
+    found = rs.attack(model, KNOWN, config)
+    assert any("equal margins: outputs" in note for note in found.notes) == said
