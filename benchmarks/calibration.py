@@ -60,7 +60,7 @@ VICTIMS = [
     Victim("digits28", 50, "1000-1000", (1100, 1101, 1102), boxes=(False, True), **BIG),
     Victim("fields28", 50, "1000-1000", (1103, 1104), boxes=(False, True), **BIG),
     Victim("fields32", 50, "1000-1000", (1105, 1106, 1107), **BIG),
-]  # fmt: skip
+]
 POOLS = tuple(dict.fromkeys(victim.pool for victim in VICTIMS))
 
 
@@ -86,9 +86,11 @@ def pools(folder: Path) -> None:
     label = torch.arange(SIZE) % 2
     folder.mkdir(parents=True, exist_ok=True)
     for name, x, y in (
-        ("digits8", small, digit), ("digits28", large, digit),
-        ("fields28", fields(1, 28), label), ("fields32", fields(3, 32), label),
-    ):  # fmt: skip
+        ("digits8", small, digit),
+        ("digits28", large, digit),
+        ("fields28", fields(1, 28), label),
+        ("fields32", fields(3, 32), label),
+    ):
         np.savez_compressed(folder / f"{name}.npz", x=x.numpy(), y=y.numpy())
 
 
@@ -106,8 +108,10 @@ def collect(folder: Path, device: str, names: list[str]) -> None:
                     source = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
                     np.savez(
                         folder / f"groups-{name}.npz",
-                        x=np.concatenate(rows), y=np.concatenate(truth), source=source,
-                    )  # fmt: skip
+                        x=np.concatenate(rows),
+                        y=np.concatenate(truth),
+                        source=source,
+                    )
 
 
 def _attacks(victim: Victim, seed: int, folder: Path, device: str) -> Any:
@@ -122,16 +126,26 @@ def _attacks(victim: Victim, seed: int, folder: Path, device: str) -> Any:
         start = time.time()
         knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean) if box else Knowledge()
         settings = AttackConfig(
-            restarts=victim.restarts, steps=victim.steps, candidates=2 * victim.n, seed=seed, device=where
-        )  # fmt: skip
+            restarts=victim.restarts,
+            steps=victim.steps,
+            candidates=2 * victim.n,
+            seed=seed,
+            device=where,
+        )
         chosen = attack(checkpoint, knowledge, settings).selection
         assert chosen is not None
         best = ncc(chosen.x.double(), split.train.x).amax(1)
         true = (best > TRUE_ABOVE).numpy()
         line = {
-            "pool": victim.pool, "n": victim.n, "arch": arch, "seed": seed, "box": box,
-            "groups": len(true), "true": float(true.mean()), "seconds": round(time.time() - start, 1),
-        }  # fmt: skip
+            "pool": victim.pool,
+            "n": victim.n,
+            "arch": arch,
+            "seed": seed,
+            "box": box,
+            "groups": len(true),
+            "true": float(true.mean()),
+            "seconds": round(time.time() - start, 1),
+        }
         yield chosen.features.double().numpy(), true, line
 
 

@@ -54,8 +54,13 @@ def certificate_uniqueness(device: str) -> Report:
     return Report(
         what="seconds allowed / seconds taken, certificate of all samples",
         settings={
-            "data": "digits, 28 x 28", "samples": SAMPLES, "arch": ARCH, "tried": TRIED, "share": 0.1,
-            "training": f"margin, {STEPS} steps, float32", "dtype": "float64",
+            "data": "digits, 28 x 28",
+            "samples": SAMPLES,
+            "arch": ARCH,
+            "tried": TRIED,
+            "share": 0.1,
+            "training": f"margin, {STEPS} steps, float32",
+            "dtype": "float64",
             "threads": torch.get_num_threads(),
         },
         seeds=(SEED,),
@@ -63,11 +68,13 @@ def certificate_uniqueness(device: str) -> Report:
         ratio=min(allowed / row["seconds"] for row in rows),
         bar=1.0,
         checks={
-            "examples leave the residual as it is, all tried": all(r["change"] < 1e-9 for r in rows),
+            "examples leave the residual as it is, all tried": all(
+                r["change"] < 1e-9 for r in rows
+            ),
             f"memory below {MEMORY:g} GB": all(row["memory, GB"] < MEMORY for row in rows),
             "every candidate certified": all(row["certified"] == SAMPLES for row in rows),
         },
-    )  # fmt: skip
+    )
 
 
 def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
@@ -84,20 +91,30 @@ def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
     gaps, far = found.determined_energy - found.determined_at_least, found.radius_most / found.size
     chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(SEED))[:TRIED]
     peak = (
-        torch.cuda.max_memory_allocated() / 1e9 if device.startswith("cuda")
+        torch.cuda.max_memory_allocated() / 1e9
+        if device.startswith("cuda")
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    )  # fmt: skip
+    )
     return {
-        "seed": SEED, "case": name, "certified": len(found), "patterns": found.sums.patterns,
-        "pinned": int(found.pinned.sum()), "seconds": seconds, "processor seconds": busy,
-        "estimated seconds": cost.seconds, "reports of progress": len(seen), "memory, GB": peak,
-        "tried": TRIED, "change": max(_change(given, found, int(i)) for i in chosen),
+        "seed": SEED,
+        "case": name,
+        "certified": len(found),
+        "patterns": found.sums.patterns,
+        "pinned": int(found.pinned.sum()),
+        "seconds": seconds,
+        "processor seconds": busy,
+        "estimated seconds": cost.seconds,
+        "reports of progress": len(seen),
+        "memory, GB": peak,
+        "tried": TRIED,
+        "change": max(_change(given, found, int(i)) for i in chosen),
         "others keep at least, median": float(found.determined_at_least.median()),
         "least found, median": float(found.determined_energy.median()),
         "margins kept: at least, median": float(found.full_at_least.median()),
-        "gap, median": float(gaps.median()), "gap, largest": float(gaps.max()),
+        "gap, median": float(gaps.median()),
+        "gap, largest": float(gaps.max()),
         "distance at most / |x|, median": None if box is None else float(far.median()),
-    }  # fmt: skip
+    }
 
 
 def _change(given: KKTSet, found: Uniqueness, i: int) -> float:

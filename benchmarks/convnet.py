@@ -63,23 +63,35 @@ def one(case: Case, seed: int) -> dict[str, Any]:
     split = load_dataset("digits", case.n, seed=seed)
     checkpoint, victim = _victim(case, split, seed)
     knowledge = Knowledge(
-        value_range=(0.0, 1.0), mean=split.train.mean, sample_count=case.n,
+        value_range=(0.0, 1.0),
+        mean=split.train.mean,
+        sample_count=case.n,
         provenance={"mean": "train", "sample_count": "train"},
-    )  # fmt: skip
+    )
     start = time.process_time()
     found = attack(checkpoint, knowledge, case.attack)
     seconds = time.process_time() - start
     scores = score(
-        found.x, split.train, split.holdout, metrics=("ncc", "ssim3"),
+        found.x,
+        split.train,
+        split.holdout,
+        metrics=("ncc", "ssim3"),
         outputs=build_model(checkpoint)(split.train.x).detach(),
-    )  # fmt: skip
+    )
     return {
-        "arch": case.arch, "n": case.n, "seed": seed, "trained": case.trained, **victim,
-        **_counts(scores), "residuals": _residuals(found),
-        "steps": case.attack.steps, "restarts": case.attack.restarts, "attack_cpu_seconds": seconds,
+        "arch": case.arch,
+        "n": case.n,
+        "seed": seed,
+        "trained": case.trained,
+        **victim,
+        **_counts(scores),
+        "residuals": _residuals(found),
+        "steps": case.attack.steps,
+        "restarts": case.attack.restarts,
+        "attack_cpu_seconds": seconds,
         "margin_bins": [dict(vars(part)) for part in scores.margins],
         "by_margin": _on_and_off(scores),
-    }  # fmt: skip
+    }
 
 
 def _victim(case: Case, split: Split, seed: int) -> tuple[Checkpoint, dict[str, Any]]:

@@ -46,26 +46,49 @@ class Case:
 
 
 _COMMON = (
-    "shift-rewrite:0.05", "shift-rewrite:0.5", "shift-rewrite:5", "shift-rewrite-vector:0.5",
-    "shift-retrain:0.5", "shift-retrain:5", "shift-retrain-vector:0.5", "noise:0.1", "noise:0.5",
-    "noise:1", "early-stop:0.1", "default-init:1", "plain-gd:1", "label-smoothing:0.2", "sgd:10", "dp:8",
-)  # fmt: skip
+    "shift-rewrite:0.05",
+    "shift-rewrite:0.5",
+    "shift-rewrite:5",
+    "shift-rewrite-vector:0.5",
+    "shift-retrain:0.5",
+    "shift-retrain:5",
+    "shift-retrain-vector:0.5",
+    "noise:0.1",
+    "noise:0.5",
+    "noise:1",
+    "early-stop:0.1",
+    "default-init:1",
+    "plain-gd:1",
+    "label-smoothing:0.2",
+    "sgd:10",
+    "dp:8",
+)
 _GPU = Case(
-    50, "1000-1000", "1000", 1500,
+    50,
+    "1000-1000",
+    "1000",
+    1500,
     TrainingConfig(method="gd", steps=3000, lr=0.05, momentum=0.9, dtype="float32"),
-    {"restarts": 2, "steps": 5000}, (50, 150, 500, 1500, 4500), (*_COMMON, "weight-decay:0.001"),
-    "float32", False,
-)  # fmt: skip
+    {"restarts": 2, "steps": 5000},
+    (50, 150, 500, 1500, 4500),
+    (*_COMMON, "weight-decay:0.001"),
+    "float32",
+    False,
+)
 CASES = {
     "digits": Case(
-        100, "100-100", "200", 800,
+        100,
+        "100-100",
+        "200",
+        800,
         TrainingConfig(method="gd", steps=3000, lr=0.5, momentum=0.9),
-        {"restarts": 2, "steps": 800}, (25, 50, 100, 200, 400, 800, 1600),
+        {"restarts": 2, "steps": 800},
+        (25, 50, 100, 200, 400, 800, 1600),
         (*_COMMON, "weight-decay:0.01"),
     ),
     "mnist": _GPU,
     "cifar10": _GPU,
-}  # fmt: skip
+}
 SHIFTS = (0.05, 0.5, 5.0)
 
 
@@ -126,15 +149,25 @@ def prepare(name: str, case: Case, seed: int, root: str | None, device: str) -> 
     split = load_dataset(name, case.n, seed=seed, root=root, holdout=600)
     inputs = split.train.x[0].numel()
     knowledge = Knowledge(
-        shape=split.train.shape, value_range=(0.0, 1.0), mean=split.train.mean,
-        sample_count=case.n, provenance={"mean": "train"},
-    )  # fmt: skip
+        shape=split.train.shape,
+        value_range=(0.0, 1.0),
+        mean=split.train.mean,
+        sample_count=case.n,
+        provenance={"mean": "train"},
+    )
     training = Training(TrainingConfig(steps=case.steps, dtype=case.dtype), case.descent, case.n)
     attack = replace(PRESETS["residuum"], device=device, **case.attack)
     setting = Setting(
-        f"mlp:{inputs}-{case.hidden}-1", split, "binary", training, attack, knowledge, device=device,
-        certify=case.certify, kinks=0,
-    )  # fmt: skip
+        f"mlp:{inputs}-{case.hidden}-1",
+        split,
+        "binary",
+        training,
+        attack,
+        knowledge,
+        device=device,
+        certify=case.certify,
+        kinks=0,
+    )
     return at_seed(setting, seed)
 
 
@@ -167,9 +200,14 @@ def main() -> None:
     place = "cpu" if options.device == "cpu" else options.data
     path = options.out / f"{options.name or f'defenses-{place}'}.json"
     head = {
-        "benchmark": "defenses", "data": options.data, "n": case.n, "steps": case.steps,
-        "attack": case.attack, "seeds": options.seeds, "environment": environment(options.device),
-    }  # fmt: skip
+        "benchmark": "defenses",
+        "data": options.data,
+        "n": case.n,
+        "steps": case.steps,
+        "attack": case.attack,
+        "seeds": options.seeds,
+        "environment": environment(options.device),
+    }
     run = Run(path, head, options.seconds)
     with threads(1 if options.device == "cpu" else torch.get_num_threads()):
         for seed in options.seeds:

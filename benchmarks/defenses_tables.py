@@ -35,8 +35,12 @@ VERDICTS = {
 
 def summary_table(contents: list[Row]) -> str:
     """Datasets side by side: unaware -> adaptive counts, and points of accuracy gained or lost."""
-    head = ["defense", *(f"{c['data']}, of {c['n']}" for c in contents),
-            "accuracy, points", "verdict"]  # fmt: skip
+    head = [
+        "defense",
+        *(f"{c['data']}, of {c['n']}" for c in contents),
+        "accuracy, points",
+        "verdict",
+    ]
     lines = _head(head, left=(0, len(head) - 1))
     for prefix, verdict in VERDICTS.items():
         names, cells, prices = set(), [], []
@@ -59,8 +63,12 @@ def defenses_table(rows: list[Row], seconds: bool = True) -> str:
     seeds = _seeds(rows)
     groups = _grouped(rows, "defense")
     whole = all(len(group) == len(seeds) for group in groups.values())
-    figures = {"KKT": ("kkt_plain", 2), "pairs keep": ("determined_energy", 2),
-               "test accuracy": ("accuracy", 3), "test loss": ("loss", 2)}  # fmt: skip
+    figures = {
+        "KKT": ("kkt_plain", 2),
+        "pairs keep": ("determined_energy", 2),
+        "test accuracy": ("accuracy", 3),
+        "test loss": ("loss", 2),
+    }
     figures = {name: key for name, key in figures.items() if rows[0][key[0]] is not None}
     head = ["defense", "unaware", "adaptive", "told the shift", "by chance", *figures]
     lines = _head([*head, *(["train s"] if seconds else [])])
@@ -76,8 +84,18 @@ def defenses_table(rows: list[Row], seconds: bool = True) -> str:
 
 def shift_table(rows: list[Row]) -> str:
     """Rewritten shifts of every network: the inferred one's error, counts before and after it is undone."""
-    head = ("network", "c", "inferred, less c", "imbalance left", "consensus", "none", "unaware",
-            "inferred undone", "true undone", "by chance")  # fmt: skip
+    head = (
+        "network",
+        "c",
+        "inferred, less c",
+        "imbalance left",
+        "consensus",
+        "none",
+        "unaware",
+        "inferred undone",
+        "true undone",
+        "by chance",
+    )
     lines = _head(head)
     for arch, network in _grouped(rows, "arch").items():
         plain = [row for row in network if row["name"] == "none"]
@@ -86,15 +104,20 @@ def shift_table(rows: list[Row]) -> str:
             seeds, vector = _seeds(plain), group[0]["name"].endswith("vector")
             found = {row["seed"]: row["adaptive"]["findings"]["balance"] for row in group}
             errors = {k: b["shift_per_pixel"] - group[0]["strength"] for k, b in found.items()}
-            lines.append(_line([
-                f"`{arch.removeprefix('mlp:')}`", f"{'random, ' if vector else ''}{group[0]['strength']:g}",
-                "-" if vector else _each(errors, lambda error: f"{error:.2g}", seeds),
-                _each(found, lambda b: f"{b['imbalance']:.2g}", seeds),
-                _each(found, lambda b: "yes" if b["consensus"] else "no", seeds),
-                _counts(plain, "unaware", seeds),
-                *(_counts(group, who, seeds) for who in ("unaware", "adaptive", "told")),
-                _chance(group),
-            ]))  # fmt: skip
+            lines.append(
+                _line(
+                    [
+                        f"`{arch.removeprefix('mlp:')}`",
+                        f"{'random, ' if vector else ''}{group[0]['strength']:g}",
+                        "-" if vector else _each(errors, lambda error: f"{error:.2g}", seeds),
+                        _each(found, lambda b: f"{b['imbalance']:.2g}", seeds),
+                        _each(found, lambda b: "yes" if b["consensus"] else "no", seeds),
+                        _counts(plain, "unaware", seeds),
+                        *(_counts(group, who, seeds) for who in ("unaware", "adaptive", "told")),
+                        _chance(group),
+                    ]
+                )
+            )
     return "\n".join(lines)
 
 
@@ -104,11 +127,18 @@ def length_table(rows: list[Row]) -> str:
     lines, seeds = _head(head, left=()), _seeds(rows)
     for steps, group in sorted(_grouped(rows, "steps").items()):
         by_seed = {row["seed"]: row for row in group}
-        lines.append(_line([
-            str(steps), _each(by_seed, lambda r: f"{r['train_loss']:.0e}", seeds),
-            _figure(group, "kkt_plain", 2, seeds),
-            _counts(group, "unaware", seeds), _chance(group), _figure(group, "accuracy", 3),
-        ]))  # fmt: skip
+        lines.append(
+            _line(
+                [
+                    str(steps),
+                    _each(by_seed, lambda r: f"{r['train_loss']:.0e}", seeds),
+                    _figure(group, "kkt_plain", 2, seeds),
+                    _counts(group, "unaware", seeds),
+                    _chance(group),
+                    _figure(group, "accuracy", 3),
+                ]
+            )
+        )
     return "\n".join(lines)
 
 

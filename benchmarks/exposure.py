@@ -51,8 +51,14 @@ from residuum.training import TrainingConfig, initialise, train
 
 SEEDS_FILE = RESULTS / "exposure-seeds.json"
 FEATURES = (
-    "score", "probability", "heard", "reach", "reach_ncc", "own_over_misfit", "margin",
-)  # fmt: skip
+    "score",
+    "probability",
+    "heard",
+    "reach",
+    "reach_ncc",
+    "own_over_misfit",
+    "margin",
+)
 FEWEST = 3  # recovered records, and others, below which a victim has no ranking to speak of
 MARGIN = TrainingConfig(steps=2000, dtype="float32")
 SGD = TrainingConfig(method="sgd", batch=10, momentum=0.9, steps=3000, lr=0.02, dtype="float32")
@@ -144,9 +150,12 @@ def _split(data: str, n: int, seed: int, folder: str, pool: str, **more: Any) ->
 
 
 def _run(
-    name: str, head: dict[str, Any], jobs: dict[str, tuple[Any, ...]],
-    work: Callable[..., dict[str, Any]], workers: int,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    head: dict[str, Any],
+    jobs: dict[str, tuple[Any, ...]],
+    work: Callable[..., dict[str, Any]],
+    workers: int,
+) -> dict[str, Any]:
     """Every job that is not in the file yet, side by side; the file is written after each."""
     path = RESULTS / f"exposure-{name}.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {**head, "cases": {}}
@@ -204,15 +213,25 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
     granted = {"value_range": (0, 1), "mean": split.train.mean} if image else {}
     knowledge = Knowledge(shape=shape, **granted)
     entry: dict[str, Any] = {
-        "seed": seed, "n": kind.n, "values": math.prod(shape), "rank": found.rank,
-        "misfit": found.misfit, "called": found.called, "expected": found.expected,
-        "expose_seconds": round(seconds, 3), "loss": state.history[-1]["loss"],
-        "records": {name: _plain(getattr(found, name)) for name in FEATURES}, "attacks": {},
-    }  # fmt: skip
+        "seed": seed,
+        "n": kind.n,
+        "values": math.prod(shape),
+        "rank": found.rank,
+        "misfit": found.misfit,
+        "called": found.called,
+        "expected": found.expected,
+        "expose_seconds": round(seconds, 3),
+        "loss": state.history[-1]["loss"],
+        "records": {name: _plain(getattr(found, name)) for name in FEATURES},
+        "attacks": {},
+    }
     for name, config in (
-        ("stationarity", AttackConfig(restarts=2, steps=1500, seed=seed, dtype="float32", device=device)),
+        (
+            "stationarity",
+            AttackConfig(restarts=2, steps=1500, seed=seed, dtype="float32", device=device),
+        ),
         ("unmix", AttackConfig(objective="unmix", seed=seed, seconds=40, device=device)),
-    ):  # fmt: skip
+    ):
         if name == "stationarity" and device == "cpu" and kind.n * math.prod(shape) > SLOW:
             entry["attacks"][name] = {"refused": "minutes on a CPU; weaker on tuning victims"}
             continue
@@ -239,8 +258,9 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
             "recovered": [bool(row.recovered) for row in scores.per_sample],
             "expected": scores.expected_by_chance,
             "threshold": scores.metrics["ncc"].threshold_null99,
-            "ncc": _plain(ncc(flat, x).abs().amax(1)), "cosine": _plain(cosine.abs().amax(1)),
-        }  # fmt: skip
+            "ncc": _plain(ncc(flat, x).abs().amax(1)),
+            "cosine": _plain(cosine.abs().amax(1)),
+        }
     return entry
 
 
@@ -256,8 +276,11 @@ def ranking(folder: Path, pool: str, device: str, workers: int) -> None:
         for name, kind in kinds.items()
         for k in range(len(seeds[name]))
     }
-    head = {"pool": pool, "seeds": {name: seeds[name] for name in kinds},
-            "environment": environment(device)}  # fmt: skip
+    head = {
+        "pool": pool,
+        "seeds": {name: seeds[name] for name in kinds},
+        "environment": environment(device),
+    }
     _run("ranking" if pool == "claim" else "tuning", head, jobs, ranked_victim, workers)
 
 
@@ -293,8 +316,9 @@ def fit() -> None:
             "missed": np.log(1 - records["heard"] + floor),
             "outside": np.log(1 - records["reach_ncc"] ** 2 + floor),
             "own": np.log(records["own_over_misfit"] + floor),
-            "wide": ones * math.log(case["values"] / n), "crowd": ones * math.log(n / case["rank"]),
-        }  # fmt: skip
+            "wide": ones * math.log(case["values"] / n),
+            "crowd": ones * math.log(n / case["rank"]),
+        }
 
     def logistic(names: list[str], some: list[dict[str, Any]], outcome: str) -> Any:
         x = np.concatenate([np.stack([table(c)[k] for k in names], 1) for c in some])
@@ -364,17 +388,22 @@ def kinked_victim(
     dual = found["half"].dual_p <= 0.01
     n = KINK_RECORDS
     return {
-        "seed": seed, "loss": state.history[-1]["loss"], "train_seconds": round(trained, 1),
-        "expose_seconds": round((time.time() - start) / 3, 2), "rank": found["members"].rank,
-        "members called": int(called["members"].sum()), "strangers called": int(called["strangers"].sum()),
+        "seed": seed,
+        "loss": state.history[-1]["loss"],
+        "train_seconds": round(trained, 1),
+        "expose_seconds": round((time.time() - start) / 3, 2),
+        "rank": found["members"].rank,
+        "members called": int(called["members"].sum()),
+        "strangers called": int(called["strangers"].sum()),
         "half: members called": int(called["half"][:n].sum()),
         "half: strangers called": int(called["half"][n:].sum()),
         "kinks of members": float(found["members"].kinks.sum(1).double().mean()),
         "kinks of strangers": float(found["strangers"].kinks.sum(1).double().mean()),
-        "dual p <= 0.01: members": int(dual[:n].sum()), "dual p <= 0.01: strangers": int(dual[n:].sum()),
+        "dual p <= 0.01: members": int(dual[:n].sum()),
+        "dual p <= 0.01: strangers": int(dual[n:].sum()),
         "median reach_ncc: members": float(found["members"].reach_ncc.median()),
         "median reach_ncc: strangers": float(found["strangers"].reach_ncc.median()),
-    }  # fmt: skip
+    }
 
 
 def kinks(folder: Path, pool: str, device: str, workers: int, hidden: str, steps: int) -> None:
@@ -383,8 +412,13 @@ def kinks(folder: Path, pool: str, device: str, workers: int, hidden: str, steps
     jobs = {
         f"{k:02}": (seed, str(folder), pool, device, hidden, steps) for k, seed in enumerate(seeds)
     }
-    head = {"pool": pool, "seeds": seeds, "hidden": hidden, "steps": steps,
-            "environment": environment(device)}  # fmt: skip
+    head = {
+        "pool": pool,
+        "seeds": seeds,
+        "hidden": hidden,
+        "steps": steps,
+        "environment": environment(device),
+    }
     name = (
         "kinks"
         if (pool, hidden, steps) == ("claim", KINK_HIDDEN, KINK_TRAINING.steps)
@@ -478,11 +512,17 @@ def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
     pure = expose(Checkpoint(theta, arch), data, inserted=Inserted(canaries, inserted)).canaries
     assert pure is not None
     return {
-        "seed": seed, "delta": delta, "spent": facts.get("epsilon"), "bound": found.epsilon,
-        "bound at delta 0": pure.epsilon, "auc": found.auc, "statistic": found.statistic,
-        "guesses": found.guesses, "right": found.right,
+        "seed": seed,
+        "delta": delta,
+        "spent": facts.get("epsilon"),
+        "bound": found.epsilon,
+        "bound at delta 0": pure.epsilon,
+        "auc": found.auc,
+        "statistic": found.statistic,
+        "guesses": found.guesses,
+        "right": found.right,
         "true positives": {f"{p.rate:g}": p.true_rate for p in found.points},
-    }  # fmt: skip
+    }
 
 
 def epsilon(workers: int, pool: str) -> None:
@@ -523,10 +563,16 @@ def speed_case(n: int, arch: str, device: str, threads: int) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
-        "n": n, "arch": arch, "device": device, "threads": threads, "seconds": round(seconds, 2),
-        "cpu_seconds": round(time.process_time(), 2), "peak_gb": round(peak / 2**20, 2),
-        "gap": found.gap, "rank": found.rank,
-    }  # fmt: skip
+        "n": n,
+        "arch": arch,
+        "device": device,
+        "threads": threads,
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(time.process_time(), 2),
+        "peak_gb": round(peak / 2**20, 2),
+        "gap": found.gap,
+        "rank": found.rank,
+    }
 
 
 def speed(device: str, threads: int) -> None:
@@ -660,8 +706,11 @@ def picture(out: Path) -> None:
             continue
         p = np.concatenate([c["records"]["probability"] for c in found["cases"].values()])
         who = np.concatenate([outcomes(c)["any"] for c in found["cases"].values()])
-        points = [(p[mine].mean(), who[mine].mean(), mine.sum()) for k in range(10)
-                  if (mine := (p >= k / 10) & (p < k / 10 + 0.1)).any()]  # fmt: skip
+        points = [
+            (p[mine].mean(), who[mine].mean(), mine.sum())
+            for k in range(10)
+            if (mine := (p >= k / 10) & (p < k / 10 + 0.1)).any()
+        ]
         x, y, size = map(list, zip(*points, strict=True))
         label = {"tuning": "tuning victims", "ranking": "fresh victims"}[name]
         axes.scatter(x, y, s=[8 + v / 8 for v in size], color=colour, label=label, zorder=3)
@@ -676,8 +725,20 @@ def picture(out: Path) -> None:
 def main() -> int:
     """See the head of this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("ranking", "fit", "draw", "kinks", "leftout", "epsilon", "speed",
-                                            "table", "picture"))  # fmt: skip
+    parser.add_argument(
+        "command",
+        choices=(
+            "ranking",
+            "fit",
+            "draw",
+            "kinks",
+            "leftout",
+            "epsilon",
+            "speed",
+            "table",
+            "picture",
+        ),
+    )
     parser.add_argument(
         "path", type=Path, nargs="?", help="folder of images, or the picture to write"
     )
@@ -691,12 +752,16 @@ def main() -> int:
     if o.command in ("ranking", "kinks", "leftout", "picture") and o.path is None:
         parser.error(f"{o.command} needs a path")
     actions: dict[str, Callable[[], None]] = {
-        "ranking": lambda: ranking(o.path, o.pool, o.device, o.jobs), "fit": fit, "draw": draw,
+        "ranking": lambda: ranking(o.path, o.pool, o.device, o.jobs),
+        "fit": fit,
+        "draw": draw,
         "kinks": lambda: kinks(o.path, o.pool, o.device, o.jobs, o.hidden, o.steps),
         "leftout": lambda: leftout(o.path, o.pool, o.jobs),
-        "epsilon": lambda: epsilon(o.jobs, o.pool), "speed": lambda: speed(o.device, o.threads),
-        "table": table, "picture": lambda: picture(o.path),
-    }  # fmt: skip
+        "epsilon": lambda: epsilon(o.jobs, o.pool),
+        "speed": lambda: speed(o.device, o.threads),
+        "table": table,
+        "picture": lambda: picture(o.path),
+    }
     actions[o.command]()
     return 0
 

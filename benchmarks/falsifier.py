@@ -287,10 +287,13 @@ class Falsifier:
         total = Outcome()
         for k in some if some is not None else range(len(found)):
             claims = {
-                "at_least": float(found.determined_at_least[k]), "full": float(found.full_at_least[k]),
-                "radius": float(found.radius_most[k]), "low": found.low[k].flatten().numpy(),
-                "high": found.high[k].flatten().numpy(), "pinned": bool(found.pinned[k]),
-            }  # fmt: skip
+                "at_least": float(found.determined_at_least[k]),
+                "full": float(found.full_at_least[k]),
+                "radius": float(found.radius_most[k]),
+                "low": found.low[k].flatten().numpy(),
+                "high": found.high[k].flatten().numpy(),
+                "pinned": bool(found.pinned[k]),
+            }
             total.join(self.attack(k, found.share, claims))
         return total
 
@@ -344,9 +347,12 @@ def two_groups(falsifier: Falsifier, share: float) -> tuple[float, int, Alternat
         images = [image] + [(moment - w * image) / (mass - w) for _, mass, moment in rests]
         lam = np.array([w] + [mass - w for _, mass, _ in rests])
         found = Alternative(
-            np.concatenate([members for members, _, _ in rests]), np.stack(images), lam,
-            lam[:, None] * f.y[i], np.repeat(f.y[i], 3),
-        )  # fmt: skip
+            np.concatenate([members for members, _, _ in rests]),
+            np.stack(images),
+            lam,
+            lam[:, None] * f.y[i],
+            np.repeat(f.y[i], 3),
+        )
         kept = float(image @ image / (f.x[i] @ f.x[i]))
         new = (f.patterns(image[None])[0] == (f.pattern[i] | f.pattern[j])).all()
         if new and f.same_sum(found) and (best is None or kept < best[0]):
@@ -447,12 +453,13 @@ def falsifier(device: str) -> Report:
         also={
             "share of samples within 0.05 of the bound": near,
             "gap, quantiles 0.5 0.8 0.9 1": {
-                share: [float(q) for q in np.quantile(v, (0.5, 0.8, 0.9, 1))] for share, v in gaps.items()
+                share: [float(q) for q in np.quantile(v, (0.5, 0.8, 0.9, 1))]
+                for share, v in gaps.items()
             },
             "pair bound broken": f"{caught} of {expected}",
             "two groups: energy kept, bound inside the class": [outside[0], two_group_bound()],
         },
-    )  # fmt: skip
+    )
 
 
 def two_group_bound() -> float:
@@ -486,19 +493,26 @@ def _row(
             gaps[share] += outcome.gaps
         total.join(outcome)
     return {
-        "case": name, "tried": total.tried, "not in the class": total.refused, "worst": total.worst,
-        "energy": total.energy, "full": total.full, "radius": total.radius, "pixel": total.pixel,
-    }, gaps  # fmt: skip
+        "case": name,
+        "tried": total.tried,
+        "not in the class": total.refused,
+        "worst": total.worst,
+        "energy": total.energy,
+        "full": total.full,
+        "radius": total.radius,
+        "pixel": total.pixel,
+    }, gaps
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per kind of case."""
     return [
         {
-            "case": name, "networks": len(part),
+            "case": name,
+            "networks": len(part),
             **{k: sum(r[k] for r in part) for k in ("tried", "not in the class")},
             **{k: max(r[k] for r in part) for k in ("worst", "energy", "full", "radius", "pixel")},
         }
         for name in ("relu", "classes", "digits")
         if (part := [row for row in rows if row["case"] == name])
-    ]  # fmt: skip
+    ]

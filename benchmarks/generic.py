@@ -136,9 +136,15 @@ def solver(
     model: nn.Module, shape: tuple[int, ...], device: str, candidates: int, restarts: int
 ) -> Any:
     config = AttackConfig(
-        steps=1000, restarts=restarts, candidates=candidates, device=device,
-        dtype="float32" if device != "cpu" else "float64", layers="all", priors=(), margins=0.0,
-    )  # fmt: skip
+        steps=1000,
+        restarts=restarts,
+        candidates=candidates,
+        device=device,
+        dtype="float32" if device != "cpu" else "float64",
+        layers="all",
+        priors=(),
+        margins=0.0,
+    )
     checkpoint, knowledge = as_checkpoint(model, shape=shape), Knowledge(shape=shape)
     return prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
 
@@ -248,11 +254,17 @@ def memory(device: str, small: bool) -> Row:
         peak = torch.cuda.max_memory_reserved()
     room = found.problem.generic._room(found.problem.points[0], state.x[0, :1])
     row = {
-        "parameters": sum(p.numel() for p in model.parameters()), "candidates": m, "peak_bytes": peak,
-        "gigabytes": peak / 1e9, "bar": GIGABYTES, "chunk": room, "dtype": str(state.x.dtype),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "candidates": m,
+        "peak_bytes": peak,
+        "gigabytes": peak / 1e9,
+        "bar": GIGABYTES,
+        "chunk": room,
+        "dtype": str(state.x.dtype),
         "saved_bytes_per_sample": found.problem.generic.saved,
-        "ms_per_step": seconds / steps * 1e3, "met": peak / 1e9 < GIGABYTES,
-    }  # fmt: skip
+        "ms_per_step": seconds / steps * 1e3,
+        "met": peak / 1e9 < GIGABYTES,
+    }
     print(f"memory: {row}", flush=True)
     return row
 
@@ -263,14 +275,24 @@ def memory(device: str, small: bool) -> Row:
 def stranger(kind: str) -> nn.Module:
     return {
         "cnn": lambda: nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 10),
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(64, 10),
         ),
         "resnet": lambda: resnet((6, 12), 1, 1),
-        "gelu": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 60), nn.GELU(), nn.Linear(60, 10)),
+        "gelu": lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 60), nn.GELU(), nn.Linear(60, 10)
+        ),
         "vit": ViT,
-    }[kind]()  # fmt: skip
+    }[kind]()
 
 
 KINDS = ("cnn", "resnet", "gelu", "vit")
@@ -305,18 +327,28 @@ def claim(kind: str, seed: int, small: bool = False) -> Row:
             for rows in (slice(0, 100), slice(100, None))
         )
         result = rs.audit(
-            model, data=claimed, holdout=rest, knowledge=Knowledge(shape=(1, 8, 8), value_range=(0, 1)),
-            budget="5s" if small else "30s", steps=20 if small else None, seed=seed, task="multiclass",
-        )  # fmt: skip
+            model,
+            data=claimed,
+            holdout=rest,
+            knowledge=Knowledge(shape=(1, 8, 8), value_range=(0, 1)),
+            budget="5s" if small else "30s",
+            steps=20 if small else None,
+            seed=seed,
+            task="multiclass",
+        )
     own = result.membership
     return {
-        "kind": kind, "seed": seed, "outcome": result.verdict.outcome,
-        "recovered": result.verdict.recovered, "expected_by_chance": result.verdict.expected_by_chance,
-        "p_value": result.verdict.p_value, "membership_auc": None if own is None else own.loss.auc,
+        "kind": kind,
+        "seed": seed,
+        "outcome": result.verdict.outcome,
+        "recovered": result.verdict.recovered,
+        "expected_by_chance": result.verdict.expected_by_chance,
+        "p_value": result.verdict.p_value,
+        "membership_auc": None if own is None else own.loss.auc,
         "membership_auc_margin": None if own is None or own.margin is None else own.margin.auc,
         "ran": [row.name for row in result.attacks if row.ran],
         "seconds": round(time.monotonic() - start, 1),
-    }  # fmt: skip
+    }
 
 
 def strangers(jobs: int, small: bool, each: int = 5) -> Row:
@@ -341,10 +373,16 @@ def _summary(rows: list[Row]) -> Row:
     mean = sum(areas) / len(areas) if areas else None
     inside = bool(areas) and all(BETWEEN[0] <= area <= BETWEEN[1] for area in areas)
     return {
-        "claims": len(rows), "leaks": leaks, "most_leaks": MOST_LEAKS, "mean_membership_auc": mean,
-        "least_membership_auc": min(areas, default=None), "most_membership_auc": max(areas, default=None),
-        "met": leaks <= MOST_LEAKS and inside, "rows": rows, "environment": environment("cpu"),
-    }  # fmt: skip
+        "claims": len(rows),
+        "leaks": leaks,
+        "most_leaks": MOST_LEAKS,
+        "mean_membership_auc": mean,
+        "least_membership_auc": min(areas, default=None),
+        "most_membership_auc": max(areas, default=None),
+        "met": leaks <= MOST_LEAKS and inside,
+        "rows": rows,
+        "environment": environment("cpu"),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

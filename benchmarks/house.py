@@ -24,9 +24,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "residuum"
 SILENT = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
     tokenize.ENDMARKER,
-}  # fmt: skip
+}
 
 
 def code_lines(path: Path) -> int:
@@ -134,8 +138,25 @@ def commands() -> dict[str, int]:
 
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/m"
-        _quiet(lambda: main(["train", "--data", "digits", "--n", "20", "--holdout", "200", "--arch",
-                             "mlp:64-30-30-1", "--steps", "60", "--out", run]))  # fmt: skip
+        _quiet(
+            lambda: main(
+                [
+                    "train",
+                    "--data",
+                    "digits",
+                    "--n",
+                    "20",
+                    "--holdout",
+                    "200",
+                    "--arch",
+                    "mlp:64-30-30-1",
+                    "--steps",
+                    "60",
+                    "--out",
+                    run,
+                ]
+            )
+        )
         attack = ["attack", f"{run}/model.safetensors", "--steps", "60", "--restarts", "1"]
         audit = ["audit", run, "--data", run, "--holdout", run, "--budget", "2s"]
         for command in (attack, audit):  # once for what is imported late

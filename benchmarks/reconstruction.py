@@ -51,27 +51,50 @@ class Experiment:
 GPU = AttackConfig(dtype="tf32", steps=8000, restarts=2)
 EXPERIMENTS = {
     "cifar-500": Experiment("cifar10", 500, attack=replace(GPU, candidates=400), baselines=True),
-    "cifar-100": Experiment("cifar10", 100, attack=replace(GPU, candidates=200, restarts=8, steps=16000)),
-    "cifar-50": Experiment(
-        "cifar10", 50, attack=replace(GPU, candidates=100, restarts=10, steps=16000), seeds=(0, 1, 2)
+    "cifar-100": Experiment(
+        "cifar10", 100, attack=replace(GPU, candidates=200, restarts=8, steps=16000)
     ),
-    "mnist-500": Experiment("mnist", 500, attack=replace(GPU, candidates=1000), box=True, baselines=True),
+    "cifar-50": Experiment(
+        "cifar10",
+        50,
+        attack=replace(GPU, candidates=100, restarts=10, steps=16000),
+        seeds=(0, 1, 2),
+    ),
+    "mnist-500": Experiment(
+        "mnist", 500, attack=replace(GPU, candidates=1000), box=True, baselines=True
+    ),
     "mnist-50": Experiment(
-        "mnist", 50, attack=replace(GPU, candidates=100, restarts=10, steps=16000), box=True, seeds=(0, 1, 2)
+        "mnist",
+        50,
+        attack=replace(GPU, candidates=100, restarts=10, steps=16000),
+        box=True,
+        seeds=(0, 1, 2),
     ),
     "multiclass-cifar-500": Experiment(
         "cifar10", 500, task="multiclass", attack=replace(GPU, candidates=1000)
     ),
     "ntk-mnist-200": Experiment(
-        "mnist", 200, hidden=(2048, 2048), task="regression", bias="all", box=True, init=True,
+        "mnist",
+        200,
+        hidden=(2048, 2048),
+        task="regression",
+        bias="all",
+        box=True,
+        init=True,
         training=TrainingConfig(
-            method="gd", loss="squared", lr=5e-4, momentum=0.9, steps=40000, init="lecun",
-            dtype="float32", stop_loss=1e-9,
+            method="gd",
+            loss="squared",
+            lr=5e-4,
+            momentum=0.9,
+            steps=40000,
+            init="lecun",
+            dtype="float32",
+            stop_loss=1e-9,
         ),
         attack=replace(PRESETS["ntk"], dtype="bf16", candidates=400),
         metrics=("ncc", "l2"),
     ),
-}  # fmt: skip
+}
 
 
 def run(name: str, root: str, device: str) -> dict[str, Any]:

@@ -26,19 +26,25 @@ SEEDS = (11, 12, 13)
 OPTIMISERS: dict[str, tuple[str, Optimiser]] = {
     "SGD": (EQUAL, lambda p: torch.optim.SGD(p, 0.1)),
     "SGD, momentum, decay 1e-4": (
-        FACTOR, lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=1e-4)
+        FACTOR,
+        lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=1e-4),
     ),
     "Adam": (EQUAL, lambda p: torch.optim.Adam(p, 1e-3)),
     "AdamW, decay 1e-2": (FACTOR, lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=1e-2)),
     "Adam, coupled L2 1e-2": (CURVE, lambda p: torch.optim.Adam(p, 1e-3, weight_decay=1e-2)),
     "Adam, coupled L2 1e-4": (CURVE, lambda p: torch.optim.Adam(p, 1e-3, weight_decay=1e-4)),
-}  # fmt: skip
+}
 
 
 def tuned(
-    optimiser: Optimiser, *, tokens: int = TOKENS, steps: int = 300, tied: bool = False,
-    kind: torch.dtype = torch.float32, seed: int = 0,
-) -> tuple[Tensor, Tensor, set[int]]:  # fmt: skip
+    optimiser: Optimiser,
+    *,
+    tokens: int = TOKENS,
+    steps: int = 300,
+    tied: bool = False,
+    kind: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, set[int]]:
     """A table after and before training, and the tokens that were used often enough."""
     torch.manual_seed(seed)
     table = nn.Embedding(tokens, 32).to(kind)

@@ -40,17 +40,19 @@ def scaling(device: str) -> Report:
         found = [_alone(m, layers, device) for m in (SMALL, LARGE, SMALL)]
         small = min(found[0], found[2], key=lambda case: case["us per candidate"])
         large = found[1]
-        figures.append({
-            "layers": layers,
-            "us per candidate, m=1000": small["us per candidate"],
-            "us per candidate, m=1000, other run": max(
-                found[0]["us per candidate"], found[2]["us per candidate"]
-            ),
-            "us per candidate, m=100000": large["us per candidate"],
-            "slower": large["us per candidate"] / small["us per candidate"],
-            "GB at m=100000": large["GB"],
-            "GB estimated": large["GB estimated"],
-        })  # fmt: skip
+        figures.append(
+            {
+                "layers": layers,
+                "us per candidate, m=1000": small["us per candidate"],
+                "us per candidate, m=1000, other run": max(
+                    found[0]["us per candidate"], found[2]["us per candidate"]
+                ),
+                "us per candidate, m=100000": large["us per candidate"],
+                "slower": large["us per candidate"] / small["us per candidate"],
+                "GB at m=100000": large["GB"],
+                "GB estimated": large["GB estimated"],
+            }
+        )
     kind = device.split(":")[0]
     return Report(
         what="time per candidate and peak memory, 100 000 candidates against 1000",

@@ -89,7 +89,11 @@ ROWS = {
     ),
     "mnist-500": Row("mnist", 500, MARGIN, attack={**BIG, "restarts": 2}, wanted={"0.9": 32}),
     "cifar-1000": Row(
-        "cifar10", 1000, MARGIN, attack={**BIG, "restarts": 2, "candidates": 2000}, victims=2,
+        "cifar10",
+        1000,
+        MARGIN,
+        attack={**BIG, "restarts": 2, "candidates": 2000},
+        victims=2,
         wanted={"ssim3": 50},
     ),
     "cifar-500-ablation": Row("cifar10", 500, MARGIN, ABLATION),
@@ -101,7 +105,7 @@ ROWS = {
     "cifar-100-decay": Row("cifar10", 100, replace(EPOCHS, weight_decay=1e-3)),
     "cifar-100-ten": Row("cifar10", 100, MARGIN, task="multiclass"),
     "cifar-100-gd-long": Row("cifar10", 100, replace(EPOCHS, steps=100_000)),
-}  # fmt: skip
+}
 SAME = {"cifar-500-ablation": "cifar-500"}  # victims of another row
 QUICK = (600, 1000, 1500)  # steps of one restart, for the time to published quality
 
@@ -121,10 +125,18 @@ def make(name: str, seed: int, root: str, device: str, path: str, tiny: bool) ->
         config = replace(config, batch=10)
     state = train(arch, split.train, config, device=device)
     victim = {
-        "arch": arch, "theta": dict(state.theta), "x": split.train.x.float(),
-        "held": split.holdout.x.float(), "mean": split.train.mean,
-        "facts": {"seed": seed, "seconds": time.time() - start, "status": state.status, **state.history[-1]},
-    }  # fmt: skip
+        "arch": arch,
+        "theta": dict(state.theta),
+        "x": split.train.x.float(),
+        "held": split.holdout.x.float(),
+        "mean": split.train.mean,
+        "facts": {
+            "seed": seed,
+            "seconds": time.time() - start,
+            "status": state.status,
+            **state.history[-1],
+        },
+    }
     torch.save(victim, f"{path}.part")
     os.replace(f"{path}.part", path)
     return path
@@ -213,10 +225,19 @@ def run(
     (cache := folder / "victims").mkdir(parents=True, exist_ok=True)
     seeds = _seeds(pool)
     record = out / "stationarity.json"
-    done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {
-        "pool": pool, "seeds": seeds, "tiny": tiny, "environment": environment(device),
-        "arms": ARMS, "victims": {}, "quick": {},
-    }  # fmt: skip
+    done: dict[str, Any] = (
+        json.loads(record.read_text())
+        if record.exists()
+        else {
+            "pool": pool,
+            "seeds": seeds,
+            "tiny": tiny,
+            "environment": environment(device),
+            "arms": ARMS,
+            "victims": {},
+            "quick": {},
+        }
+    )
     start, context = time.time(), get_context("spawn")
     waiting: list[tuple[dict[str, Any], Future[dict[str, Any]]]] = []
 
@@ -344,9 +365,15 @@ def main() -> int:
         table(options.out)
     else:
         run(
-            options.folder, options.out, options.device, options.pool, options.workers,
-            list(options.rows), options.tiny, options.seconds,
-        )  # fmt: skip
+            options.folder,
+            options.out,
+            options.device,
+            options.pool,
+            options.workers,
+            list(options.rows),
+            options.tiny,
+            options.seconds,
+        )
         table(options.out)
     return 0
 

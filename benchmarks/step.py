@@ -35,9 +35,13 @@ def network(d: int, width: int = WIDTH) -> MLP:
 def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -> float:
     """Milliseconds per step, capture and compilation not counted."""
     config = AttackConfig(
-        candidates=settings.pop("m", M), restarts=settings.pop("restarts", 1), steps=10**6,
-        device=device, anneal="none", **settings,
-    )  # fmt: skip
+        candidates=settings.pop("m", M),
+        restarts=settings.pop("restarts", 1),
+        steps=10**6,
+        device=device,
+        anneal="none",
+        **settings,
+    )
     model = network(d, width)
     torch.compiler.reset()  # every case is compiled for its own shapes
     solver = Solver(model, BinaryKKT(), Knowledge(), config, (d,), 1, config.candidates)

@@ -154,9 +154,13 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     outputs = rs.Architecture.parse(released.arch).outputs
     dtype = "tf32" if device.startswith("cuda") else "float32"
     common = rs.AttackConfig(
-        candidates=CANDIDATES * n, restarts=restarts, steps=30 if tiny else ATTACK_STEPS,
-        device=device, seed=seed, dtype=dtype,
-    )  # fmt: skip
+        candidates=CANDIDATES * n,
+        restarts=restarts,
+        steps=30 if tiny else ATTACK_STEPS,
+        device=device,
+        seed=seed,
+        dtype=dtype,
+    )
     sized = replace(common, seconds=1.0 if tiny else sizes["unmix"])
     from residuum.checkpoints.beside import beside
 
@@ -189,19 +193,40 @@ def attacked(
 
 
 def run(
-    folder: Path, out: Path, device: str, pool: str, workers: int, names: list[str], tiny: bool,
+    folder: Path,
+    out: Path,
+    device: str,
+    pool: str,
+    workers: int,
+    names: list[str],
+    tiny: bool,
     only: list[str],
-) -> None:  # fmt: skip
+) -> None:
     """Every victim that is not in ``out`` yet."""
     out.mkdir(parents=True, exist_ok=True)
     (cache := folder / "files").mkdir(parents=True, exist_ok=True)
     seeds, record = _seeds(pool), out / f"surfaces-{pool}.json"
-    done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {
-        "pool": pool, "seeds": seeds, "tiny": tiny, "environment": environment(device),
-        "settings": {"candidates": CANDIDATES, "restarts": RESTARTS, "steps": ATTACK_STEPS,
-                     "unmix seconds": sizes["unmix"], "batch": BATCH, "rate": RATE,
-                     "steps of training": STEPS, "enough": ENOUGH}, "victims": {},
-    }  # fmt: skip
+    done: dict[str, Any] = (
+        json.loads(record.read_text())
+        if record.exists()
+        else {
+            "pool": pool,
+            "seeds": seeds,
+            "tiny": tiny,
+            "environment": environment(device),
+            "settings": {
+                "candidates": CANDIDATES,
+                "restarts": RESTARTS,
+                "steps": ATTACK_STEPS,
+                "unmix seconds": sizes["unmix"],
+                "batch": BATCH,
+                "rate": RATE,
+                "steps of training": STEPS,
+                "enough": ENOUGH,
+            },
+            "victims": {},
+        }
+    )
     if done["seeds"] != seeds or done["tiny"] != tiny:
         raise InputError(f"{record} is of another run.", "Name another folder.")
     start = time.time()
@@ -348,8 +373,15 @@ def table(out: Path, pool: str) -> None:
                 if not rows:
                     print(f"{name:16} {arm:14} {attack:15} {entries[0][arm][attack]}")
                     continue
-                keys = ("recovered", "expected", "threshold", *map(str, LEVELS), "0.8 held out",
-                        "0.9 held out", "seconds")  # fmt: skip
+                keys = (
+                    "recovered",
+                    "expected",
+                    "threshold",
+                    *map(str, LEVELS),
+                    "0.8 held out",
+                    "0.9 held out",
+                    "seconds",
+                )
                 means = {k: sum(r[k] for r in rows) / len(rows) for k in keys}
                 shown = " ".join(f"{k} {v:.4g}" for k, v in means.items())
                 print(f"{name:16} {arm:14} {attack:15} {shown}")
@@ -402,9 +434,15 @@ def main() -> int:
     else:
         sizes["unmix"] = options.seconds
         run(
-            options.folder, options.out, options.device, options.pool, options.workers,
-            list(options.rows), options.tiny, list(options.attacks),
-        )  # fmt: skip
+            options.folder,
+            options.out,
+            options.device,
+            options.pool,
+            options.workers,
+            list(options.rows),
+            options.tiny,
+            list(options.attacks),
+        )
         table(options.out, options.pool)
     return 0
 

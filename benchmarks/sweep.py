@@ -49,19 +49,31 @@ def sweeps(device: str) -> Report:
         figures = [searched(seed, *victims[seed], Path(place) / str(seed)) for seed in SEEDS]
     return Report(
         what="32 random trials against the default preset (first-layer residual), engine overhead",
-        settings={"arch": ARCH, "samples": SAMPLES, "training steps": TRAINING, "trials": TRIALS,
-                  "steps": STEPS, "restarts": 2, "tiny trials": TINY_TRIALS,
-                  "tiny steps": TINY_STEPS},
-        seeds=SEEDS, figures=figures,
-        ratio=min(row["preset residual"] / row["sweep residual"] for row in figures), bar=1.0,
+        settings={
+            "arch": ARCH,
+            "samples": SAMPLES,
+            "training steps": TRAINING,
+            "trials": TRIALS,
+            "steps": STEPS,
+            "restarts": 2,
+            "tiny trials": TINY_TRIALS,
+            "tiny steps": TINY_STEPS,
+        },
+        seeds=SEEDS,
+        figures=figures,
+        ratio=min(row["preset residual"] / row["sweep residual"] for row in figures),
+        bar=1.0,
         checks={
             f"overhead on local at most {LOCAL:.0%}": costs["local"]["overhead"] <= LOCAL,
             f"overhead on ray at most {RAY:.0%}": costs["ray"]["overhead"] <= RAY,
             "consensus beyond chance at 1%": all(row["consensus p"] < 0.01 for row in figures),
         },
-        also={"engines": costs, "load average at the end": os.getloadavg()[0],
-              "preset and search take the same time": "the better of the two is not the cheaper"},
-    )  # fmt: skip
+        also={
+            "engines": costs,
+            "load average at the end": os.getloadavg()[0],
+            "preset and search take the same time": "the better of the two is not the cheaper",
+        },
+    )
 
 
 def victim(seed: int) -> tuple[Checkpoint, Knowledge, Split]:
@@ -69,9 +81,11 @@ def victim(seed: int) -> tuple[Checkpoint, Knowledge, Split]:
     split = load_dataset("digits", SAMPLES, seed=seed, holdout=400)
     state = train(ARCH, split.train, TrainingConfig(steps=TRAINING, seed=seed))
     knowledge = Knowledge(
-        value_range=(0.0, 1.0), mean=split.train.mean, sample_count=SAMPLES,
+        value_range=(0.0, 1.0),
+        mean=split.train.mean,
+        sample_count=SAMPLES,
         provenance={"mean": "train", "sample_count": "train"},
-    )  # fmt: skip
+    )
     return released(state, ARCH, split.train, "binary"), knowledge, split
 
 
@@ -94,10 +108,13 @@ def overheads(checkpoint: Checkpoint, knowledge: Knowledge, place: Path) -> dict
             )
         )
         costs[engine] = {
-            "workers": workers, "wall seconds": wall, "compute seconds": done.compute,
-            "overhead": wall * workers / done.compute - 1, "trials": len(done.trials),
+            "workers": workers,
+            "wall seconds": wall,
+            "compute seconds": done.compute,
+            "overhead": wall * workers / done.compute - 1,
+            "trials": len(done.trials),
             "load average before": before,
-        }  # fmt: skip
+        }
     return costs
 
 
@@ -148,4 +165,4 @@ def _score(found: Reconstruction, split: Split) -> Any:
     pool = selected_pool(found)
     return score(
         pool.x, split.train, split.holdout, candidate_labels=pool.labels, metrics=["ncc"]
-    ).metrics["ncc"]  # fmt: skip
+    ).metrics["ncc"]

@@ -170,9 +170,15 @@ def make(name: str, seed: int, root: str, device: str, path: str, scale: Scale) 
         rows = state.buffers[first] if row.training == "momentum" else theta[first]
         facts = {"status": state.status, **state.history[-1]}
     victim = Victim(
-        name, arch, theta, rows.float(), split.train.x.float(), split.holdout.x.float(),
-        _others(row, split, root, task), {"seed": seed, "seconds": time.time() - start, **facts},
-    )  # fmt: skip
+        name,
+        arch,
+        theta,
+        rows.float(),
+        split.train.x.float(),
+        split.holdout.x.float(),
+        _others(row, split, root, task),
+        {"seed": seed, "seconds": time.time() - start, **facts},
+    )
     torch.save(vars(victim), f"{path}.part")
     os.replace(f"{path}.part", path)
     return path
@@ -259,9 +265,12 @@ def rival(
     """The stationarity attack on the same network, as many steps as fit into the same seconds."""
     checkpoint = Checkpoint(victim.theta, victim.arch, tuple(victim.x.shape[1:]))
     config = AttackConfig(
-        candidates=2 * n, restarts=1, device=device, seed=seed,
+        candidates=2 * n,
+        restarts=1,
+        device=device,
+        seed=seed,
         dtype="tf32" if device.startswith("cuda") else "float32",
-    )  # fmt: skip
+    )
     probe = 60
     attack(checkpoint, Knowledge(), replace(config, steps=probe))  # compiles and allocates
     _, short = clock(lambda: attack(checkpoint, Knowledge(), replace(config, steps=probe)), device)
@@ -280,12 +289,22 @@ def run(
     (cache := folder / "victims").mkdir(parents=True, exist_ok=True)
     seeds = _seeds(pool)
     record = out / "unmix.json"
-    done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {
-        "pool": pool, "seeds": seeds, "setting": asdict(scale.setting), "tiny": scale.tiny,
-        "hidden": scale.hidden,
-        "trainings": {k: v.to_json() for k, v in TRAININGS.items()},
-        "environment": environment(device), "victims": {}, "controls": {}, "cpu": {},
-    }  # fmt: skip
+    done: dict[str, Any] = (
+        json.loads(record.read_text())
+        if record.exists()
+        else {
+            "pool": pool,
+            "seeds": seeds,
+            "setting": asdict(scale.setting),
+            "tiny": scale.tiny,
+            "hidden": scale.hidden,
+            "trainings": {k: v.to_json() for k, v in TRAININGS.items()},
+            "environment": environment(device),
+            "victims": {},
+            "controls": {},
+            "cpu": {},
+        }
+    )
     if done["seeds"] != seeds or done["tiny"] != scale.tiny:
         raise InputError(f"{record} is of another run.", "Name another folder.")
 
@@ -335,9 +354,12 @@ def run(
                 continue
             x = found.x[: 3 * n].float().cpu().reshape(-1, *shape)
             entry |= {
-                "seconds": seconds, "rank": found.rank, "edge": found.edge, "runs": found.runs,
+                "seconds": seconds,
+                "rank": found.rank,
+                "edge": found.edge,
+                "runs": found.runs,
                 "sources": support_figures(found, victim),
-            }  # fmt: skip
+            }
             shown[key.replace("/", "-")] = pictures(x, victim)
             mine, true, held = (part.numpy() for part in (x, victim.x, victim.held))
             waiting[key]["unmix"] = processes.submit(judge, mine, true, held, seed)
@@ -454,8 +476,9 @@ def data(source: Path, folder: Path) -> None:
     for name in ("cifar10", "mnist"):
         whole = np.load(source / f"{name}.npz", allow_pickle=False)
         for part, train_rows, test_rows in (
-            ("claim", slice(0, 2000), slice(0, 2000)), ("tune", slice(2000, 3000), slice(2000, 4000)),
-        ):  # fmt: skip
+            ("claim", slice(0, 2000), slice(0, 2000)),
+            ("tune", slice(2000, 3000), slice(2000, 4000)),
+        ):
             (folder / part).mkdir(parents=True, exist_ok=True)
             rows = {"train": train_rows, "test": test_rows}
             arrays = {f"{a}_{b}": whole[f"{a}_{b}"][rows[b]] for a in "xy" for b in rows}
@@ -498,10 +521,15 @@ def table(out: Path) -> None:
             print(f"{name:20} {arm:13}", " ".join(f"{k} {v:.4g}" for k, v in means.items()))
             if arm == "unmix":
                 met = all(means[k] >= least for k, least in row.wanted.items())
-                print(f"{'':20} wanted {row.wanted}: {'met' if met else 'MISSED'};",
-                      "seconds", [round(e["seconds"], 1) for e in entries],
-                      "training", [round(e["victim"]["seconds"]) for e in entries],
-                      "rank", [e["rank"] for e in entries])  # fmt: skip
+                print(
+                    f"{'':20} wanted {row.wanted}: {'met' if met else 'MISSED'};",
+                    "seconds",
+                    [round(e["seconds"], 1) for e in entries],
+                    "training",
+                    [round(e["victim"]["seconds"]) for e in entries],
+                    "rank",
+                    [e["rank"] for e in entries],
+                )
         backed = [s for e in entries for s in e["sources"] if s[0] >= 0.5]
         if backed:
             true = [sum(s[2] > level for s in backed) / len(backed) for level in (0.8, 0.7)]
@@ -575,8 +603,10 @@ def reliability(out: Path, least: int = 10) -> None:
         print(f"| {kind} | " + " | ".join(cells) + " |")
         if not torch.equal(said, agreed):
             backed = agreed >= 0.2
-            print(f"  withheld; by agreement alone {float(agreed[backed].mean()):.2f} of {int(backed.sum())} "
-                  f"would stand for {float(true[backed].float().mean()):.2f}")  # fmt: skip
+            print(
+                f"  withheld; by agreement alone {float(agreed[backed].mean()):.2f} of {int(backed.sum())} "
+                f"would stand for {float(true[backed].float().mean()):.2f}"
+            )
         x, y, counts = zip(*points, strict=True)
         error = [1.96 * (max(t * (1 - t), 0.25 / n) / n) ** 0.5 for _, t, n in points]
         axes.errorbar(x, y, error, marker=marker, capsize=3, label=f"{kind} ({sum(counts)})")
@@ -643,9 +673,14 @@ def main() -> int:
     else:
         scale = Scale(options.tiny)
         run(
-            options.folder, options.out, options.device, scale, options.pool, options.workers,
+            options.folder,
+            options.out,
+            options.device,
+            scale,
+            options.pool,
+            options.workers,
             list(options.rows),
-        )  # fmt: skip
+        )
         table(options.out)
     return 0
 

@@ -54,8 +54,11 @@ ARCH, POOL = "mlp:64-100-100-1", 500
 Row = dict[str, Any]
 FAULTS = (ValueError, RuntimeError, AssertionError, ResiduumError)
 NO_CERTIFICATE = {
-    "certificate": None, "certificate_of": "", "uniqueness": None, "uniqueness_reason": "",
-}  # fmt: skip
+    "certificate": None,
+    "certificate_of": "",
+    "uniqueness": None,
+    "uniqueness_reason": "",
+}
 
 
 @dataclass(frozen=True)
@@ -101,25 +104,36 @@ def audited(checkpoint: Checkpoint, split: Split, known: Knowledge, **options: A
     """A whole audit without its certificates, which decide nothing."""
     with mock.patch("residuum.auditing.run.certified", return_value=NO_CERTIFICATE):
         return rs.audit(
-            checkpoint, data=split.train, holdout=split.holdout, knowledge=known, baselines=False,
+            checkpoint,
+            data=split.train,
+            holdout=split.holdout,
+            knowledge=known,
+            baselines=False,
             **options,
-        )  # fmt: skip
+        )
 
 
 def outcome(found: AuditResult) -> Row:
     verdict, twin = found.verdict, found.checks.twin
     ran = [row for row in found.attacks if row.ran and row.decides]
     return {
-        "outcome": verdict.outcome, "exit": verdict.exit_code, "recovered": verdict.recovered,
-        "expected": verdict.expected_by_chance, "p": verdict.p_value, "grade": verdict.grade,
-        "explained": any(row.explained for row in ran), "residual": [row.residual for row in ran],
-        "permuted": [row.permuted for row in ran], "told_apart": found.checks.told_apart,
+        "outcome": verdict.outcome,
+        "exit": verdict.exit_code,
+        "recovered": verdict.recovered,
+        "expected": verdict.expected_by_chance,
+        "p": verdict.p_value,
+        "grade": verdict.grade,
+        "explained": any(row.explained for row in ran),
+        "residual": [row.residual for row in ran],
+        "permuted": [row.permuted for row in ran],
+        "told_apart": found.checks.told_apart,
         "fits": found.fit is not None and not found.fit.doubtful,
         "twin": None if twin is None else [twin.recovered, twin.n, twin.leaks],
-        "failures": len(found.checks.failures), "seconds": found.seconds,
+        "failures": len(found.checks.failures),
+        "seconds": found.seconds,
         "checks_share": sum(found.seconds.get(k, 0.0) for k in ("controls", "permuted", "twin"))
         / found.settings["budget"],
-    }  # fmt: skip
+    }
 
 
 def tested(pools: dict[str, torch.Tensor], claim: Claim, seed: int) -> Any:
@@ -159,17 +173,24 @@ def level(seed: int) -> Row:
         checkpoint = released(state, ARCH, own, "binary")
     known = granted(claim, mean)
     found = audited(
-        checkpoint, Split(claim, pool), known, batches=[Batch("binary-kkt", count, 300, seed)],
-        seed=seed, twin=False,
-    )  # fmt: skip
+        checkpoint,
+        Split(claim, pool),
+        known,
+        batches=[Batch("binary-kkt", count, 300, seed)],
+        seed=seed,
+        twin=False,
+    )
     part = found.reconstructions[0]
     several = tested(
         {str(k): part.x[part.run == k] for k in range(count)}, Claim(claim, pool), seed
     )
     return outcome(found) | {
-        "network": network, "mean": mean, "n": n, "tests": count,
+        "network": network,
+        "mean": mean,
+        "n": n,
+        "tests": count,
         "leak_over_tests": bool(several.survivors),
-    }  # fmt: skip
+    }
 
 
 def mean_only(seed: int) -> Row:
@@ -219,9 +240,12 @@ def leaking(seed: int) -> Row:
     row: Row = {}
     for name, mean in (("mean", True), ("none", False)):
         found = audited(
-            checkpoint, split, granted(split.train, mean),
-            batches=[Batch("binary-kkt", 4, 1500, seed)], seed=seed,
-        )  # fmt: skip
+            checkpoint,
+            split,
+            granted(split.train, mean),
+            batches=[Batch("binary-kkt", 4, 1500, seed)],
+            seed=seed,
+        )
         row |= {f"{name}: {key}": value for key, value in outcome(found).items()}
     return row
 
@@ -243,8 +267,10 @@ def shifted(seed: int) -> Row:
     controls = run_controls(claim, Knowledge(), seed)
     found = tested({"others": x[others]}, claim, seed)
     return {
-        "auc": controls.auc, "leak": bool(found.survivors), "inconclusive": bool(controls.failures),
-    }  # fmt: skip
+        "auc": controls.auc,
+        "leak": bool(found.survivors),
+        "inconclusive": bool(controls.failures),
+    }
 
 
 def official(name: str, seed: int) -> Row:
@@ -253,9 +279,12 @@ def official(name: str, seed: int) -> Row:
     claim = without_repeats(split.train, split.holdout)
     controls = run_controls(claim, granted(split.train, True), seed)
     return {
-        "auc": controls.auc, "energy": controls.energy, "repeats": len(controls.repeats),
-        "inconclusive": bool(controls.failures), "failures": list(controls.failures),
-    }  # fmt: skip
+        "auc": controls.auc,
+        "energy": controls.energy,
+        "repeats": len(controls.repeats),
+        "inconclusive": bool(controls.failures),
+        "failures": list(controls.failures),
+    }
 
 
 def mnist(seed: int) -> Row:
@@ -283,9 +312,11 @@ def repeats(seed: int) -> Row:
         tested({"some": candidates}, one, seed) for one in (claim, Claim(split.train, pool))
     )
     return {
-        "left": len(kept), "recovered": found.recovered, "p": found.p_value,
+        "left": len(kept),
+        "recovered": found.recovered,
+        "p": found.p_value,
         "recovered_with_repeats": hidden.recovered,
-    }  # fmt: skip
+    }
 
 
 # what exit 0 is worth
@@ -362,8 +393,10 @@ def sound(seed: int) -> Row:
     # Vouching turns two reasons into notes and adds the twin: without it the same figures decide.
     unvouched = decide(found.findings, found.attacks, found.checks.replace(vouched=False))
     return {
-        "kind": kind, "exit unvouched": unvouched.exit_code, "reasons": list(found.verdict.reasons),
-    } | outcome(found)  # fmt: skip
+        "kind": kind,
+        "exit unvouched": unvouched.exit_code,
+        "reasons": list(found.verdict.reasons),
+    } | outcome(found)
 
 
 def stranger(seed: int) -> Row:
@@ -421,9 +454,12 @@ def wrong_set(seed: int) -> Row:
         pool.replace(x=pool.x[rows], y=pool.y[rows]) for rows in (order[:40], order[40:640])
     )
     found = audited(
-        checkpoint, Split(claim, rest), granted(claim, True),
-        batches=[Batch("binary-kkt", 2, 600, seed)], seed=seed,
-    )  # fmt: skip
+        checkpoint,
+        Split(claim, rest),
+        granted(claim, True),
+        batches=[Batch("binary-kkt", 2, 600, seed)],
+        seed=seed,
+    )
     return outcome(found)
 
 
@@ -488,11 +524,14 @@ def graded(name: str, arch: str, n: int, seed: int) -> Row:
         for g in set(grade.values())
     }
     return {
-        "n": n, "recovered": int(one.control.recovered.sum()), "p": one.adjusted,
-        "expected": one.control.expected_by_chance, "grades": dict(Counter(grade.values())),
+        "n": n,
+        "recovered": int(one.control.recovered.sum()),
+        "p": one.adjusted,
+        "expected": one.control.expected_by_chance,
+        "grades": dict(Counter(grade.values())),
         "ncc": {g: [min(v), float(np.median(v)), max(v)] for g, v in values.items()},
         "confusion": known_kinds(split, seed),
-    }  # fmt: skip
+    }
 
 
 def known_kinds(split: Split, seed: int) -> dict[str, dict[str, int]]:
@@ -541,36 +580,98 @@ def _true(_: list[Row]) -> bool:
 
 
 CASES: dict[str, Case] = {
-    "power": Case(power, range(20), lambda rows: all("one" in r["survivors"] for r in rows),
-                  "leak in every seed"),
-    "shifted": Case(shifted, range(30), lambda rows: sum(r["inconclusive"] for r in rows) >= 28,
-                    "inconclusive in at least 28 of 30"),
-    "repeats": Case(repeats, range(20), lambda rows: all(r["p"] <= 0.01 for r in rows),
-                    "the samples that nobody repeats are found"),
-    "mean_only": Case(mean_only, range(200), lambda rows: 10 * sum(r["caught"] for r in rows if r["leak"])
-                      >= 9 * sum(r["leak"] for r in rows), "at least 90% of the leaks are caught"),
-    "mnist": Case(mnist, range(10), lambda rows: not any(r["inconclusive"] for r in rows),
-                  "stays decidable", data=True),
-    "cifar": Case(cifar, range(10), lambda rows: not any(r["inconclusive"] for r in rows),
-                  "stays decidable", data=True),
-    "leaking": Case(leaking, range(20, 25), lambda rows: all(r["mean: outcome"] == LEAK and
-                    r["none: outcome"] == LEAK for r in rows), "leak in 5 of 5, either way"),
-    "level": Case(level, range(100, 340), lambda rows: sum(r["outcome"] == LEAK or r["leak_over_tests"]
-                  for r in rows) <= 6, "at most 6 leaks of 240"),
-    "stranger": Case(stranger, range(40), lambda rows: sum(r["exit"] == 3 for r in rows) >= 39
-                     and not any(r["exit"] == 0 for r in rows), "exit 3 in at least 39 of 40, never 0"),
-    "misread": Case(misread, range(12), lambda rows: not any(r["exit"] == 0 for r in rows), "never 0"),
-    "wrong_set": Case(wrong_set, range(40), lambda rows: sum(r["exit"] == 1 for r in rows) <= 3,
-                      "leaks within the level"),
-    "sound": Case(sound, range(30), lambda rows: all(
-        not (r["explained"] and r["fits"] and (r["told_apart"] or 1) <= 0.01 and (r["twin"] or [0, 0, 0])[2])
-        for r in rows if r["exit"] == 3) and all(r["checks_share"] <= 1 / 3 for r in rows),
+    "power": Case(
+        power,
+        range(20),
+        lambda rows: all("one" in r["survivors"] for r in rows),
+        "leak in every seed",
+    ),
+    "shifted": Case(
+        shifted,
+        range(30),
+        lambda rows: sum(r["inconclusive"] for r in rows) >= 28,
+        "inconclusive in at least 28 of 30",
+    ),
+    "repeats": Case(
+        repeats,
+        range(20),
+        lambda rows: all(r["p"] <= 0.01 for r in rows),
+        "the samples that nobody repeats are found",
+    ),
+    "mean_only": Case(
+        mean_only,
+        range(200),
+        lambda rows: (
+            10 * sum(r["caught"] for r in rows if r["leak"]) >= 9 * sum(r["leak"] for r in rows)
+        ),
+        "at least 90% of the leaks are caught",
+    ),
+    "mnist": Case(
+        mnist,
+        range(10),
+        lambda rows: not any(r["inconclusive"] for r in rows),
+        "stays decidable",
+        data=True,
+    ),
+    "cifar": Case(
+        cifar,
+        range(10),
+        lambda rows: not any(r["inconclusive"] for r in rows),
+        "stays decidable",
+        data=True,
+    ),
+    "leaking": Case(
+        leaking,
+        range(20, 25),
+        lambda rows: all(r["mean: outcome"] == LEAK and r["none: outcome"] == LEAK for r in rows),
+        "leak in 5 of 5, either way",
+    ),
+    "level": Case(
+        level,
+        range(100, 340),
+        lambda rows: sum(r["outcome"] == LEAK or r["leak_over_tests"] for r in rows) <= 6,
+        "at most 6 leaks of 240",
+    ),
+    "stranger": Case(
+        stranger,
+        range(40),
+        lambda rows: (
+            sum(r["exit"] == 3 for r in rows) >= 39 and not any(r["exit"] == 0 for r in rows)
+        ),
+        "exit 3 in at least 39 of 40, never 0",
+    ),
+    "misread": Case(
+        misread, range(12), lambda rows: not any(r["exit"] == 0 for r in rows), "never 0"
+    ),
+    "wrong_set": Case(
+        wrong_set,
+        range(40),
+        lambda rows: sum(r["exit"] == 1 for r in rows) <= 3,
+        "leaks within the level",
+    ),
+    "sound": Case(
+        sound,
+        range(30),
+        lambda rows: (
+            all(
+                not (
+                    r["explained"]
+                    and r["fits"]
+                    and (r["told_apart"] or 1) <= 0.01
+                    and (r["twin"] or [0, 0, 0])[2]
+                )
+                for r in rows
+                if r["exit"] == 3
+            )
+            and all(r["checks_share"] <= 1 / 3 for r in rows)
+        ),
         "no network that is explained, fits, is told apart and whose twin leaks ends in 3; checks take "
-        "at most a third of the budget"),
+        "at most a third of the budget",
+    ),
     "grades_digits": Case(grades_digits, range(5), _true, "a table of grades"),
     "grades_mnist": Case(grades_mnist, range(3), _true, "a table of grades", data=True),
     "grades_cifar": Case(grades_cifar, range(3), _true, "a table of grades", data=True),
-}  # fmt: skip
+}
 
 
 # running
@@ -615,11 +716,15 @@ def run(names: Sequence[str], jobs: int, file: Path = FILE) -> dict[str, Any]:
 def _write(file: Path, rows: dict[str, list[Row]]) -> dict[str, Any]:
     checks = {
         name: {
-            "must": case.must, "rows": len(rows.get(name, [])), "of": len(case.seeds),
-            "holds": bool(case.holds(rows[name])) if len(rows.get(name, [])) == len(case.seeds) else None,
+            "must": case.must,
+            "rows": len(rows.get(name, [])),
+            "of": len(case.seeds),
+            "holds": bool(case.holds(rows[name]))
+            if len(rows.get(name, [])) == len(case.seeds)
+            else None,
         }
         for name, case in CASES.items()
-    }  # fmt: skip
+    }
     ordered = {name: sorted(some, key=lambda row: row["seed"]) for name, some in rows.items()}
     content = {"checks": checks, "rows": ordered, "environment": environment("cpu")}
     write_json(file, content)

@@ -190,9 +190,14 @@ def cases(epochs: int, folder: Path) -> Iterator[Case]:
     yield Case("b'", "CNN with strides", fit(Strided(), own, epochs), own, others, known)
     yield Case("c", "CNN, batch norm, dropout", fit(CNN(True), own, epochs), own, others, known)
     blocks = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), Residual(8), nn.MaxPool2d(2), Residual(8),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        Residual(8),
+        nn.MaxPool2d(2),
+        Residual(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )
     yield Case("d", "small ResNet", fit(blocks, own, epochs), own, others, known)
     tabular, rest = table(load_breast_cancer, True)
     wide = nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2))
@@ -226,8 +231,15 @@ def cases(epochs: int, folder: Path) -> Iterator[Case]:
     words = fit(Transformer(), (tokens, own[1]), epochs)
     with torch.no_grad():
         seen, new = words.embed(tokens), words.embed(unseen)
-    yield Case("k", "transformer on tokens", words, (tokens.float(), own[1]), (unseen.float(), others[1]),
-               {}, "whole numbers")  # fmt: skip
+    yield Case(
+        "k",
+        "transformer on tokens",
+        words,
+        (tokens.float(), own[1]),
+        (unseen.float(), others[1]),
+        {},
+        "whole numbers",
+    )
     yield Case("k", "what is behind its embedding", words.behind, (seen, own[1]), (new, others[1]))
     for name in ("gelu", "silu", "leaky_relu", "tanh"):
         smooth = fit(Net(getattr(F, name)), own, epochs)

@@ -33,19 +33,27 @@ def main(arguments: list[str] | None = None) -> dict[str, rs.AuditResult]:
 
     split = rs.load_dataset("digits", SAMPLES)
     knowledge = rs.Knowledge(
-        value_range=(0, 1), mean=split.train.mean, sample_count=SAMPLES,
+        value_range=(0, 1),
+        mean=split.train.mean,
+        sample_count=SAMPLES,
         provenance={"mean": "train", "sample_count": "train"},
-    )  # fmt: skip
+    )
     results = {}
     for name, steps in (("trained", 1500), ("never trained", 0)):
         result = rs.audit(
-            train(split, steps), data=split.train, holdout=split.holdout, knowledge=knowledge,
-            budget=options.budget, steps=options.steps,
-        )  # fmt: skip
+            train(split, steps),
+            data=split.train,
+            holdout=split.holdout,
+            knowledge=knowledge,
+            budget=options.budget,
+            steps=options.steps,
+        )
         verdict = result.verdict
-        print(f"{name}: {verdict.outcome}, {verdict.recovered} of {verdict.n} recovered"
-              f" ({result.scores.rule}), {verdict.expected_by_chance:.2f} by chance,"
-              f" p = {verdict.p_value:.3f}")  # fmt: skip
+        print(
+            f"{name}: {verdict.outcome}, {verdict.recovered} of {verdict.n} recovered"
+            f" ({result.scores.rule}), {verdict.expected_by_chance:.2f} by chance,"
+            f" p = {verdict.p_value:.3f}"
+        )
         print("  report:", result.save(options.out / name.replace(" ", "-")) / "report.html")
         results[name] = result
     return results

@@ -50,9 +50,13 @@ def main(arguments: list[str] | None = None) -> rs.AuditResult:
     x, y, others, mean = samples()
     model = train(x, y, options.training_steps)
     result = rs.audit(
-        model, data=(x, y), holdout=others, budget=options.budget, steps=options.steps,
+        model,
+        data=(x, y),
+        holdout=others,
+        budget=options.budget,
+        steps=options.steps,
         knowledge=rs.Knowledge(shape=(1, 8, 8), value_range=(0, 1), mean=mean),
-    )  # fmt: skip
+    )
     print(f"recognised as {result.checkpoint.arch}")
     assert result.certificate is not None
     print(f"KKT residual of the training samples: {result.certificate.residual_plain:.3f}")

@@ -177,9 +177,13 @@ class AttackCase:
 
 
 def attack_case(
-    model: nn.Module, objective: Objective, outputs: int, shape: tuple[int, ...], m: int = 4,
+    model: nn.Module,
+    objective: Objective,
+    outputs: int,
+    shape: tuple[int, ...],
+    m: int = 4,
     seed: int = 0,
-) -> AttackCase:  # fmt: skip
+) -> AttackCase:
     """Random weights, initial weights, candidates and multipliers in float64."""
     generator = torch.Generator().manual_seed(seed)
 

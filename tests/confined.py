@@ -28,9 +28,13 @@ class Taken(NamedTuple):
 def confined(warm_up: list[list[str]], commands: list[list[str]]) -> list[Taken]:
     """Run ``warm_up`` so that everything is imported, then each command in a fork."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.confined"], input=json.dumps([warm_up, commands]),
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.confined"],
+        input=json.dumps([warm_up, commands]),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return [Taken(*row) for row in json.loads(done.stdout)]
 
 

@@ -92,14 +92,23 @@ def audited(
     recovered = int((scores > threshold).sum())
     called = tuple(names[i % len(names)] if names else f"digit {labels[i]}" for i in range(count))
     verdict = Verdict(
-        outcome, _reasons(outcome), count, recovered, 0.6, (max(recovered - 6.2, 0), recovered + 7.4),
-        0.002 if outcome == LEAK else 0.41, "ncc",
-    )  # fmt: skip
+        outcome,
+        _reasons(outcome),
+        count,
+        recovered,
+        0.6,
+        (max(recovered - 6.2, 0), recovered + 7.4),
+        0.002 if outcome == LEAK else 0.41,
+        "ncc",
+    )
     part = reconstruction(found, scores, rng, names)
     given: dict[str, Any] = {
-        "verdict": verdict, "reconstructions": (part,),
-        "knowledge": _told(shape, names), "inspection": _inspection(), **_around(names),
-    }  # fmt: skip
+        "verdict": verdict,
+        "reconstructions": (part,),
+        "knowledge": _told(shape, names),
+        "inspection": _inspection(),
+        **_around(names),
+    }
     if count:
         rows = tuple(
             _scored(i, found[i], x[i], float(scores[i]), threshold, rng) for i in range(count)
@@ -107,26 +116,43 @@ def audited(
         given |= {
             "scores": Scores(count, count, True, "", "ncc", _metrics(threshold, recovered), rows),
             "evidence": Evidence(
-                index=torch.from_numpy(np.argsort(-scores)), x=torch.from_numpy(x[np.argsort(-scores)]),
-                values=torch.from_numpy(scores), null=torch.from_numpy(null), null_sets=SUBSETS,
-                outputs=torch.from_numpy(rng.normal(0, 1.2, count)), output_name="network output",
+                index=torch.from_numpy(np.argsort(-scores)),
+                x=torch.from_numpy(x[np.argsort(-scores)]),
+                values=torch.from_numpy(scores),
+                null=torch.from_numpy(null),
+                null_sets=SUBSETS,
+                outputs=torch.from_numpy(rng.normal(0, 1.2, count)),
+                output_name="network output",
                 labels=called,
             ),
             "uniqueness": _unique(found, rng),
-        }  # fmt: skip
+        }
     return bare(**given | changes)
 
 
 def bare(**given: Any) -> AuditResult:
     """An audit of nothing, but for what is given."""
     empty: dict[str, Any] = {
-        "subject": "bare", "created": "2026-03-04T09:30:00+00:00", "verdict": Verdict(INCONCLUSIVE),
-        "checkpoint": Checkpoint({}, "mlp:64-1000-1000-1"), "inspection": _inspection(),
-        "knowledge": Knowledge(), "attacks": (), "reconstructions": (), "scores": None,
-        "selected": None, "certificate": None, "certificate_of": "no samples", "uniqueness": None,
-        "uniqueness_reason": "", "evidence": None, "batches": (), "seconds": {}, "settings": {},
+        "subject": "bare",
+        "created": "2026-03-04T09:30:00+00:00",
+        "verdict": Verdict(INCONCLUSIVE),
+        "checkpoint": Checkpoint({}, "mlp:64-1000-1000-1"),
+        "inspection": _inspection(),
+        "knowledge": Knowledge(),
+        "attacks": (),
+        "reconstructions": (),
+        "scores": None,
+        "selected": None,
+        "certificate": None,
+        "certificate_of": "no samples",
+        "uniqueness": None,
+        "uniqueness_reason": "",
+        "evidence": None,
+        "batches": (),
+        "seconds": {},
+        "settings": {},
         "environment": {},
-    }  # fmt: skip
+    }
     return AuditResult(**empty | given)
 
 
@@ -145,12 +171,14 @@ def compared(
     return bare(
         scores=scores,
         evidence=Evidence(
-            index=torch.zeros(0, dtype=torch.long), x=torch.zeros(0, 4),
+            index=torch.zeros(0, dtype=torch.long),
+            x=torch.zeros(0, 4),
             values=torch.tensor(values, dtype=torch.float64),
-            null=torch.tensor(null, dtype=torch.float64), null_sets=sets,
+            null=torch.tensor(null, dtype=torch.float64),
+            null_sets=sets,
         ),
         reconstructions=(reconstruction(np.zeros((0, 4)), np.zeros(0), np.random.default_rng(0)),),
-    )  # fmt: skip
+    )
 
 
 def reconstruction(
@@ -168,30 +196,49 @@ def reconstruction(
     ]
     layers = names or ("layers.0.weight", "layers.1.weight", "layers.2.weight")
     return Reconstruction(
-        attack="binary-kkt", x=x, labels=labels, lam=lam, run=torch.zeros(count, dtype=torch.long),
-        steps=torch.from_numpy(steps), loss=torch.from_numpy(noise),
-        layers=torch.from_numpy(np.stack(curves, -1) ** 2), layer_names=layers[:3],
-        status=("finished",) * 8, knowledge=Knowledge(),
+        attack="binary-kkt",
+        x=x,
+        labels=labels,
+        lam=lam,
+        run=torch.zeros(count, dtype=torch.long),
+        steps=torch.from_numpy(steps),
+        loss=torch.from_numpy(noise),
+        layers=torch.from_numpy(np.stack(curves, -1) ** 2),
+        layer_names=layers[:3],
+        status=("finished",) * 8,
+        knowledge=Knowledge(),
         selection=Selection(
-            x, labels, lam, torch.from_numpy(rng.integers(1, 9, count)), torch.ones(count),
-            torch.from_numpy(confidence), torch.zeros(count, 5), torch.arange(count),
+            x,
+            labels,
+            lam,
+            torch.from_numpy(rng.integers(1, 9, count)),
+            torch.ones(count),
+            torch.from_numpy(confidence),
+            torch.zeros(count, 5),
+            torch.arange(count),
         ),
-    )  # fmt: skip
+    )
 
 
 def _reasons(outcome: str) -> tuple[str, ...]:
     return {
-        LEAK: ("The count exceeds chance by a permutation test at 1%.",
-               "Two attacks were run; binary-kkt brought back the matches."),
+        LEAK: (
+            "The count exceeds chance by a permutation test at 1%.",
+            "Two attacks were run; binary-kkt brought back the matches.",
+        ),
         NO_LEAK_FOUND: ("The attack converged: its first-layer residual is 0.004, limit 0.1.",),
         INCONCLUSIVE: ("The first-layer residual is 0.93, above its limit of 0.1.",),
-    }[outcome]  # fmt: skip
+    }[outcome]
 
 
 def _scored(
-    i: int, found: np.ndarray, sample: np.ndarray, score: float, threshold: float,
+    i: int,
+    found: np.ndarray,
+    sample: np.ndarray,
+    score: float,
+    threshold: float,
     rng: np.random.Generator,
-) -> SampleScore:  # fmt: skip
+) -> SampleScore:
     values = {"ncc": score, "l2": float(np.linalg.norm(found - sample)), "ssim3": score**2}
     matches = {name: SampleMatch(value, i, None, value, i) for name, value in values.items()}
     margin, multiplier = float(rng.gamma(2)), float(rng.gamma(1))
@@ -206,24 +253,71 @@ def _unique(found: np.ndarray, rng: np.random.Generator) -> Uniqueness:
     zeros, x = torch.zeros(k, dtype=torch.float64), torch.from_numpy(found)[index]
     free = rng.uniform(size=x.shape) * (1 - energy).reshape(-1, *[1] * (x.ndim - 1))
     return Uniqueness(
-        task="binary", samples=len(found), share=0.1, box=True, margins=True, index=index,
-        labels=zeros, lam=zeros, members=zeros, pinned=zeros == 0, kinks=zeros,
-        determined_at_least=share - 0.02, determined_energy=share, full_at_least=share,
-        full_energy=share, least=x, change=zeros, radius=zeros,
-        radius_most=torch.from_numpy(rng.gamma(1, size=k)), low=0 * x, high=torch.from_numpy(free),
-        size=zeros, sums=Sums(k, k, 0, 1.0, "first layer"), residual={"layers.0": 0.1}, seconds=1.0,
-    )  # fmt: skip
+        task="binary",
+        samples=len(found),
+        share=0.1,
+        box=True,
+        margins=True,
+        index=index,
+        labels=zeros,
+        lam=zeros,
+        members=zeros,
+        pinned=zeros == 0,
+        kinks=zeros,
+        determined_at_least=share - 0.02,
+        determined_energy=share,
+        full_at_least=share,
+        full_energy=share,
+        least=x,
+        change=zeros,
+        radius=zeros,
+        radius_most=torch.from_numpy(rng.gamma(1, size=k)),
+        low=0 * x,
+        high=torch.from_numpy(free),
+        size=zeros,
+        sums=Sums(k, k, 0, 1.0, "first layer"),
+        residual={"layers.0": 0.1},
+        seconds=1.0,
+    )
 
 
 def _metrics(threshold: float, recovered: int) -> dict[str, MetricScore]:
     rows = (
-        MetricScore("ncc", "normalised cross-correlation, one-to-one", True, None, None, 0.9, 0.991, 0.5,
-                    recovered, 0.6, (1.0, 9.0), 0.002, threshold),
-        MetricScore("ssim3", "structural similarity, mean added", True, 0.4, 19, 0.9, 0.98, 0.5, 17, 0.5,
-                    None, 0.002, 0.41, 2),
-        MetricScore("l2", "Euclidean distance", False, None, None, 0.5, 0.3, 1.0, 16, 0.6, None, 0.0005,
-                    1.2),
-    )  # fmt: skip
+        MetricScore(
+            "ncc",
+            "normalised cross-correlation, one-to-one",
+            True,
+            None,
+            None,
+            0.9,
+            0.991,
+            0.5,
+            recovered,
+            0.6,
+            (1.0, 9.0),
+            0.002,
+            threshold,
+        ),
+        MetricScore(
+            "ssim3",
+            "structural similarity, mean added",
+            True,
+            0.4,
+            19,
+            0.9,
+            0.98,
+            0.5,
+            17,
+            0.5,
+            None,
+            0.002,
+            0.41,
+            2,
+        ),
+        MetricScore(
+            "l2", "Euclidean distance", False, None, None, 0.5, 0.3, 1.0, 16, 0.6, None, 0.0005, 1.2
+        ),
+    )
     return {row.name: row for row in rows}
 
 
@@ -237,16 +331,43 @@ def _told(shape: tuple[int, ...], names: tuple[str, ...]) -> Knowledge:
 
 def _inspection() -> Inspection:
     return Inspection(
-        "mlp:64-1000-1000-1", (64,), 1, (), 1_066_001, 4_264_004, "torch.float32", 3.0, 12,
-        "above the noise edge", (), 0.01,
-    )  # fmt: skip
+        "mlp:64-1000-1000-1",
+        (64,),
+        1,
+        (),
+        1_066_001,
+        4_264_004,
+        "torch.float32",
+        3.0,
+        12,
+        "above the noise edge",
+        (),
+        0.01,
+    )
 
 
 def _certificate() -> Certificate:
     return Certificate(
-        "binary", 60, 0.0312, 0.0311, 0.4, 0.1, 1.0, 0.02, 3.0, 4, 4, (), torch.ones(2),
-        torch.arange(2), 0.01, 0.02, 10.0, 12.0, "near_kkt",
-    )  # fmt: skip
+        "binary",
+        60,
+        0.0312,
+        0.0311,
+        0.4,
+        0.1,
+        1.0,
+        0.02,
+        3.0,
+        4,
+        4,
+        (),
+        torch.ones(2),
+        torch.arange(2),
+        0.01,
+        0.02,
+        10.0,
+        12.0,
+        "near_kkt",
+    )
 
 
 def _around(names: tuple[str, ...]) -> dict[str, Any]:
@@ -254,22 +375,54 @@ def _around(names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "subject": names[0] if names else "digits-mlp.safetensors",
         "attacks": (
-            AttackOutcome("binary-kkt", True, True, True, "homogeneous of order 3: training to zero loss "
-                          "leads to a KKT point", 8, 20000, 480, residual=0.0041, seconds=41.2),
+            AttackOutcome(
+                "binary-kkt",
+                True,
+                True,
+                True,
+                "homogeneous of order 3: training to zero loss leads to a KKT point",
+                8,
+                20000,
+                480,
+                residual=0.0041,
+                seconds=41.2,
+            ),
             AttackOutcome("first-layer-weights", False, True, True, "baseline", 1, candidates=1000),
-            AttackOutcome("multiclass-kkt", True, False, False,
-                          "needs two or more outputs; this network has 1"),
-            AttackOutcome("ntk", True, True, False, "needs the initial weights; grant them with --init"),
+            AttackOutcome(
+                "multiclass-kkt",
+                True,
+                False,
+                False,
+                "needs two or more outputs; this network has 1",
+            ),
+            AttackOutcome(
+                "ntk", True, True, False, "needs the initial weights; grant them with --init"
+            ),
         ),
-        "certificate": _certificate(), "certificate_of": "training samples",
-        "assumptions": ("The network was trained to zero training error without early stopping.",
-                        "Held-out samples come from the distribution of the training set."),
-        "limitations": ("Only the attacks listed here were run, inside a budget of 10 minutes.",
-                        "A stronger prior on images could bring back more."),
-        "settings": {"budget": "10min", "seed": 0, "attack": {"steps": 20000, "restarts": 8,
-                     "prior": None, "value_range": (0, 1)}, "path": names[1] if names else "runs/a"},
-        "environment": {"python": "3.11.9", "packages": {"torch": "2.13.0", "numpy": "2.4.6"},
-                        "device": "x86_64", "threads": 2},
-        "hashes": {"checkpoint": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-                   "data": "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"},
-    }  # fmt: skip
+        "certificate": _certificate(),
+        "certificate_of": "training samples",
+        "assumptions": (
+            "The network was trained to zero training error without early stopping.",
+            "Held-out samples come from the distribution of the training set.",
+        ),
+        "limitations": (
+            "Only the attacks listed here were run, inside a budget of 10 minutes.",
+            "A stronger prior on images could bring back more.",
+        ),
+        "settings": {
+            "budget": "10min",
+            "seed": 0,
+            "attack": {"steps": 20000, "restarts": 8, "prior": None, "value_range": (0, 1)},
+            "path": names[1] if names else "runs/a",
+        },
+        "environment": {
+            "python": "3.11.9",
+            "packages": {"torch": "2.13.0", "numpy": "2.4.6"},
+            "device": "x86_64",
+            "threads": 2,
+        },
+        "hashes": {
+            "checkpoint": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+            "data": "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752",
+        },
+    }

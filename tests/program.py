@@ -19,9 +19,12 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """A suite in the background is deaf to Ctrl-C, and so would be its children: restored here."""
     options.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     return subprocess.Popen(
-        [sys.executable, "-m", "residuum", *arguments], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
-    )  # fmt: skip
+        [sys.executable, "-m", "residuum", *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
 
 
 def interrupt(*arguments: str, once: Path, after: float = 1.2) -> tuple[int, str]:

@@ -145,10 +145,17 @@ def naive_covector(
 
 
 def naive_objective(
-    forward: Forward, points: Sequence[dict[str, Tensor]], target: dict[str, Tensor],
-    layers: dict[str, tuple[float, list[str]]], objective: Objective, labels: Tensor,
-    x: Tensor, lam: Tensor, surrogate: str, sharpness: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    forward: Forward,
+    points: Sequence[dict[str, Tensor]],
+    target: dict[str, Tensor],
+    layers: dict[str, tuple[float, list[str]]],
+    objective: Objective,
+    labels: Tensor,
+    x: Tensor,
+    lam: Tensor,
+    surrogate: str,
+    sharpness: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss, squared residual per layer, and the loss's gradients in x and lam, of one run.
 
     One sample, one gradient point at a time; layers: weight and parameter names of each.

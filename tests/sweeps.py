@@ -91,8 +91,20 @@ def killed_and_resumed(folder: Path, *options: str) -> tuple[int, dict[str, Any]
     """
     model = save_checkpoint(victim(), folder / "model.safetensors")
     out = folder / "s"
-    said = ["sweep", str(model), "--trials", "12", "--steps", "600", "--candidates", "12",
-            "--out", str(out), "--quiet", *options]  # fmt: skip
+    said = [
+        "sweep",
+        str(model),
+        "--trials",
+        "12",
+        "--steps",
+        "600",
+        "--candidates",
+        "12",
+        "--out",
+        str(out),
+        "--quiet",
+        *options,
+    ]
     process = start(*said)
     try:
         done = _kill_after(process, out / "trials", 3)

@@ -278,9 +278,12 @@ def test_every_strategy_attacks_with_the_budget_it_was_given(name: str) -> None:
     config = PRESETS["residuum"]
     config = AttackConfig(**{**vars(config), "steps": 20, "restarts": 2, "candidates": 6})
     facts = {
-        "weight_decay": 0.1, "loss": "logistic", "theta0": theta0,
-        "shift": torch.full((12,), 0.5), "rewritten": True,
-    }  # fmt: skip
+        "weight_decay": 0.1,
+        "loss": "logistic",
+        "theta0": theta0,
+        "shift": torch.full((12,), 0.5),
+        "rewritten": True,
+    }
     knowledge = Knowledge(shape=(12,), sample_count=9)
     found, adapted, seconds = adaptive_attack(name, Released((released,), knowledge, config, facts))
     assert found.restarts == 2

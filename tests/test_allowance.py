@@ -41,9 +41,15 @@ def audited(**options: Any) -> rs.AuditResult:
     checkpoint, split = tight()
     known = options.pop("known", knowledge(split))
     return rs.audit(
-        checkpoint, data=split.train, holdout=split.holdout, knowledge=known, budget=5, batches=BATCH,
-        baselines=False, **options,
-    )  # fmt: skip
+        checkpoint,
+        data=split.train,
+        holdout=split.holdout,
+        knowledge=known,
+        budget=5,
+        batches=BATCH,
+        baselines=False,
+        **options,
+    )
 
 
 def test_an_allowance_counts_what_runs_inside_it_and_nothing_else() -> None:
@@ -183,10 +189,14 @@ def test_a_damaged_entry_is_removed_and_never_believed(cache: Any, damage: str) 
     (path,) = cache.iterdir()
     whole = path.read_bytes()
     at = len(whole) - 2  # in the last number: a file that reads well and says something else
-    path.write_bytes({
-        "cut": whole[:-5], "flipped": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
-        "empty": b"", "nonsense": b"\x80\x04pickle",
-    }[damage])  # fmt: skip
+    path.write_bytes(
+        {
+            "cut": whole[:-5],
+            "flipped": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+            "empty": b"",
+            "nonsense": b"\x80\x04pickle",
+        }[damage]
+    )
     assert kept.recall(TwinNetwork, "a") is None
     assert not path.exists()
     kept.keep("a", network(2.0))

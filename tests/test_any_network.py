@@ -92,9 +92,14 @@ SHAPE = rs.Knowledge(shape=(1, 4, 4))
 
 @pytest.mark.parametrize(
     ("activation", "name"),
-    [(F.relu, ""), (torch.tanh, ",activation=tanh"), (F.gelu, ",activation=gelu"),
-     (F.leaky_relu, ",activation=leaky_relu"), (lambda x: x.clamp(min=0), "")],
-)  # fmt: skip
+    [
+        (F.relu, ""),
+        (torch.tanh, ",activation=tanh"),
+        (F.gelu, ",activation=gelu"),
+        (F.leaky_relu, ",activation=leaky_relu"),
+        (lambda x: x.clamp(min=0), ""),
+    ],
+)
 def test_a_class_that_computes_an_mlp_is_that_mlp(activation: Any, name: str) -> None:
     torch.manual_seed(0)
     model = Net(activation)
@@ -375,18 +380,29 @@ def test_a_network_with_attention_is_attacked_in_one_file_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("true", "kind"),
     [
-        (nn.ReLU(), "ReLU"), (nn.ReLU(True), "ReLU"), (nn.LeakyReLU(0.3), "LeakyReLU"),
-        (nn.PReLU(3), "PReLU"), (nn.RReLU().eval(), "RReLU"), (nn.ReLU6(), "Hardtanh"),
-        (nn.Hardtanh(-0.5, 0.7), "Hardtanh"), (torch.relu, "ReLU"), (F.relu6, "ReLU6"),
-        (lambda x: x.clamp(min=0), "ReLU"), (lambda x: torch.clamp(x, 0), "ReLU"),
-        (lambda x: x.clamp_min(0), "ReLU"), (lambda x: F.relu(x, True), "ReLU"),
-        (nn.MaxPool2d(2), "max-pooling"), (nn.MaxPool2d(3, 2, 1), "max-pooling"),
+        (nn.ReLU(), "ReLU"),
+        (nn.ReLU(True), "ReLU"),
+        (nn.LeakyReLU(0.3), "LeakyReLU"),
+        (nn.PReLU(3), "PReLU"),
+        (nn.RReLU().eval(), "RReLU"),
+        (nn.ReLU6(), "Hardtanh"),
+        (nn.Hardtanh(-0.5, 0.7), "Hardtanh"),
+        (torch.relu, "ReLU"),
+        (F.relu6, "ReLU6"),
+        (lambda x: x.clamp(min=0), "ReLU"),
+        (lambda x: torch.clamp(x, 0), "ReLU"),
+        (lambda x: x.clamp_min(0), "ReLU"),
+        (lambda x: F.relu(x, True), "ReLU"),
+        (nn.MaxPool2d(2), "max-pooling"),
+        (nn.MaxPool2d(3, 2, 1), "max-pooling"),
         (nn.MaxPool2d(2, 3, ceil_mode=True), "max-pooling"),
-        (nn.MaxPool2d(2, 4, ceil_mode=True), "max-pooling"), (nn.MaxPool2d((3, 1)), "max-pooling"),
-        (nn.AdaptiveMaxPool2d((2, 4)), "max-pooling"), (nn.AdaptiveMaxPool2d(1), "max-pooling"),
+        (nn.MaxPool2d(2, 4, ceil_mode=True), "max-pooling"),
+        (nn.MaxPool2d((3, 1)), "max-pooling"),
+        (nn.AdaptiveMaxPool2d((2, 4)), "max-pooling"),
+        (nn.AdaptiveMaxPool2d(1), "max-pooling"),
         (lambda x: F.max_pool1d(x.flatten(2), 3, 2), "max-pooling"),
     ],
-)  # fmt: skip
+)
 def test_a_surrogate_has_the_values_of_its_kink_and_in_the_limit_its_slopes(
     true: Any, kind: str
 ) -> None:
@@ -488,8 +504,21 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
     files: Path,
 ) -> None:
     code = f"{(files / 'name').read_text()}:build"
-    how = ["--data", "data.npz", "--holdout", "rest.npz", "--steps", "3", "--budget", "2s", "--quiet",
-           "--subsets", "200", "--no-twin", "--exit-zero"]  # fmt: skip
+    how = [
+        "--data",
+        "data.npz",
+        "--holdout",
+        "rest.npz",
+        "--steps",
+        "3",
+        "--budget",
+        "2s",
+        "--quiet",
+        "--subsets",
+        "200",
+        "--no-twin",
+        "--exit-zero",
+    ]
     said = ["audit", "w.pt", "--model", code, *how]
     assert main([*said, "--out", "a"]) == 4
     assert not Path("a").exists()
@@ -508,9 +537,13 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
 
 @pytest.mark.parametrize(
     ("factory", "words"),
-    [("wrong", "it says: ValueError: no such size"), ("nothing", "it made a int"),
-     ("missing", "it says: AttributeError"), ("a b", "as package.module:factory")],
-)  # fmt: skip
+    [
+        ("wrong", "it says: ValueError: no such size"),
+        ("nothing", "it made a int"),
+        ("missing", "it says: AttributeError"),
+        ("a b", "as package.module:factory"),
+    ],
+)
 def test_code_that_makes_no_network_says_so(files: Path, factory: str, words: str) -> None:
     name = (files / "name").read_text()
     with pytest.raises(InputError) as caught:

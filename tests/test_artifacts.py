@@ -72,10 +72,14 @@ def test_directions_of_the_first_layer_are_a_line_of_result_and_report(run: Path
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema_version": "9.0"}, {"extra": 1}, {"verdict": {}}, {"artifacts": {"a": 1}},
-        {"batches": [{"attack": "binary-kkt"}]}, {"candidates": None},
+        {"schema_version": "9.0"},
+        {"extra": 1},
+        {"verdict": {}},
+        {"artifacts": {"a": 1}},
+        {"batches": [{"attack": "binary-kkt"}]},
+        {"candidates": None},
     ],
-)  # fmt: skip
+)
 def test_other_results_do_not_fit(run: Path, change: dict[str, Any]) -> None:
     result = json.loads((run / "result.json").read_text()) | change
     with pytest.raises(jsonschema.ValidationError):
@@ -107,10 +111,13 @@ def test_sarif_of_every_outcome(outcome: str) -> None:
 @pytest.mark.parametrize(
     ("place", "change"),
     [
-        ((), {"version": "2.0.0"}), ((), {"extra": 1}), (("runs", 0), {"tool": {}}),
-        (("runs", 0, "results", 0), {"kind": "leak"}), (("runs", 0, "results", 0), {"message": "text"}),
+        ((), {"version": "2.0.0"}),
+        ((), {"extra": 1}),
+        (("runs", 0), {"tool": {}}),
+        (("runs", 0, "results", 0), {"kind": "leak"}),
+        (("runs", 0, "results", 0), {"message": "text"}),
     ],
-)  # fmt: skip
+)
 def test_other_logs_do_not_fit(place: tuple[str | int, ...], change: dict[str, Any]) -> None:
     verdict = Verdict("leak", (), 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc")
     log = sarif(verdict, file="m.pt", tool_version="1", sha256="0f", exit_code=1)
@@ -125,9 +132,11 @@ def test_other_logs_do_not_fit(place: tuple[str | int, ...], change: dict[str, A
 
 def test_names_stay_text_in_the_model_card() -> None:
     result = pages.bare(
-        subject="<img src=x>|[a](javascript:b)", knowledge=Knowledge(loss="`x`\n# head"),
-        attacks=(AttackOutcome("a|b", True, False, False, "*no*"),), limitations=("no guarantee",),
-    )  # fmt: skip
+        subject="<img src=x>|[a](javascript:b)",
+        knowledge=Knowledge(loss="`x`\n# head"),
+        attacks=(AttackOutcome("a|b", True, False, False, "*no*"),),
+        limitations=("no guarantee",),
+    )
     text = model_card(result)
     assert "<img" not in text
     assert "&lt;img" in text

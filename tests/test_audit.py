@@ -35,19 +35,34 @@ from tests.victims import knowledge, leaky, tight, untrained, write
 
 BATCH = Batch("binary-kkt", 2, 600, 0)
 FILES = [
-    ".gitignore", ".lock", "audit.safetensors", "certificate.json", "config.toml",
-    "environment.json", "knowledge.safetensors", "model_card.md", "reconstruction-1-unmix.safetensors",
+    ".gitignore",
+    ".lock",
+    "audit.safetensors",
+    "certificate.json",
+    "config.toml",
+    "environment.json",
+    "knowledge.safetensors",
+    "model_card.md",
+    "reconstruction-1-unmix.safetensors",
     "reconstruction.safetensors",
-    "report.html", "report.sarif", "result.json", "scores.json",
-]  # fmt: skip
+    "report.html",
+    "report.sarif",
+    "result.json",
+    "scores.json",
+]
 
 
 def audit(name: str, **options: Any) -> rs.AuditResult:
     checkpoint, split = {"leaky": leaky, "tight": tight, "untrained": untrained}[name]()
     given = {
-        "data": split.train, "holdout": split.holdout, "knowledge": knowledge(split),
-        "batches": (BATCH,), "budget": "1s", "subsets": 300, **options,
-    }  # fmt: skip
+        "data": split.train,
+        "holdout": split.holdout,
+        "knowledge": knowledge(split),
+        "batches": (BATCH,),
+        "budget": "1s",
+        "subsets": 300,
+        **options,
+    }
     return rs.audit(checkpoint, **given)
 
 
@@ -106,10 +121,14 @@ def test_data_never_reaches_the_attack() -> None:
 def test_plain_arrays_and_a_live_network_will_do() -> None:
     checkpoint, split = tight()
     found = rs.audit(
-        build_model(checkpoint), data=(split.train.x.numpy(), split.train.y.numpy()),
-        holdout=split.holdout.x.numpy(), batches=(Batch("binary-kkt", 1, 20, 0),), budget=1,
-        baselines=False, subsets=200,
-    )  # fmt: skip
+        build_model(checkpoint),
+        data=(split.train.x.numpy(), split.train.y.numpy()),
+        holdout=split.holdout.x.numpy(),
+        batches=(Batch("binary-kkt", 1, 20, 0),),
+        budget=1,
+        baselines=False,
+        subsets=200,
+    )
     assert found.scores is not None
     assert found.scores.calibrated
     assert [row.name for row in found.attacks if row.ran] == ["binary-kkt", "unmix"]
@@ -156,9 +175,14 @@ def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
     rows[: len(split.train)] = split.train.x.flatten(1).to(rows.dtype)
     planted = checkpoint.replace(theta={**checkpoint.theta, name: rows})
     found = rs.audit(
-        planted, data=split.train, holdout=split.holdout, knowledge=knowledge(split), budget="1s",
-        batches=(Batch("binary-kkt", 1, 5, 0),), subsets=300,
-    )  # fmt: skip
+        planted,
+        data=split.train,
+        holdout=split.holdout,
+        knowledge=knowledge(split),
+        budget="1s",
+        batches=(Batch("binary-kkt", 1, 5, 0),),
+        subsets=300,
+    )
     assert found.verdict.outcome == INCONCLUSIVE
     said = "the baseline first-layer-weights matches 20 of 20"
     assert [said in reason for reason in found.verdict.reasons].count(True) == 1
@@ -248,11 +272,18 @@ def test_no_held_out_set_is_3(files: dict[str, list[str]], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "change",
     [
-        {"--data": "gone.npz"}, {"--budget": "soon"}, {"--value-range": "1"}, {"--mean": "nothing"},
-        {"--fail-on": "recovered>>3"}, {"--device": "tpu"}, {"--preset": "none"},
-        {"--arch": "mlp:3-1"}, {"--config": "gone.toml"}, {"--steps": "0"},
+        {"--data": "gone.npz"},
+        {"--budget": "soon"},
+        {"--value-range": "1"},
+        {"--mean": "nothing"},
+        {"--fail-on": "recovered>>3"},
+        {"--device": "tpu"},
+        {"--preset": "none"},
+        {"--arch": "mlp:3-1"},
+        {"--config": "gone.toml"},
+        {"--steps": "0"},
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_2_and_leaves_nothing(
     files: dict[str, list[str]], change: dict[str, str], tmp_path: Path
 ) -> None:
@@ -302,9 +333,13 @@ def test_data_that_do_not_fit_are_2_and_leave_nothing(
         ("--data", data.replace(x=torch.zeros(20, 5), mean=None), "must fit the network's input"),
         ("--data", data.replace(y=ten), "One output takes labels"),
         ("--data", data.replace(x=data.x * 255), "outside the granted value range"),
-        ("--holdout", test.replace(x=torch.zeros(400, 5), mean=None), "must have the training samples'"),
+        (
+            "--holdout",
+            test.replace(x=torch.zeros(400, 5), mean=None),
+            "must have the training samples'",
+        ),
         ("--holdout", test.replace(mean=test.mean + 1), "centred by the same mean"),
-    ):  # fmt: skip
+    ):
         changed.to_npz(tmp_path / "bad.npz")
         grants = ["--mean", "0.3"] if changed.mean is None else []
         assert main([*command, name, str(tmp_path / "bad.npz"), *grants, "--out", str(out)]) == 2
@@ -375,9 +410,7 @@ def test_a_control_of_training_samples_is_called_that(
     data = command[command.index("--data") + 1]
     assert main([*command, "--holdout", data, "--out", str(out), "--quiet"]) == 3
     reasons = json.loads((out / "result.json").read_text())["verdict"]["reasons"]
-    assert reasons == [
-        "not calibrated: all samples of the held-out set are training samples"
-    ]  # fmt: skip
+    assert reasons == ["not calibrated: all samples of the held-out set are training samples"]
 
 
 def test_stages_are_told_as_they_begin() -> None:
@@ -523,8 +556,17 @@ def test_a_full_disk_is_an_error_and_leaves_no_corrupt_artifact(
 def long(command: list[str]) -> list[str]:
     """The same audit with an attack of several seconds."""
     at = command.index("--config")
-    return [*command[:at], *command[at + 2 :], "--steps", "400", "--budget", "6s",
-            "--subsets", "200", "--no-baselines"]  # fmt: skip
+    return [
+        *command[:at],
+        *command[at + 2 :],
+        "--steps",
+        "400",
+        "--budget",
+        "6s",
+        "--subsets",
+        "200",
+        "--no-baselines",
+    ]
 
 
 def test_ctrl_c_is_130_and_the_same_command_goes_on(

@@ -15,24 +15,57 @@ from residuum.records import Dataset
 # each class, which a network of ten outputs gives away at once; forty steps explain no convnet.
 NETWORKS = {
     "convnet": ("convnet:1x8x8-3-4-1", "binary", "binary-kkt", {"model-inversion"}, 3),
-    "multiclass": ("mlp:64-20-10", "multiclass", "multiclass-kkt",
-                   {"unmix", "model-inversion", "first-layer-weights"}, 1),
-}  # fmt: skip
+    "multiclass": (
+        "mlp:64-20-10",
+        "multiclass",
+        "multiclass-kkt",
+        {"unmix", "model-inversion", "first-layer-weights"},
+        1,
+    ),
+}
 
 
 def train(name: str, folder: Path) -> list[str]:
     """A victim of ten digits, and how to audit it with one batch in a budget of a minute."""
     arch, task, attack, *_ = NETWORKS[name]
-    assert main([
-        "train", "--data", "digits", "--n", "10", "--holdout", "150", "--task", task, "--arch", arch,
-        "--steps", "100", "--out", str(folder / "victim"), "--quiet",
-    ]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "train",
+                "--data",
+                "digits",
+                "--n",
+                "10",
+                "--holdout",
+                "150",
+                "--task",
+                task,
+                "--arch",
+                arch,
+                "--steps",
+                "100",
+                "--out",
+                str(folder / "victim"),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     (folder / "batch.toml").write_text(
         f'budget = "1min"\nsubsets = 200\n[[batches]]\nattack = "{attack}"\nrestarts = 2\nsteps = 40\n'
         "seed = 0\n"
     )
-    return ["audit", str(folder / "victim"), "--value-range", "0,1", "--sample-count", "5",
-            "--config", str(folder / "batch.toml"), "--quiet"]  # fmt: skip
+    return [
+        "audit",
+        str(folder / "victim"),
+        "--value-range",
+        "0,1",
+        "--sample-count",
+        "5",
+        "--config",
+        str(folder / "batch.toml"),
+        "--quiet",
+    ]
 
 
 def result(run: Path) -> dict[str, Any]:

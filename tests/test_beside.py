@@ -27,9 +27,14 @@ def network() -> nn.Sequential:
     """Two layers of one shape, so that order matters."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(),
+        nn.Linear(5, 6),
+        nn.ReLU(),
+        nn.Linear(6, 6),
+        nn.ReLU(),
+        nn.Linear(6, 6),
+        nn.ReLU(),
         nn.Linear(6, 1),
-    )  # fmt: skip
+    )
 
 
 def trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -176,9 +181,13 @@ def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() 
         own = dict(model.named_parameters())
         moment = {n: own[checkpoint.source_names[n]].grad for n in checkpoint.theta}
         problem = Problem(
-            rs.build_model(checkpoint), Moment(), rs.Knowledge(moment=moment), labels,
-            surrogate="none", layers="all",
-        )  # fmt: skip
+            rs.build_model(checkpoint),
+            Moment(),
+            rs.Knowledge(moment=moment),
+            labels,
+            surrogate="none",
+            layers="all",
+        )
         assert float(problem.evaluate(x[None], lam[None]).loss) < 1e-24
         assert float(problem.evaluate(-x[None], lam[None]).loss) > 1e-2
 

@@ -80,12 +80,15 @@ PICKLES: dict[str, Callable[[], bytes]] = {
     ),
     "equal hashes": lambda: equal_hashes(150_000),
     "equal long keys": lambda: (
-        text(b"x" * 1_900_000) + b"q\x00" + text(b"x" * 1_900_000) + b"q\x01}h\x00Ns"
+        text(b"x" * 1_900_000)
+        + b"q\x00"
+        + text(b"x" * 1_900_000)
+        + b"q\x01}h\x00Ns"
         + b"h\x01Ns" * 90_000
     ),
     "long storages": lambda: storage() + b"N" * 1_000_000 + b"tq\x00" + b"h\x00Q" * 100_000,
     "endless name": lambda: DOUBLED + text(b"x") + b"\x93",
-}  # fmt: skip
+}
 
 
 def torch_zip(content: bytes) -> bytes:
@@ -122,9 +125,10 @@ def directory(count: int, extra: bytes = b"") -> bytes:
     local = struct.pack("<4s5HL2L2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, 0, 0, 1, 0) + b"x"
     entries = b"".join(
         entry.pack(b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, 0, 0, 0, 0, 8, len(extra), 0, 0, 0, 0, 0)
-        + b"a/%06d" % i + extra
+        + b"a/%06d" % i
+        + extra
         for i in range(count)
-    )  # fmt: skip
+    )
     end = struct.pack(
         "<4s4H2LH", b"PK\5\6", 0, 0, count % 65536, count % 65536, len(entries), len(local), 0
     )
@@ -240,14 +244,18 @@ RECORDS: dict[str, Callable[[], str]] = {
 }
 BATCHES: dict[str, Callable[[], bytes]] = {
     "bytes copied": lambda: (
-        b"\x80\x02" + text(b"x" * 1_000_000) + text(b"latin1")
-        + b"\x86q\x00c_codecs\nencode\nq\x01" + b"h\x01h\x00R" * 10_000 + b"."
+        b"\x80\x02"
+        + text(b"x" * 1_000_000)
+        + text(b"latin1")
+        + b"\x86q\x00c_codecs\nencode\nq\x01"
+        + b"h\x01h\x00R" * 10_000
+        + b"."
     ),
     "bytes claimed": lambda: b"\x80\x05\x96" + struct.pack("<Q", 3 << 30) + b".",
     "lists": lambda: b"\x80\x02" + b"]" * 20_000_000 + b".",
     "endless key": lambda: b"\x80\x02}" + DOUBLED + b"Ns.",
     "deep key": lambda: b"\x80\x02})" + b"\x85" * 400_000 + b"Ns.",
-}  # fmt: skip
+}
 
 
 @pytest.fixture

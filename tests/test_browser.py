@@ -125,8 +125,11 @@ def test_slider_changes_both_counts_and_reset_brings_them_back(opened: Reports) 
     assert start[0] == page.verdict.recovered
     rule = "document.querySelector('#histogram .rule').getBoundingClientRect().x"
     before = tab.evaluate(rule)
-    tab.evaluate("s => { const e = document.getElementById('threshold'); e.value = s;"
-                 "e.dispatchEvent(new Event('input', {bubbles: true})); }", 60)  # fmt: skip
+    tab.evaluate(
+        "s => { const e = document.getElementById('threshold'); e.value = s;"
+        "e.dispatchEvent(new Event('input', {bubbles: true})); }",
+        60,
+    )
     moved = counts(tab)
     value = float(tab.inner_text("#threshold-value"))
     assert value < page.control.threshold_null99
@@ -238,9 +241,16 @@ def test_keyboard_alone(opened: Reports) -> None:
         if order[-1] == "more":
             break
     assert [name for name in order if name] == [
-        "threshold", "sort", "direction", "label", "certificate-filter", "confidence", "recovered",
-        "reset-gallery", "more",
-    ]  # fmt: skip
+        "threshold",
+        "sort",
+        "direction",
+        "label",
+        "certificate-filter",
+        "confidence",
+        "recovered",
+        "reset-gallery",
+        "more",
+    ]
     tab.keyboard.press("Enter")
     assert tab.evaluate(f"{VISIBLE}.length") == 30
     start = counts(tab)

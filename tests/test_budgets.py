@@ -230,8 +230,10 @@ def test_printed_theorems_refuse_other_networks():
     with pytest.raises(HypothesisError, match="two-layer"):
         budget_certificates(deep.model, deep.x, deep.lam, 0, direction(12))
     s = KKTSet.of(many.model, many.x, many.y, many.lam)
-    for call in (lambda: split_levels(s, 0, direction(14), 0.01, 0.01),
-                 lambda: largest_split(s, 0, direction(14), 1.0)):  # fmt: skip
+    for call in (
+        lambda: split_levels(s, 0, direction(14), 0.01, 0.01),
+        lambda: largest_split(s, 0, direction(14), 1.0),
+    ):
         with pytest.raises(HypothesisError, match="binary"):
             call()
     levels = split_levels(

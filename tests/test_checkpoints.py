@@ -114,9 +114,14 @@ def test_safetensors_of_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", [ARCH, "mlp:5-4-1,bias=none,activation=linear", "convnet:1x4x4-2-3-2,bias=all",
-             "polynomial:4-3-1,coefficients=0/1/0/2"],
-)  # fmt: skip
+    "arch",
+    [
+        ARCH,
+        "mlp:5-4-1,bias=none,activation=linear",
+        "convnet:1x4x4-2-3-2,bias=all",
+        "polynomial:4-3-1,coefficients=0/1/0/2",
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_round_trip_is_exact(tmp_path: Path, arch: str, dtype: torch.dtype) -> None:
     theta = {name: t.to(dtype) for name, t in weights(arch).items()}
@@ -135,9 +140,14 @@ def test_nested_dicts_are_unwrapped(tmp_path: Path, key: str) -> None:
     state = OrderedDict(weights())
     optimizer = {"state": {0: {"step": torch.tensor(3.0), "n": torch.tensor(1)}}, "lr": 0.1}
     content = {
-        "epoch": 3, "loss": torch.tensor(0.1), "optimizer": optimizer, "dtype": torch.float32,
-        "scheduler": {"milestones": Counter([10, 20])}, "names": ("a", [None, True]), key: state,
-    }  # fmt: skip
+        "epoch": 3,
+        "loss": torch.tensor(0.1),
+        "optimizer": optimizer,
+        "dtype": torch.float32,
+        "scheduler": {"milestones": Counter([10, 20])},
+        "names": ("a", [None, True]),
+        key: state,
+    }
     assert same(load_checkpoint(write_torch(tmp_path / "m.pt", content)).theta, dict(state))
     twice = write_torch(tmp_path / "n.pt", {"state_dict": content})
     assert same(load_checkpoint(twice).theta, dict(state))
@@ -625,14 +635,27 @@ OURS = {"residuum_format": "1", "architecture": ARCH}
 
 @pytest.mark.parametrize(
     "change",
-    [{"architecture": "mlp:5-7-6-3"}, {"architecture": "mlp:9" + "9" * 300}, {"architecture": ""},
-     {"architecture": "mlp:99999-99999-99999"}, {"architecture": "polynomial:99999999-99999999-1"},
-     {"input_shape": "[2, 2]"}, {"input_shape": "[-5]"}, {"input_shape": "[true, 5]"},
-     {"input_shape": "5"}, {"input_shape": "["}, {"labels": json.dumps(["x" * 1000])},
-     {"labels": json.dumps(["x"] * 20_000)}, {"labels": '["\\u001b[31m"]'}, {"labels": "[1]"},
-     {"labels": "[" * 100_000}, {"task": "evil"}, {"residuum_format": "99"},
-     {"assumptions": '{"a": 1}'}],
-)  # fmt: skip
+    [
+        {"architecture": "mlp:5-7-6-3"},
+        {"architecture": "mlp:9" + "9" * 300},
+        {"architecture": ""},
+        {"architecture": "mlp:99999-99999-99999"},
+        {"architecture": "polynomial:99999999-99999999-1"},
+        {"input_shape": "[2, 2]"},
+        {"input_shape": "[-5]"},
+        {"input_shape": "[true, 5]"},
+        {"input_shape": "5"},
+        {"input_shape": "["},
+        {"labels": json.dumps(["x" * 1000])},
+        {"labels": json.dumps(["x"] * 20_000)},
+        {"labels": '["\\u001b[31m"]'},
+        {"labels": "[1]"},
+        {"labels": "[" * 100_000},
+        {"task": "evil"},
+        {"residuum_format": "99"},
+        {"assumptions": '{"a": 1}'},
+    ],
+)
 def test_metadata_are_not_trusted(tmp_path: Path, change: dict[str, str]) -> None:
     (tmp_path / "m").write_bytes(save(weights(), OURS | change))
     with pytest.raises((CheckpointError, ArchitectureError)):
@@ -720,9 +743,19 @@ class Marked(Tensor):
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"epoch": 3}, [], 3, torch.ones(2, 2), {"model": {}}, {3: torch.ones(2, 2)},
-                {"a\x1b[31m": torch.ones(2, 2)}, {"x" * 1000: torch.ones(2, 2)}],
-)  # fmt: skip
+    "content",
+    [
+        {},
+        {"epoch": 3},
+        [],
+        3,
+        torch.ones(2, 2),
+        {"model": {}},
+        {3: torch.ones(2, 2)},
+        {"a\x1b[31m": torch.ones(2, 2)},
+        {"x" * 1000: torch.ones(2, 2)},
+    ],
+)
 @pytest.mark.parametrize("legacy", [False, True])
 def test_files_without_usable_weights(tmp_path: Path, content: object, legacy: bool) -> None:
     with pytest.raises(CheckpointError):
@@ -771,9 +804,11 @@ VALID = valid_files()
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", VALID)
 @settings(
-    max_examples=150, deadline=None, derandomize=True,
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 @given(data=st.data())
 def test_mutated_files_raise_only_our_errors(
     tmp_path: Path, kind: str, data: st.DataObject
@@ -814,14 +849,16 @@ MODULES = {
     ARCH: lambda: MLP((5, 7, 6, 2)),
     "mlp:4-4-4-4,bias=all": lambda: MLP((4, 4, 4, 4), "all", ReLU()),
     "convnet:1x4x4-2-3-2,bias=hidden": lambda: ConvNet((1, 4, 4), (2, 3), 2, "hidden"),
-    "polynomial:4-3-1,coefficients=0/0/0/1": lambda: PolynomialNetwork(4, 3, Polynomial((0, 0, 0, 1))),
+    "polynomial:4-3-1,coefficients=0/0/0/1": lambda: PolynomialNetwork(
+        4, 3, Polynomial((0, 0, 0, 1))
+    ),
     "mlp:4-3-2,bias=all": lambda: nn.Sequential(
         nn.Flatten(), nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Linear(3, 2)
     ),
     "mlp:4-3-2,bias=none,activation=linear": lambda: nn.Sequential(
         nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch", MODULES)
@@ -838,8 +875,9 @@ def test_checkpoint_from_module(arch: str, tmp_path: Path) -> None:
 
 def test_a_relu_may_be_used_twice() -> None:
     relu = nn.ReLU()
-    model = nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4, bias=False), relu,
-                          nn.Linear(4, 1, bias=False))  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(3, 4), relu, nn.Linear(4, 4, bias=False), relu, nn.Linear(4, 1, bias=False)
+    )
     checkpoint = checkpoint_from_module(model)
     assert checkpoint.arch == "mlp:3-4-4-1"
     x = torch.randn(5, 3)
@@ -1030,9 +1068,15 @@ def test_inspection_against_numpy() -> None:
 
 @pytest.mark.parametrize(
     ("arch", "order"),
-    [(ARCH, 3.0), ("mlp:5-4-1", 2.0), ("mlp:5-1", 1.0), ("mlp:5-4-1,bias=all", None),
-     ("convnet:1x4x4-2-3-2", 3.0), ("polynomial:4-3-1", 4.0)],
-)  # fmt: skip
+    [
+        (ARCH, 3.0),
+        ("mlp:5-4-1", 2.0),
+        ("mlp:5-1", 1.0),
+        ("mlp:5-4-1,bias=all", None),
+        ("convnet:1x4x4-2-3-2", 3.0),
+        ("polynomial:4-3-1", 4.0),
+    ],
+)
 def test_measured_homogeneity(arch: str, order: float | None) -> None:
     assert inspect_checkpoint(Checkpoint(weights(arch), arch)).homogeneity_order == order
 

@@ -33,9 +33,16 @@ from tests.test_demo import shrink
 COMMANDS = sorted(str(command.name) for command in app.registered_commands)
 TRAIN = ["train", "--data", "digits", "--n", "10", "--arch", "mlp:64-8-1", "--steps", "60"]
 LAYOUT = [
-    ".gitignore", ".lock", "init.safetensors", "model.safetensors", "private", "private/holdout.npz",
-    "private/state.safetensors", "private/train.npz", "training.json",
-]  # fmt: skip
+    ".gitignore",
+    ".lock",
+    "init.safetensors",
+    "model.safetensors",
+    "private",
+    "private/holdout.npz",
+    "private/state.safetensors",
+    "private/train.npz",
+    "training.json",
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +93,14 @@ def test_released_weights_hold_nothing_private(run: Path) -> None:
     with safe_open(run / "model.safetensors", "pt") as file:
         metadata = file.metadata()
     assert sorted(metadata) == [
-        "architecture", "assumptions", "format", "input_shape", "labels", "residuum_format", "task",
-    ]  # fmt: skip
+        "architecture",
+        "assumptions",
+        "format",
+        "input_shape",
+        "labels",
+        "residuum_format",
+        "task",
+    ]
     header = int.from_bytes(content[:8], "little")
     assert len(content) == 8 + header + sum(t.numel() * t.element_size() for t in tensors.values())
     private = np.load(run / "private" / "train.npz")
@@ -101,9 +114,21 @@ def test_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(run), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sorted(found) == [
-        "arch", "assumptions", "attacks", "balance", "bytes", "directions", "directions_of",
-        "dtype", "homogeneity_order", "input_shape", "layers", "outputs", "parameters", "ranks",
-    ]  # fmt: skip
+        "arch",
+        "assumptions",
+        "attacks",
+        "balance",
+        "bytes",
+        "directions",
+        "directions_of",
+        "dtype",
+        "homogeneity_order",
+        "input_shape",
+        "layers",
+        "outputs",
+        "parameters",
+        "ranks",
+    ]
     assert (found["arch"], found["homogeneity_order"]) == ("mlp:64-8-1", 2.0)
     attacks = {attack["attack"]: attack for attack in found["attacks"]}
     assert list(attacks) == list(every_attack())
@@ -123,9 +148,18 @@ def test_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 CERTIFICATE = [
-    "residual_plain", "residual_clarke", "eps", "delta", "margin", "normalized_margin",
-    "homogeneity_order", "kinks", "layers", "multipliers", "status",
-]  # fmt: skip
+    "residual_plain",
+    "residual_clarke",
+    "eps",
+    "delta",
+    "margin",
+    "normalized_margin",
+    "homogeneity_order",
+    "kinks",
+    "layers",
+    "multipliers",
+    "status",
+]
 BESIDE = [
     "task",
     "samples",
@@ -169,8 +203,12 @@ def test_certify(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_multiclass_and_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arch, more, task in (
         ("mlp:64-8-10", ["--method", "sgd", "--batch", "5", "--lr", "0.1"], "multiclass"),
-        ("mlp:64-8-1", ["--task", "regression", "--method", "gd", "--weight-decay", "0.01"], "regression"),
-    ):  # fmt: skip
+        (
+            "mlp:64-8-1",
+            ["--task", "regression", "--method", "gd", "--weight-decay", "0.01"],
+            "regression",
+        ),
+    ):
         out = tmp_path / task
         command = ["train", "--data", "digits", "--n", "20", "--arch", arch, "--steps", "30", *more]
         assert main([*command, "--out", str(out), "--json"]) == 0
@@ -297,9 +335,11 @@ def test_quiet_prints_nothing(
     run: Path, tmp_path: Path, small_demo: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (
-        [*TRAIN, "--out", str(tmp_path / "q")], ["inspect", str(run)], ["certify", str(run)],
+        [*TRAIN, "--out", str(tmp_path / "q")],
+        ["inspect", str(run)],
+        ["certify", str(run)],
         ["demo", "--out", str(tmp_path / "d")],
-    ):  # fmt: skip
+    ):
         assert main([*command, "--quiet"]) == 0
         assert capsys.readouterr() == ("", "")
 
@@ -411,9 +451,12 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
 
 @pytest.mark.parametrize("name", BAD_CHECKPOINTS)
 def test_bad_checkpoints(
-    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     write, code, remedy = BAD_CHECKPOINTS[name]
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "m.pt"
@@ -536,9 +579,12 @@ def test_unwritable_output(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "private").write_text("here")
     for command, out in (
-        (TRAIN, file), (TRAIN, file / "deep"), (TRAIN, tmp_path / "half"),
-        (["certify", str(run)], file), (["certify", str(run)], file / "deep"),
-    ):  # fmt: skip
+        (TRAIN, file),
+        (TRAIN, file / "deep"),
+        (TRAIN, tmp_path / "half"),
+        (["certify", str(run)], file),
+        (["certify", str(run)], file / "deep"),
+    ):
         assert main([*command, "--out", str(out)]) == 2
         assert "Choose another folder with --out" in one_line(capsys)
     assert file.read_text() == "here"
@@ -570,8 +616,10 @@ def test_a_diverged_run_releases_no_weights(
     assert protocol["status"] == "diverged"
     assert protocol["train_accuracy"] is None
     assert sorted(protocol["sha256"]) == [
-        "init.safetensors", "private/holdout.npz", "private/train.npz",
-    ]  # fmt: skip
+        "init.safetensors",
+        "private/holdout.npz",
+        "private/train.npz",
+    ]
     for command in (["inspect", str(out)], ["certify", str(out)]):
         assert main(command) == 2
         assert "model.safetensors" in one_line(capsys)
@@ -583,9 +631,11 @@ def test_a_diverged_run_releases_no_weights(
     ("problem", "code"), [(ZeroDivisionError("a\nb"), 70), (KeyboardInterrupt(), 130)]
 )
 def test_bugs_and_interrupts_have_their_own_codes(
-    problem: BaseException, code: int, monkeypatch: pytest.MonkeyPatch,
+    problem: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise problem
 

@@ -17,8 +17,16 @@ from residuum.theory import certify
 from tests.cases import multiclass_point, relu_point
 from tests.program import listing
 
-KEYS = ["residual_before", "residual_after", "min_distance", "on_margin", "stationary_set",
-        "full_kkt_set", "n_before", "n_after"]  # fmt: skip
+KEYS = [
+    "residual_before",
+    "residual_after",
+    "min_distance",
+    "on_margin",
+    "stationary_set",
+    "full_kkt_set",
+    "n_before",
+    "n_after",
+]
 
 
 def save_point(point, folder: Path) -> list[str]:
@@ -167,7 +175,7 @@ def test_labels_keep_their_form(tmp_path, capsys):
         (["--far", "1e9"], 3, "largest budget"),
         (["--data", "nowhere.npz"], 2, "nowhere.npz"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_one_line_and_its_code(
     trained, tmp_path, capsys, extra, code, words
 ):

@@ -26,8 +26,13 @@ from tests.program import interrupt, listing, one_line, printed
 
 SMALL = ["--steps", "200", "--restarts", "2", "--candidates", "16"]
 LAYOUT = [
-    ".gitignore", ".lock", "attack.json", "loss.png", "reconstruction.safetensors", "selected.png",
-]  # fmt: skip
+    ".gitignore",
+    ".lock",
+    "attack.json",
+    "loss.png",
+    "reconstruction.safetensors",
+    "selected.png",
+]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -90,21 +95,85 @@ def test_what_is_granted_is_recorded_and_shown(
     np.save(tmp_path / "mean.npy", np.full((1, 8, 8), 0.3))
     out = tmp_path / "r"
     command = [
-        "attack", str(victim), "--steps", "5", "--restarts", "1", "--out", str(out), "--shape", "1,8,8",
-        "--value-range", "0,1", "--mean", str(tmp_path / "mean.npy"), "--mean-provenance", "holdout",
-        "--sample-count", "12", "--label-balance", "0.25,0.75", "--init", "own", "--loss", "logistic",
-        "--weight-decay", "0.01", "--prior", "value-box:0.5", "--prior", "high-frequency:1e-6",
-        "--constraint", "penalty", "--set", "lam_init=0,2", "--set", "normalise=false",
-        "--optimiser", "sgd", "--lr-x", "1e-4", "--lr-lam", "1e-5", "--sigma", "0.02", "--lam-min", "0.1",
-        "--lam-every", "3", "--surrogate", "softplus", "--sharpness", "50", "--anneal", "none",
-        "--layers", "first", "--dtype", "float32", "--device", "cpu", "--seed", "7",
-    ]  # fmt: skip
+        "attack",
+        str(victim),
+        "--steps",
+        "5",
+        "--restarts",
+        "1",
+        "--out",
+        str(out),
+        "--shape",
+        "1,8,8",
+        "--value-range",
+        "0,1",
+        "--mean",
+        str(tmp_path / "mean.npy"),
+        "--mean-provenance",
+        "holdout",
+        "--sample-count",
+        "12",
+        "--label-balance",
+        "0.25,0.75",
+        "--init",
+        "own",
+        "--loss",
+        "logistic",
+        "--weight-decay",
+        "0.01",
+        "--prior",
+        "value-box:0.5",
+        "--prior",
+        "high-frequency:1e-6",
+        "--constraint",
+        "penalty",
+        "--set",
+        "lam_init=0,2",
+        "--set",
+        "normalise=false",
+        "--optimiser",
+        "sgd",
+        "--lr-x",
+        "1e-4",
+        "--lr-lam",
+        "1e-5",
+        "--sigma",
+        "0.02",
+        "--lam-min",
+        "0.1",
+        "--lam-every",
+        "3",
+        "--surrogate",
+        "softplus",
+        "--sharpness",
+        "50",
+        "--anneal",
+        "none",
+        "--layers",
+        "first",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        "--seed",
+        "7",
+    ]
     assert main(command) == 0
     shown = capsys.readouterr().out
     for words in (
-        "restart", "final loss", "layers.0", "layers.1", "finished", "selected", "mean (holdout)",
-        "shape 1,8,8 (user)", "value_range 0,1 (user)", "theta0 (user)", "seconds", str(out),
-    ):  # fmt: skip
+        "restart",
+        "final loss",
+        "layers.0",
+        "layers.1",
+        "finished",
+        "selected",
+        "mean (holdout)",
+        "shape 1,8,8 (user)",
+        "value_range 0,1 (user)",
+        "theta0 (user)",
+        "seconds",
+        str(out),
+    ):
         assert " ".join(words.split()) in " ".join(shown.split())
     found = load_run(out)
     assert len(found.x) == 24
@@ -126,11 +195,26 @@ def test_json_and_quiet(victim: Path, tmp_path: Path, capsys: Capture) -> None:
     found = printed(capsys)
     assert found == json.loads((tmp_path / "j" / "attack.json").read_text())
     assert sorted(found) == [
-        "attack", "candidates", "consensus", "environment", "events", "final_loss", "knowledge",
-        "layer_residuals_squared", "notes", "preset", "request", "restarts", "runs",
-        "second_order", "seconds",
-        "selected", "settings", "sha256", "status",
-    ]  # fmt: skip
+        "attack",
+        "candidates",
+        "consensus",
+        "environment",
+        "events",
+        "final_loss",
+        "knowledge",
+        "layer_residuals_squared",
+        "notes",
+        "preset",
+        "request",
+        "restarts",
+        "runs",
+        "second_order",
+        "seconds",
+        "selected",
+        "settings",
+        "sha256",
+        "status",
+    ]
 
 
 @pytest.mark.parametrize("private", ["deleted", "garbage"])
@@ -326,7 +410,7 @@ def test_help_names_everything_that_can_be_chosen(capsys: Capture) -> None:
         (["--arch", "mlp:64-9-1"], ""),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_bad_attack_requests(
     arguments: list[str], words: str, victim: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -381,9 +465,12 @@ def test_scores(scored: Path, victim: Path, capsys: Capture) -> None:
     assert set(found["metrics"]) == set(METRICS)
     for figures in found["metrics"].values():
         assert figures.keys() >= {
-            "recovered", "expected_by_chance", "threshold_null99", "above_published_threshold",
+            "recovered",
+            "expected_by_chance",
+            "threshold_null99",
+            "above_published_threshold",
             "top10_mean",
-        }  # fmt: skip
+        }
         assert 0 <= figures["recovered"] <= 12
         assert 0 <= figures["expected_by_chance"] < 3
     row = found["per_sample"][0]

@@ -14,10 +14,27 @@ from residuum.defenses import DEFENSES, catalogue
 from tests.program import interrupt, listing, printed
 
 TINY = [
-    "defend", "--data", "digits", "--n", "20", "--arch", "mlp:64-20-1", "--steps", "80",
-    "--gd-steps", "60", "--attack-steps", "40", "--restarts", "1", "--subsets", "200",
-    "--holdout", "150", "--no-uniqueness",
-]  # fmt: skip
+    "defend",
+    "--data",
+    "digits",
+    "--n",
+    "20",
+    "--arch",
+    "mlp:64-20-1",
+    "--steps",
+    "80",
+    "--gd-steps",
+    "60",
+    "--attack-steps",
+    "40",
+    "--restarts",
+    "1",
+    "--subsets",
+    "200",
+    "--holdout",
+    "150",
+    "--no-uniqueness",
+]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -53,8 +70,14 @@ def test_a_run_has_everything_side_by_side(finished: Path) -> None:
     )
     assert set(shifted["rewrite"]) == {"original_multipliers", "closed_form", "refitted", "before"}
     names = listing(finished)
-    for name in ("comparison.png", "report.html", "report.md", "private/noise-0.1.json",
-                 "trials/none/released.safetensors", "trials/noise-0.1/outcome.safetensors"):  # fmt: skip
+    for name in (
+        "comparison.png",
+        "report.html",
+        "report.md",
+        "private/noise-0.1.json",
+        "trials/none/released.safetensors",
+        "trials/noise-0.1/outcome.safetensors",
+    ):
         assert name in names
     assert not [name for name in names if name.startswith("work")]
     assert stat.S_IMODE((finished / "private").stat().st_mode) == 0o700
@@ -106,10 +129,13 @@ def test_finished_trials_of_a_stopped_run_are_not_taken_for_another_setting(
 @pytest.mark.parametrize(
     ("defenses", "message"),
     [
-        ("noize:1", "Did you mean 'noise'"), ("noise:x", "NAME:STRENGTH"), (",", "no defense"),
-        ("noise:1,noise:1.0", "twice"), ("dp:0", "starts above 0"),
+        ("noize:1", "Did you mean 'noise'"),
+        ("noise:x", "NAME:STRENGTH"),
+        (",", "no defense"),
+        ("noise:1,noise:1.0", "twice"),
+        ("dp:0", "starts above 0"),
     ],
-)  # fmt: skip
+)
 def test_bad_defenses_end_with_two_and_write_nothing(
     defenses: str, message: str, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -293,9 +293,14 @@ def test_a_small_pool_makes_a_weaker_twin_and_says_so() -> None:
     checkpoint, split = tight()
     few = split.holdout.replace(x=split.holdout.x[:130], y=split.holdout.y[:130])
     found = rs.audit(
-        checkpoint, data=split.train, holdout=few, knowledge=knowledge(split), batches=BATCH, budget=5,
+        checkpoint,
+        data=split.train,
+        holdout=few,
+        knowledge=knowledge(split),
+        batches=BATCH,
+        budget=5,
         baselines=False,
-    )  # fmt: skip
+    )
     assert found.checks.twin is not None
     assert "weaker" in found.checks.twin.made
 
@@ -303,9 +308,15 @@ def test_a_small_pool_makes_a_weaker_twin_and_says_so() -> None:
 def test_vouching_is_a_note_in_every_artifact(tmp_path) -> None:
     checkpoint, split = untrained()
     found = rs.audit(
-        checkpoint, data=split.train, holdout=split.holdout, knowledge=knowledge(split), vouch=True,
-        batches=(Batch("binary-kkt", 1, 20, 0),), baselines=False, subsets=200,
-    )  # fmt: skip
+        checkpoint,
+        data=split.train,
+        holdout=split.holdout,
+        knowledge=knowledge(split),
+        vouch=True,
+        batches=(Batch("binary-kkt", 1, 20, 0),),
+        baselines=False,
+        subsets=200,
+    )
     assert found.checks.vouched
     assert not any("was trained on these records" in reason for reason in found.verdict.reasons)
     found.save(tmp_path / "run")

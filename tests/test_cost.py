@@ -38,9 +38,12 @@ def test_the_formula_counts_what_is_done(objective, outputs, layers, measure):
             with FlopCounterMode(display=False) as counter:
                 problem.evaluate(case.x, case.lam, 4.0, measure)
             found = evaluation_cost(
-                problem.explicit, 2, 12,
-                follows_outputs=objective.follows_outputs, measure=measure,
-            )  # fmt: skip
+                problem.explicit,
+                2,
+                12,
+                follows_outputs=objective.follows_outputs,
+                measure=measure,
+            )
             assert sum(found.flops) == counter.get_total_flops()
             assert len(found.flops) == len(hidden)
 

@@ -79,9 +79,12 @@ def python2_batch(data: np.ndarray, labels: list[int]) -> bytes:
     shape = b"".join(map(number, data.shape)) + b"\x86"
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
-        + number(0) + b"\x85" + text(b"b") + b"\x87R"
+        + number(0)
+        + b"\x85"
+        + text(b"b")
+        + b"\x87R"
         b"(" + number(1) + shape + dtype + b"\x89" + text(data.tobytes()) + b"tb"
-    )  # fmt: skip
+    )
     items = text(b"data") + array + text(b"labels") + b"](" + b"".join(map(number, labels)) + b"e"
     return b"\x80\x02}(" + items + b"u."
 
@@ -567,7 +570,10 @@ def test_npz_labels_need_two_sides(tmp_path: Path) -> None:
     ("arrays", "words"),
     [
         ({"x": np.zeros((4, 2))}, r"lacks \['y'\]"),
-        ({"x_train": np.zeros((4, 2)), "y_train": [0, 1, 0, 1], "x_test": np.ones((2, 2))}, "y_test"),
+        (
+            {"x_train": np.zeros((4, 2)), "y_train": [0, 1, 0, 1], "x_test": np.ones((2, 2))},
+            "y_test",
+        ),
         ({"a": np.zeros(3)}, "lacks"),
         ({"x": np.zeros(4), "y": [0, 1, 0, 1]}, "one row per sample"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "one row per sample"),
@@ -577,11 +583,16 @@ def test_npz_labels_need_two_sides(tmp_path: Path) -> None:
         ({"x": np.zeros((4, 2)), "y": np.eye(4)}, "one class per sample"),
         ({"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "mean": np.zeros(3)}, "stored mean"),
         (
-            {"x_train": np.zeros((2, 2)), "y_train": [0, 1], "x_test": np.zeros((2, 3)), "y_test": [0, 1]},
+            {
+                "x_train": np.zeros((2, 2)),
+                "y_train": [0, 1],
+                "x_test": np.zeros((2, 3)),
+                "y_test": [0, 1],
+            },
             "of one kind",
         ),
     ],
-)  # fmt: skip
+)
 def test_unusable_archives(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(DataError, match=words):

@@ -45,11 +45,21 @@ from tests.test_adaptive import checkpoint
 
 ARCH = "mlp:64-20-1"
 STRENGTHS = {
-    "shift-rewrite": 5.0, "shift-rewrite-vector": 0.5, "shift-retrain": 0.5,
-    "shift-retrain-vector": 0.5, "noise": 0.1, "early-stop": 0.5, "default-init": 1.0,
-    "plain-gd": 1.0, "weight-decay": 0.01, "label-smoothing": 0.2, "sgd": 5.0, "dp": 8.0,
-    "without-top": 3.0, "cap": 1.2,
-}  # fmt: skip
+    "shift-rewrite": 5.0,
+    "shift-rewrite-vector": 0.5,
+    "shift-retrain": 0.5,
+    "shift-retrain-vector": 0.5,
+    "noise": 0.1,
+    "early-stop": 0.5,
+    "default-init": 1.0,
+    "plain-gd": 1.0,
+    "weight-decay": 0.01,
+    "label-smoothing": 0.2,
+    "sgd": 5.0,
+    "dp": 8.0,
+    "without-top": 3.0,
+    "cap": 1.2,
+}
 needs_opacus = pytest.mark.skipif(  # in CI it must be there: a missing one fails
     find_spec("opacus") is None and os.environ.get("CI") != "true",
     reason="the extra dp is not installed",
@@ -65,9 +75,16 @@ def setting() -> Setting:
         shape=(1, 8, 8), value_range=(0.0, 1.0), mean=split.train.mean, sample_count=20
     )
     return Setting(
-        ARCH, split, "binary", Training(TrainingConfig(steps=120), descent, 20),
-        AttackConfig(steps=60, restarts=1), knowledge, subsets=200, releases=4, kinks=0,
-    )  # fmt: skip
+        ARCH,
+        split,
+        "binary",
+        Training(TrainingConfig(steps=120), descent, 20),
+        AttackConfig(steps=60, restarts=1),
+        knowledge,
+        subsets=200,
+        releases=4,
+        kinks=0,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -294,9 +311,11 @@ def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
             if moving[i]:
                 total = [t + g / 20 for t, g in zip(total, gradient, strict=True)]
                 pulled[i] += float(torch.sigmoid(-margin))
-        speed = total if speed is None else [
-            config.momentum * v + t for v, t in zip(speed, total, strict=True)
-        ]  # fmt: skip
+        speed = (
+            total
+            if speed is None
+            else [config.momentum * v + t for v, t in zip(speed, total, strict=True)]
+        )
         with torch.no_grad():
             for p, v in zip(parameters_, speed, strict=True):
                 p -= config.lr * v
@@ -338,11 +357,17 @@ def test_without_its_extra_a_defense_names_the_install_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("noize:1", "Did you mean 'noise'"), ("noise", "NAME:STRENGTH"), ("noise:x", "NAME:STRENGTH"),
-        ("noise:-1", "starts above 0"), ("noise:nan", "NAME:STRENGTH"), ("noise:inf", "finite"),
-        ("default-init:0.5", "Use 1"), ("label-smoothing:2", "at most 1"), ("dp:0", "starts above 0"),
+        ("noize:1", "Did you mean 'noise'"),
+        ("noise", "NAME:STRENGTH"),
+        ("noise:x", "NAME:STRENGTH"),
+        ("noise:-1", "starts above 0"),
+        ("noise:nan", "NAME:STRENGTH"),
+        ("noise:inf", "finite"),
+        ("default-init:0.5", "Use 1"),
+        ("label-smoothing:2", "at most 1"),
+        ("dp:0", "starts above 0"),
     ],
-)  # fmt: skip
+)
 def test_bad_names_and_strengths_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         find(text)
@@ -350,8 +375,12 @@ def test_bad_names_and_strengths_are_refused(text: str, message: str) -> None:
 
 def test_samples_that_are_no_images_are_not_drawn() -> None:
     whole = setting().split
-    flat = Split(*(part.replace(x=part.x.flatten(1), mean=part.mean.flatten())  # type: ignore[union-attr]
-                   for part in (whole.train, whole.holdout)))  # fmt: skip
+    flat = Split(
+        *(
+            part.replace(x=part.x.flatten(1), mean=part.mean.flatten())  # type: ignore[union-attr]
+            for part in (whole.train, whole.holdout)
+        )
+    )
     knowledge = Knowledge(shape=(64,), sample_count=20)
     outcome, _, _ = run_trial(replace(setting(), split=flat, knowledge=knowledge))
     assert report.compared([outcome]) is None

@@ -12,9 +12,16 @@ from residuum.cli.main import main
 from tests.program import listing
 
 SMALL = {
-    "ARCH": "mlp:64-60-60-1", "SAMPLES": 30, "STEPS": 1500, "RESTARTS": 2, "ATTACK_STEPS": 500,
-    "BUDGET": "1s", "PHOTO_ARCH": "mlp:3072-40-40-1", "PHOTOS": 10, "PHOTO_STEPS": 120,
-}  # fmt: skip
+    "ARCH": "mlp:64-60-60-1",
+    "SAMPLES": 30,
+    "STEPS": 1500,
+    "RESTARTS": 2,
+    "ATTACK_STEPS": 500,
+    "BUDGET": "1s",
+    "PHOTO_ARCH": "mlp:3072-40-40-1",
+    "PHOTOS": 10,
+    "PHOTO_STEPS": 120,
+}
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +37,14 @@ def test_demo(
     out = tmp_path / "new" / "demo"
     assert main(["demo", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    for words in ("KKT residual, Clarke", "held-out", "digits recovered", "expected by chance",
-                  "one never trained", "mean (train)"):  # fmt: skip
+    for words in (
+        "KKT residual, Clarke",
+        "held-out",
+        "digits recovered",
+        "expected by chance",
+        "one never trained",
+        "mean (train)",
+    ):
         assert words in shown
     assert shown.splitlines()[-1] == f"report: {out / 'trained' / 'report.html'}"
     assert main(["demo", "--out", str(out), "--json"]) == 0  # again: the same audits, shown again

@@ -60,9 +60,15 @@ def test_a_failing_block_points_at_its_line(page: Path) -> None:
         "$ rm -r runs\n",
         "residuum schema\n",
     ],
-    ids=["output", "code not shown", "other code", "code not shown before the next", "other program",
-         "no prompt"],
-)  # fmt: skip
+    ids=[
+        "output",
+        "code not shown",
+        "other code",
+        "code not shown before the next",
+        "other program",
+        "no prompt",
+    ],
+)
 def test_wrong_transcripts_are_noticed(
     text: str, page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,9 +104,24 @@ def test_the_table_of_what_applies_is_the_same_in_result_report_and_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    said = ["audit", str(folder / "m.safetensors"), "--data", str(folder / "train.npz"),
-            "--holdout", str(folder / "rest.npz"), "--steps", "5", "--budget", "1s", "--no-twin",
-            "--subsets", "200", "--exit-zero", "--out", str(tmp_path / "a")]  # fmt: skip
+    said = [
+        "audit",
+        str(folder / "m.safetensors"),
+        "--data",
+        str(folder / "train.npz"),
+        "--holdout",
+        str(folder / "rest.npz"),
+        "--steps",
+        "5",
+        "--budget",
+        "1s",
+        "--no-twin",
+        "--subsets",
+        "200",
+        "--exit-zero",
+        "--out",
+        str(tmp_path / "a"),
+    ]
     assert main(said) == 0
     shown = capsys.readouterr().out
     rows = json.loads((tmp_path / "a/result.json").read_text())["applies"]

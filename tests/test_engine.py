@@ -41,11 +41,19 @@ def naive(case, problem, surrogate, normalise=True, layers="all", forward=mlp_fo
         chosen[layer] = (weight if layers == "all" or i == 0 else 0.0, names)
     runs = [
         naive_objective(
-            forward, case.points, target, chosen, case.objective, case.labels,
-            case.x[r], case.lam[r], surrogate, SHARPNESS,
+            forward,
+            case.points,
+            target,
+            chosen,
+            case.objective,
+            case.labels,
+            case.x[r],
+            case.lam[r],
+            surrogate,
+            SHARPNESS,
         )
         for r in range(len(case.x))
-    ]  # fmt: skip
+    ]
     sizes = [sum(float((target[n] ** 2).sum()) for n in names) for _, names in chosen.values()]
     loss, parts, grad_x, grad_lam = (torch.stack(part) for part in zip(*runs, strict=True))
     return loss, parts / torch.tensor(sizes, dtype=parts.dtype), grad_x, grad_lam
@@ -132,9 +140,14 @@ def test_layer_weights(wrap, normalise, layers, surrogate):
     for objective, outputs in ((BinaryKKT(), 1), (NTK("both"), 2)):
         case = attack_case(MLP((5, 6, 4, outputs), "hidden"), objective, outputs, (5,))
         problem = AllLayers(
-            wrap(case.model), objective, case.knowledge, case.labels,
-            surrogate=surrogate, normalise=normalise, layers=layers,
-        )  # fmt: skip
+            wrap(case.model),
+            objective,
+            case.knowledge,
+            case.labels,
+            surrogate=surrogate,
+            normalise=normalise,
+            layers=layers,
+        )
         found = problem.evaluate(case.x, case.lam, SHARPNESS)
         assert_same(found, naive(case, problem, surrogate, normalise, layers))
         assert (found.layers > 0).all()  # a layer that drives nothing is reported all the same
@@ -225,9 +238,13 @@ def test_chunks_of_candidates_give_the_same_results(objective, outputs, surrogat
         for layers in ("all", "first"):
             case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 11)
             problem = Problem(
-                case.model, objective, case.knowledge, case.labels,
-                surrogate=surrogate, layers=layers,
-            )  # fmt: skip
+                case.model,
+                objective,
+                case.knowledge,
+                case.labels,
+                surrogate=surrogate,
+                layers=layers,
+            )
             assert problem.explicit.plan(2, 11).chunks == 1
             whole = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
             wanted = (whole.loss, whole.layers, whole.grad_x, whole.grad_lam)

@@ -65,10 +65,14 @@ def naive_ssim(a: torch.Tensor, b: torch.Tensor, window: int) -> float:
         for i in range(h):
             for j in range(w):
                 near = [
-                    (weight[p + r][q + r], x[mirror(i + p, h)][mirror(j + q, w)],
-                     y[mirror(i + p, h)][mirror(j + q, w)])
-                    for p in range(-r, r + 1) for q in range(-r, r + 1)
-                ]  # fmt: skip
+                    (
+                        weight[p + r][q + r],
+                        x[mirror(i + p, h)][mirror(j + q, w)],
+                        y[mirror(i + p, h)][mirror(j + q, w)],
+                    )
+                    for p in range(-r, r + 1)
+                    for q in range(-r, r + 1)
+                ]
                 mu_x, mu_y = sum(g * u for g, u, _ in near), sum(g * v for g, _, v in near)
                 s_x = sum(g * (u - mu_x) ** 2 for g, u, _ in near)
                 s_y = sum(g * (v - mu_y) ** 2 for g, _, v in near)
@@ -527,16 +531,29 @@ def reconstruction(support: list[int] | None) -> Reconstruction:
     groups = None
     if support is not None:
         groups = Selection(
-            x=torch.tensor([[0.0, 1], [3, 4], [6, 7]]), labels=torch.tensor([1, 1, -1]),
-            lam=torch.tensor([3.0, 12, 6]), support=torch.tensor(support),
-            members=torch.tensor([1, 2, 1]), confidence=torch.ones(3), features=torch.ones(3, 5),
+            x=torch.tensor([[0.0, 1], [3, 4], [6, 7]]),
+            labels=torch.tensor([1, 1, -1]),
+            lam=torch.tensor([3.0, 12, 6]),
+            support=torch.tensor(support),
+            members=torch.tensor([1, 2, 1]),
+            confidence=torch.ones(3),
+            features=torch.ones(3, 5),
             index=torch.tensor([0, 1, 3]),
-        )  # fmt: skip
+        )
     return Reconstruction(
-        "binary-kkt", x, torch.tensor([1, 1, 1, -1]), lam, torch.tensor([0, 0, 1, 1]),
-        torch.tensor([10]), torch.ones(2, 1), torch.ones(2, 1, 1), ("layers.0",),
-        ("finished", "finished"), Knowledge(), selection=groups,
-    )  # fmt: skip
+        "binary-kkt",
+        x,
+        torch.tensor([1, 1, 1, -1]),
+        lam,
+        torch.tensor([0, 0, 1, 1]),
+        torch.tensor([10]),
+        torch.ones(2, 1),
+        torch.ones(2, 1, 1),
+        ("layers.0",),
+        ("finished", "finished"),
+        Knowledge(),
+        selection=groups,
+    )
 
 
 def as_lists(pool: CandidatePool) -> list[list[object]]:

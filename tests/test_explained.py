@@ -69,14 +69,22 @@ def fine_tuned(seed: int, trained: str) -> tuple[nn.Module, nn.Module, Tensor, T
 def test_a_fine_tune_of_some_layers_is_never_passed(seed: int, trained: str) -> None:
     base, tuned, x, y = fine_tuned(seed, trained)
     known = Knowledge(
-        value_range=(0.0, 1.0), sample_count=50, theta0=as_checkpoint(base).theta,
+        value_range=(0.0, 1.0),
+        sample_count=50,
+        theta0=as_checkpoint(base).theta,
         provenance={"theta0": "user"},
-    )  # fmt: skip
+    )
     batches = [Batch(name, 1, 100, 0) for name in ("multiclass-kkt", "ntk")]
     found = rs.audit(
-        tuned, data=(x[:50], y[:50]), holdout=(x[50:], y[50:]), knowledge=known,
-        batches=batches, baselines=False, subsets=200, budget="2s",
-    )  # fmt: skip
+        tuned,
+        data=(x[:50], y[:50]),
+        holdout=(x[50:], y[50:]),
+        knowledge=known,
+        batches=batches,
+        baselines=False,
+        subsets=200,
+        budget="2s",
+    )
     assert found.exit_code != 0
     assert found.verdict.outcome != NO_LEAK_FOUND
     # Above frozen layers candidates are features, and the layers that moved a network of their own.
@@ -118,9 +126,17 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
     of = BinaryKKT() if objective == "binary-kkt" else NTK()
     sharpness = config.sharpness_at(int(found.steps[kept[best]]))
     squared = naive_objective(
-        mlp_forward, [theta], target, layers, of, found.labels[mine].double(),
-        found.x[mine].double(), found.lam[mine].double(), "sigmoid", sharpness,
-    )[1]  # fmt: skip
+        mlp_forward,
+        [theta],
+        target,
+        layers,
+        of,
+        found.labels[mine].double(),
+        found.x[mine].double(),
+        found.lam[mine].double(),
+        "sigmoid",
+        sharpness,
+    )[1]
     for value, (layer, (_, names)) in zip(squared, layers.items(), strict=True):
         size = sum(float((target[name] ** 2).sum()) for name in names)
         assert far.residuals[layer] == pytest.approx(math.sqrt(float(value) / size), rel=1e-10)

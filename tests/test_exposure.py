@@ -586,9 +586,14 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
 ) -> None:
     checkpoint, split, _ = digits
     result = rs.audit(
-        checkpoint, data=split.train, holdout=split.holdout, budget="1s", steps=5, twin=False,
+        checkpoint,
+        data=split.train,
+        holdout=split.holdout,
+        budget="1s",
+        steps=5,
+        twin=False,
         baselines=False,
-    )  # fmt: skip
+    )
     alone = expose(checkpoint, split.train, split.holdout)
     found = result.exposure
     assert found is not None
@@ -668,9 +673,14 @@ def test_an_interrupted_run_goes_on_after_its_finished_stages(
     assert found.to_json() == again.to_json()
     files = {path.name for path in (tmp_path / "e").iterdir()}
     assert files == {
-        ".gitignore", ".lock", "exposed.png", "exposure.csv", "exposure.json",
-        "exposure.safetensors", "histogram.png",
-    }  # fmt: skip
+        ".gitignore",
+        ".lock",
+        "exposed.png",
+        "exposure.csv",
+        "exposure.json",
+        "exposure.safetensors",
+        "histogram.png",
+    }
     with pytest.raises(InputError, match="other settings"):
         rs.exposure(checkpoint, split.train, None, out=tmp_path / "e")
 
@@ -771,9 +781,12 @@ def test_the_score_is_its_formula() -> None:
     own, heard, reach = 0.7, 0.95, 0.999
     odds = [
         -5.081 - 2.230 * math.log(0.05 + 1e-4) + 0.254 * math.log(0.7 + 1e-4),
-        -6.826 - 0.532 * math.log(1 - reach**2 + 1e-4) + 0.324 * math.log(0.7 + 1e-4)
-        + 1.358 * math.log(784 / 1) + 1.670 * math.log(1 / 30),
-    ]  # fmt: skip
+        -6.826
+        - 0.532 * math.log(1 - reach**2 + 1e-4)
+        + 0.324 * math.log(0.7 + 1e-4)
+        + 1.358 * math.log(784 / 1)
+        + 1.670 * math.log(1 / 30),
+    ]
     neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
     wanted = -0.490 + 0.855 * math.log((1 - neither) / neither)
     parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))

@@ -22,8 +22,12 @@ def test_the_pictures_tell_what_happened():
     )
     known = lives(events, 2)
     assert {number: (life.born, life.parent, life.died) for number, life in known.items()} == {
-        0: (0, None, None), 1: (0, None, 10), 2: (10, 1, 20), 3: (10, 1, None), 4: (30, None, 40),
-    }  # fmt: skip
+        0: (0, None, None),
+        1: (0, None, 10),
+        2: (10, 1, 20),
+        3: (10, 1, None),
+        4: (30, None, 40),
+    }
     assert known[1].children == (3, 2)
     assert known[2].joined == 0
     grown, seen = replace(SMALL, surrogate="softplus"), Follow(torch.zeros(5))

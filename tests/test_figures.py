@@ -49,12 +49,18 @@ def made_up(shape: tuple[int, ...], restarts: int = 2) -> tuple[Reconstruction, 
     )
     history = torch.rand(restarts, 9, 2, generator=generator, dtype=torch.float64)
     found = Reconstruction(
-        attack="binary-kkt", x=noisy, labels=train.y.repeat(restarts),
-        lam=torch.rand(len(noisy), generator=generator), steps=torch.arange(9) * 25,
-        run=torch.arange(restarts).repeat_interleave(SAMPLES), loss=history.sum(2), layers=history,
-        layer_names=("layers.0", "layers.1"), status=("finished",) * restarts,
+        attack="binary-kkt",
+        x=noisy,
+        labels=train.y.repeat(restarts),
+        lam=torch.rand(len(noisy), generator=generator),
+        steps=torch.arange(9) * 25,
+        run=torch.arange(restarts).repeat_interleave(SAMPLES),
+        loss=history.sum(2),
+        layers=history,
+        layer_names=("layers.0", "layers.1"),
+        status=("finished",) * restarts,
         knowledge=Knowledge(mean=train.mean),
-    )  # fmt: skip
+    )
     return found.replace(selection=select(found)), train
 
 
@@ -138,8 +144,12 @@ def test_pixels_fill_the_range() -> None:
     assert (pixels(colour).min(), pixels(colour).max()) == (0, 1)
     assert (pixels(torch.ones(1, 4, 5)) == 0).all()
     assert [is_image(shape) for shape in ((2,), (1, 64), (8, 8), (1, 8, 8), (1, 1, 9))] == [
-        False, False, True, True, False,
-    ]  # fmt: skip
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,14 @@ def test_shifted_labels_are_noticed() -> None:
     assert (fit.train, fit.holdout) == (0.0, None)
     assert any("may not have been read as what it is" in note for note in fit.notes)
     found = rs.audit(
-        checkpoint, data=wrong, holdout=split.holdout, knowledge=knowledge(split),
-        batches=[Batch("binary-kkt", 1, 25, 0)], baselines=False, subsets=200,
-    )  # fmt: skip
+        checkpoint,
+        data=wrong,
+        holdout=split.holdout,
+        knowledge=knowledge(split),
+        batches=[Batch("binary-kkt", 1, 25, 0)],
+        baselines=False,
+        subsets=200,
+    )
     assert found.notes[0] == fit.notes[0]
 
 
@@ -85,9 +90,14 @@ def regressor(folder: Path) -> list[str]:
     np.savez(folder / "train.npz", x=x[:60], y=y[:60])
     np.savez(folder / "test.npz", x=x[60:], y=y[60:])
     return [
-        str(folder / "reg.pt"), "--data", str(folder / "train.npz"),
-        "--holdout", str(folder / "test.npz"), "--task", "regression",
-    ]  # fmt: skip
+        str(folder / "reg.pt"),
+        "--data",
+        str(folder / "train.npz"),
+        "--holdout",
+        str(folder / "test.npz"),
+        "--task",
+        "regression",
+    ]
 
 
 def test_a_regression_is_attacked_as_one(tmp_path: Path, capsys) -> None:
@@ -104,9 +114,12 @@ def test_an_assumed_activation_stands_on_the_terminal_and_in_the_verdict(
 ) -> None:
     checkpoint = leaky()[0]
     layers = nn.Sequential(
-        nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100, bias=False), nn.ReLU(),
+        nn.Linear(64, 100),
+        nn.ReLU(),
+        nn.Linear(100, 100, bias=False),
+        nn.ReLU(),
         nn.Linear(100, 1, bias=False),
-    )  # fmt: skip
+    )
     state = dict(zip(layers.state_dict(), checkpoint.theta.values(), strict=True))
     torch.save(state, tmp_path / "bare.pt")
     files = write(tmp_path, "leaky")
@@ -141,9 +154,19 @@ def test_pixels_up_to_255_are_asked_about(tmp_path: Path, granted: list[str]) ->
     np.savez(tmp_path / "a.npz", x=raw, y=split.train.y)
     np.savez(tmp_path / "b.npz", x=held, y=split.holdout.y)
     main(
-        ["audit", str(tmp_path / "m.pt"), "--data", str(tmp_path / "a.npz"), "--holdout",
-         str(tmp_path / "b.npz"), *granted, *QUICK, "--out", str(tmp_path / "o")]
-    )  # fmt: skip
+        [
+            "audit",
+            str(tmp_path / "m.pt"),
+            "--data",
+            str(tmp_path / "a.npz"),
+            "--holdout",
+            str(tmp_path / "b.npz"),
+            *granted,
+            *QUICK,
+            "--out",
+            str(tmp_path / "o"),
+        ]
+    )
     notes = json.loads((tmp_path / "o" / "result.json").read_text())["notes"]
     assert any("values up to 255: is this what the network receives?" in note for note in notes)
 

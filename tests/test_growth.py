@@ -22,14 +22,31 @@ from residuum.similarity import cosine
 from tests.cases import polynomial_point
 
 CUBIC = AttackConfig(
-    objective="binary-kkt", restarts=1, steps=2800, lr_x=0.01, lr_lam=0.01, lr_decay=1.0, sigma=0.3,
-    layers="all", split_every=200,
-)  # fmt: skip
+    objective="binary-kkt",
+    restarts=1,
+    steps=2800,
+    lr_x=0.01,
+    lr_lam=0.01,
+    lr_decay=1.0,
+    sigma=0.3,
+    layers="all",
+    split_every=200,
+)
 SMALL = AttackConfig(
-    objective="binary-kkt", restarts=2, steps=120, candidates=4, layers="all", sigma=0.5,
-    sharpness=6.0, anneal="none", split="curvature", split_trigger="period", split_every=30,
-    split_threshold=0.0, split_cap=0.3,
-)  # fmt: skip
+    objective="binary-kkt",
+    restarts=2,
+    steps=120,
+    candidates=4,
+    layers="all",
+    sigma=0.5,
+    sharpness=6.0,
+    anneal="none",
+    split="curvature",
+    split_trigger="period",
+    split_every=30,
+    split_threshold=0.0,
+    split_cap=0.3,
+)
 
 
 def cubic(n: int, d: int, seed: int):
@@ -110,9 +127,14 @@ def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events
 @pytest.mark.parametrize("split", [name for name in GROWTH if name != "none"])
 @pytest.mark.parametrize(
     ("objective", "outputs"),
-    [(BinaryKKT(), 1), (MulticlassKKT(), 3), (WeightDecay(), 1), (NTK("both"), 1),
-     (WeightDecay(tied=0.7, loss="squared"), 1)],
-)  # fmt: skip
+    [
+        (BinaryKKT(), 1),
+        (MulticlassKKT(), 3),
+        (WeightDecay(), 1),
+        (NTK("both"), 1),
+        (WeightDecay(tied=0.7, loss="squared"), 1),
+    ],
+)
 def test_every_objective_grows_and_no_round_raises_the_loss(split, objective, outputs):
     s = small_solver(replace(SMALL, split=split, surrogate="softplus"), objective, outputs)
     state = s.solve()
@@ -141,8 +163,14 @@ def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
         ),
         ({"lam_every": 40, "split": "random"}, 1e-5),
     ):
-        config = replace(SMALL, surrogate="softplus", split_trigger="stagnation",
-                         split_tolerance=0.3, split_every=25, **extra)  # fmt: skip
+        config = replace(
+            SMALL,
+            surrogate="softplus",
+            split_trigger="stagnation",
+            split_tolerance=0.3,
+            split_every=25,
+            **extra,
+        )
         together = small_solver(config)
         start, end = together._initial(), together.solve()
         sizes = end.population.active.sum(1).tolist()
@@ -209,8 +237,14 @@ def test_true_relu_is_refused_and_a_sharp_surrogate_is_named():
 
 
 def test_the_reconstruction_holds_the_living_alone_and_says_how_it_ended(tmp_path):
-    config = replace(SMALL, surrogate="softplus", split_trigger="stagnation", split_tolerance=0.3,
-                     split_every=25, split_eps=1e-9)  # fmt: skip
+    config = replace(
+        SMALL,
+        surrogate="softplus",
+        split_trigger="stagnation",
+        split_tolerance=0.3,
+        split_every=25,
+        split_eps=1e-9,
+    )
     found = attack(released(1), None, config)
     assert len(found.x) == len(found.labels) == len(found.lam) == len(found.run) == len(found.ident)
     assert (found.lam.abs() > 0).any()
@@ -255,8 +289,14 @@ def test_settings_of_growth_are_checked_and_kept():
     paper = replace(AttackConfig(), **GROWTH_PRESETS["paper"])
     assert 20_000 <= paper.split_every <= 40_000
     assert (paper.split_threshold, paper.split_cap, paper.split_eta) == (0.1, 0.5, 0.01)
-    for wrong in ({"split": "yes"}, {"split_trigger": "x"}, {"split_every": 0}, {"split_cap": -1.0},
-                  {"split_eta": float("nan")}, {"split_limit": -1}):  # fmt: skip
+    for wrong in (
+        {"split": "yes"},
+        {"split_trigger": "x"},
+        {"split_every": 0},
+        {"split_cap": -1.0},
+        {"split_eta": float("nan")},
+        {"split_limit": -1},
+    ):
         with pytest.raises(InputError):
             AttackConfig(**wrong)
 

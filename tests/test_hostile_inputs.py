@@ -32,9 +32,10 @@ from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, rea
 from tests.program import listing
 
 FUZZ = settings(
-    max_examples=50, deadline=20_000,
+    max_examples=50,
+    deadline=20_000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 CLI = settings(FUZZ, max_examples=10)
 ALLOWED = {0, 1, 2, 3, 4}
 
@@ -65,10 +66,13 @@ def record(folder: Path) -> bytes:
 
 def toml(folder: Path) -> bytes:
     values = {
-        "checkpoint": "m.safetensors", "seed": 3, "baselines": True, "budget": "1min",
+        "checkpoint": "m.safetensors",
+        "seed": 3,
+        "baselines": True,
+        "budget": "1min",
         "sha256": {"data": "00"},
         "batches": [{"attack": "binary-kkt", "restarts": 1, "steps": 5, "seed": 0}],
-    }  # fmt: skip
+    }
     return write_toml(values).encode()
 
 
@@ -84,9 +88,12 @@ KINDS: dict[str, tuple[str, Callable[[Path], bytes], list[Callable[[Path], Any]]
     "toml": ("config.toml", toml, [read_settings]),
 }
 mutations = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from(["cut", "flip", "insert", "repeat"]), st.binary(max_size=8)),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    st.tuples(
+        st.floats(0, 1), st.sampled_from(["cut", "flip", "insert", "repeat"]), st.binary(max_size=8)
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 def mutate(data: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
@@ -137,9 +144,11 @@ def test_any_bytes_are_refused(data: bytes, tmp_path: Path) -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @FUZZ
@@ -273,8 +282,10 @@ def test_a_mean_is_no_archive(tmp_path: Path) -> None:
 @CLI
 @given(changes=mutations)
 def test_audits_of_mutated_files_end_with_a_code(
-    kind: str, changes: list[tuple[float, str, bytes]], tmp_path: Path,
-) -> None:  # fmt: skip
+    kind: str,
+    changes: list[tuple[float, str, bytes]],
+    tmp_path: Path,
+) -> None:
     for name, seed, _ in KINDS.values():
         (tmp_path / name).write_bytes(seed(tmp_path))
     name, seed, _ = KINDS[kind]

@@ -68,8 +68,11 @@ def test_files_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     for word in ("rank of K", "10 of N_r = 10", "balance gap", "certified", "not determined"):
         assert word in text
     assert sorted(p.name for p in (tmp_path / "o").iterdir()) == [
-        ".gitignore", "identification.safetensors", "identified.png", "identify.json",
-    ]  # fmt: skip
+        ".gitignore",
+        "identification.safetensors",
+        "identified.png",
+        "identify.json",
+    ]
     record = Identification.load(tmp_path / "o" / "identification.safetensors")
     assert record.to_json() == json.loads((tmp_path / "o" / "identify.json").read_text())
     assert (tmp_path / "o" / "identified.png").read_bytes().startswith(PNG)
@@ -90,9 +93,11 @@ def test_weights_that_do_not_say_what_they_are(
         "tensors": {"w": w, "a": a},
         "layers": {"0.weight": w, "2.weight": a[None].clone()},
         "bias": {
-            "0.weight": w[:, :-1].clone(), "0.bias": w[:, -1].clone(), "2.weight": a[None].clone()
+            "0.weight": w[:, :-1].clone(),
+            "0.bias": w[:, -1].clone(),
+            "2.weight": a[None].clone(),
         },
-    }  # fmt: skip
+    }
     path = tmp_path / "w.safetensors"
     save_file(tensors[layout], path)
     assert main(["identify", str(path)]) == 2

@@ -21,12 +21,15 @@ from tests.cases import multiclass_point, ntk_point, relu_point
 from tests.reference import row_gradients, theta_vector
 
 POINTS = [
-    *(pytest.param(relu_point, {"depth": d, "seed": s}, id=f"{d} layers, {s}")
-      for d in (2, 3, 4) for s in (0, 1)),
+    *(
+        pytest.param(relu_point, {"depth": d, "seed": s}, id=f"{d} layers, {s}")
+        for d in (2, 3, 4)
+        for s in (0, 1)
+    ),
     pytest.param(relu_point, {"width": 3, "groups": 4, "dim": 16}, id="several neurons"),
     pytest.param(multiclass_point, {"classes": 3}, id="3 classes"),
     pytest.param(multiclass_point, {"classes": 4}, id="4 classes"),
-]  # fmt: skip
+]
 
 
 def kkt_set(build, options) -> KKTSet:

@@ -60,9 +60,10 @@ def samples(task: str) -> tuple[Dataset, Dataset]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(150, 6, generator=generator)
     y = {
-        "binary": torch.arange(150) % 2, "multiclass": torch.arange(150) % 3,
+        "binary": torch.arange(150) % 2,
+        "multiclass": torch.arange(150) % 3,
         "regression": torch.randn(150, generator=generator),
-    }[task]  # fmt: skip
+    }[task]
     return Dataset(x[:30], y[:30]), Dataset(x[30:], y[30:])
 
 

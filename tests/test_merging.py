@@ -42,8 +42,9 @@ def test_optimiser_state_goes_to_both_children():
 def exact_state(point, copies):
     """Every candidate of an exact point ``copies`` times, slightly apart, with shared multipliers."""
     m = copies * len(point.x)
-    config = replace(SMALL, restarts=1, candidates=m, surrogate="none", split="random",
-                     lam_scale="one")  # fmt: skip
+    config = replace(
+        SMALL, restarts=1, candidates=m, surrogate="none", split="random", lam_scale="one"
+    )
     s = Solver(point.model, BinaryKKT(), Knowledge(), config, (point.x.shape[1],), 1, m)
     direction = torch.randn(point.x.shape, generator=torch.Generator().manual_seed(0)).double()
     shifts = [1e-3 * (2 * k / max(1, copies - 1) - 1) * direction for k in range(copies)]

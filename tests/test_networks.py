@@ -44,7 +44,7 @@ EXAMPLES: dict[str, Callable[[], Activation]] = {
     "cubic": lambda: Polynomial((0, 0, 0, 1)),
     "mixed": lambda: Polynomial((0.5, -1, 0, 2, 0.25)),
     "line": lambda: Polynomial((1, 2)),
-}  # fmt: skip
+}
 Z = torch.tensor([-2.0, -0.31, -0.02, -1e-3, 1e-3, 0.01, 0.3, 1.7], dtype=torch.float64)
 
 
@@ -147,10 +147,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: MLP((9, 6, 5, 1)),
     "convnet": lambda: ConvNet((1, 3, 3), (2, 3), 1),
     "sequential": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(9, 6), nn.ReLU(), nn.Sequential(nn.Linear(6, 5), nn.ReLU()),
+        nn.Flatten(),
+        nn.Linear(9, 6),
+        nn.ReLU(),
+        nn.Sequential(nn.Linear(6, 5), nn.ReLU()),
         nn.Linear(5, 1),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -252,15 +255,28 @@ def parse_or_error(text: str) -> Architecture | ArchitectureError:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "reads kind:width"), ("mlp", "reads kind:width"), ("mlp:5", "reads kind:width"),
-     ("mlp:5-", "reads kind:width"), ("mpl:5-1", "Did you mean 'mlp'"), ("mlp:5-0-1", "between 1"),
-     ("mlp:5x5-1", "one input width"), ("convnet:5-3-1", "CxHxW"), ("convnet:1x5x5-1", "convolution"),
-     ("mlp:5-1,bais=all", "Did you mean 'bias'"), ("mlp:5-1,bias=al", "Did you mean 'all'"),
-     ("mlp:5-1,activation=reul", "Did you mean 'relu'"), ("polynomial:5-3-2", "polynomial:d-width-1"),
-     ("polynomial:5-1", "polynomial:d-width-1"), ("polynomial:5-3-1,coefficients=a/b", "finite"),
-     ("polynomial:5-3-1,coefficients=0/inf", "finite"), ("polynomial:5-3-1,bias=all", "no option"),
-     ("mlp:" + "9-" * 2000 + "1", "characters"), ("mlp:99999999999-1", "between 1")],
-)  # fmt: skip
+    [
+        ("", "reads kind:width"),
+        ("mlp", "reads kind:width"),
+        ("mlp:5", "reads kind:width"),
+        ("mlp:5-", "reads kind:width"),
+        ("mpl:5-1", "Did you mean 'mlp'"),
+        ("mlp:5-0-1", "between 1"),
+        ("mlp:5x5-1", "one input width"),
+        ("convnet:5-3-1", "CxHxW"),
+        ("convnet:1x5x5-1", "convolution"),
+        ("mlp:5-1,bais=all", "Did you mean 'bias'"),
+        ("mlp:5-1,bias=al", "Did you mean 'all'"),
+        ("mlp:5-1,activation=reul", "Did you mean 'relu'"),
+        ("polynomial:5-3-2", "polynomial:d-width-1"),
+        ("polynomial:5-1", "polynomial:d-width-1"),
+        ("polynomial:5-3-1,coefficients=a/b", "finite"),
+        ("polynomial:5-3-1,coefficients=0/inf", "finite"),
+        ("polynomial:5-3-1,bias=all", "no option"),
+        ("mlp:" + "9-" * 2000 + "1", "characters"),
+        ("mlp:99999999999-1", "between 1"),
+    ],
+)
 def test_wrong_descriptions(text: str, words: str) -> None:
     with pytest.raises(ArchitectureError) as caught:
         Architecture.parse(text)
@@ -281,9 +297,12 @@ def test_descriptions_build_what_they_say() -> None:
     mlp = Architecture.parse("mlp:5-7-6-2,bias=hidden").build()
     shapes = {name: tuple(p.shape) for name, p in mlp.named_parameters()}
     assert shapes == {
-        "layers.0.weight": (7, 5), "layers.0.bias": (7,), "layers.1.weight": (6, 7),
-        "layers.1.bias": (6,), "layers.2.weight": (2, 6),
-    }  # fmt: skip
+        "layers.0.weight": (7, 5),
+        "layers.0.bias": (7,),
+        "layers.1.weight": (6, 7),
+        "layers.1.bias": (6,),
+        "layers.2.weight": (2, 6),
+    }
     arch = Architecture.parse("convnet:2x5x7-3-4-2")
     assert (arch.inputs, arch.outputs) == (70, 2)
     net = arch.build()
@@ -353,13 +372,24 @@ def test_images_are_flattened() -> None:
 
 @pytest.mark.parametrize(
     ("arch", "order"),
-    [("mlp:6-1", 1.0), ("mlp:6-5-1", 2.0), ("mlp:6-5-4-1", 3.0), ("mlp:6-5-4-3-2", 4.0),
-     ("mlp:6-5-4-1,bias=none", 3.0), ("mlp:6-5-4-1,bias=none,activation=linear", 3.0),
-     ("mlp:6-5-1,bias=hidden", 2.0), ("mlp:6-5-4-1,bias=hidden", None), ("mlp:6-5-1,bias=all", None),
-     ("convnet:1x2x3-3-2-1", 3.0), ("convnet:1x2x3-3-2-1,bias=hidden", None),
-     ("polynomial:6-4-1", 4.0), ("polynomial:6-4-1,coefficients=0/0/2", 3.0),
-     ("polynomial:6-4-1,coefficients=0/1/0/1", None), ("polynomial:6-4-1,coefficients=1/0/1", None)],
-)  # fmt: skip
+    [
+        ("mlp:6-1", 1.0),
+        ("mlp:6-5-1", 2.0),
+        ("mlp:6-5-4-1", 3.0),
+        ("mlp:6-5-4-3-2", 4.0),
+        ("mlp:6-5-4-1,bias=none", 3.0),
+        ("mlp:6-5-4-1,bias=none,activation=linear", 3.0),
+        ("mlp:6-5-1,bias=hidden", 2.0),
+        ("mlp:6-5-4-1,bias=hidden", None),
+        ("mlp:6-5-1,bias=all", None),
+        ("convnet:1x2x3-3-2-1", 3.0),
+        ("convnet:1x2x3-3-2-1,bias=hidden", None),
+        ("polynomial:6-4-1", 4.0),
+        ("polynomial:6-4-1,coefficients=0/0/2", 3.0),
+        ("polynomial:6-4-1,coefficients=0/1/0/1", None),
+        ("polynomial:6-4-1,coefficients=1/0/1", None),
+    ],
+)
 def test_homogeneity_is_measured(arch: str, order: float | None) -> None:
     for seed in range(3):
         model = seeded(arch, seed)
@@ -459,7 +489,7 @@ def test_biases_without_a_stem_go_by_size() -> None:
 @pytest.mark.parametrize(
     "shapes",
     [{}, {"b": (3,)}, {"w": (3, 2), "v": (5, 4)}, {"w": (3, 2), "b": (4,)}, {"w": (3, 2), "s": ()}],
-)  # fmt: skip
+)
 def test_other_states_are_not_recognised(shapes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(CheckpointError, match="form no chain of layers") as caught:
         recognise({name: torch.ones(shape) for name, shape in shapes.items()})
@@ -650,9 +680,13 @@ def test_adapters_are_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("sizes", ["mlp:5-3-1", "convnet:1x8x8-4-1"])
 def test_smooth_activations_are_named_as_people_name_them(sizes: str) -> None:
     for said, name in (
-        ("GELU", "gelu"), ("swish", "silu"), ("LeakyReLU", "leaky_relu"), ("Tanh", "tanh"),
-        ("logistic", "sigmoid"), ("elu", "elu"),
-    ):  # fmt: skip
+        ("GELU", "gelu"),
+        ("swish", "silu"),
+        ("LeakyReLU", "leaky_relu"),
+        ("Tanh", "tanh"),
+        ("logistic", "sigmoid"),
+        ("elu", "elu"),
+    ):
         assert str(Architecture.parse(f"{sizes},activation={said}")) == f"{sizes},activation={name}"
 
 

@@ -108,9 +108,13 @@ def test_the_sigmoid_surrogate_is_no_gradient():
 
 def sequential(outputs: int) -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 4, bias=False), nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(9, 6),
+        nn.ReLU(),
+        nn.Linear(6, 4, bias=False),
+        nn.ReLU(),
         nn.Linear(4, outputs),
-    )  # fmt: skip
+    )
 
 
 def sequential_forward(theta, x, activation):
@@ -170,9 +174,14 @@ def test_any_network_equals_the_naive_loop(objective, outputs, surrogate, name):
     found = problem.evaluate(case.x, case.lam, SHARPNESS)
     assert_same(found, naive(case, problem, surrogate, forward=forward))
     first = AllLayers(
-        case.model, objective, case.knowledge, case.labels,
-        surrogate=surrogate, normalise=False, layers="first",
-    )  # fmt: skip
+        case.model,
+        objective,
+        case.knowledge,
+        case.labels,
+        surrogate=surrogate,
+        normalise=False,
+        layers="first",
+    )
     found = first.evaluate(case.x, case.lam, SHARPNESS)
     assert_same(found, naive(case, first, surrogate, False, "first", forward))
 
@@ -296,9 +305,18 @@ def test_zero_at_exact_ntk_points(gradients):
 def perturbed_solver(point, model, surrogate, tmp_path, scale=0.02):
     """A solver about to start near the exact point: its state is laid where it resumes from."""
     config = AttackConfig(
-        restarts=1, steps=1200, lr_x=0.01, lr_lam=0.01, lr_decay=1e-4, lam_scale="one", layers="all",
-        anneal="none", surrogate=surrogate, sharpness=300.0, candidates=len(point.x),
-    )  # fmt: skip
+        restarts=1,
+        steps=1200,
+        lr_x=0.01,
+        lr_lam=0.01,
+        lr_decay=1e-4,
+        lam_scale="one",
+        layers="all",
+        anneal="none",
+        surrogate=surrogate,
+        sharpness=300.0,
+        candidates=len(point.x),
+    )
     objective = PlantedLabels(point.y)
     n, dim = point.x.shape
     solver = Solver(model, objective, Knowledge(), config, (dim,), 1, n)

@@ -189,9 +189,11 @@ WRONG = {
     ),
     "a quantity": ("| `haim2022:fig2` | measured |\n|---|---:|\n| found | 19 |\n"),
     "a time": ("| figure | seconds |\n|---|---:|\n| `haim2022:fig2` | 56 |\n"),
-    "a word": ("| `shen2026:fig2` | measured |\n|---|---:|\n"
-               "| loo mnist n=100 k=30: best 25, improved by splitting | 21 of 25 |\n"),
-}  # fmt: skip
+    "a word": (
+        "| `shen2026:fig2` | measured |\n|---|---:|\n"
+        "| loo mnist n=100 k=30: best 25, improved by splitting | 21 of 25 |\n"
+    ),
+}
 
 
 @pytest.mark.parametrize("table", WRONG.values(), ids=WRONG)

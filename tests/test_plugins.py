@@ -97,9 +97,13 @@ def install_example(site: Path, name: str) -> None:
 def program(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join((str(site), str(ROOT / "src")))
     return subprocess.run(
-        [sys.executable, "-m", "residuum", *arguments], text=True, capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": path}, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "residuum", *arguments],
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=300,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +126,24 @@ def victims(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def audit(site: Path, victims: Path, file: str, out: Path, *more: str) -> dict[str, Any]:
     done = program(
-        site, "audit", str(victims / file), "--data", str(victims / "train.npz"), "--holdout",
-        str(victims / "holdout.npz"), "--budget", "1s", "--steps", "30", "--subsets", "200",
-        "--out", str(out), "--json", *more,
-    )  # fmt: skip
+        site,
+        "audit",
+        str(victims / file),
+        "--data",
+        str(victims / "train.npz"),
+        "--holdout",
+        str(victims / "holdout.npz"),
+        "--budget",
+        "1s",
+        "--steps",
+        "30",
+        "--subsets",
+        "200",
+        "--out",
+        str(out),
+        "--json",
+        *more,
+    )
     assert done.returncode in (0, 1, 3), done.stderr
     return json.loads(done.stdout)
 
@@ -146,8 +164,11 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
     assert not rows["first-directions"]["explained"]
     # What is broken has a row that says so, and nothing else suffers.
     for name, words in (
-        ("broken", "no such library"), ("flat", "x of shape"), ("refuses", "layer"), ("wide", "failed"),
-    ):  # fmt: skip
+        ("broken", "no such library"),
+        ("flat", "x of shape"),
+        ("refuses", "layer"),
+        ("wide", "failed"),
+    ):
         assert not rows[name]["ran"], name
         assert not rows[name]["explained"], name
         assert words in rows[name]["reason"], rows[name]["reason"]
@@ -180,9 +201,17 @@ def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
 ) -> None:
     install_example(tmp_path / "site", "equal-kkt")
     words = (
-        "attack", str(victims / "mlp.safetensors"), "--objective", "equal-kkt", "--steps", "30",
-        "--restarts", "1", "--json", "--out",
-    )  # fmt: skip
+        "attack",
+        str(victims / "mlp.safetensors"),
+        "--objective",
+        "equal-kkt",
+        "--steps",
+        "30",
+        "--restarts",
+        "1",
+        "--json",
+        "--out",
+    )
     found = program(tmp_path / "site", *words, str(tmp_path / "run"))
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["attack"] == "equal-kkt"
@@ -230,8 +259,12 @@ def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
     source = REPLACES.format(module=module, table=table, how=how.format(name))
     own = f"takes_{table.lower()}_{len(how)}"
     install(tmp_path, "taker", own, source)
-    install(tmp_path, "other", f"{own}_other", f"from residuum.{module} import {table}\n"
-            f"{table}['another'] = object()")  # fmt: skip
+    install(
+        tmp_path,
+        "other",
+        f"{own}_other",
+        f"from residuum.{module} import {table}\n{table}['another'] = object()",
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_loaded", None)
     found = {one.name: one.error for one in plugins.load()}

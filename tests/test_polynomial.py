@@ -52,9 +52,14 @@ def residual_by_hand(point: ExactPoint, alpha: int, c: float) -> float:
 
 @pytest.mark.parametrize(
     ("n", "alpha", "labels", "c"),
-    [(5, 3, "mixed", 1.0), (6, 3, "mixed", 2.5), (4, 4, "one", 1.0), (4, 4, "mixed", 0.5),
-     (4, 5, "mixed", 1.0)],
-)  # fmt: skip
+    [
+        (5, 3, "mixed", 1.0),
+        (6, 3, "mixed", 2.5),
+        (4, 4, "one", 1.0),
+        (4, 4, "mixed", 0.5),
+        (4, 5, "mixed", 1.0),
+    ],
+)
 def test_planted_points_are_exact(n: int, alpha: int, labels: str, c: float) -> None:
     point = polynomial_point(n, 9, alpha, labels, leading=c)
     assert residual_by_hand(point, alpha, c) <= 1e-9

@@ -107,24 +107,47 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
     from residuum.sweeping import Plan
 
     verbs: dict[str, Any] = {
-        "alternatives": (lambda out: rs.alternatives(checkpoint, split.train, out=out),
-                         {"alternatives.json", "alternative.npz"}),
+        "alternatives": (
+            lambda out: rs.alternatives(checkpoint, split.train, out=out),
+            {"alternatives.json", "alternative.npz"},
+        ),
         "attack": (lambda out: rs.attack(checkpoint, config=config), set()),
-        "audit": (lambda out: rs.audit(checkpoint, budget="1s", steps=5).save(out), {"result.json"}),
-        "certify": (lambda out: rs.certify(rs.build_model(checkpoint), split.train.x, split.train.y),
-                    set()),
-        "defend": (lambda out: rs.defend(split, ["noise:0.5"], arch=arch, steps=20, attack_steps=5,
-                                         restarts=1, uniqueness=False, out=out),
-                   {"result.json", "report.html", "report.md", "trials", "private", "comparison.png"}),
-        "identify": (lambda out: rs.identify(cubic, out=out),
-                     {"identify.json", "identification.safetensors"}),
+        "audit": (
+            lambda out: rs.audit(checkpoint, budget="1s", steps=5).save(out),
+            {"result.json"},
+        ),
+        "certify": (
+            lambda out: rs.certify(rs.build_model(checkpoint), split.train.x, split.train.y),
+            set(),
+        ),
+        "defend": (
+            lambda out: rs.defend(
+                split,
+                ["noise:0.5"],
+                arch=arch,
+                steps=20,
+                attack_steps=5,
+                restarts=1,
+                uniqueness=False,
+                out=out,
+            ),
+            {"result.json", "report.html", "report.md", "trials", "private", "comparison.png"},
+        ),
+        "identify": (
+            lambda out: rs.identify(cubic, out=out),
+            {"identify.json", "identification.safetensors"},
+        ),
         "score": (lambda out: rs.score(found.x, split.train, split.holdout), set()),
-        "sweep": (lambda out: rs.sweep(checkpoint, plan=Plan(trials=2, config=config), out=out),
-                  {"sweep.json", "report.html", "attack.json", "reconstruction.safetensors"}),
+        "sweep": (
+            lambda out: rs.sweep(checkpoint, plan=Plan(trials=2, config=config), out=out),
+            {"sweep.json", "report.html", "attack.json", "reconstruction.safetensors"},
+        ),
         "train": (lambda out: rs.train(arch, split.train, rs.TrainingConfig(steps=3)), set()),
-        "uniqueness": (lambda out: rs.uniqueness(checkpoint, found, candidates="best", out=out),
-                       {"uniqueness.json", "uniqueness.safetensors"}),
-    }  # fmt: skip
+        "uniqueness": (
+            lambda out: rs.uniqueness(checkpoint, found, candidates="best", out=out),
+            {"uniqueness.json", "uniqueness.safetensors"},
+        ),
+    }
     assert set(verbs) < set(NAMES)
     for name, (call, files) in verbs.items():
         for time in range(2):

@@ -92,8 +92,12 @@ def test_policy_admits_exactly_this_style_and_script() -> None:
 
 def test_nothing_points_outside_the_file() -> None:
     elements = Elements(render(pages.audited(12)))
-    links = [value for _, attributes in elements.found for key, value in attributes.items()
-             if key in ("src", "href", "srcset", "action", "data", "poster") and value]  # fmt: skip
+    links = [
+        value
+        for _, attributes in elements.found
+        for key, value in attributes.items()
+        if key in ("src", "href", "srcset", "action", "data", "poster") and value
+    ]
     assert len(links) > 30
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in links)
     assert not [a for _, a in elements.found if "style" in a or any(k.startswith("on") for k in a)]

@@ -29,9 +29,13 @@ def close(found, wanted, tolerance=1e-10):
 def reduced(case, tolerance, shape, **settings):
     space = RowSpace.of(case.model, case.objective, case.knowledge, shape, tolerance)
     problem = Problem(
-        space.reduce_model(case.model), case.objective, space.reduce_knowledge(case.knowledge),
-        case.labels, outside=space.outside, **settings,
-    )  # fmt: skip
+        space.reduce_model(case.model),
+        case.objective,
+        space.reduce_knowledge(case.knowledge),
+        case.labels,
+        outside=space.outside,
+        **settings,
+    )
     return space, problem
 
 
@@ -108,9 +112,17 @@ def test_samples_of_an_exact_point_come_back(tmp_path):
     """Fewer samples than pixels: the row space has the samples in it and little else."""
     point = relu_point(2, groups=3, size=1, width=2, seed=3)
     config = replace(
-        CONFIG, restarts=1, steps=600, rank_tolerance=1e-6, sigma=1.0, layers="all",
-        lam_scale="one", anneal="none", lr_x=1e-3, lr_lam=1e-3,
-    )  # fmt: skip
+        CONFIG,
+        restarts=1,
+        steps=600,
+        rank_tolerance=1e-6,
+        sigma=1.0,
+        layers="all",
+        lam_scale="one",
+        anneal="none",
+        lr_x=1e-3,
+        lr_lam=1e-3,
+    )
     dim = point.x.shape[1]
     solver = Solver(point.model, BinaryKKT(), Knowledge(), config, (dim,), 1, 3)
     assert solver.space.rank == 3 < dim

@@ -151,16 +151,19 @@ def checkpoints() -> dict[str, Any]:
     return {
         "plain": {"model_state_dict": weights, "optimizer_state_dict": adam, "epoch": 3},
         "lightning": {
-            "state_dict": weights, "optimizer_states": [momentum],
+            "state_dict": weights,
+            "optimizer_states": [momentum],
             "hyper_parameters": {"seed": 42, "csv": "clinic/train.csv"},
         },
         "arguments": {
-            "model": weights, "optimizer": adam, "ema": {k: t.clone() for k, t in weights.items()},
+            "model": weights,
+            "optimizer": adam,
+            "ema": {k: t.clone() for k, t in weights.items()},
             "args": argparse.Namespace(data=pathlib.PurePosixPath("/data/patients"), seed=1),
         },
         "optimiser": adam,
         "bare": weights,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -189,9 +192,13 @@ def test_training_checkpoints_show_their_optimiser_and_what_lies_beside(
 def test_tensors_read_over_inert_values_are_those_that_torch_loads(tmp_path: Path) -> None:
     whole = torch.randn(5, 4)
     content = {
-        "transposed": whole.T, "part": whole[1:3, ::2], "bf16": whole.bfloat16(),
-        "count": torch.tensor(3), "none": torch.zeros(0, 2), "mask": whole > 0,
-    }  # fmt: skip
+        "transposed": whole.T,
+        "part": whole[1:3, ::2],
+        "bf16": whole.bfloat16(),
+        "count": torch.tensor(3),
+        "none": torch.zeros(0, 2),
+        "mask": whole > 0,
+    }
     for zipped in (True, False):
         torch.save(content, tmp_path / "t.pt", _use_new_zipfile_serialization=zipped)
         tree = open_release(tmp_path / "t.pt").content
@@ -298,11 +305,15 @@ def test_limits_of_a_folder(
 @pytest.mark.parametrize(
     ("name", "fail_on", "code"),
     [
-        ("knn", "stored", 1), ("knn", "none", 0), ("adam", "stored", 0),
-        ("adam", "stored,optimiser-state", 1), ("adam", "start", 1), ("logistic", "paths,start", 0),
+        ("knn", "stored", 1),
+        ("knn", "none", 0),
+        ("adam", "stored", 0),
+        ("adam", "stored,optimiser-state", 1),
+        ("adam", "start", 1),
+        ("logistic", "paths,start", 0),
         ("adam", "optimizer-state", 2),
     ],
-)  # fmt: skip
+)
 def test_exit_codes(
     pickles: dict[str, Path], name: str, fail_on: str, code: int, capsys: Capture
 ) -> None:
@@ -356,11 +367,13 @@ def test_kinds_are_those_of_the_schema_and_of_the_help(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [
-        ("m.h5", b"\x89HDF\r\n\x1a\n" + b"0" * 50, "Keras"), ("m.gguf", b"GGUF" + b"0" * 50, "GGUF"),
-        ("m.joblib", b"\x04\x22\x4d\x18" + b"0" * 50, "lz4"), ("m.txt", b"hello, world, hello", "none"),
+        ("m.h5", b"\x89HDF\r\n\x1a\n" + b"0" * 50, "Keras"),
+        ("m.gguf", b"GGUF" + b"0" * 50, "GGUF"),
+        ("m.joblib", b"\x04\x22\x4d\x18" + b"0" * 50, "lz4"),
+        ("m.txt", b"hello, world, hello", "none"),
         ("m.pt", b"", "empty"),
     ],
-)  # fmt: skip
+)
 def test_other_files_are_refused_with_advice(
     tmp_path: Path, name: str, content: bytes, word: str, capsys: Capture
 ) -> None:
@@ -427,18 +440,20 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "eval": lambda: word("builtins.eval", "1"),
     "old eval": lambda: word("__builtin__.eval", "1"),
     "runpy": lambda: word("runpy._run_code", "1"),
-    "a method of a result": lambda: b"\x80\x02cbuiltins\ngetattr\ncposix\nsystem\nX\x01\x00\x00\x00a\x86R)R.",
+    "a method of a result": lambda: (
+        b"\x80\x02cbuiltins\ngetattr\ncposix\nsystem\nX\x01\x00\x00\x00a\x86R)R."
+    ),
     "a terabyte claimed": lambda: b"\x80\x04\x8e" + struct.pack("<Q", 10**12) + b"x.",
     "a gigabyte of text claimed": lambda: b"\x80\x04X" + struct.pack("<I", 10**9) + b"x.",
-    "an array of a terabyte": lambda: (
-        pickle.dumps(np.zeros(3)).replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85")
+    "an array of a terabyte": lambda: pickle.dumps(np.zeros(3)).replace(
+        b"K\x03\x85", b"J\xff\xff\xff\x7f\x85"
     ),
     "lists without end": lambda: b"\x80\x04" + b"]" * 3_000_000,
     "nested lists": lambda: nest(150_000),
     "a list of a list of a list": laughs,
     "memo without end": lambda: b"\x80\x04N" + b"\x94" * 3_000_000 + b".",
-    "a bomb of zeros": lambda: (
-        zlib.compress(b"\x80\x04\x8e" + struct.pack("<Q", 3 * 10**8) + bytes(3 * 10**8), 1)
+    "a bomb of zeros": lambda: zlib.compress(
+        b"\x80\x04\x8e" + struct.pack("<Q", 3 * 10**8) + bytes(3 * 10**8), 1
     ),
     "texts copied": lambda: (
         b"\x80\x02X" + struct.pack("<I", 10**6) + b"a" * 10**6 + b"X\x06\x00\x00\x00latin1\x86q\x00"
@@ -449,7 +464,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     ),
     "arrays inside of each other": lambda: joblib_inside(5000),
     "its own part": lambda: b"\x80\x04]q\x00h\x00a.",
-}  # fmt: skip
+}
 
 
 def test_hostile_pickles_run_nothing_and_take_little(tmp_path: Path) -> None:
@@ -472,8 +487,13 @@ def test_fuzzed_files_end_in_an_error_or_a_scan(
 ) -> None:
     chance = random.Random(0)
     torch.save(checkpoints()["plain"], tmp_path / "seed.pt")
-    seeds = [tmp_path / "seed.pt", *(pickles["newest"] / f"{n}" for n in
-             ("knn.pkl", "adam.joblib", "scaled.pkl", "words-packed.joblib", "forest.pkl"))]  # fmt: skip
+    seeds = [
+        tmp_path / "seed.pt",
+        *(
+            pickles["newest"] / f"{n}"
+            for n in ("knn.pkl", "adam.joblib", "scaled.pkl", "words-packed.joblib", "forest.pkl")
+        ),
+    ]
     for i in range(60):
         seed = seeds[i % len(seeds)]
         content = bytearray(seed.read_bytes())

@@ -38,10 +38,18 @@ PLANTED = [
 
 def reconstruction(x, labels, lam, run, restarts=RESTARTS):
     return Reconstruction(
-        attack="binary-kkt", x=x, labels=labels, lam=lam, run=run, steps=torch.zeros(0),
-        loss=torch.zeros(restarts, 0), layers=torch.zeros(restarts, 0, 0), layer_names=(),
-        status=("finished",) * restarts, knowledge=Knowledge(),
-    )  # fmt: skip
+        attack="binary-kkt",
+        x=x,
+        labels=labels,
+        lam=lam,
+        run=run,
+        steps=torch.zeros(0),
+        loss=torch.zeros(restarts, 0),
+        layers=torch.zeros(restarts, 0, 0),
+        layer_names=(),
+        status=("finished",) * restarts,
+        knowledge=Knowledge(),
+    )
 
 
 def planted(noise=0.01, shape=(DIM,)):
@@ -56,9 +64,11 @@ def planted(noise=0.01, shape=(DIM,)):
     x = (1 + torch.tensor(centre))[:, None] * torch.eye(DIM, dtype=torch.float64)[centre]
     x = x + noise * torch.randn(len(rows), DIM, generator=generator, dtype=torch.float64)
     found = reconstruction(
-        x.view(-1, *shape), torch.tensor(label, dtype=torch.float64),
-        torch.tensor(lam, dtype=torch.float64), torch.tensor(run),
-    )  # fmt: skip
+        x.view(-1, *shape),
+        torch.tensor(label, dtype=torch.float64),
+        torch.tensor(lam, dtype=torch.float64),
+        torch.tensor(run),
+    )
     return found, torch.tensor(cluster)
 
 
@@ -223,10 +233,11 @@ def test_candidates_that_are_no_numbers_are_ignored():
     nonsense = torch.zeros(4, DIM, dtype=torch.float64)
     nonsense[0, 3], nonsense[1, 0], nonsense[3, 0] = math.nan, math.inf, 1.0
     more = found.replace(
-        x=torch.cat([nonsense, found.x]), labels=torch.cat([torch.ones(4), found.labels]),
+        x=torch.cat([nonsense, found.x]),
+        labels=torch.cat([torch.ones(4), found.labels]),
         lam=torch.cat([torch.tensor([5.0, 5.0, 5.0, math.nan]), found.lam]),
         run=torch.cat([torch.zeros(4).long(), found.run]),
-    )  # fmt: skip
+    )
     chosen = select(more)
     assert torch.equal(chosen.index - 4, wanted.index)
     assert torch.equal(chosen.x, wanted.x)

@@ -321,9 +321,15 @@ def test_resuming_on_other_weights_is_refused(tmp_path):
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_updates_equal_those_of_torch(optimiser, decay):
     config = replace(
-        SHORT, optimiser=optimiser, lr_x=3e-4, lr_lam=7e-4, lr_decay=decay, constraint="penalty",
-        priors=(("haim2022-box", 0.5),), sigma=1.0,
-    )  # fmt: skip
+        SHORT,
+        optimiser=optimiser,
+        lr_x=3e-4,
+        lr_lam=7e-4,
+        lr_decay=decay,
+        constraint="penalty",
+        priors=(("haim2022-box", 0.5),),
+        sigma=1.0,
+    )
     s = solver(config)
     state = s._initial()
     x, lam = state.x.clone().requires_grad_(), state.lam.clone().requires_grad_()
@@ -418,10 +424,12 @@ def test_the_automatic_scale_makes_the_sum_as_large_as_the_target(knowledge):
 
 def weighted_dense(problem, model, x, rows):
     """Jacobian (P, R) and target (P,), each layer's rows times the root of its weight."""
-    roots = torch.cat([
-        torch.full((p.numel(),), problem.layer_weights[int(name.split(".")[1])] ** 0.5)
-        for name, p in model.named_parameters()
-    ]).double()  # fmt: skip
+    roots = torch.cat(
+        [
+            torch.full((p.numel(),), problem.layer_weights[int(name.split(".")[1])] ** 0.5)
+            for name, p in model.named_parameters()
+        ]
+    ).double()
     return roots[:, None] * row_gradients(model, x, rows).T, roots * theta_vector(model)
 
 
@@ -523,9 +531,15 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
     with pytest.raises(InputError, match="Did you mean 'steps'"):
         AttackConfig.from_json({"stepz": 3})
     for wrong in (
-        {"optimiser": "adamw"}, {"surrogate": "gelu"}, {"layers": "last"}, {"steps": 0},
-        {"lr_x": math.nan}, {"candidates": -1}, {"priors": (("value-bx", 1.0),)}, {"sigma": -1.0},
-    ):  # fmt: skip
+        {"optimiser": "adamw"},
+        {"surrogate": "gelu"},
+        {"layers": "last"},
+        {"steps": 0},
+        {"lr_x": math.nan},
+        {"candidates": -1},
+        {"priors": (("value-bx", 1.0),)},
+        {"sigma": -1.0},
+    ):
         with pytest.raises(InputError):
             AttackConfig(**wrong)
 

@@ -51,9 +51,12 @@ def naive_scalar(case, problem, run, surrogate):
             fixed = {n: t.detach() for n, t in theta.items()}
             leaves = {n: t.clone().requires_grad_() for n, t in fixed.items()}
             u = naive_covector(
-                case.objective, k, mlp_forward(fixed, x, activation), case.labels[i],
+                case.objective,
+                k,
+                mlp_forward(fixed, x, activation),
+                case.labels[i],
                 case.lam[run, i],
-            )  # fmt: skip
+            )
             value = (u * mlp_forward(leaves, x, activation)).sum()
             grads = torch.autograd.grad(value, list(leaves.values()), create_graph=True)
             for name, g in zip(leaves, grads, strict=True):
@@ -98,10 +101,14 @@ def test_the_engine_and_the_generic_path_agree(objective, outputs, surrogate):
     for problem in (explicit, generic):
         curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
         both.append(
-            (curvature.split(v), curvature.full(v), curvature.split(v[:, 1:3], slice(1, 3)),
-             *curvature.slope(case.x, case.lam, labels),
-             residuals(problem, case.x, case.lam, SHARPNESS))
-        )  # fmt: skip
+            (
+                curvature.split(v),
+                curvature.full(v),
+                curvature.split(v[:, 1:3], slice(1, 3)),
+                *curvature.slope(case.x, case.lam, labels),
+                residuals(problem, case.x, case.lam, SHARPNESS),
+            )
+        )
     for a, b in zip(*both, strict=True):
         assert close(a, b, 1e-10)
     assert close(both[0][2], both[0][0][:, 1:3], 1e-12)

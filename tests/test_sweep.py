@@ -74,10 +74,16 @@ def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
     residuals = [t.residual for t in done.order]
     assert residuals == sorted(residuals)
     beaten = [
-        t for t in done.trials
-        if any(o.residual <= t.residual and o.agreement >= t.agreement and facts(o) != facts(t)
-               and (o.residual < t.residual or o.agreement > t.agreement) for o in done.trials)
-    ]  # fmt: skip
+        t
+        for t in done.trials
+        if any(
+            o.residual <= t.residual
+            and o.agreement >= t.agreement
+            and facts(o) != facts(t)
+            and (o.residual < t.residual or o.agreement > t.agreement)
+            for o in done.trials
+        )
+    ]
     assert {t.number for t in done.front} == {t.number for t in done.trials if t not in beaten}
 
 
@@ -99,8 +105,10 @@ def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Pa
     assert wanted.pauses == [25, 75]
     halved = run(tmp_path / "halved", wanted)
     ended = {t.number: t for t in halved.trials}
-    stopped = {step: [t.number for t in halved.trials if t.state == PRUNED and t.step == step]
-               for step in (25, 75)}  # fmt: skip
+    stopped = {
+        step: [t.number for t in halved.trials if t.state == PRUNED and t.step == step]
+        for step in (25, 75)
+    }
     assert [len(stopped[25]), len(stopped[75]), len(halved.order)] == [6, 2, 1]
     last = halved.order[0].number
     assert facts(ended[last]) == facts(whole.trials[last]), (
@@ -162,8 +170,9 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
         return real(checkpoint, knowledge, config, **rest)
 
     monkeypatch.setattr(executors, "attack", sometimes)
-    config = AttackConfig(restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6,
-                          constraint="penalty")  # fmt: skip
+    config = AttackConfig(
+        restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6, constraint="penalty"
+    )
     mixed = plan(6, config=config, space={"lr_lam": Setting(1e5, 1e6)})
     done = run(tmp_path / "s", mixed)
     reasons = {t.number: t.reason for t in done.trials}

@@ -45,9 +45,18 @@ def planted(runs: int, seed: int = 0, noise: float = 0.15) -> tuple[Tensor, list
 def found(x: Tensor, labels: Tensor, lam: Tensor, status: str = "finished") -> Reconstruction:
     none = torch.zeros(1, 0)
     return Reconstruction(
-        "binary-kkt", x, labels, lam, torch.zeros(len(x), dtype=torch.long),
-        torch.zeros(0, dtype=torch.long), none, none[:, :, None], (), (status,), Knowledge(),
-    )  # fmt: skip
+        "binary-kkt",
+        x,
+        labels,
+        lam,
+        torch.zeros(len(x), dtype=torch.long),
+        torch.zeros(0, dtype=torch.long),
+        none,
+        none[:, :, None],
+        (),
+        (status,),
+        Knowledge(),
+    )
 
 
 def naive(parts: list[Reconstruction], similarity: float = 0.9) -> list[dict[str, Any]]:
@@ -59,20 +68,36 @@ def naive(parts: list[Reconstruction], similarity: float = 0.9) -> list[dict[str
         for i in weight.argsort(descending=True).tolist():
             x, label = part.x[i], float(part.labels[i])
             means = [g["sum"] / g["weight"] for g in before]
-            near = [(float(torch.cosine_similarity(x, m, 0)), g)
-                    for m, g in zip(means, before, strict=True) if g["label"] == label]  # fmt: skip
+            near = [
+                (float(torch.cosine_similarity(x, m, 0)), g)
+                for m, g in zip(means, before, strict=True)
+                if g["label"] == label
+            ]
             near = [pair for pair in near if pair[0] >= similarity]
             if near:
                 home = max(near, key=lambda pair: pair[0])[1]
                 home.setdefault("waiting", []).append((i, x))
                 continue
-            mine = [g for g in new if g["label"] == label
-                    and float(torch.cosine_similarity(x, g["first"], 0)) >= similarity]  # fmt: skip
+            mine = [
+                g
+                for g in new
+                if g["label"] == label
+                and float(torch.cosine_similarity(x, g["first"], 0)) >= similarity
+            ]
             if mine:
                 mine[0]["waiting"].append((i, x))
             else:
-                new.append({"label": label, "first": x, "sum": torch.zeros(DIM).double(), "weight": 0.0,
-                            "members": 0, "runs": set(), "waiting": [(i, x)]})  # fmt: skip
+                new.append(
+                    {
+                        "label": label,
+                        "first": x,
+                        "sum": torch.zeros(DIM).double(),
+                        "weight": 0.0,
+                        "members": 0,
+                        "runs": set(),
+                        "waiting": [(i, x)],
+                    }
+                )
         groups += new
         for group in groups:
             for i, x in group.pop("waiting", []):
@@ -161,8 +186,12 @@ def test_points_in_a_plane_are_pooled_by_distance() -> None:
 
 def test_parallel_coordinates_lie_on_their_axes() -> None:
     values = [1e-4, 1e-2, 1.0]
-    axes, lines = parallel([Coordinate("lr_x", values, True, 1e-4, 1.0),
-                            Coordinate("residual", [0.1, 0.2, None], False, 0.0, 0.2)])  # fmt: skip
+    axes, lines = parallel(
+        [
+            Coordinate("lr_x", values, True, 1e-4, 1.0),
+            Coordinate("residual", [0.1, 0.2, None], False, 0.0, 0.2),
+        ]
+    )
     assert [name for _, name, _ in axes] == ["lr_x", "residual"]
     assert axes[0][2] == ((300.0, "0.0001"), (173.0, "0.01"), (46.0, "1"))
     assert lines[-1] == ("M60.0,300.0L900.0,173.0", True), "the best is drawn last, on top"
@@ -176,10 +205,19 @@ def test_a_report_shows_hostile_names_as_text() -> None:
         number=1, found=pages.digits(1)[0][0], label=bad, confidence=0.5, support=3, restarts=4
     )
     text = render_sweep(
-        subject=bad, headline="headline", sentence=bad, columns=("trial",), rows=(("1", bad),),
-        coordinates=(Coordinate("lr_x", [0.1, 0.2]),), choice=(bad,), items=(item,),
-        failures=((bad, 2),), notes=(bad,), settings={bad: bad}, shape=(1, 8, 8),
-    )  # fmt: skip
+        subject=bad,
+        headline="headline",
+        sentence=bad,
+        columns=("trial",),
+        rows=(("1", bad),),
+        coordinates=(Coordinate("lr_x", [0.1, 0.2]),),
+        choice=(bad,),
+        items=(item,),
+        failures=((bad, 2),),
+        notes=(bad,),
+        settings={bad: bad},
+        shape=(1, 8, 8),
+    )
     assert "<script" not in text
     assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
     assert text.count("data:image/png") == 1
@@ -210,9 +248,26 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
     Dataset(point.x, point.y).to_npz(tmp_path / "train.npz")
     out = tmp_path / "s"
-    said = ["sweep", str(model), "--trials", "3", "--steps", "50", "--candidates", "12", "--search",
-            "lr_x=1e-3:1:log", "--search", "split-every=100:300", "--rank-by", "residual,agreement",
-            "--data", str(tmp_path / "train.npz"), "--out", str(out)]  # fmt: skip
+    said = [
+        "sweep",
+        str(model),
+        "--trials",
+        "3",
+        "--steps",
+        "50",
+        "--candidates",
+        "12",
+        "--search",
+        "lr_x=1e-3:1:log",
+        "--search",
+        "split-every=100:300",
+        "--rank-by",
+        "residual,agreement",
+        "--data",
+        str(tmp_path / "train.npz"),
+        "--out",
+        str(out),
+    ]
     assert main([*said, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["counts"] == {"complete": 3, "pruned": 0, "failed": 0}
@@ -250,9 +305,27 @@ def test_usage(options: list[str], message: str, tmp_path: Path, capsys: Any) ->
 
 def test_a_sweep_without_a_complete_trial_is_inconclusive(tmp_path: Path, capsys: Any) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = ["sweep", str(model), "--trials", "2", "--steps", "50", "--candidates", "12", "--search",
-            "lr_lam=1e5:1e6", "--set", "constraint=penalty", "--set", "optimiser=sgd", "--set",
-            "lr_x=1e-6", "--out", str(tmp_path / "s"), "--json"]  # fmt: skip
+    said = [
+        "sweep",
+        str(model),
+        "--trials",
+        "2",
+        "--steps",
+        "50",
+        "--candidates",
+        "12",
+        "--search",
+        "lr_lam=1e5:1e6",
+        "--set",
+        "constraint=penalty",
+        "--set",
+        "optimiser=sgd",
+        "--set",
+        "lr_x=1e-6",
+        "--out",
+        str(tmp_path / "s"),
+        "--json",
+    ]
     assert main(said) == 3
     printed = json.loads(capsys.readouterr().out)
     assert "diverged" in printed["error"]

@@ -106,9 +106,10 @@ def test_a_head_that_is_the_table_is_seen_in_the_file(tmp_path: Path) -> None:
     save_file({"wte.weight": base}, tmp_path / "base.safetensors")
     torch.save({"wte.weight": table, "lm_head.weight": table}, tmp_path / "tied.pt")
     (one,) = (
-        f for f in rs.scan(tmp_path / "tied.pt", base=tmp_path / "base.safetensors").findings
+        f
+        for f in rs.scan(tmp_path / "tied.pt", base=tmp_path / "base.safetensors").findings
         if f.kind == "touched-rows"
-    )  # fmt: skip
+    )
     assert "lm_head" in one.reason
     assert "cannot be told" in one.reason
     assert one.rows == ()

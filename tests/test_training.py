@@ -86,8 +86,10 @@ def test_margins() -> None:
 
 def test_losses_must_fit_the_task() -> None:
     assert [choose_loss("", task) for task in ("binary", "multiclass", "regression")] == [
-        "logistic", "cross_entropy", "squared",
-    ]  # fmt: skip
+        "logistic",
+        "cross_entropy",
+        "squared",
+    ]
     assert choose_loss("exponential", "binary") == "exponential"
     for name, task in (
         ("cross_entropy", "binary"),
@@ -103,13 +105,32 @@ def test_losses_must_fit_the_task() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"method": "adam"}, {"loss": "hinge"}, {"init": "large"}, {"dtype": "float16"}, {"steps": 0},
-     {"lr": 0}, {"lr": math.nan}, {"lr": math.inf}, {"momentum": 1.0}, {"momentum": math.nan},
-     {"weight_decay": -1, "method": "gd"}, {"weight_decay": math.nan, "method": "gd"},
-     {"method": "sgd"}, {"weight_decay": 0.1}, {"loss": "squared"}, {"seconds": -1}, {"seed": -1},
-     {"seed": 2**63}, {"init_scale": -1}, {"init_scale": math.inf}, {"stop_margin": math.nan},
-     {"stop_loss": math.nan}, {"stop_residual": math.inf}],
-)  # fmt: skip
+    [
+        {"method": "adam"},
+        {"loss": "hinge"},
+        {"init": "large"},
+        {"dtype": "float16"},
+        {"steps": 0},
+        {"lr": 0},
+        {"lr": math.nan},
+        {"lr": math.inf},
+        {"momentum": 1.0},
+        {"momentum": math.nan},
+        {"weight_decay": -1, "method": "gd"},
+        {"weight_decay": math.nan, "method": "gd"},
+        {"method": "sgd"},
+        {"weight_decay": 0.1},
+        {"loss": "squared"},
+        {"seconds": -1},
+        {"seed": -1},
+        {"seed": 2**63},
+        {"init_scale": -1},
+        {"init_scale": math.inf},
+        {"stop_margin": math.nan},
+        {"stop_loss": math.nan},
+        {"stop_residual": math.inf},
+    ],
+)
 def test_settings_are_checked(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         TrainingConfig(**settings)
@@ -173,8 +194,14 @@ def test_gd_equals_a_hand_written_loop() -> None:
 def test_momentum_and_decay_equal_those_of_torch(loss: str, momentum: float, decay: float) -> None:
     data = toy(6)
     config = TrainingConfig(
-        method="gd", loss=loss, lr=0.05, momentum=momentum, weight_decay=decay, steps=12, init="default"
-    )  # fmt: skip
+        method="gd",
+        loss=loss,
+        lr=0.05,
+        momentum=momentum,
+        weight_decay=decay,
+        steps=12,
+        init="default",
+    )
     model = initialise(Architecture.parse(ARCH), config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=decay)
     for _ in range(12):
@@ -215,9 +242,13 @@ def test_batches_are_the_same_in_every_process() -> None:
     )
     here = str([descent(10, 4, seed=3)._batch(i)[1].tolist() for i in range(7)])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={"PYTHONHASHSEED": "123", "OMP_NUM_THREADS": "1"}, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "123", "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[1],
+    )
     assert done.stdout.strip() == here
 
 
@@ -364,10 +395,11 @@ def test_margin_method_comes_near_a_kkt_point() -> None:
     early, late = (
         certify(
             _model(train("mlp:10-20-1", data, TrainingConfig(steps=steps)), "mlp:10-20-1"),
-            data.x, data.y,
+            data.x,
+            data.y,
         )
         for steps in (20, 1500)
-    )  # fmt: skip
+    )
     assert late.residual_clarke < 0.3 * early.residual_clarke
     assert late.normalized_margin > early.normalized_margin
 
@@ -559,9 +591,12 @@ def test_other_settings_or_data_are_not_mixed(tmp_path: Path) -> None:
     flipped = toy().replace(y=-toy().y)
     settings = {**RUNS["gd"].to_json(), "seconds": math.inf, "stop_margin": math.inf}
     for arch, data, change in (
-        (ARCH, toy(), {"lr": 0.2}), (ARCH, toy(), {"seed": 1}), (ARCH, toy(seed=1), {}),
-        (ARCH, flipped, {}), ("mlp:4-7-1", toy(), {}),
-    ):  # fmt: skip
+        (ARCH, toy(), {"lr": 0.2}),
+        (ARCH, toy(), {"seed": 1}),
+        (ARCH, toy(seed=1), {}),
+        (ARCH, flipped, {}),
+        ("mlp:4-7-1", toy(), {}),
+    ):
         with pytest.raises(InputError, match="other settings or other data") as caught:
             train(arch, data, TrainingConfig(**{**settings, **change}), state_path=path)
         assert "--out" in caught.value.remedy
@@ -602,19 +637,27 @@ def test_bad_combinations(tmp_path: Path) -> None:
     path = tmp_path / "run" / "state"
     wrong = toy().replace(y=torch.ones(10).long())
     for arch, data, task, error in (
-        ("mlp:5-6-1", toy(), "auto", DataError), (ARCH, wrong, "auto", DataError),
-        ("mlp:4-6-3", toy(), "auto", DataError), (ARCH, toy(), "multiclass", InputError),
+        ("mlp:5-6-1", toy(), "auto", DataError),
+        (ARCH, wrong, "auto", DataError),
+        ("mlp:4-6-3", toy(), "auto", DataError),
+        (ARCH, toy(), "multiclass", InputError),
         (ARCH, toy(), "tri", InputError),
         (ARCH, toy().replace(y=torch.randn(10, 2)), "regression", DataError),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error) as caught:
             train(arch, data, RUNS["gd"], task=task, state_path=path)
         assert caught.value.remedy
     assert not path.parent.exists()
 
 
-@pytest.mark.parametrize(("arch", "task"), [("convnet:1x8x8-4-1", "binary"), ("mlp:64-16-10", "multiclass"),
-                                            ("polynomial:64-6-1", "binary")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arch", "task"),
+    [
+        ("convnet:1x8x8-4-1", "binary"),
+        ("mlp:64-16-10", "multiclass"),
+        ("polynomial:64-6-1", "binary"),
+    ],
+)
 def test_every_family_trains_on_digits(arch: str, task: str) -> None:
     data = load_dataset("digits", 20, task=task).train
     state = train(arch, data, TrainingConfig(steps=60, init="default"), task=task)

@@ -152,10 +152,21 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
 
 def row(name: str, surface: str, recovered: int, explained: bool) -> AttackOutcome:
     return AttackOutcome(
-        name, True, True, True, "", surface=surface, recovered=recovered, expected_by_chance=0.4,
-        p_value=0.5, adjusted=0.9, residual=0.1 if explained else 0.9, permuted=0.8,
-        judged=("layers.0",), residuals={"layers.0": 0.1},
-    )  # fmt: skip
+        name,
+        True,
+        True,
+        True,
+        "",
+        surface=surface,
+        recovered=recovered,
+        expected_by_chance=0.4,
+        p_value=0.5,
+        adjusted=0.9,
+        residual=0.1 if explained else 0.9,
+        permuted=0.8,
+        judged=("layers.0",),
+        residuals={"layers.0": 0.1},
+    )
 
 
 def test_each_surface_is_said_and_optimiser_state_is_never_passed_over() -> None:

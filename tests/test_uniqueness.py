@@ -68,10 +68,16 @@ NETWORKS = {
 # What the certificate of equal pairs said before there were other moves, its solver stopping at 1e-3;
 # without a box and with -3..3.
 PAIRS = {
-    "two layers": ([0.168, 0.3513, 0.5882, 0.2828, 0.3437], [0.168, 0.3513, 0.5882, 0.2828, 0.3437]),
-    "three layers": ([0.1549, 0.1303, 0.3632, 0.206, 0.0937], [0.1549, 0.2135, 0.3632, 0.206, 0.0937]),
+    "two layers": (
+        [0.168, 0.3513, 0.5882, 0.2828, 0.3437],
+        [0.168, 0.3513, 0.5882, 0.2828, 0.3437],
+    ),
+    "three layers": (
+        [0.1549, 0.1303, 0.3632, 0.206, 0.0937],
+        [0.1549, 0.2135, 0.3632, 0.206, 0.0937],
+    ),
     "four layers": ([0.222, 0.3706, 0.5564, 0.201], [0.3929, 0.3706, 0.5564, 0.201]),
-}  # fmt: skip
+}
 
 
 # The programme and its bound
@@ -122,8 +128,14 @@ def test_bound_and_example_meet_at_the_least_image(seed: int) -> None:
 def test_the_best_dual_vector_is_tight_so_no_factor_may_be_lost() -> None:
     """One wall, by hand: least |x|^2 with x_1 >= 1 from (2, 0) is 1, at nu = -1."""
     rows, ends = torch.tensor([[[1.0, 0.0]]]).double(), torch.full((1, 2), torch.inf).double()
-    p = Polytope(rows, torch.tensor([[2.0, 0.0]]).double(), torch.tensor([[-1.0]]).double(),
-                 torch.tensor([[torch.inf]]).double(), -ends, ends)  # fmt: skip
+    p = Polytope(
+        rows,
+        torch.tensor([[2.0, 0.0]]).double(),
+        torch.tensor([[-1.0]]).double(),
+        torch.tensor([[torch.inf]]).double(),
+        -ends,
+        ends,
+    )
     assert float(p.bound(torch.tensor([[-1.0]]).double())) == pytest.approx(1, abs=1e-9)
     for other in (-0.5, -2.0):
         assert float(p.bound(torch.tensor([[other]]).double())) < 0.8
@@ -131,8 +143,11 @@ def test_the_best_dual_vector_is_tight_so_no_factor_may_be_lost() -> None:
 
 def test_batches_do_not_depend_on_each_other() -> None:
     parts = [polytope(seed) for seed in range(4)]
-    together = least(Polytope(*(torch.cat([getattr(p, f.name) for p in parts])
-                                for f in dataclasses.fields(Polytope))))  # fmt: skip
+    together = least(
+        Polytope(
+            *(torch.cat([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(Polytope))
+        )
+    )
     for k, p in enumerate(parts):
         energy = float(p.x0.square().sum())
         assert float(together.bound[k]) == pytest.approx(float(least(p).bound), abs=1e-5 * energy)
@@ -288,8 +303,11 @@ def test_dense_and_first_layer_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     point = multiclass_point(3, 2, 9)
     cases = (relu_point(3, 3, 2).set, KKTSet.of(point.model, point.x, point.y, point.lam))
     fast = [pinned(kkt, Groups.of(kkt)) for kkt in cases]
-    monkeypatch.setattr(sums, "_by_first_layer", lambda kkt, groups, rows: (
-        torch.zeros(len(groups), dtype=torch.bool), None))  # fmt: skip
+    monkeypatch.setattr(
+        sums,
+        "_by_first_layer",
+        lambda kkt, groups, rows: (torch.zeros(len(groups), dtype=torch.bool), None),
+    )
     for kkt, known in zip(cases, fast, strict=True):
         again = pinned(kkt, Groups.of(kkt))
         assert again.what.method == "dense"
@@ -394,8 +412,11 @@ def test_full_sets_keep_more_and_their_bound_holds() -> None:
     for i in range(3):  # on the margin: the walls of the carriers, and y Phi >= p for both images
         a, b = judge.carriers(i, 0.3)
         grad = float(point.y[i]) * slope_of_output(point.model, point.x[i]).numpy()
-        z = project(np.concatenate([a, grad[None], -grad[None]]),
-                    np.concatenate([b, [grad @ judge.x[i]], [-grad @ judge.x[i]]]), 0 * grad)  # fmt: skip
+        z = project(
+            np.concatenate([a, grad[None], -grad[None]]),
+            np.concatenate([b, [grad @ judge.x[i]], [-grad @ judge.x[i]]]),
+            0 * grad,
+        )
         best = float(z @ z) / float(judge.x[i] @ judge.x[i])
         assert best - 1e-5 <= float(found.full_at_least[i]) <= best + 1e-9
         assert float(found.full_energy[i]) >= best - 1e-9
@@ -585,15 +606,30 @@ def reconstruction(kkt: KKTSet, **settings: str) -> Reconstruction:
     """Two restarts that hold the same candidates, the second with the smaller loss."""
     x, y, lam, n = kkt.x, kkt.y, kkt.lam, len(kkt)
     chosen = Selection(
-        x, y, lam, torch.full((n,), 2), torch.full((n,), 2), torch.linspace(1, 0.5, n),
-        torch.zeros(n, 3), torch.arange(n),
-    )  # fmt: skip
+        x,
+        y,
+        lam,
+        torch.full((n,), 2),
+        torch.full((n,), 2),
+        torch.linspace(1, 0.5, n),
+        torch.zeros(n, 3),
+        torch.arange(n),
+    )
     return Reconstruction(
-        "binary-kkt", torch.cat([x, x + 0.01]), torch.cat([y, y]), torch.cat([lam, lam]),
-        torch.arange(2).repeat_interleave(n), torch.tensor([1]), torch.tensor([[2.0], [1.0]]),
-        torch.zeros(2, 1, 2), ("layers.0", "layers.1"), ("finished", "finished"),
-        Knowledge(value_range=(-4.0, 4.0)), {"objective": "binary-kkt", **settings}, chosen,
-    )  # fmt: skip
+        "binary-kkt",
+        torch.cat([x, x + 0.01]),
+        torch.cat([y, y]),
+        torch.cat([lam, lam]),
+        torch.arange(2).repeat_interleave(n),
+        torch.tensor([1]),
+        torch.tensor([[2.0], [1.0]]),
+        torch.zeros(2, 1, 2),
+        ("layers.0", "layers.1"),
+        ("finished", "finished"),
+        Knowledge(value_range=(-4.0, 4.0)),
+        {"objective": "binary-kkt", **settings},
+        chosen,
+    )
 
 
 def test_a_solution_is_the_selection_or_the_best_restart() -> None:
@@ -634,10 +670,19 @@ def test_rivals_of_an_attack_are_those_of_its_objective() -> None:
     for i, label in enumerate(point.y.tolist()):
         lam[i, [c for c in range(3) if c != label]] = point.lam[2 * i : 2 * i + 2]
     part = Reconstruction(
-        "multiclass-kkt", point.x, point.y, lam, torch.zeros(len(lam)).long(), torch.tensor([1]),
-        torch.tensor([[1.0]]), torch.zeros(1, 1, 2), ("layers.0", "layers.1"), ("finished",),
-        Knowledge(), {"objective": "multiclass-kkt"},
-    )  # fmt: skip
+        "multiclass-kkt",
+        point.x,
+        point.y,
+        lam,
+        torch.zeros(len(lam)).long(),
+        torch.tensor([1]),
+        torch.tensor([[1.0]]),
+        torch.zeros(1, 1, 2),
+        ("layers.0", "layers.1"),
+        ("finished",),
+        Knowledge(),
+        {"objective": "multiclass-kkt"},
+    )
     chosen = solution(point.model, part, "best")
     assert chosen.kkt.residual < 1e-12
     assert torch.allclose(chosen.kkt.lam, lam.sum(1)[chosen.index])

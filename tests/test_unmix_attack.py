@@ -204,10 +204,16 @@ def test_an_audit_of_a_patch_network_says_that_it_left_unmix_out_and_goes_on() -
         model[0].weight.copy_((C @ patches / len(patches)).reshape(40, 1, 4, 4))
         model[0].bias.zero_()
     found = rs.audit(
-        model.double(), data=split.train, holdout=split.holdout, vouch=True, twin=False,
-        knowledge=rs.Knowledge(shape=split.train.shape), baselines=False, subsets=200,
+        model.double(),
+        data=split.train,
+        holdout=split.holdout,
+        vouch=True,
+        twin=False,
+        knowledge=rs.Knowledge(shape=split.train.shape),
+        baselines=False,
+        subsets=200,
         batches=(Batch("binary-kkt", 1, 5, 0),),
-    )  # fmt: skip
+    )
     assert [row.name for row in found.attacks if row.ran] == ["binary-kkt"]
     (said,) = (row for row in found.applies if row.what == "unmix")
     assert said.status == "not tried"
@@ -332,9 +338,16 @@ def test_the_moment_of_an_estimator_has_no_decay_in_it() -> None:
     x = blocks(12).flatten(1).double().numpy()
     for solver in ("adam", "sgd"):
         model = MLPClassifier(
-            (15,), solver=solver, alpha=5.0, max_iter=150, random_state=0, learning_rate_init=1e-5,
-            nesterovs_momentum=False, tol=0.0, n_iter_no_change=200,
-        )  # fmt: skip
+            (15,),
+            solver=solver,
+            alpha=5.0,
+            max_iter=150,
+            random_state=0,
+            learning_rate_init=1e-5,
+            nesterovs_momentum=False,
+            tol=0.0,
+            n_iter_no_change=200,
+        )
         with pytest.warns(UserWarning, match="Maximum iterations"):
             model.fit(x, [0, 1] * 6)
         rows, X = rs.moment_of(model)["layers.0.weight"], torch.tensor(x)
@@ -349,9 +362,10 @@ def test_what_keeps_no_moment_is_refused() -> None:
         rs.moment_of(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(InputError, match="names and shapes of the weights"):
         rs.attack(
-            model, rs.Knowledge(moment={"layers.0.weight": torch.ones(2, 2)}),
+            model,
+            rs.Knowledge(moment={"layers.0.weight": torch.ones(2, 2)}),
             replace(QUICK, objective="unmix-moment"),
-        )  # fmt: skip
+        )
     with pytest.raises(InputError, match="handed over"):
         rs.attack(model, None, replace(QUICK, objective="unmix-moment"))
 
@@ -364,9 +378,15 @@ def test_an_audit_of_digits_loses_no_leak_by_one_more_test(
     if not with_it:
         monkeypatch.delitem(ATTACKS, "unmix")
     found = rs.audit(
-        checkpoint, data=split.train, holdout=split.holdout, knowledge=knowledge(split),
-        batches=(Batch("binary-kkt", 2, 400, 0),), budget=4, baselines=False, subsets=200,
-    )  # fmt: skip
+        checkpoint,
+        data=split.train,
+        holdout=split.holdout,
+        knowledge=knowledge(split),
+        batches=(Batch("binary-kkt", 2, 400, 0),),
+        budget=4,
+        baselines=False,
+        subsets=200,
+    )
     assert found.verdict.outcome == "leak"
     rows = {row.name: row for row in found.attacks if row.ran}
     assert set(rows) == {"binary-kkt", "unmix"} if with_it else {"binary-kkt"}

@@ -135,10 +135,23 @@ def test_a_network_that_unmix_does_not_apply_to_is_refused_before_the_first_tria
 
 def test_the_command_line_sweeps_unmix(tmp_path: Path, capsys: Capture) -> None:
     save_checkpoint(planted()[0], tmp_path / "m.safetensors")
-    code = main([
-        "sweep", str(tmp_path / "m.safetensors"), "--objective", "unmix", "--trials", "2",
-        "--shape", "3,24,24", "--set", "seconds=0.01", "--out", str(tmp_path / "s"), "--json",
-    ])  # fmt: skip
+    code = main(
+        [
+            "sweep",
+            str(tmp_path / "m.safetensors"),
+            "--objective",
+            "unmix",
+            "--trials",
+            "2",
+            "--shape",
+            "3,24,24",
+            "--set",
+            "seconds=0.01",
+            "--out",
+            str(tmp_path / "s"),
+            "--json",
+        ]
+    )
     said = printed(capsys)
     assert code == 0
     assert said["counts"]["complete"] == 2

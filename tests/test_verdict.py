@@ -53,10 +53,17 @@ SOUND = Checks(fit=FIT, told_apart=0.001, twin=LEAKY_TWIN)
 def found(recovered: int = 0, p_value: float = 1.0, **changes: object) -> Findings:
     survivors = ("binary-kkt",) if recovered else ()
     one = Findings(
-        20, recovered=recovered, expected_by_chance=0.2, interval=(-0.2, 3.1), p_value=p_value,
-        metric="ncc", rule="ncc > 0.8", tests=1, survivors=survivors,
+        20,
+        recovered=recovered,
+        expected_by_chance=0.2,
+        interval=(-0.2, 3.1),
+        p_value=p_value,
+        metric="ncc",
+        rule="ncc > 0.8",
+        tests=1,
+        survivors=survivors,
         grades={NEAR_COPY: recovered} if recovered else {},
-    )  # fmt: skip
+    )
     return one.replace(**changes)
 
 
@@ -153,9 +160,15 @@ def test_a_significant_baseline_is_said_and_decides_nothing(
     reason: str,
 ) -> None:
     beside = AttackOutcome(
-        "first-layer-weights", False, True, True, "", recovered=None if p_value is None else 5,
-        expected_by_chance=None if p_value is None else 0.28, p_value=p_value,
-    )  # fmt: skip
+        "first-layer-weights",
+        False,
+        True,
+        True,
+        "",
+        recovered=None if p_value is None else 5,
+        expected_by_chance=None if p_value is None else 0.28,
+        p_value=p_value,
+    )
     verdict = decide(findings, (*attacks, beside), checks)
     plain = decide(findings, tuple(attacks), checks)
     assert (verdict.outcome, verdict.exit_code) == (plain.outcome, plain.exit_code)
@@ -293,9 +306,21 @@ def test_gates(conditions: list[str], found: Verdict, code: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "recoverd>=5", "recovered", "recovered>=", ">=5", "recovered>=five", "recovered=>5",
-     "recovered>=1e999", "recovered>=nan", "__import__('os')>=1", "recovered>=5 or 1", "p_value!=1"],
-)  # fmt: skip
+    [
+        "",
+        "recoverd>=5",
+        "recovered",
+        "recovered>=",
+        ">=5",
+        "recovered>=five",
+        "recovered=>5",
+        "recovered>=1e999",
+        "recovered>=nan",
+        "__import__('os')>=1",
+        "recovered>=5 or 1",
+        "p_value!=1",
+    ],
+)
 def test_other_conditions_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--fail-on"):
         read_condition(text)

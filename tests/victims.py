@@ -46,9 +46,11 @@ VICTIMS = {"leaky": leaky, "tight": tight, "untrained": untrained}
 def knowledge(split: Split) -> Knowledge:
     """What the tests grant: range, mean and sample count."""
     return Knowledge(
-        value_range=(0.0, 1.0), mean=split.train.mean, sample_count=len(split.train),
+        value_range=(0.0, 1.0),
+        mean=split.train.mean,
+        sample_count=len(split.train),
         provenance={"mean": "train", "sample_count": "train"},
-    )  # fmt: skip
+    )
 
 
 def write(folder: Path, name: str) -> list[str]:
@@ -62,6 +64,16 @@ def write(folder: Path, name: str) -> list[str]:
     split.train.to_npz(train_file)
     split.holdout.to_npz(test_file)
     return [
-        "audit", str(model), "--data", str(train_file), "--holdout", str(test_file),
-        "--value-range", "0,1", "--mean", "train", "--sample-count", str(len(split.train)),
-    ]  # fmt: skip
+        "audit",
+        str(model),
+        "--data",
+        str(train_file),
+        "--holdout",
+        str(test_file),
+        "--value-range",
+        "0,1",
+        "--mean",
+        "train",
+        "--sample-count",
+        str(len(split.train)),
+    ]

@@ -147,19 +147,21 @@ def tied_multipliers(released: Released) -> Adapted:
         return free_multipliers(released)  # nothing to tie them by
     granted = {name: released.facts[name] for name in ("weight_decay", "loss")}
     return _better(
-        released, knowledge=_told(released, "user", **granted),
+        released,
+        knowledge=_told(released, "user", **granted),
         config=replace(released.config, objective="weight-decay"),
         findings={"objective": "weight-decay, multipliers tied", **granted},
-    )  # fmt: skip
+    )
 
 
 def known_start(released: Released) -> Adapted:
     """The initial weights are taken off: their seed is often public, and then they are."""
     return _better(
-        released, knowledge=_told(released, "train", theta0=released.facts["theta0"]),
+        released,
+        knowledge=_told(released, "train", theta0=released.facts["theta0"]),
         config=replace(released.config, objective="ntk", lam_init=SIGNED),
         findings={"objective": "ntk, initial weights granted"},
-    )  # fmt: skip
+    )
 
 
 def told_the_shift(released: Released) -> Adapted:
@@ -218,9 +220,12 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
         }
     }
     return _moved(
-        released, u, knowledge=_told(released, "user", theta0=theta0),
-        config=replace(released.config, objective="ntk", lam_init=SIGNED), findings=findings,
-    )  # fmt: skip
+        released,
+        u,
+        knowledge=_told(released, "user", theta0=theta0),
+        config=replace(released.config, objective="ntk", lam_init=SIGNED),
+        findings=findings,
+    )
 
 
 def _better(released: Released, **changes: Any) -> Adapted:

@@ -131,12 +131,18 @@ class AttackConfig:
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("optimiser", OPTIMISERS), ("lam_scale", SCALES), ("anneal", ANNEALINGS),
-            ("layers", ("auto", "all", "first")), ("constraint", ("project", "penalty")),
-            ("surrogate", ("sigmoid", "softplus", "none")), ("dtype", ("auto", *FAST, "float32", "float64")),
-            ("lam_distribution", ("uniform", "normal")), ("split", SPLITS),
-            ("split_trigger", TRIGGERS), ("domain", DOMAINS),
-        ):  # fmt: skip
+            ("optimiser", OPTIMISERS),
+            ("lam_scale", SCALES),
+            ("anneal", ANNEALINGS),
+            ("layers", ("auto", "all", "first")),
+            ("constraint", ("project", "penalty")),
+            ("surrogate", ("sigmoid", "softplus", "none")),
+            ("dtype", ("auto", *FAST, "float32", "float64")),
+            ("lam_distribution", ("uniform", "normal")),
+            ("split", SPLITS),
+            ("split_trigger", TRIGGERS),
+            ("domain", DOMAINS),
+        ):
             require_known(str(getattr(self, name)), known, f"No {name}")
         for name, value in vars(self).items():
             if isinstance(value, float) and name != "seconds" and not math.isfinite(value):

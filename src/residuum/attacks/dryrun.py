@@ -92,14 +92,22 @@ def estimate(
     if solver.grower is not None:
         notes += ("the time is that of the first candidates; growth adds",)
     return Estimate(
-        checkpoint.arch, config.device, config.precision,
+        checkpoint.arch,
+        config.device,
+        config.precision,
         sum(t.numel() for t in checkpoint.theta.values()),
-        config.restarts, config.candidates, state.x[0, 0].numel(), config.restarts * per_run,
-        config.steps, sum(found.flops),
+        config.restarts,
+        config.candidates,
+        state.x[0, 0].numel(),
+        config.restarts * per_run,
+        config.steps,
+        sum(found.flops),
         dict(zip(names, found.flops, strict=True)) if len(found.flops) == len(names) else {},
-        found.memory, step_seconds,
-        min(config.seconds, config.steps * looks * step_seconds), (*solver.notes, *notes),
-    )  # fmt: skip
+        found.memory,
+        step_seconds,
+        min(config.seconds, config.steps * looks * step_seconds),
+        (*solver.notes, *notes),
+    )
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[Cost, tuple[str, ...]]:

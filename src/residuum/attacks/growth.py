@@ -346,9 +346,16 @@ class Grower:
         state, merged = merge(problem, state, self.scale, sharpness, due)
         for run, kept, lost, before, after in merged:
             events.append(
-                {"step": state.step, "run": run, "kind": "merge", "parent": int(ident[run, lost]),
-                 "children": [int(ident[run, kept])], "loss_before": before, "loss_after": after}
-            )  # fmt: skip
+                {
+                    "step": state.step,
+                    "run": run,
+                    "kind": "merge",
+                    "parent": int(ident[run, lost]),
+                    "children": [int(ident[run, kept])],
+                    "loss_before": before,
+                    "loss_after": after,
+                }
+            )
         return recorded(state, events)
 
     def clamp(self, x: Tensor) -> Tensor:
@@ -390,9 +397,16 @@ class Grower:
             for fresh, one in zip(numbers[run], proposal.newcomers[run], strict=True):
                 parent = {} if one.parent is None else {"parent": int(ident[run, one.parent])}
                 events.append(
-                    {**common, "kind": kind, **parent, **one.figures, "children": list(fresh),
-                     "loss_after": after, "obtained": after - before}
-                )  # fmt: skip
+                    {
+                        **common,
+                        "kind": kind,
+                        **parent,
+                        **one.figures,
+                        "children": list(fresh),
+                        "loss_after": after,
+                        "obtained": after - before,
+                    }
+                )
         return recorded(state, events)
 
     def _warn(self, state: SolverState, sharpness: float | Tensor) -> None:
@@ -431,16 +445,24 @@ class Grower:
         for gradient, lowest in zip(*(part.tolist() for part in found), strict=True):
             least = max(gradient, min(lowest, 0.0) ** 2)
             rows.append(
-                {"gradient": gradient, "lowest_curvature": lowest, "eps": self.config.split_eps,
-                 "least_eps": least, "stationary": least <= self.config.split_eps}
-            )  # fmt: skip
+                {
+                    "gradient": gradient,
+                    "lowest_curvature": lowest,
+                    "eps": self.config.split_eps,
+                    "least_eps": least,
+                    "stationary": least <= self.config.split_eps,
+                }
+            )
         return rows
 
 
 def prune(
-    problem: Problem, state: SolverState, scale: float | Tensor, sharpness: float | Tensor,
+    problem: Problem,
+    state: SolverState,
+    scale: float | Tensor,
+    sharpness: float | Tensor,
     due: list[int],
-) -> tuple[SolverState, Tensor]:  # fmt: skip
+) -> tuple[SolverState, Tensor]:
     """Empty the slots whose multipliers are zero and would stay so; returns (R, m) which."""
     active = torch.zeros_like(population_of(state).active)
     active[due] = population_of(state).active[due]
@@ -453,9 +475,12 @@ def prune(
 
 
 def merge(
-    problem: Problem, state: SolverState, scale: float | Tensor, sharpness: float | Tensor,
+    problem: Problem,
+    state: SolverState,
+    scale: float | Tensor,
+    sharpness: float | Tensor,
     due: list[int],
-) -> tuple[SolverState, list[tuple[int, int, int, float, float]]]:  # fmt: skip
+) -> tuple[SolverState, list[tuple[int, int, int, float, float]]]:
     """Merge pairs of the runs that are due while no loss rises.
 
     Returns (run, slot kept, slot emptied, loss before, loss after) of every merge.

@@ -38,9 +38,13 @@ class EqualMargins:
 
     @classmethod
     def promised(
-        cls, objective: Objective, knowledge: Knowledge, shape: tuple[int, ...], weight: float,
+        cls,
+        objective: Objective,
+        knowledge: Knowledge,
+        shape: tuple[int, ...],
+        weight: float,
         scale: float | Tensor,
-    ) -> EqualMargins | None:  # fmt: skip
+    ) -> EqualMargins | None:
         """The penalty where training to zero loss ends in equal margins; None elsewhere.
 
         Weight decay lets multipliers go with outputs; a change of the weights or a moment is a sum of

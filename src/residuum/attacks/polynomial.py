@@ -262,12 +262,19 @@ class PolynomialAttack(Attack):
         shape = knowledge.shape or surface.checkpoint.input_shape or found.x.shape[1:]
         squared = torch.tensor([[(found.residual or 0.0) ** 2]])
         part = Reconstruction.at_once(
-            self.name, found.x.reshape(-1, *shape), torch.where(found.weights < 0, -1.0, 1.0),
-            found.weights.abs(), knowledge, notes=found.notes,
+            self.name,
+            found.x.reshape(-1, *shape),
+            torch.where(found.weights < 0, -1.0, 1.0),
+            found.weights.abs(),
+            knowledge,
+            notes=found.notes,
         ).replace(
-            steps=torch.zeros(1, dtype=torch.long), loss=squared, layers=squared[None],
-            layer_names=("all equations",), seconds=time.monotonic() - start,
-        )  # fmt: skip
+            steps=torch.zeros(1, dtype=torch.long),
+            loss=squared,
+            layers=squared[None],
+            layer_names=("all equations",),
+            seconds=time.monotonic() - start,
+        )
         return part.replace(selection=select(part))
 
 

@@ -11,11 +11,24 @@ from typing import Any
 from residuum.attacks.config import AttackConfig
 
 _HAIM = AttackConfig(
-    objective="binary-kkt", restarts=1, steps=50_000, optimiser="sgd", momentum=0.9, lr_decay=1.0,
-    lr_lam=1e-4, lam_init=(0.0, 1.0), lam_scale="mean", normalise=False, layers="all",
-    surrogate="sigmoid", anneal="none", constraint="penalty", dtype="float64", margins=0.0,
+    objective="binary-kkt",
+    restarts=1,
+    steps=50_000,
+    optimiser="sgd",
+    momentum=0.9,
+    lr_decay=1.0,
+    lr_lam=1e-4,
+    lam_init=(0.0, 1.0),
+    lam_scale="mean",
+    normalise=False,
+    layers="all",
+    surrogate="sigmoid",
+    anneal="none",
+    constraint="penalty",
+    dtype="float64",
+    margins=0.0,
     priors=(("haim2022-box", 1.0), ("multiplier-floor", 5.0)),
-)  # fmt: skip
+)
 _LOO = AttackConfig(
     objective="ntk", gradients="theta", restarts=1, steps=80_000, optimiser="adam", lr_x=0.02,
     lr_lam=0.02, lr_decay=1.0, sigma=0.2, lam_init=(-0.5, 0.5), lam_scale="one", normalise=False,
@@ -42,26 +55,48 @@ PRESETS: dict[str, AttackConfig] = {
     ),
     # Buzaglo et al. 2023: middle of the published ranges.
     "buzaglo2023-multiclass": replace(
-        _HAIM, objective="multiclass-kkt", rivals="best", sigma=1.5e-4, lr_x=5.3e-4, lr_lam=0.68,
+        _HAIM,
+        objective="multiclass-kkt",
+        rivals="best",
+        sigma=1.5e-4,
+        lr_x=5.3e-4,
+        lr_lam=0.68,
         sharpness=115.0,
     ),
     "buzaglo2023-regression": replace(
-        _HAIM, objective="weight-decay", sigma=1.7e-2, lr_x=0.91, sharpness=98.0,
-        lam_init=(0.0, 1.0), lam_distribution="normal", priors=(("haim2022-box", 1.0),),
+        _HAIM,
+        objective="weight-decay",
+        sigma=1.7e-2,
+        lr_x=0.91,
+        sharpness=98.0,
+        lam_init=(0.0, 1.0),
+        lam_distribution="normal",
+        priors=(("haim2022-box", 1.0),),
     ),
     # Loo et al. 2024.
     "loo2024": _LOO,
     # Residuum's own for initial weights known: gradients at both ends, which doubles what the published
     # settings find. Best of twelve on MNIST n=200, data seed 5.
     "ntk": AttackConfig(
-        objective="ntk", gradients="both", restarts=1, steps=20_000, surrogate="softplus",
-        sharpness_from=10.0, sharpness=200.0, lr_x=0.04, lr_lam=0.02, lam_init=(-0.5, 0.5),
-        layers="all", sigma=0.2, priors=(), margins=0.0,
+        objective="ntk",
+        gradients="both",
+        restarts=1,
+        steps=20_000,
+        surrogate="softplus",
+        sharpness_from=10.0,
+        sharpness=200.0,
+        lr_x=0.04,
+        lr_lam=0.02,
+        lam_init=(-0.5, 0.5),
+        layers="all",
+        sigma=0.2,
+        priors=(),
+        margins=0.0,
     ),
     # Baselines.
     "model-inversion": AttackConfig(objective="model-inversion", restarts=1, steps=200, lr_x=0.01),
     "first-layer-weights": AttackConfig(objective="first-layer-weights", restarts=1, steps=1),
-}  # fmt: skip
+}
 
 # How the candidate set grows; each is laid over a preset (``residuum attack --split NAME``).
 GROWTH_PRESETS: dict[str, dict[str, Any]] = {
@@ -69,8 +104,13 @@ GROWTH_PRESETS: dict[str, dict[str, Any]] = {
     # Shen et al. 2026: every 20-40 thousand steps (the middle), eigenvalue below -0.1, at most half
     # of the candidates, eta at most 0.01 by line search.
     "paper": {
-        "split": "curvature", "split_trigger": "period", "split_every": 30_000,
-        "split_threshold": 0.1, "split_relative": False, "split_cap": 0.5, "split_eta": 0.01,
+        "split": "curvature",
+        "split_trigger": "period",
+        "split_every": 30_000,
+        "split_threshold": 0.1,
+        "split_relative": False,
+        "split_cap": 0.5,
+        "split_eta": 0.01,
         "split_merge": False,
     },
     # When the loss stagnates, few at a time, threshold relative to the loss, steps as long as they
@@ -78,4 +118,4 @@ GROWTH_PRESETS: dict[str, dict[str, Any]] = {
     "auto": {"split": "curvature"},
     "random": {"split": "random"},
     "frank-wolfe": {"split": "frank-wolfe"},
-}  # fmt: skip
+}

@@ -338,9 +338,14 @@ def explained(
     objective = (kind or OBJECTIVES[config.objective]).configured(config, found.knowledge)
     mine = found.run == run
     problem = Problem(
-        surface.model(), objective, found.knowledge, found.labels[mine],
-        surrogate=config.surrogate, layers="all", dtype=torch.float64,
-    )  # fmt: skip
+        surface.model(),
+        objective,
+        found.knowledge,
+        found.labels[mine],
+        surrogate=config.surrogate,
+        layers="all",
+        dtype=torch.float64,
+    )
     x, lam = found.x[mine].double()[None], found.lam[mine].double()[None]
     squared = problem.evaluate(x, lam, config.sharpness_at(step)).layers[0].tolist()
     values = dict(zip(problem.layer_names, squared, strict=True))

@@ -39,9 +39,13 @@ class RowSpace:
 
     @classmethod
     def of(
-        cls, model: nn.Module, objective: Objective, knowledge: Knowledge,
-        shape: tuple[int, ...], tolerance: float,
-    ) -> RowSpace:  # fmt: skip
+        cls,
+        model: nn.Module,
+        objective: Objective,
+        knowledge: Knowledge,
+        shape: tuple[int, ...],
+        tolerance: float,
+    ) -> RowSpace:
         """Singular vectors of the target's first layer above ``tolerance`` times the largest."""
         if dense_chain(model) is None:
             raise InputError(
@@ -63,9 +67,12 @@ class RowSpace:
         peaks = basis.gather(0, basis.abs().argmax(0, keepdim=True))
         squares = values.square()
         return cls(
-            (basis * peaks.sign()).contiguous(), shape, tolerance,
-            float(squares[rank:].sum()), float(squares.sum()),
-        )  # fmt: skip
+            (basis * peaks.sign()).contiguous(),
+            shape,
+            tolerance,
+            float(squares[rank:].sum()),
+            float(squares.sum()),
+        )
 
     @property
     def rank(self) -> int:

@@ -101,10 +101,15 @@ def infer_constant_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInfer
     consensus, reason = _verdict(imbalance, p_value, neurons)
     power = float(np.square(slope).sum())
     return ShiftInference(
-        float(c), imbalance, float(np.linalg.norm(start)) / scale,
+        float(c),
+        imbalance,
+        float(np.linalg.norm(start)) / scale,
         float(np.linalg.norm(error * slope)) / power if power > 0 else None,
-        p_value, neurons, consensus, reason,
-    )  # fmt: skip
+        p_value,
+        neurons,
+        consensus,
+        reason,
+    )
 
 
 def infer_vector_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInference:
@@ -126,9 +131,12 @@ def infer_vector_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInferen
     for sign in signs:
         start = np.linalg.lstsq(seen, sign * root - bias, rcond=None)[0]
         fit = least_squares(
-            lambda a: (size + (bias + seen @ a) ** 2) / scale, start,
-            jac=lambda a: 2 * (bias + seen @ a)[:, None] * seen / scale, max_nfev=60, method="lm",
-        )  # fmt: skip
+            lambda a: (size + (bias + seen @ a) ** 2) / scale,
+            start,
+            jac=lambda a: 2 * (bias + seen @ a)[:, None] * seen / scale,
+            max_nfev=60,
+            method="lm",
+        )
         found.append((math.sqrt(2 * fit.cost), bias + seen @ fit.x))
     found.sort(key=lambda pair: pair[0])
     least, restored = found[0]
@@ -140,9 +148,15 @@ def infer_vector_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInferen
     if consensus and max(np.linalg.norm(b - restored) for b in rivals) > 0.1 * size_b:
         consensus, reason = False, "no consensus: other signs balance the neurons as well"
     return ShiftInference(
-        torch.from_numpy(shift), least, float(np.linalg.norm(before)) / scale, None, None,
-        neurons, consensus, reason,
-    )  # fmt: skip
+        torch.from_numpy(shift),
+        least,
+        float(np.linalg.norm(before)) / scale,
+        None,
+        None,
+        neurons,
+        consensus,
+        reason,
+    )
 
 
 def fit_shift(

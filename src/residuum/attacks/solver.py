@@ -55,10 +55,16 @@ class Solver:
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, knowledge: Knowledge, config: AttackConfig,
-        shape: tuple[int, ...], outputs: int, candidates: int,
+        self,
+        model: nn.Module,
+        objective: Objective,
+        knowledge: Knowledge,
+        config: AttackConfig,
+        shape: tuple[int, ...],
+        outputs: int,
+        candidates: int,
         per_run: Sequence[AttackConfig] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         keep_freed_memory()
         if knowledge.mean is not None:  # once: a copy from the host cannot be part of a CUDA graph
             knowledge = knowledge.replace(mean=knowledge.mean.to(config.device))
@@ -100,10 +106,15 @@ class Solver:
         self.grower: Grower | None = None
         if config.split != "none":
             self.grower = Grower(
-                model, self.problem, config, self.box, self.scale, candidates,
+                model,
+                self.problem,
+                config,
+                self.box,
+                self.scale,
+                candidates,
                 lambda run, count, rng: self._draw(self.settings.one(run).sigma, rng, count),
                 lambda count: objective.labels(count, outputs, knowledge),
-            )  # fmt: skip
+            )
         # A step of any network is many small operations already: one of them fills a graph.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
         self.static = StaticSteps(self._step, config, self.dtype, self.captured)
@@ -262,9 +273,15 @@ class Solver:
         return loss, found.layers, gx, gl
 
     def _update(
-        self, x: Tensor, lam: Tensor, gx: Tensor, gl: Tensor,
-        moments: Moments, step: Step, alive: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        x: Tensor,
+        lam: Tensor,
+        gx: Tensor,
+        gl: Tensor,
+        moments: Moments,
+        step: Step,
+        alive: Tensor,
+    ) -> None:
         """Change x, lam and moments; gx and gl are used up.
 
         alive: (R,) runs or (R, m) candidates; the others stay put.
@@ -310,9 +327,13 @@ class Solver:
             scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
             own_problem = self.problem.with_labels(self.problem.labels_of(run)[there])
             best[run, there] = best_multipliers(
-                own_problem, x[run, there][None], lam[run, there][None],
-                own.lam_min if self.nonnegative else None, scale, own.sharpness_at(step),
-            )[0]  # fmt: skip
+                own_problem,
+                x[run, there][None],
+                lam[run, there][None],
+                own.lam_min if self.nonnegative else None,
+                scale,
+                own.sharpness_at(step),
+            )[0]
         return best
 
     def _sharpness(self, step: Step) -> Step:
@@ -326,11 +347,17 @@ class Solver:
         if space is not None:
             model, knowledge = space.reduce_model(model), space.reduce_knowledge(knowledge)
         return Problem(
-            model, objective, knowledge, labels,
-            surrogate=config.surrogate, normalise=config.normalise, layers=config.layers,
+            model,
+            objective,
+            knowledge,
+            labels,
+            surrogate=config.surrogate,
+            normalise=config.normalise,
+            layers=config.layers,
             outside=space.outside if space is not None else 0.0,
-            dtype=self.dtype, device=config.device,
-        )  # fmt: skip
+            dtype=self.dtype,
+            device=config.device,
+        )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
         """Factor from stored to plain-sum multipliers; per run where their sharpness differs."""

@@ -189,9 +189,12 @@ class Lowest:
 
 
 def lowest_curvature(
-    curvature: Curvature, start: Tensor, free: Tensor | None = None, iterations: int = ITERATIONS,
+    curvature: Curvature,
+    start: Tensor,
+    free: Tensor | None = None,
+    iterations: int = ITERATIONS,
     workspace: int = 2**31,
-) -> Lowest:  # fmt: skip
+) -> Lowest:
     """Least eigenpair of every S(x_i), candidates in chunks whose vectors fit the workspace.
 
     start: like x, random; free: like x, 1 where a coordinate may move both ways (inside the box).
@@ -253,9 +256,13 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
 
 
 def second_order(
-    problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor, start: Tensor,
+    problem: Problem,
+    x: Tensor,
+    lam: Tensor,
+    sharpness: float | Tensor,
+    start: Tensor,
     iterations: int = 2 * ITERATIONS,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """(R,) |grad_x L| and lam_min(Hess_x L) of the equation's loss, Lanczos on the full Hessian."""
     gradient = problem.evaluate(x, lam, sharpness).grad_x.flatten(1).norm(dim=1)
     curvature = Curvature(problem, x, lam, sharpness)
@@ -276,9 +283,14 @@ class JointStep:
 
 
 def joint_step(
-    curvature: Curvature, v: Tensor, bend: Tensor, chosen: Tensor, longest: Tensor,
-    exact: bool = False, clamp: Callable[[Tensor], Tensor] = lambda x: x,
-) -> JointStep:  # fmt: skip
+    curvature: Curvature,
+    v: Tensor,
+    bend: Tensor,
+    chosen: Tensor,
+    longest: Tensor,
+    exact: bool = False,
+    clamp: Callable[[Tensor], Tensor] = lambda x: x,
+) -> JointStep:
     """Step lengths of all chosen candidates together; a run whose loss would not fall stays as it is.
 
     bend: (R, m) v'Sv; chosen: (R, m); longest: (R,) bound on every eta; exact: f has degree <= 3.
@@ -305,9 +317,13 @@ def joint_step(
 
 
 def offspring(
-    problem: Problem, x: Tensor, lam: Tensor, v: Tensor, eta: Tensor,
+    problem: Problem,
+    x: Tensor,
+    lam: Tensor,
+    v: Tensor,
+    eta: Tensor,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
-) -> tuple[Tensor, Tensor, Problem]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Problem]:
     """2m candidates: x + eta v, then x - eta v, half the multiplier each; 0 in place of no sibling."""
     moved = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))

@@ -157,9 +157,14 @@ def unmix(
     holds = held_by(x.to(every), every, run).cpu().float()
     runs = whole, len(found) - whole
     return Sources(
-        x, holds[:, :whole].sum(1) / whole, holds[:, whole:].sum(1) / max(1, runs[1]), group, runs,
-        layer.rank, layer.edge,
-    )  # fmt: skip
+        x,
+        holds[:, :whole].sum(1) / whole,
+        holds[:, whole:].sum(1) / max(1, runs[1]),
+        group,
+        runs,
+        layer.rank,
+        layer.edge,
+    )
 
 
 def _partitions(setting: Setting, found: list[Tensor]) -> list[tuple[float, int]]:
@@ -751,19 +756,31 @@ class Unmix(Attack):
         runs = sum(found.runs)
         share = held / runs
         chosen = Selection(
-            x[centres], labels[centres], weight[centres], held[centres].round().long(),
-            torch.ones_like(centres), confidence_by_share(share[centres], runs, found.rank),
-            torch.zeros(len(centres), 5), centres,
-        )  # fmt: skip
+            x[centres],
+            labels[centres],
+            weight[centres],
+            held[centres].round().long(),
+            torch.ones_like(centres),
+            confidence_by_share(share[centres], runs, found.rank),
+            torch.zeros(len(centres), 5),
+            centres,
+        )
         notes = self._notes(layer, found, domain, said)
         if runs > 1 and disagree(share[centres], runs, found.rank):
             notes += (f"{self.name}: {WITHHELD}",)
         return Reconstruction.at_once(
-            self.name, x, labels, weight, knowledge, settings=config.to_json(), selection=chosen,
-            seconds=time.monotonic() - start, notes=notes,
+            self.name,
+            x,
+            labels,
+            weight,
+            knowledge,
+            settings=config.to_json(),
+            selection=chosen,
+            seconds=time.monotonic() - start,
+            notes=notes,
         ).replace(
             status=("finished",) * runs, loss=torch.zeros(runs, 0), layers=torch.zeros(runs, 0, 0)
-        )  # fmt: skip
+        )
 
     def _notes(self, layer: Mixed, found: Sources, domain: str, said: str) -> tuple[str, ...]:
         """What was assumed of samples, and what was run."""

@@ -28,8 +28,11 @@ from residuum.report.html import model_card, render
 from residuum.report.sarif import sarif
 
 CONFIG, ENVIRONMENT, SCORES, CERTIFICATE = (
-    "config.toml", "environment.json", "scores.json", "certificate.json",
-)  # fmt: skip
+    "config.toml",
+    "environment.json",
+    "scores.json",
+    "certificate.json",
+)
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
 MAX_BYTES = 1 << 20
@@ -68,18 +71,33 @@ def write_artifacts(
         CONFIG: _config(result, sources),
         REPORT: render(result, blur=blur),
         CARD: model_card(result),
-        ENVIRONMENT: _json({**result.environment, "seed": result.settings["seed"],
-                            "sha256": result.hashes, "created": result.created}),
+        ENVIRONMENT: _json(
+            {
+                **result.environment,
+                "seed": result.settings["seed"],
+                "sha256": result.hashes,
+                "created": result.created,
+            }
+        ),
         SCORES: _json(_scores(result)),
-        CERTIFICATE: _json({
-            "of": result.certificate_of, "kkt": _plain(result.certificate),
-            "uniqueness": _plain(result.uniqueness), "uniqueness_reason": result.uniqueness_reason,
-        }),
-        SARIF: _json(sarif(
-            result.verdict, file=file, tool_version=version("residuum"),
-            sha256=result.hashes.get("checkpoint", ""), exit_code=result.exit_code,
-        )),
-    }  # fmt: skip
+        CERTIFICATE: _json(
+            {
+                "of": result.certificate_of,
+                "kkt": _plain(result.certificate),
+                "uniqueness": _plain(result.uniqueness),
+                "uniqueness_reason": result.uniqueness_reason,
+            }
+        ),
+        SARIF: _json(
+            sarif(
+                result.verdict,
+                file=file,
+                tool_version=version("residuum"),
+                sha256=result.hashes.get("checkpoint", ""),
+                exit_code=result.exit_code,
+            )
+        ),
+    }
     for name, content in texts.items():
         write_atomic(out / name, content)
     names = sorted([*written, *texts, AUDIT, KNOWLEDGE])
@@ -144,9 +162,13 @@ def _config(result: AuditResult, sources: dict[str, Any]) -> str:
     model = result.settings.get("model")
     network = {"model": model} if model else {"arch": result.settings["arch"]}
     values = {
-        **sources, **settings, **network, "knowledge": KNOWLEDGE,
-        "sha256": hashes, "batches": [vars(batch) for batch in result.batches],
-    }  # fmt: skip
+        **sources,
+        **settings,
+        **network,
+        "knowledge": KNOWLEDGE,
+        "sha256": hashes,
+        "batches": [vars(batch) for batch in result.batches],
+    }
     comment = "Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
     comment += " --trust-code" if model else ""
     return write_toml(values, (comment,))

@@ -266,18 +266,29 @@ def _row(
     """
     begun, metric = allowance.left, METRICS[DECIDING]
     field = lay_out(
-        candidates, train, others.replace(mean=train.mean), candidate_labels=None, match_labels=True,
-        same_label=False, seed=seed, notes=[],
-    )  # fmt: skip
+        candidates,
+        train,
+        others.replace(mean=train.mean),
+        candidate_labels=None,
+        match_labels=True,
+        same_label=False,
+        seed=seed,
+        notes=[],
+    )
     gain = field.gain(metric)
 
     def drawing(count: int) -> ControlRow:
         found = control_of(metric, field, gain, seed, count)
         samples = tuple(np.flatnonzero(found.recovered).tolist())
         return ControlRow(
-            name, len(candidates), len(samples), found.expected_by_chance, found.p_value, samples,
+            name,
+            len(candidates),
+            len(samples),
+            found.expected_by_chance,
+            found.p_value,
+            samples,
             subsets=count,
-        )  # fmt: skip
+        )
 
     row = drawing(min(FIRST, subsets))
     left = allowance.left

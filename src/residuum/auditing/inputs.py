@@ -84,9 +84,15 @@ def check_fit(
     outputs = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
     normalise_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
     lay_out(
-        torch.zeros_like(train.x[:1]), train, control, candidate_labels=None, match_labels=True,
-        same_label=False, seed=0, notes=[],
-    )  # fmt: skip
+        torch.zeros_like(train.x[:1]),
+        train,
+        control,
+        candidate_labels=None,
+        match_labels=True,
+        same_label=False,
+        seed=0,
+        notes=[],
+    )
 
 
 def scale_notes(

@@ -86,9 +86,15 @@ def run_tests(
         said: list[str] = []
         try:
             field = lay_out(
-                pool.x, claim.train, claim.pool, candidate_labels=None, match_labels=True,
-                same_label=False, seed=seed, notes=said,
-            )  # fmt: skip
+                pool.x,
+                claim.train,
+                claim.pool,
+                candidate_labels=None,
+                match_labels=True,
+                same_label=False,
+                seed=seed,
+                notes=said,
+            )
         except InconclusiveError as problem:
             if len(pools) == 1:
                 raise
@@ -201,9 +207,16 @@ def judge(
 
     def scored(pool: CandidatePool, **options: Any) -> Scores:
         return score(
-            pool.x, train, claim.pool, candidate_labels=pool.labels, multipliers=pool.lam,
-            outputs=outputs, seed=seed, subsets=subsets, **options,
-        )  # fmt: skip
+            pool.x,
+            train,
+            claim.pool,
+            candidate_labels=pool.labels,
+            multipliers=pool.lam,
+            outputs=outputs,
+            seed=seed,
+            subsets=subsets,
+            **options,
+        )
 
     def beside(name: str, pool: CandidatePool) -> Scores | None:
         """The deciding metric of candidates that do not decide, unless the clock forbids."""
@@ -218,8 +231,9 @@ def judge(
     selected = beside(
         "the attacks' own choice", joined([selected_pool(part) for part in attacked.found])
     )
-    rows = tuple(_with_counts(row, tests.get(row.name), baselines.get(row.name))
-                 for row in attacked.outcomes)  # fmt: skip
+    rows = tuple(
+        _with_counts(row, tests.get(row.name), baselines.get(row.name)) for row in attacked.outcomes
+    )
     if not tests:
         scores = scored(pools[attacked.found[0].attack], seconds=left())
         scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))

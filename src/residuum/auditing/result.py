@@ -110,8 +110,12 @@ class AuditResult(Record):
 
         Each as an attack's reconstruction and the place in its selection.
         """
-        found = [(part.selection, part, i) for part in self.reconstructions if part.selection
-                 for i in range(len(part.selection))]  # fmt: skip
+        found = [
+            (part.selection, part, i)
+            for part in self.reconstructions
+            if part.selection
+            for i in range(len(part.selection))
+        ]
         found.sort(
             key=lambda row: (int(row[0].support[row[2]]) < 2, -float(row[0].confidence[row[2]]))
         )

@@ -184,9 +184,14 @@ def audit(
                 made = Twin(reason="it was not wanted (--no-twin)")
                 if twin:
                     made = audit_twin(
-                        attacks, claim, inspection, attacked, recipe=recipe, subsets=SUBSETS,
+                        attacks,
+                        claim,
+                        inspection,
+                        attacked,
+                        recipe=recipe,
+                        subsets=SUBSETS,
                         allowance=allowance,
-                    )  # fmt: skip
+                    )
                 checks = checks.replace(twin=made)
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
@@ -202,32 +207,62 @@ def audit(
     )
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
-        subject=checkpoint.arch, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        verdict=verdict, checkpoint=checkpoint, inspection=inspection, knowledge=said,
-        reconstructions=attacked.found, batches=attacked.batches, seconds=clock.seconds,
-        **vars(judged), **certificates,
+        subject=checkpoint.arch,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        verdict=verdict,
+        checkpoint=checkpoint,
+        inspection=inspection,
+        knowledge=said,
+        reconstructions=attacked.found,
+        batches=attacked.batches,
+        seconds=clock.seconds,
+        **vars(judged),
+        **certificates,
         settings={
-            "preset": preset, "seed": seed, "subsets": drawn, "device": device, "task": task,
-            "budget": seconds, "steps": steps, "baselines": baselines, "arch": whole,
-            "vouch": vouch, "twin": twin, "recipe": recipe, "surface": surface,
+            "preset": preset,
+            "seed": seed,
+            "subsets": drawn,
+            "device": device,
+            "task": task,
+            "budget": seconds,
+            "steps": steps,
+            "baselines": baselines,
+            "arch": whole,
+            "vouch": vouch,
+            "twin": twin,
+            "recipe": recipe,
+            "surface": surface,
             "plugins": {one.name: one.version for one in plugged},
         },
-        environment=environment(device), hashes=dict(hashes or {}),
+        environment=environment(device),
+        hashes=dict(hashes or {}),
         assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),
         limitations=limitations(verdict, judged.scores, knowledge),
-        controls=controls, checks=checks, membership=beside, exposure=exposure,
+        controls=controls,
+        checks=checks,
+        membership=beside,
+        exposure=exposure,
         applies=(
-            *applies.facts(checkpoint, inspection, knowledge, fit), *applies.attacks(judged.attacks),
+            *applies.facts(checkpoint, inspection, knowledge, fit),
+            *applies.attacks(judged.attacks),
             *applies.others(
-                membership="" if beside else "there are no held-out samples with labels to compare with",
+                membership=""
+                if beside
+                else "there are no held-out samples with labels to compare with",
                 exposure=unexposed,
                 certificate="" if certificates["certificate"] else certificates["certificate_of"],
                 uniqueness=certificates["uniqueness_reason"],
             ),
         ),
-        notes=(*([head.note] if head else ()), *(fit.notes if fit else ()), *contradictions, *controls.notes,
-               *_notes(attacked, judged.scores), _spent(allowance.spent, seconds)),
-    )  # fmt: skip
+        notes=(
+            *([head.note] if head else ()),
+            *(fit.notes if fit else ()),
+            *contradictions,
+            *controls.notes,
+            *_notes(attacked, judged.scores),
+            _spent(allowance.spent, seconds),
+        ),
+    )
 
 
 def on_surface(name: str, knowledge: Knowledge) -> tuple[str, ...]:

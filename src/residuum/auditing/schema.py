@@ -180,45 +180,61 @@ def publish(
     """
     verdict, network = result.verdict, result.inspection
     directions, directions_of = result.directions
-    same = ("created", "subject", "certificate_of", "uniqueness_reason", "seconds", "settings",
-            "assumptions", "limitations", "notes")  # fmt: skip
+    same = (
+        "created",
+        "subject",
+        "certificate_of",
+        "uniqueness_reason",
+        "seconds",
+        "settings",
+        "assumptions",
+        "limitations",
+        "notes",
+    )
     measured = ("arch", "parameters", "input_shape", "outputs", "homogeneity_order", "balance")
-    return Result.model_validate({
-        **{name: getattr(result, name) for name in same},
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "residuum", "version": version("residuum")},
-        "verdict": {
-            **vars(verdict), "exit_code": verdict.exit_code, "sentence": verdict.sentence,
-        },
-        "network": {
-            **{name: getattr(network, name) for name in measured},
-            "first_layer_directions": directions, "first_layer_directions_of": directions_of,
-        },
-        "fit": None if result.fit is None else vars(result.fit) | {"line": result.fit.line},
-        "knowledge": [fact._asdict() for fact in result.knowledge.facts],
-        "findings": result.findings,
-        "controls": result.controls,
-        "checks": {
-            "told_apart": result.checks.told_apart, "vouched": result.checks.vouched,
-            "twin": result.checks.twin, "shown": result.shown,
-        },
-        "membership": result.membership,
-        "exposure": _exposure(result.exposure),
-        "applies": result.applies,
-        "attacks": [
-            vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
-            for row in result.attacks
-        ],
-        "scores": _scores(result.scores),
-        "selected": _scores(result.selected),
-        "candidates": _candidates(result),
-        "certificate": None if result.certificate is None else result.certificate.to_json(),
-        "uniqueness": None if result.uniqueness is None else result.uniqueness.to_json(),
-        "batches": result.batches,
-        "request": request,
-        "inputs": result.hashes,
-        "artifacts": artifacts,
-    })  # fmt: skip
+    return Result.model_validate(
+        {
+            **{name: getattr(result, name) for name in same},
+            "schema_version": SCHEMA_VERSION,
+            "tool": {"name": "residuum", "version": version("residuum")},
+            "verdict": {
+                **vars(verdict),
+                "exit_code": verdict.exit_code,
+                "sentence": verdict.sentence,
+            },
+            "network": {
+                **{name: getattr(network, name) for name in measured},
+                "first_layer_directions": directions,
+                "first_layer_directions_of": directions_of,
+            },
+            "fit": None if result.fit is None else vars(result.fit) | {"line": result.fit.line},
+            "knowledge": [fact._asdict() for fact in result.knowledge.facts],
+            "findings": result.findings,
+            "controls": result.controls,
+            "checks": {
+                "told_apart": result.checks.told_apart,
+                "vouched": result.checks.vouched,
+                "twin": result.checks.twin,
+                "shown": result.shown,
+            },
+            "membership": result.membership,
+            "exposure": _exposure(result.exposure),
+            "applies": result.applies,
+            "attacks": [
+                vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
+                for row in result.attacks
+            ],
+            "scores": _scores(result.scores),
+            "selected": _scores(result.selected),
+            "candidates": _candidates(result),
+            "certificate": None if result.certificate is None else result.certificate.to_json(),
+            "uniqueness": None if result.uniqueness is None else result.uniqueness.to_json(),
+            "batches": result.batches,
+            "request": request,
+            "inputs": result.hashes,
+            "artifacts": artifacts,
+        }
+    )
 
 
 def _candidates(result: AuditResult) -> list[dict[str, Any]]:
@@ -227,12 +243,18 @@ def _candidates(result: AuditResult) -> list[dict[str, Any]]:
     for rank, (part, i) in enumerate(result.ranked[:MOST_CANDIDATES]):
         chosen = part.selection
         assert chosen is not None
-        rows.append({
-            "rank": rank, "attack": part.attack, "label": float(chosen.labels[i]),
-            "confidence": float(chosen.confidence[i]), "support": int(chosen.support[i]),
-            "restarts": part.restarts, "members": int(chosen.members[i]),
-            "multiplier": float(chosen.lam[i]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "attack": part.attack,
+                "label": float(chosen.labels[i]),
+                "confidence": float(chosen.confidence[i]),
+                "support": int(chosen.support[i]),
+                "restarts": part.restarts,
+                "members": int(chosen.members[i]),
+                "multiplier": float(chosen.lam[i]),
+            }
+        )
     return rows
 
 

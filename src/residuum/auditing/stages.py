@@ -234,9 +234,12 @@ class AttackStage:
         if self.store and (found := self.store.load(batch)) is not None:
             return found
         config = replace(
-            self.config, objective=batch.attack, restarts=batch.restarts, steps=batch.steps,
+            self.config,
+            objective=batch.attack,
+            restarts=batch.restarts,
+            steps=batch.steps,
             seed=batch.seed,
-        )  # fmt: skip
+        )
         config = resolve(self.checkpoint, self.knowledge, config)
         watch = self.watch(batch.attack) if self.watch else None
         state = self.store.state(batch) if self.store else None
@@ -248,9 +251,11 @@ class AttackStage:
     def _baseline(self, name: str, one: Attack, surface: Surface) -> Reconstruction:
         """Fewer candidates for want of time."""
         config = replace(
-            PRESETS.get(name, self.config), objective=name, device=self.config.device,
+            PRESETS.get(name, self.config),
+            objective=name,
+            device=self.config.device,
             seed=self.config.seed,
-        )  # fmt: skip
+        )
         config = resolve(self.checkpoint, self.knowledge, config)
         needed = self._checked(one, surface, replace(config, steps=1)).seconds * config.steps
         allowed = max(LEAST_BASELINE, BASELINE_SHARE * self.seconds)
@@ -341,9 +346,11 @@ def certified(
     kkt, of = _kkt(checkpoint, train, found, CERTIFICATE_SHARE * seconds)
     unique, why_not = _uniqueness(checkpoint, found, knowledge, UNIQUENESS_SHARE * seconds)
     return {
-        "certificate": kkt, "certificate_of": of,
-        "uniqueness": unique, "uniqueness_reason": why_not,
-    }  # fmt: skip
+        "certificate": kkt,
+        "certificate_of": of,
+        "uniqueness": unique,
+        "uniqueness_reason": why_not,
+    }
 
 
 def _kkt(

@@ -125,13 +125,26 @@ def audit_twin(
     Found again where the same was asked before: see ``kept``.
     """
     assert claim.pool is not None
-    told = [version("residuum"), torch.__version__, stage.checkpoint.arch, len(claim.train), recipe,
-            stage.seconds, subsets, stage.config.to_json(), sorted(stage.checkpoint.theta),
-            [part.attack for part in attacked.found]]  # fmt: skip
+    told = [
+        version("residuum"),
+        torch.__version__,
+        stage.checkpoint.arch,
+        len(claim.train),
+        recipe,
+        stage.seconds,
+        subsets,
+        stage.config.to_json(),
+        sorted(stage.checkpoint.theta),
+        [part.attack for part in attacked.found],
+    ]
     key = digest(
-        [str(told), stage.knowledge.digest], claim.train.x, claim.train.y, claim.pool.x, claim.pool.y,
+        [str(told), stage.knowledge.digest],
+        claim.train.x,
+        claim.train.y,
+        claim.pool.x,
+        claim.pool.y,
         *stage.checkpoint.theta.values(),
-    )  # fmt: skip
+    )
     known = stage.checkpoint.module is None  # of somebody's own code no key knows what it does
     if known and (before := recall(Twin, key)) is not None and _no_harder(before, attacked.batches):
         return before
@@ -216,15 +229,24 @@ def _audited(
     wanted = math.inf if whole == math.inf else TWIN_SHARE * stage.seconds
     training = min(wanted, whole * TRAINING)
     made = _network(
-        checkpoint, data, knowledge, inspection, recipe, reached, training, seed,
+        checkpoint,
+        data,
+        knowledge,
+        inspection,
+        recipe,
+        reached,
+        training,
+        seed,
         unhurried=training >= wanted,
-    )  # fmt: skip
+    )
     granted = None if knowledge.theta0 is None else made.start
     known = knowledge.replace(
-        theta0=granted, norms=None, moment=None,
+        theta0=granted,
+        norms=None,
+        moment=None,
         sample_count=None if knowledge.sample_count is None else len(data),
         provenance={k: v for k, v in knowledge.provenance.items() if k not in ("norms", "moment")},
-    )  # fmt: skip
+    )
     again = replace(stage, checkpoint=checkpoint.replace(theta=made.theta), knowledge=known)
     reserve = 0.0 if whole == math.inf else whole * JUDGING
     run = _attacked(again, attacked, allowance, reserve)
@@ -240,10 +262,16 @@ def _audited(
         return Twin(reason=HURRIED, made=how, attacked=tuple(run.words))
     found = findings(tests, len(data))
     return Twin(
-        n=len(data), recovered=found.recovered, expected_by_chance=found.expected_by_chance,
-        p_value=found.p_value, rule=found.rule, made=how, attacked=tuple(run.words),
-        left_out=tuple(run.missing), batches=tuple(run.batches),
-    )  # fmt: skip
+        n=len(data),
+        recovered=found.recovered,
+        expected_by_chance=found.expected_by_chance,
+        p_value=found.p_value,
+        rule=found.rule,
+        made=how,
+        attacked=tuple(run.words),
+        left_out=tuple(run.missing),
+        batches=tuple(run.batches),
+    )
 
 
 @dataclass
@@ -311,8 +339,17 @@ def _network(
     unhurried: bool,
 ) -> TwinNetwork:
     """The trained twin, kept for other audits of the same claim unless it was hurried."""
-    told = [version("residuum"), torch.__version__, checkpoint.arch, checkpoint.task, vars(recipe),
-            reached, seconds, seed, bool(inspection.directions)]  # fmt: skip
+    told = [
+        version("residuum"),
+        torch.__version__,
+        checkpoint.arch,
+        checkpoint.task,
+        vars(recipe),
+        reached,
+        seconds,
+        seed,
+        bool(inspection.directions),
+    ]
     begun = (
         [] if knowledge.theta0 is None else [*knowledge.theta0.values(), *checkpoint.theta.values()]
     )
@@ -420,9 +457,12 @@ def _trained(
     )
     if optimiser == "margin" and plain:
         config = TrainingConfig(
-            steps=recipe.epochs or STEPS, init=start if start != "granted" else "default", seed=seed + 1,
-            stop_loss=reached, seconds=max(seconds, 0.1),
-        )  # fmt: skip
+            steps=recipe.epochs or STEPS,
+            init=start if start != "granted" else "default",
+            seed=seed + 1,
+            stop_loss=reached,
+            seconds=max(seconds, 0.1),
+        )
         state = train(checkpoint.arch, data, config, task=task)
         last = state.history[-1]["loss"] if state.history else math.nan
         return state.theta, state.theta0, last, words

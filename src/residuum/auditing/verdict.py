@@ -386,11 +386,18 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
 
 def _verdict(outcome: str, reasons: tuple[str, ...], found: Findings) -> Verdict:
     return Verdict(
-        outcome, reasons, n=found.n, recovered=found.recovered,
-        expected_by_chance=found.expected_by_chance, interval=found.interval,
-        p_value=found.p_value, metric=found.metric, rule=found.rule,
-        grade=found.grade if outcome == LEAK else "", tests=found.tests,
-    )  # fmt: skip
+        outcome,
+        reasons,
+        n=found.n,
+        recovered=found.recovered,
+        expected_by_chance=found.expected_by_chance,
+        interval=found.interval,
+        p_value=found.p_value,
+        metric=found.metric,
+        rule=found.rule,
+        grade=found.grade if outcome == LEAK else "",
+        tests=found.tests,
+    )
 
 
 def _remedy(explained: list[AttackOutcome], checks: Checks) -> tuple[str, ...]:

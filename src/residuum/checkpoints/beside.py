@@ -33,8 +33,13 @@ ESTIMATORS = ("MLPClassifier", "MLPRegressor")
 MOMENTS = ("exp_avg", "momentum_buffer")
 # What arithmetic on values of any kind can raise.
 STRANGE = (
-    TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError,
-)  # fmt: skip
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    LookupError,
+    RuntimeError,
+)
 
 
 @dataclass(frozen=True, eq=False)

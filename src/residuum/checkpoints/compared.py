@@ -68,27 +68,38 @@ def _tables(
         table = block.tensor()
         if tied := _tied(name, block, table, after):
             yield Finding(
-                TOUCHED, "low", f"the table {name[:60]} is tied", name[:LONGEST],
+                TOUCHED,
+                "low",
+                f"the table {name[:60]} is tied",
+                name[:LONGEST],
                 f"it is also {tied[:60]}, the output head, which gives every row a gradient at every "
                 "step: which rows were seen cannot be told",
                 "Nothing to do for this surface.",
-            )  # fmt: skip
+            )
             continue
         found = touched_rows(table, other.tensor())
         if found.rule == NONE:
             yield Finding(
-                TOUCHED, "low", f"every row of {name[:60]} moved", name[:LONGEST], found.said,
+                TOUCHED,
+                "low",
+                f"every row of {name[:60]} moved",
+                name[:LONGEST],
+                found.said,
                 "Nothing to do for this surface.",
-            )  # fmt: skip
+            )
         elif found.rows:
             shown = ", ".join(map(str, found.rows[:MOST_SHOWN]))
             more = ", ..." if len(found.rows) > MOST_SHOWN else ""
             yield Finding(
-                TOUCHED, "high", f"rows of {name[:60]} that training touched", name[:LONGEST],
+                TOUCHED,
+                "high",
+                f"rows of {name[:60]} that training touched",
+                name[:LONGEST],
                 f"{found.said}: tokens, users or items {shown}{more} were in the training data",
-                "Freeze the table, or train it with differential privacy.", count=len(found.rows),
+                "Freeze the table, or train it with differential privacy.",
+                count=len(found.rows),
                 rows=found.rows,
-            )  # fmt: skip
+            )
 
 
 def _tied(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) -> str:
@@ -112,12 +123,15 @@ def _change(both: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
         far = sorted(moved.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name[:40]} by {share:.2g}" for name, share in far[:3])
         yield Finding(
-            START, "high", "the weights before training", far[0][0][:LONGEST],
+            START,
+            "high",
+            "the weights before training",
+            far[0][0][:LONGEST],
             f"with the base, {len(moved)} of {len(both)} tensors are known to have moved, most of all "
             f"{shown} of its norm: the change is a sum over training samples",
             "If the base is public, attack the change before release: residuum audit FILE --base BASE.",
             places=len(moved),
-        )  # fmt: skip
+        )
 
 
 def _adapter(
@@ -140,10 +154,14 @@ def _adapter(
     far = sorted(sizes.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name[:40]} {share:.2g}" for name, share in far[:3])
     yield Finding(
-        ADAPTER, "high", "the change of each layer", far[0][0][:LONGEST],
+        ADAPTER,
+        "high",
+        "the change of each layer",
+        far[0][0][:LONGEST],
         f"with the base the change of {len(sizes)} layers is known, relative to their norm: {shown}",
-        "Attack it before release: residuum audit BASE --adapter ADAPTER.", places=len(sizes),
-    )  # fmt: skip
+        "Attack it before release: residuum audit BASE --adapter ADAPTER.",
+        places=len(sizes),
+    )
 
 
 def change_of(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:

@@ -76,10 +76,16 @@ class Place:
 
 # Of scikit-learn: attribute -> classes that it belongs to, () for any.
 RECORDS: dict[str, tuple[str, ...]] = {
-    "_fit_X": (), "support_vectors_": (), "X_train_": (), "X_fit_": (), "training_data_": (),
-    "_raw_data": (), "X_": ("LabelPropagation", "LabelSpreading"),
-    "components_": ("DBSCAN", "Nystroem"), "cluster_centers_": ("AffinityPropagation",),
-}  # fmt: skip
+    "_fit_X": (),
+    "support_vectors_": (),
+    "X_train_": (),
+    "X_fit_": (),
+    "training_data_": (),
+    "_raw_data": (),
+    "X_": ("LabelPropagation", "LabelSpreading"),
+    "components_": ("DBSCAN", "Nystroem"),
+    "cluster_centers_": ("AffinityPropagation",),
+}
 ELSEWHERE = re.compile(
     r"(^|[._])(x_?train|train_?x|train(ing)?_(data|images|samples|inputs|set)|raw_data|"
     r"replay_buffer|exemplars?|support_set|dataset)([._]|$)",
@@ -223,36 +229,55 @@ def _stored(place: Place) -> Iterator[Finding]:
     where = f"{place.owner}.{place.name}" if place.owner else place.name
     if isinstance(value, Thing) and TREES.search(value.short) and rows:
         yield Finding(
-            STORED, "high", f"records in the {value.short} of {place.owner}", place.path,
+            STORED,
+            "high",
+            f"records in the {value.short} of {place.owner}",
+            place.path,
             "the tree holds every training record it was built on",
-            "Release an estimator that keeps no records, or predictions alone.", count=rows,
-        )  # fmt: skip
+            "Release an estimator that keeps no records, or predictions alone.",
+            count=rows,
+        )
     elif isinstance(value, Thing) and FRAMES.match(value.name) and value.short in _TABLES:
         yield Finding(
-            STORED, "high", f"a {value.short} of {value.name.split('.')[0]}", place.path,
+            STORED,
+            "high",
+            f"a {value.short} of {value.name.split('.')[0]}",
+            place.path,
             "a table or picture of data is part of the file",
             "Leave it out: keep the fitted numbers alone.",
-        )  # fmt: skip
+        )
     elif rows and place.owner and place.name in RECORDS:
         owners = RECORDS[place.name]
         if not owners or place.owner in owners:
             yield Finding(
-                STORED, "high", f"training records in {where}", place.path,
+                STORED,
+                "high",
+                f"training records in {where}",
+                place.path,
                 "its rows are training records, as they were given to fit",
-                "Release an estimator that keeps no records, or predictions alone.", count=rows,
-            )  # fmt: skip
+                "Release an estimator that keeps no records, or predictions alone.",
+                count=rows,
+            )
     elif rows and not place.inside and ELSEWHERE.search(place.path[-60:]):
         yield Finding(
-            STORED, "high", f"an array named {place.name[:40]}", place.path,
+            STORED,
+            "high",
+            f"an array named {place.name[:40]}",
+            place.path,
             "its name says that it holds training data",
-            "Leave it out of what is saved.", count=rows,
-        )  # fmt: skip
+            "Leave it out of what is saved.",
+            count=rows,
+        )
     elif rows and not place.inside and PROTOTYPES.search(place.path[-60:]):
         yield Finding(
-            STORED, "medium", f"prototypes in {place.name[:40]}", place.path,
+            STORED,
+            "medium",
+            f"prototypes in {place.name[:40]}",
+            place.path,
             "prototypes and memory banks are records, or features of records",
-            "Leave it out unless predictions need it.", count=rows,
-        )  # fmt: skip
+            "Leave it out unless predictions need it.",
+            count=rows,
+        )
 
 
 _TABLES = {"DataFrame", "Series", "Table", "Image", "Dataset", "PngImageFile", "JpegImageFile"}
@@ -265,18 +290,25 @@ def _words(place: Place) -> Iterator[Finding]:
         size = len(value) if isinstance(value, dict) else 0
         if size:
             yield Finding(
-                STORED, "medium", f"a vocabulary in {place.owner or 'the file'}", place.path,
+                STORED,
+                "medium",
+                f"a vocabulary in {place.owner or 'the file'}",
+                place.path,
                 "every word, user or item that training saw, by name",
-                "Drop rare words (min_df), or hash them (HashingVectorizer).", count=size,
-            )  # fmt: skip
+                "Drop rare words (min_df), or hash them (HashingVectorizer).",
+                count=size,
+            )
     if name in ("categories_", "classes_") and isinstance(value, Block) and _has_texts(value):
         many = value.numel > FEW_VALUES
         yield Finding(
-            STORED if many else STATISTICS, "medium" if many else "low",
-            f"values of a column in {place.owner}.{name}", place.path,
+            STORED if many else STATISTICS,
+            "medium" if many else "low",
+            f"values of a column in {place.owner}.{name}",
+            place.path,
             "the values that training records had in this column, word for word",
-            "Group rare values (min_frequency), or encode them before fitting.", count=value.numel,
-        )  # fmt: skip
+            "Group rare values (min_frequency), or encode them before fitting.",
+            count=value.numel,
+        )
 
 
 def _has_texts(block: Block) -> bool:
@@ -296,23 +328,35 @@ def _state(place: Place) -> Iterator[Finding]:
     if known and place.inside != "step" and value.kind.startswith(("float", "bfloat")):
         if name in FIRST:
             yield Finding(
-                STATE, "high", f"first moments ({name})", place.path,
+                STATE,
+                "high",
+                f"first moments ({name})",
+                place.path,
                 "a weighted sum of the last gradients: training samples come back from it where the "
                 "weights alone give few",
-                remedy, count=value.numel,
-            )  # fmt: skip
+                remedy,
+                count=value.numel,
+            )
         elif name in SECOND or value.shape:
             yield Finding(
-                STATE, "medium", f"second moments and other state ({name})", place.path,
+                STATE,
+                "medium",
+                f"second moments and other state ({name})",
+                place.path,
                 "squared gradients of the last steps, element by element",
-                remedy, count=value.numel,
-            )  # fmt: skip
+                remedy,
+                count=value.numel,
+            )
     elif place.inside == "average":
         yield Finding(
-            STATE, "medium", "averaged copies of the weights", place.path,
+            STATE,
+            "medium",
+            "averaged copies of the weights",
+            place.path,
             "the difference to the weights is a sum of the last steps",
-            "Release one copy: the averaged weights, or the last ones.", count=value.numel,
-        )  # fmt: skip
+            "Release one copy: the averaged weights, or the last ones.",
+            count=value.numel,
+        )
 
 
 def _start(place: Place) -> Iterator[Finding]:
@@ -321,33 +365,46 @@ def _start(place: Place) -> Iterator[Finding]:
         proof = proved_start(value)
         if proof is not None:
             yield Finding(
-                START, "high", f"the start of {value.short}", _join(place.path, proof.where),
+                START,
+                "high",
+                f"the start of {value.short}",
+                _join(place.path, proof.where),
                 f"{proof.said}: W - W0 is a sum over training samples",
-                proof.remedy, count=proof.values,
-            )  # fmt: skip
+                proof.remedy,
+                count=proof.values,
+            )
     elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
         yield Finding(
-            START, "low", f"a seed ({place.owner + '.' if place.owner else ''}{name})", place.path,
+            START,
+            "low",
+            f"a seed ({place.owner + '.' if place.owner else ''}{name})",
+            place.path,
             "whoever has the code can draw the start and the order of the batches again",
             "Do not publish seeds of what was trained on private data.",
-        )  # fmt: skip
+        )
     elif isinstance(value, Block) and SEEDS.match(name):
         yield Finding(
-            START, "low", f"the state of a random generator ({name})", place.path,
+            START,
+            "low",
+            f"the state of a random generator ({name})",
+            place.path,
             "it tells the draws that were made before and after",
             DROP_STATE,
-        )  # fmt: skip
+        )
 
 
 def _statistics(place: Place) -> Iterator[Finding]:
     value, name = place.value, place.leaf
     if isinstance(value, Thing) and value.name == "sklearn.tree._tree.Tree":
         yield Finding(
-            STATISTICS, "medium", "decision trees", place.path,
+            STATISTICS,
+            "medium",
+            "decision trees",
+            place.path,
             "thresholds lie midway between two training values and leaves count their records; forests "
             "without bagging can be solved for all of them",
             "Limit depth and leaf size, use bagging; publish no counts.",
-        )  # fmt: skip
+        )
     elif (
         name in MEASURED and not place.inside and (isinstance(value, Block | list | int) and value)
     ):
@@ -357,14 +414,18 @@ def _statistics(place: Place) -> Iterator[Finding]:
             "normalisation layers" if name.startswith(("running_", "num_")) else place.owner or name
         )
         yield Finding(
-            STATISTICS, "low", "a loss curve" if curve else f"moments of the data in {of}",
+            STATISTICS,
+            "low",
+            "a loss curve" if curve else f"moments of the data in {of}",
             place.path,
-            "how training went, epoch by epoch" if curve
+            "how training went, epoch by epoch"
+            if curve
             else "means, scales or counts of the training data, or of features of them",
-            "Needed for predictions; of few records, round it." if not curve
+            "Needed for predictions; of few records, round it."
+            if not curve
             else f"Before saving: del model.{name}.",
             count=count,
-        )  # fmt: skip
+        )
 
 
 def _paths(place: Place) -> Iterator[Finding]:
@@ -373,10 +434,13 @@ def _paths(place: Place) -> Iterator[Finding]:
         if place.name in ("base_model_name_or_path", "architecture"):
             return
         yield Finding(
-            PATHS, "medium", "names of files", place.path,
+            PATHS,
+            "medium",
+            "names of files",
+            place.path,
             f"such as {_shown(value)}: folders and file names tell what it was trained on",
             "Drop them before release: residuum strip FILE --out CLEAN.",
-        )  # fmt: skip
+        )
 
 
 def _shown(text: str) -> str:
@@ -388,12 +452,16 @@ def _adapters(release: Release) -> Iterator[Finding]:
     if pairs:
         ranks = sorted({min(a.shape) for a, _ in pairs.values() if a.shape})
         yield Finding(
-            ADAPTER, "medium", "a low-rank adapter", next(iter(pairs))[:LONGEST],
+            ADAPTER,
+            "medium",
+            "a low-rank adapter",
+            next(iter(pairs))[:LONGEST],
             f"{len(pairs)} layers of rank {', '.join(map(str, ranks[:4]))}: with its base this is the "
             "change of each layer, which is a sum over training samples",
             "Merge and round it, or train the adapter with differential privacy.",
-            places=len(pairs), count=sum(a.numel + b.numel for a, b in pairs.values()),
-        )  # fmt: skip
+            places=len(pairs),
+            count=sum(a.numel + b.numel for a, b in pairs.values()),
+        )
 
 
 def adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:

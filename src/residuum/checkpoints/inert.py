@@ -50,11 +50,19 @@ DANGEROUS = {
     "torch.hub", "numpy.testing", "sqlite3", "site", "venv", "ensurepip", "lib2to3", "logging.config",
 }  # fmt: skip
 TORCH_KINDS = {
-    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16,
-    "BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32, "Short": torch.int16,
-    "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool, "ComplexFloat": torch.complex64,
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+    "ComplexFloat": torch.complex64,
     "ComplexDouble": torch.complex128,
-}  # fmt: skip
+}
 PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
 
 
@@ -460,8 +468,18 @@ def _plain_list(*arguments: Any) -> Any:
 Reader.steps = {
     **Machine.steps,
     **dict.fromkeys(
-        ("FLOAT", "STRING", "BINSTRING", "UNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
-         "BINBYTES8", "BYTEARRAY8"), Machine.push,
+        (
+            "FLOAT",
+            "STRING",
+            "BINSTRING",
+            "UNICODE",
+            "BINUNICODE8",
+            "BINBYTES",
+            "SHORT_BINBYTES",
+            "BINBYTES8",
+            "BYTEARRAY8",
+        ),
+        Machine.push,
     ),
     **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), Reader._whole_number),
     "DUP": lambda machine, _: machine.push(machine.stack[-1]),
@@ -486,7 +504,7 @@ Reader.steps = {
     "REDUCE": lambda machine, _: machine._call(None),
     "BUILD": lambda machine, _: machine._build(None),
     "BINPERSID": lambda machine, _: machine._persistent(None),
-}  # fmt: skip
+}
 Reader.calls = {
     **dict.fromkeys(
         ("collections.OrderedDict", "collections.Counter", "builtins.dict", "__builtin__.dict"),
@@ -494,16 +512,24 @@ Reader.calls = {
     ),
     "collections.defaultdict": lambda *_: {},
     **dict.fromkeys(
-        (f"{home}.{name}" for home in ("builtins", "__builtin__")
-         for name in ("list", "tuple", "set", "frozenset")), _plain_list,
+        (
+            f"{home}.{name}"
+            for home in ("builtins", "__builtin__")
+            for name in ("list", "tuple", "set", "frozenset")
+        ),
+        _plain_list,
     ),
     **dict.fromkeys(
-        (f"pathlib.{name}" for name in
-         ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")),
+        (
+            f"pathlib.{name}"
+            for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
+        ),
         lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/"),
     ),
-    **dict.fromkeys(("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
-        lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/")),
+    **dict.fromkeys(
+        ("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
+        lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/"),
+    ),
     **dict.fromkeys(
         (f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
         lambda *_: Block(kind="empty"),
@@ -517,4 +543,4 @@ Reader.calls = {
     "torch._utils._rebuild_parameter": lambda data, *_: data,
     "torch.Size": lambda sizes=(): tuple(sizes) if isinstance(sizes, list | tuple) else (),
     "torch.device": lambda *of: ":".join(str(part)[:20] for part in of[:2]),
-}  # fmt: skip
+}

@@ -243,9 +243,18 @@ def _load(stream: BinaryIO) -> Any:
             "A checkpoint must load with weights_only=True; torch refused this one.", EXPORT
         ) from problem
     except (
-        RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError,
-        EOFError, OSError, OverflowError, struct.error,
-    ) as problem:  # fmt: skip
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        AssertionError,
+        EOFError,
+        OSError,
+        OverflowError,
+        struct.error,
+    ) as problem:
         raise CheckpointError(
             f"torch must be able to read the file; it could not ({type(problem).__name__}).", AGAIN
         ) from problem

@@ -54,25 +54,47 @@ def command(
     samples = Dataset.from_npz(own_data(checkpoint, data))
     with split_progress(voice.spoken) as watch:
         found = alternatives(
-            checkpoint, samples, far=far, share=budget_frac, merge=merge, direction=direction,
-            task=task, arch=arch, out=out, watch=watch,
-        )  # fmt: skip
+            checkpoint,
+            samples,
+            far=far,
+            share=budget_frac,
+            merge=merge,
+            direction=direction,
+            task=task,
+            arch=arch,
+            out=out,
+            watch=watch,
+        )
     summary = found.to_json()
     voice.answer(summary, lambda: _show(summary, f"{found.arch}, {len(samples)} samples", out))
 
 
 def _show(summary: dict[str, Any], title: str, out: Path) -> None:
     rows = [
-        ("samples", f"{summary['n_before']} -> {summary['n_after']}",
-         f"{summary['in_use']} in use, {summary['changed']} changed"),
-        ("KKT residual", f"{number(summary['residual_before'])} -> {number(summary['residual_after'])}",
-         "exact KKT point" if summary["exact_kkt_point"] else "an approximate KKT point"),
-        ("least distance", number(summary["min_distance"]), "between a true and an alternative sample"),
+        (
+            "samples",
+            f"{summary['n_before']} -> {summary['n_after']}",
+            f"{summary['in_use']} in use, {summary['changed']} changed",
+        ),
+        (
+            "KKT residual",
+            f"{number(summary['residual_before'])} -> {number(summary['residual_after'])}",
+            "exact KKT point" if summary["exact_kkt_point"] else "an approximate KKT point",
+        ),
+        (
+            "least distance",
+            number(summary["min_distance"]),
+            "between a true and an alternative sample",
+        ),
         ("margin", f"{number(summary['margin_before'])} -> {number(summary['margin_after'])}", ""),
         ("stationary set", str(summary["stationary_set"]), "explains the weights as well"),
         ("full KKT set", str(summary["full_kkt_set"]), "margins and slackness too"),
-        ("budget, median", number(summary["budget_median"]), f"{summary['budgets_unlimited']} unlimited"),
-    ]  # fmt: skip
+        (
+            "budget, median",
+            number(summary["budget_median"]),
+            f"{summary['budgets_unlimited']} unlimited",
+        ),
+    ]
     print_table(title, ("what", "value", "meaning"), rows)
     blocked = summary["blocked"]
     stays = "sample {sample} stays: {neurons} neurons in its way, {names}"

@@ -142,10 +142,15 @@ def show(found: Reconstruction, out: Path) -> None:
     """The attack as a person reads it; residuals are norms, relative to the target's."""
     summary = found.to_json()
     rows = [
-        (str(run), part["status"], number(part["final_loss"]), number(part["loss"]),
-         *(number(value, 3) for value in part["residuals"].values()))
+        (
+            str(run),
+            part["status"],
+            number(part["final_loss"]),
+            number(part["loss"]),
+            *(number(value, 3) for value in part["residuals"].values()),
+        )
         for run, part in enumerate(summary["runs"][:ROWS])
-    ]  # fmt: skip
+    ]
     columns = ("restart", "status", "final loss", "kept loss", *found.layer_names)
     print_table(f"{found.attack}: loss, and relative residual of every layer", columns, rows)
     if found.restarts > ROWS:

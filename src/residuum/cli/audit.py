@@ -36,9 +36,19 @@ if TYPE_CHECKING:
 
 FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
 HOW = (
-    "budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines", "vouch", "twin",
-    "recipe", "surface",
-)  # fmt: skip
+    "budget",
+    "preset",
+    "steps",
+    "seed",
+    "subsets",
+    "device",
+    "task",
+    "baselines",
+    "vouch",
+    "twin",
+    "recipe",
+    "surface",
+)
 SAMPLES = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
 AFTER = {
     "controls": "trying what holds nothing of the network",
@@ -164,13 +174,18 @@ def show(summary: dict[str, Any], out: Path) -> None:
     """The audit as a person reads it; the last line says where the report is."""
     verdict = summary["verdict"]
     rows = [
-        (row["name"], str(row["restarts"]), number(row["residual"], 2),
-         "-" if row["recovered"] is None
-         else f"{row['recovered']}, {row['rule']} ({number(row['expected_by_chance'], 2)})",
-         number(row["p_value"] if row["adjusted"] is None else row["adjusted"], 2))
+        (
+            row["name"],
+            str(row["restarts"]),
+            number(row["residual"], 2),
+            "-"
+            if row["recovered"] is None
+            else f"{row['recovered']}, {row['rule']} ({number(row['expected_by_chance'], 2)})",
+            number(row["p_value"] if row["adjusted"] is None else row["adjusted"], 2),
+        )
         for row in summary["attacks"]
         if row["ran"]
-    ]  # fmt: skip
+    ]
     show_applies(summary["applies"])
     columns = ("attack", "restarts", "residual", "recovered, rule\n(chance)", "p")
     print_table(f"{summary['network']['arch']}: attacks", columns, rows)
@@ -181,10 +196,14 @@ def show(summary: dict[str, Any], out: Path) -> None:
             f"{number(certificate['residual_plain'])}, Clarke {number(certificate['residual_clarke'])}"
         )
     checked = [
-        (row["name"], str(row["candidates"]),
-         f"{row['recovered']} ({number(row['expected_by_chance'], 2)})", number(row["p_value"], 2))
+        (
+            row["name"],
+            str(row["candidates"]),
+            f"{row['recovered']} ({number(row['expected_by_chance'], 2)})",
+            number(row["p_value"], 2),
+        )
         for row in summary["controls"]["rows"]
-    ]  # fmt: skip
+    ]
     if checked:
         heads = ("control", "candidates", "recovered\n(chance)", "p")
         print_table("candidates that hold nothing of the network", heads, checked)
@@ -273,11 +292,18 @@ def audit_into(
                 say(summary["fit"]["line"])
             return summary, AuditResult.load(out).verdict
         result = audit(
-            released, data=data.get("data"), holdout=data.get("holdout"), knowledge=knowledge,
-            hashes=hashes, batches=tuple(settings.batches),
+            released,
+            data=data.get("data"),
+            holdout=data.get("holdout"),
+            knowledge=knowledge,
+            hashes=hashes,
+            batches=tuple(settings.batches),
             **{name: value for name, value in how.items() if value is not None},
-            store=folder, watch=watch, stage=stage, say=say,
-        ).replace(subject=path.name)  # fmt: skip
+            store=folder,
+            watch=watch,
+            stage=stage,
+            say=say,
+        ).replace(subject=path.name)
         if settings.model is not None:
             result = result.replace(settings={**result.settings, "model": settings.model})
         inputs = {"checkpoint": path, **files}
@@ -314,13 +340,18 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
         settings.preset or "residuum", settings.steps, settings.seed or 0, settings.device or "cpu"
     )
     return dry_run(
-        network, partial(read, "data"), partial(read, "holdout"),
-        lambda released: _knowledge(path, released, settings, data), config,
+        network,
+        partial(read, "data"),
+        partial(read, "holdout"),
+        lambda released: _knowledge(path, released, settings, data),
+        config,
         seconds_of("1min" if settings.budget is None else settings.budget),
-        task=settings.task or "auto", exact=settings.steps is not None,
-        baselines=settings.baselines is not False, twin=settings.twin is not False,
+        task=settings.task or "auto",
+        exact=settings.steps is not None,
+        baselines=settings.baselines is not False,
+        twin=settings.twin is not False,
         vouch=bool(settings.vouch),
-    )  # fmt: skip
+    )
 
 
 def _show_dry_run(found: DryRun) -> None:
@@ -398,11 +429,14 @@ def _request(
         **({} if settings.model is None else {"model": settings.model}),
         **{f"{name}_sha256": digest for name, digest in hashes.items()},
         "batches": [vars(row) for row in settings.batches],
-        "knowledge": {name: str(getattr(knowledge, name))[:80] for name in knowledge.granted
-                      if name not in TENSORS},
+        "knowledge": {
+            name: str(getattr(knowledge, name))[:80]
+            for name in knowledge.granted
+            if name not in TENSORS
+        },
         "provenance": dict(knowledge.provenance),
         "knowledge_sha256": knowledge.digest,
-    }  # fmt: skip
+    }
 
 
 @contextmanager

@@ -67,10 +67,17 @@ def command(
     options.check_device(device)
     with certificate_progress(voice.spoken) as watch:
         answer = certified(
-            checkpoint, reconstruction, candidates=candidates, samples=samples, share=share,
-            arch=arch, device=device, out=out, watch=watch,
+            checkpoint,
+            reconstruction,
+            candidates=candidates,
+            samples=samples,
+            share=share,
+            arch=arch,
+            device=device,
+            out=out,
+            watch=watch,
             say=print_line if voice.spoken else None,
-        )  # fmt: skip
+        )
     title = f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
     voice.answer(answer.to_json(), lambda: show_uniqueness(answer, title))
     if out is not None and voice.spoken:
@@ -81,18 +88,39 @@ def show(found: Certificate, title: str) -> None:
     """The certificate as a person reads it."""
     lam = found.to_json()["multipliers"]
     rows = [
-        ("KKT residual, plain", number(found.residual_plain), "||theta - sum lam y grad Phi|| / ||theta||"),
-        ("KKT residual, Clarke", number(found.residual_clarke),
-         f"gates free at {found.kinks_freed} of {found.kinks} kinks"),
-        *((f"  {part.name}", number(part.residual), "plain, over its own norm") for part in found.layers),
+        (
+            "KKT residual, plain",
+            number(found.residual_plain),
+            "||theta - sum lam y grad Phi|| / ||theta||",
+        ),
+        (
+            "KKT residual, Clarke",
+            number(found.residual_clarke),
+            f"gates free at {found.kinks_freed} of {found.kinks} kinks",
+        ),
+        *(
+            (f"  {part.name}", number(part.residual), "plain, over its own norm")
+            for part in found.layers
+        ),
         ("margin", number(found.margin), f"normalised {number(found.normalized_margin)}"),
-        ("eps, delta", f"{number(found.eps)}, {number(found.delta)}",
-         f"||theta|| = {number(found.theta_norm)}"),
-        ("multipliers", f"{lam['active']} active", f"sum {number(lam['sum'])}, max {number(lam['max'])}"),
-        ("homogeneity order", number(found.homogeneity_order), f"identity gap {number(found.identity)}"),
+        (
+            "eps, delta",
+            f"{number(found.eps)}, {number(found.delta)}",
+            f"||theta|| = {number(found.theta_norm)}",
+        ),
+        (
+            "multipliers",
+            f"{lam['active']} active",
+            f"sum {number(lam['sum'])}, max {number(lam['max'])}",
+        ),
+        (
+            "homogeneity order",
+            number(found.homogeneity_order),
+            f"identity gap {number(found.identity)}",
+        ),
         ("balance gap", number(found.balance), "0 at a KKT point"),
         ("status", found.status, ""),
-    ]  # fmt: skip
+    ]
     print_table(title, ("what", "value", "meaning"), rows)
     print_notes(found.notes)
 
@@ -100,22 +128,32 @@ def show(found: Certificate, title: str) -> None:
 def show_uniqueness(found: Certified, title: str) -> None:
     """Restart agreement and certificate side by side."""
     columns = (
-        "#", "label", "restarts", "conf.", "others keep at least", "least found", "margins kept",
-        "distance at most", "same pattern",
-    )  # fmt: skip
+        "#",
+        "label",
+        "restarts",
+        "conf.",
+        "others keep at least",
+        "least found",
+        "margins kept",
+        "distance at most",
+        "same pattern",
+    )
     unique, rows = found.unique, []
     for k, row in enumerate(found.to_json()["per_sample"][:ROWS]):
         known, most = row["support"] is not None, row["radius_most"]
         rows.append(
             (
-                str(k), f"{row['label']:g}",
+                str(k),
+                f"{row['label']:g}",
                 f"{row['support']}/{found.found.restarts}" if known else "-",
                 number(row["confidence"], 2),
-                number(row["determined_at_least"], 3), number(row["determined_energy"], 3),
-                number(row["full_at_least"], 3), "any" if most is None else number(most, 3),
+                number(row["determined_at_least"], 3),
+                number(row["determined_energy"], 3),
+                number(row["full_at_least"], 3),
+                "any" if most is None else number(most, 3),
                 str(row["members"]),
             )
-        )  # fmt: skip
+        )
     print_table(title, columns, rows)
     if len(unique) > ROWS:
         print_line(f"and {len(unique) - ROWS} more in the JSON")

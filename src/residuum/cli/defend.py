@@ -78,10 +78,16 @@ def command(
 
     with trial_progress(voice.spoken) as watch:
         outcomes = defend(
-            data, [part.strip() for part in defenses.split(",") if part.strip()], out=out, arch=arch,
-            **vars(chosen), **vars(settings), value_range=options.value_range_of(value_range),
-            **vars(judged), watch=watch,
-        )  # fmt: skip
+            data,
+            [part.strip() for part in defenses.split(",") if part.strip()],
+            out=out,
+            arch=arch,
+            **vars(chosen),
+            **vars(settings),
+            value_range=options.value_range_of(value_range),
+            **vars(judged),
+            watch=watch,
+        )
     voice.answer(json.loads((out / "result.json").read_text()), lambda: _show(outcomes, out))
 
 
@@ -106,12 +112,17 @@ def _list(as_json: bool) -> None:
 
     rows = [
         {
-            "name": name, "strength": defense.unit, "identity": f"{defense.off:g}",
-            "changes": defense.changes, "secret": defense.secret, "adaptive": defense.adaptive,
-            "available": defense.available, "install": defense.install,
+            "name": name,
+            "strength": defense.unit,
+            "identity": f"{defense.off:g}",
+            "changes": defense.changes,
+            "secret": defense.secret,
+            "adaptive": defense.adaptive,
+            "available": defense.available,
+            "install": defense.install,
         }
         for name, defense in DEFENSES.items()
-    ]  # fmt: skip
+    ]
     if as_json:
         print_json({"defenses": rows})
         return

@@ -101,8 +101,12 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
         state = train(PHOTO_ARCH, split.train, config, watch=watch)
     victim = released(state, PHOTO_ARCH, split.train, "binary")
     save_checkpoint(victim, out / "photos-network" / "model.safetensors")
-    told = Knowledge(shape=split.train.shape, value_range=(0, 1), mean=split.train.mean,
-                     provenance={"mean": "train"})  # fmt: skip
+    told = Knowledge(
+        shape=split.train.shape,
+        value_range=(0, 1),
+        mean=split.train.mean,
+        provenance={"mean": "train"},
+    )
     found = attack(victim, told, AttackConfig(objective="unmix", seconds=PHOTO_SECONDS))
     # A layer never trained has no clean direction and is refused: it is given as many as the other.
     drawn = initialise(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
@@ -110,19 +114,28 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
         first_layer(parameters(drawn)).float(), split.train.shape, LADDER[0], rank=len(found.x)
     )
     bands = {}
-    for title, x in (("this network", found.x),
-                     ("one never trained", sources.x.reshape(-1, *split.train.shape))):  # fmt: skip
+    for title, x in (
+        ("this network", found.x),
+        ("one never trained", sources.x.reshape(-1, *split.train.shape)),
+    ):
         bands[title] = (x, score(x, split.train, split.holdout, metrics=["ncc"]))
     if figure := compared_figure(bands, split.train):
         write_atomic(out / PHOTO_PICTURE, figure)
     counts = [
-        {name: getattr(part, name) for name in ("recovered", "n", "rule", "expected_by_chance", "p_value")}
+        {
+            name: getattr(part, name)
+            for name in ("recovered", "n", "rule", "expected_by_chance", "p_value")
+        }
         for _, part in bands.values()
-    ]  # fmt: skip
+    ]
     return {
-        "arch": PHOTO_ARCH, "picture": str(out / PHOTO_PICTURE), "seconds": found.seconds,
-        "trained": counts[0], "untrained": counts[1], "notes": list(found.notes),
-    }  # fmt: skip
+        "arch": PHOTO_ARCH,
+        "picture": str(out / PHOTO_PICTURE),
+        "seconds": found.seconds,
+        "trained": counts[0],
+        "untrained": counts[1],
+        "notes": list(found.notes),
+    }
 
 
 def _settings(out: Path, network: str) -> Any:
@@ -132,10 +145,15 @@ def _settings(out: Path, network: str) -> Any:
 
     batch = Batch("binary-kkt", RESTARTS, ATTACK_STEPS, 0)
     return AuditSettings(
-        checkpoint=str(out / network / "model.safetensors"), data=str(out / "network"),
-        holdout=str(out / "network"), value_range="0,1", mean="train", sample_count=SAMPLES,
-        batches=[batch], budget=BUDGET,
-    )  # fmt: skip
+        checkpoint=str(out / network / "model.safetensors"),
+        data=str(out / "network"),
+        holdout=str(out / "network"),
+        value_range="0,1",
+        mean="train",
+        sample_count=SAMPLES,
+        batches=[batch],
+        budget=BUDGET,
+    )
 
 
 def _write(

@@ -50,12 +50,17 @@ def show(found: dict[str, Any]) -> None:
     step = found["step"]
     rows = [
         ("device", f"{found['device']}, {found['cpus']} CPUs, {found['threads']} threads"),
-        ("one step", f"{number(1e3 * step['seconds'], 3)} ms: {step['arch']}, "
-                     f"{step['candidates']} candidates, {step['dtype']}"),
+        (
+            "one step",
+            f"{number(1e3 * step['seconds'], 3)} ms: {step['arch']}, "
+            f"{step['candidates']} candidates, {step['dtype']}",
+        ),
         *((f"data {name}", state) for name, state in found["data"].items()),
-        *((f"extra {name}", "installed" if there else f"pip install 'residuum[{name}]'")
-          for name, there in found["extras"].items()),
-    ]  # fmt: skip
+        *(
+            (f"extra {name}", "installed" if there else f"pip install 'residuum[{name}]'")
+            for name, there in found["extras"].items()
+        ),
+    ]
     print_table("this machine", ("what", "state"), rows)
     if not found["accelerator"]:
         print_line("no CUDA device was found; everything runs on the CPU")

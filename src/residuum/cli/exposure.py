@@ -87,11 +87,23 @@ def command(
     knowledge = options.grant(checkpoint, released, init=init, weight_decay=weight_decay)
     with exposure_progress(voice.spoken) as watch:
         found = exposure(
-            released, records, control, knowledge=knowledge, surface=surface, task=task,
+            released,
+            records,
+            control,
+            knowledge=knowledge,
+            surface=surface,
+            task=task,
             groups=read_groups(file, group_by, len(records)) if group_by else (),
-            grouped_by=group_by or "", found=attack, canaries=canaries, confidence=confidence,
-            delta=delta, top=top, device=device, out=out, watch=watch,
-        )  # fmt: skip
+            grouped_by=group_by or "",
+            found=attack,
+            canaries=canaries,
+            confidence=confidence,
+            delta=delta,
+            top=top,
+            device=device,
+            out=out,
+            watch=watch,
+        )
     voice.answer(found.to_json(), lambda: show(found, out))
     if fail_above is not None and float(found.probability.max()) > fail_above:
         raise typer.Exit(1)
@@ -101,22 +113,37 @@ def show(found: Exposure, out: Path | None) -> None:
     """The exposure as a person reads it."""
     attacked = not bool(found.found_ncc.isnan().all())
     figures = {
-        "prob.": "probability", "heard": "heard", "own part": "own_over_misfit",
-        "informed": "informed_ncc", "kinks": "kinks", "q": "kink_q", "margin": "margin",
-    } | ({"found": "found_ncc"} if attacked else {})  # fmt: skip
+        "prob.": "probability",
+        "heard": "heard",
+        "own part": "own_over_misfit",
+        "informed": "informed_ncc",
+        "kinks": "kinks",
+        "q": "kink_q",
+        "margin": "margin",
+    } | ({"found": "found_ncc"} if attacked else {})
     heads = ("#", "record", found.grouped_by or "group", *figures)
     shown = [
-        (str(row["rank"]), str(row["index"]), row["group"] or "-",
-         *(number(row[name], 2) for name in figures.values()))
+        (
+            str(row["rank"]),
+            str(row["index"]),
+            row["group"] or "-",
+            *(number(row[name], 2) for name in figures.values()),
+        )
         for row in found.rows(len(found.top))
-    ]  # fmt: skip
+    ]
     if shown:
         print_table(f"{found.arch}: most exposed of {len(found)} records", heads, shown)
     groups = [
-        (one.name, str(one.records), number(one.expected, 3), number(one.probability, 2),
-         f"{one.interval[0]:.2f} to {one.interval[1]:.2f}", number(one.called))
+        (
+            one.name,
+            str(one.records),
+            number(one.expected, 3),
+            number(one.probability, 2),
+            f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
+            number(one.called),
+        )
         for one in found.by_group[:GROUPS]
-    ]  # fmt: skip
+    ]
     if groups:
         columns = (found.grouped_by, "records", "expected", "mean prob.", "95% interval", "called")
         print_table("groups", columns, groups)

@@ -46,9 +46,16 @@ def command(
 
     samples = Dataset.from_npz(data) if data is not None else None
     found = identify(
-        checkpoint, activation, rank=rank, norm=norm, augmented=augmented, data=samples, seed=seed,
-        arch=arch, out=out,
-    )  # fmt: skip
+        checkpoint,
+        activation,
+        rank=rank,
+        norm=norm,
+        augmented=augmented,
+        data=samples,
+        seed=seed,
+        arch=arch,
+        out=out,
+    )
     voice.answer(found.to_json(), lambda: show(found))
 
 
@@ -58,16 +65,26 @@ def show(found: Identification) -> None:
     margin = "needs --data" if found.min_margin is None else number(found.min_margin)
     rows = [
         ("order", str(found.order), f"degree {alpha} + 1"),
-        ("r", str(found.r), f"span of the neurons; next singular value {number(found.spectral_gap)} "
-         f"of the last one kept, {number(found.outside)} of the norm of W left out"),
+        (
+            "r",
+            str(found.r),
+            f"span of the neurons; next singular value {number(found.spectral_gap)} "
+            f"of the last one kept, {number(found.outside)} of the norm of W left out",
+        ),
         ("rank of K", f"{found.rank_k} of N_r = {found.n_r}", f"condition {number(found.cond_k)}"),
         ("balance gap", number(found.balance_gap), f"|W_j|^2 = {alpha} a_j^2 at a KKT point"),
-        ("neurons", f"{found.neurons} live, {found.dead} dead",
-         f"{found.carrying} hold 99.9% of |theta|^2"),
-        ("|theta|, min margin", f"{number(found.theta_norm)}, {margin}",
-         f"normalised {number(found.normalized_margin)}"),
+        (
+            "neurons",
+            f"{found.neurons} live, {found.dead} dead",
+            f"{found.carrying} hold 99.9% of |theta|^2",
+        ),
+        (
+            "|theta|, min margin",
+            f"{number(found.theta_norm)}, {margin}",
+            f"normalised {number(found.normalized_margin)}",
+        ),
         ("method", found.method, f"relative residual {number(found.residual)}"),
-    ]  # fmt: skip
+    ]
     print_table(found.arch, ("what", "value", "meaning"), rows)
     if len(found.x):
         sure = int(found.certified.sum())

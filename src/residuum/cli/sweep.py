@@ -94,10 +94,15 @@ def command(
     if engine != "ray":
         options.check_device(config.device)
     plan = Plan(
-        trials, sampler, settings.seed, config, dict(map(_setting, search)) if search else SPACE,
-        batch, rungs=rungs,
+        trials,
+        sampler,
+        settings.seed,
+        config,
+        dict(map(_setting, search)) if search else SPACE,
+        batch,
+        rungs=rungs,
         objectives=tuple(part.strip() for part in rank_by.split(",")) if rank_by else (),
-    )  # fmt: skip
+    )
     released = load_checkpoint(checkpoint, arch)
     knowledge = options.grant(checkpoint, released, **vars(granted))
     if dry_run:  # one trial, measured, times the number of trials that run to their end
@@ -110,10 +115,18 @@ def command(
         raise InputError("A sweep needs a folder to write.", "Say --out runs/s, or --dry-run.")
     with sweep_progress(voice.spoken) as watch:
         done = sweep(
-            checkpoint, knowledge, plan, out=out, data=data, holdout=holdout, arch=arch,
-            engine=engine, storage=storage, watch=watch,
+            checkpoint,
+            knowledge,
+            plan,
+            out=out,
+            data=data,
+            holdout=holdout,
+            arch=arch,
+            engine=engine,
+            storage=storage,
+            watch=watch,
             resources=Resources(workers, cpus_per_trial, gpus_per_trial, address, retries),
-        )  # fmt: skip
+        )
     if not done.order:
         reason = next((t.reason for t in done.trials if t.reason), "")
         raise InconclusiveError(
@@ -129,10 +142,15 @@ def show(done: Sweep, out: Path) -> None:
     said, scored = done.said, done.scored
     names, figure = tuple(done.plan.space), done.plan.objectives[0]
     rows = [
-        (str(place + 1), str(t.number), number(getattr(t, figure), 3), number(t.agreement, 3),
-         *(number(t.params[name], 2) for name in names))
+        (
+            str(place + 1),
+            str(t.number),
+            number(getattr(t, figure), 3),
+            number(t.agreement, 3),
+            *(number(t.params[name], 2) for name in names),
+        )
         for place, t in enumerate(done.order[:ROWS])
-    ]  # fmt: skip
+    ]
     columns = ("rank", "trial", figure, "agreement", *names)
     print_table("best trials, ranked by the weights alone", columns, rows)
     counts = said["counts"]

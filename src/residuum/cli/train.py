@@ -78,15 +78,25 @@ def command(
     architecture = Architecture.parse(arch)
     task = choose_task(task, architecture.outputs)
     split = load_dataset(
-        data, chosen.n, seed=chosen.data_seed, root=chosen.data_root, task=task, holdout=holdout,
+        data,
+        chosen.n,
+        seed=chosen.data_seed,
+        root=chosen.data_root,
+        task=task,
+        holdout=holdout,
         center=center,
-    )  # fmt: skip
+    )
     with TrainingRun.open(out):
         with training_progress(voice.spoken) as watch:
             state = train(
-                str(architecture), split.train, config, task=task, device=device,
-                state_path=out / STATE, watch=watch,
-            )  # fmt: skip
+                str(architecture),
+                split.train,
+                config,
+                task=task,
+                device=device,
+                state_path=out / STATE,
+                watch=watch,
+            )
         summary = write_run(out, str(architecture), split, config, state, task, device)
     voice.answer(summary, lambda: _show(summary, out, noted=chosen.n is None))
 
@@ -97,11 +107,13 @@ def _show(summary: dict[str, Any], out: Path, noted: bool) -> None:
         ("steps", str(summary["steps"])),
         ("loss", number(summary["loss"])),
         ("margin", number(summary["margin"])),
-        ("train / held-out accuracy", f"{number(summary['train_accuracy'])} / "
-                                      f"{number(summary['holdout_accuracy'])}"),
+        (
+            "train / held-out accuracy",
+            f"{number(summary['train_accuracy'])} / {number(summary['holdout_accuracy'])}",
+        ),
         ("released", str(out / "model.safetensors")),
         ("private", str(out / "private")),
-    ]  # fmt: skip
+    ]
     print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), rows)
     taken, all_there = summary["samples"], summary["available_samples"]
     if noted and all_there > taken:  # a file of one's own is not trained on as a whole

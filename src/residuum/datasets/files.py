@@ -17,9 +17,16 @@ from residuum.records.data import MAX_BYTES
 
 CHANNELS = (1, 3, 4)
 FORMATS = {
-    ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP",
-    ".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM", ".ppm": "PPM",
-}  # fmt: skip
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".bmp": "BMP",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".pgm": "PPM",
+    ".ppm": "PPM",
+}
 MAX_PIXELS = 20_000_000  # 200 MB with the copies that a conversion makes
 GRAY_MODES = ("1", "L", "LA")
 COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
@@ -203,8 +210,15 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
             "Leave it out, or make it smaller.",
         ) from problem
     except (
-        OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError, struct.error
-    ) as problem:  # fmt: skip
+        OSError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        LookupError,
+        EOFError,
+        MemoryError,
+        struct.error,
+    ) as problem:
         raise DataError(
             f"{str(file)!r} must be an image; reading it failed ({type(problem).__name__}).",
             "Leave it out, or save it again.",

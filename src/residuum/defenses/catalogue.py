@@ -179,13 +179,16 @@ def without_exposed(
     rest = data.replace(x=data.x[kept], y=data.y[kept])
     again = expose(
         released(second := train(arch, rest, config, task=task, device=device), arch, rest, task),
-        rest, task=task, device=device,
-    )  # fmt: skip
+        rest,
+        task=task,
+        device=device,
+    )
     facts: Facts = {
-        "left_out": sorted(found.order[:count].tolist()), "expected_before": found.expected,
+        "left_out": sorted(found.order[:count].tolist()),
+        "expected_before": found.expected,
         "expected_of_left_out": float(found.probability[found.order[:count]].sum()),
         "expected_after": again.expected,
-    }  # fmt: skip
+    }
     return second, facts
 
 
@@ -238,11 +241,16 @@ def private(
         warnings.simplefilter("ignore")  # that the generator is not a cryptographic one: said below
         engine = PrivacyEngine(accountant="rdp")
         wrapped, optimiser, loader = engine.make_private_with_epsilon(
-            module=model, loss_reduction="sum", noise_generator=noise, max_grad_norm=CLIP,
+            module=model,
+            loss_reduction="sum",
+            noise_generator=noise,
+            max_grad_norm=CLIP,
             optimizer=torch.optim.SGD(model.parameters(), config.lr / batch, config.momentum),
             data_loader=DataLoader(TensorDataset(x, y), batch_size=batch, generator=order),
-            target_epsilon=epsilon, target_delta=delta, epochs=epochs,
-        )  # fmt: skip
+            target_epsilon=epsilon,
+            target_delta=delta,
+            epochs=epochs,
+        )
         for _ in range(epochs):
             for inputs, labels in loader:
                 optimiser.zero_grad()
@@ -254,11 +262,16 @@ def private(
             history.append({"step": float(step), "loss": float(loss.detach()) / batch})
         spent = float(engine.get_epsilon(delta))
     facts: Facts = {
-        "epsilon": spent, "epsilon_wanted": epsilon, "delta": delta, "accountant": "rdp",
-        "noise_multiplier": float(optimiser.noise_multiplier), "clip": CLIP,
-        "epochs": epochs, "batch": batch,
+        "epsilon": spent,
+        "epsilon_wanted": epsilon,
+        "delta": delta,
+        "accountant": "rdp",
+        "noise_multiplier": float(optimiser.noise_multiplier),
+        "clip": CLIP,
+        "epochs": epochs,
+        "batch": batch,
         "generator": "seeded, for repeatable measurements: not for a release",
-    }  # fmt: skip
+    }
     return _state(model, theta0, step, history), facts
 
 
@@ -371,9 +384,14 @@ def private_descent(training: Training, strength: float, seed: int) -> Training:
     """
     descent = training.descent
     config = replace(
-        descent, init="default", dtype="float32", weight_decay=0.0, momentum=0.0,
-        steps=max(1, round(descent.steps * DP_STEPS)), lr=descent.lr * DP_RATE,
-    )  # fmt: skip
+        descent,
+        init="default",
+        dtype="float32",
+        weight_decay=0.0,
+        momentum=0.0,
+        steps=max(1, round(descent.steps * DP_STEPS)),
+        lr=descent.lr * DP_RATE,
+    )
     return replace(training, config=config, loop=partial(private, epsilon=strength))
 
 
@@ -400,66 +418,113 @@ _KNOWN_BY_OWNER = "the shift u; users add it to their inputs, or the owner does 
 DEFENSES: dict[str, Defense] = {
     "shift-rewrite": Defense(
         "the first layer's biases, after training: b - W u with u = c in every pixel",
-        _KNOWN_BY_OWNER, "c, added to every pixel", "undo-constant-shift",
-        release=rewritten, shift="constant",
+        _KNOWN_BY_OWNER,
+        "c, added to every pixel",
+        "undo-constant-shift",
+        release=rewritten,
+        shift="constant",
     ),
     "shift-rewrite-vector": Defense(
         "the first layer's biases, after training: b - W u with u random",
-        _KNOWN_BY_OWNER, "standard deviation of u per pixel", "undo-vector-shift",
-        release=rewritten, shift="vector",
+        _KNOWN_BY_OWNER,
+        "standard deviation of u per pixel",
+        "undo-vector-shift",
+        release=rewritten,
+        shift="vector",
     ),
     "shift-retrain": Defense(
         "the training data: x + u with u = c in every pixel, before training",
-        _KNOWN_BY_OWNER, "c, added to every pixel", "follow-mean", data=shifted_data, shift="constant",
+        _KNOWN_BY_OWNER,
+        "c, added to every pixel",
+        "follow-mean",
+        data=shifted_data,
+        shift="constant",
     ),
     "shift-retrain-vector": Defense(
         "the training data: x + u with u random, before training",
-        _KNOWN_BY_OWNER, "standard deviation of u per pixel", "follow-mean-image",
-        data=shifted_data, shift="vector",
+        _KNOWN_BY_OWNER,
+        "standard deviation of u per pixel",
+        "follow-mean-image",
+        data=shifted_data,
+        shift="vector",
     ),
     "noise": Defense(
         "every released tensor: Gaussian noise added",
-        "the weights before noise and its seed", "noise over the tensor's root mean square",
-        "average-releases", release=noisy, releases=True,
+        "the weights before noise and its seed",
+        "noise over the tensor's root mean square",
+        "average-releases",
+        release=noisy,
+        releases=True,
     ),
     "early-stop": Defense(
-        "the length of training", "nothing", "training loss to stop at", "free-multipliers",
+        "the length of training",
+        "nothing",
+        "training loss to stop at",
+        "free-multipliers",
         training=stopped,
     ),
     "default-init": Defense(
         "the initial weights: the framework's own instead of small ones",
-        "the initial weights, where their seed is not public", "1 for on, 0 for off", "known-start",
-        training=standard_start, switch=True,
+        "the initial weights, where their seed is not public",
+        "1 for on, 0 for off",
+        "known-start",
+        training=standard_start,
+        switch=True,
     ),
     "plain-gd": Defense(
         "the training method: gradient descent, what the next ones are to be compared with",
-        "nothing", "1 for on, 0 for off", "free-multipliers", training=descended, switch=True,
+        "nothing",
+        "1 for on, 0 for off",
+        "free-multipliers",
+        training=descended,
+        switch=True,
     ),
     "weight-decay": Defense(
-        "gradient descent with weight decay", "nothing", "weight decay", "tied-multipliers",
+        "gradient descent with weight decay",
+        "nothing",
+        "weight decay",
+        "tied-multipliers",
         training=decayed,
     ),
     "label-smoothing": Defense(
-        "gradient descent on smoothed labels", "nothing", "share of the label that is spread",
-        "free-multipliers", training=smoothed_labels, most=1.0,
+        "gradient descent on smoothed labels",
+        "nothing",
+        "share of the label that is spread",
+        "free-multipliers",
+        training=smoothed_labels,
+        most=1.0,
     ),
     "sgd": Defense(
-        "gradient descent in mini-batches", "the order of the samples", "samples per batch",
-        "free-multipliers", training=batched,
+        "gradient descent in mini-batches",
+        "the order of the samples",
+        "samples per batch",
+        "free-multipliers",
+        training=batched,
     ),
     "without-top": Defense(
         "the training data: trained once, ranked by exposure, trained again without the first",
-        "which records were left out", "records left out", "free-multipliers", training=left_out,
+        "which records were left out",
+        "records left out",
+        "free-multipliers",
+        training=left_out,
     ),
     "cap": Defense(
         "gradient descent: a record that has pulled the weights too much stands still",
-        "nothing", "most that a record pulls, over the mean", "free-multipliers", training=evened,
+        "nothing",
+        "most that a record pulls, over the mean",
+        "free-multipliers",
+        training=evened,
         off=math.inf,
     ),
     "dp": Defense(
-        "training: DP-SGD, clipped per-sample gradients plus noise", "the noise and the batches",
-        "epsilon, at delta = 1/(10 n)", "cut-noise", training=private_descent, off=math.inf,
-        extra="dp", module="opacus",
+        "training: DP-SGD, clipped per-sample gradients plus noise",
+        "the noise and the batches",
+        "epsilon, at delta = 1/(10 n)",
+        "cut-noise",
+        training=private_descent,
+        off=math.inf,
+        extra="dp",
+        module="opacus",
     ),
-}  # fmt: skip
+}
 DEFENSES = Table("defense", DEFENSES)

@@ -130,11 +130,13 @@ class Outcome(Record):
         rows = {k: v for k, v in vars(self).items() if k not in ("attacks", "strength", "name")}
         known = {"adaptive": self.adaptive, "told": self.told}
         return {
-            "defense": self.label, "name": self.name,
-            "strength": "inf" if self.strength == math.inf else self.strength, **rows,
+            "defense": self.label,
+            "name": self.name,
+            "strength": "inf" if self.strength == math.inf else self.strength,
+            **rows,
             "unaware": self.unaware.to_json(),
             **{key: None if part is None else part.to_json() for key, part in known.items()},
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,12 @@ def release(
 
 
 def run_trial(
-    setting: Setting, name: str = NONE, defense: Defense | None = None,
-    strength: float | None = None, stage: Stage = lambda _: None,
-) -> tuple[Outcome, Checkpoint, Secret]:  # fmt: skip
+    setting: Setting,
+    name: str = NONE,
+    defense: Defense | None = None,
+    strength: float | None = None,
+    stage: Stage = lambda _: None,
+) -> tuple[Outcome, Checkpoint, Secret]:
     """One defense at one strength: what it did, what is released, and what the owner keeps."""
     defense, seconds, split = defense or UNDEFENDED, dict[str, float](), setting.split
     stage("training")
@@ -214,28 +219,41 @@ def run_trial(
     shift, rewrite, measured = {}, {}, _measured(setting, checkpoint, secret)
     if secret.shift is not None:
         shift = {
-            "kind": REWRITTEN if defense.release else RETRAINED, "form": defense.shift,
+            "kind": REWRITTEN if defense.release else RETRAINED,
+            "form": defense.shift,
             "per_pixel": float(secret.shift.norm()) / math.sqrt(max(1, secret.shift.numel())),
             "norm": float(secret.shift.norm()),
-        }  # fmt: skip
+        }
         if defense.release:
             rewrite = rewritten_certificate(
                 before, checkpoint, split.train, setting.task, secret.shift
             )
     seconds["certify"] = time.monotonic() - start
     outcome = Outcome(
-        name=name, strength=strength, n=len(split.train), changes=defense.changes,
-        secret=defense.secret, shift=shift, rewrite=rewrite, attacks=tuple(attacks), facts=facts,
+        name=name,
+        strength=strength,
+        n=len(split.train),
+        changes=defense.changes,
+        secret=defense.secret,
+        shift=shift,
+        rewrite=rewrite,
+        attacks=tuple(attacks),
+        facts=facts,
         seconds={key: round(value, 3) for key, value in seconds.items()},
-        theta_sha256=hashlib.sha256(save(checkpoint.theta)).hexdigest(), **measured,
-    )  # fmt: skip
+        theta_sha256=hashlib.sha256(save(checkpoint.theta)).hexdigest(),
+        **measured,
+    )
     return outcome, checkpoint, secret
 
 
 def _releases(
-    setting: Setting, name: str, defense: Defense, strength: float | None, checkpoint: Checkpoint,
+    setting: Setting,
+    name: str,
+    defense: Defense,
+    strength: float | None,
+    checkpoint: Checkpoint,
     before: Checkpoint,
-) -> tuple[Checkpoint, ...]:  # fmt: skip
+) -> tuple[Checkpoint, ...]:
     """The release, and others of the same weights where they differ."""
     if not defense.releases or not defense.release or strength is None or strength == defense.off:
         return (checkpoint,)
@@ -260,38 +278,55 @@ def _attacked(
     """The record of an attack: counts, and the best pairs of candidate and training sample."""
     pool, train = whole_pool(found), setting.split.train
     scores = score(
-        pool.x, train, setting.split.holdout, candidate_labels=pool.labels, metrics=["ncc"],
-        seed=setting.seed, subsets=setting.subsets,
-    )  # fmt: skip
+        pool.x,
+        train,
+        setting.split.holdout,
+        candidate_labels=pool.labels,
+        metrics=["ncc"],
+        seed=setting.seed,
+        subsets=setting.subsets,
+    )
     rows = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
     matched = [(i, m) for i, m in rows if m.score is not None and m.candidate is not None]
     best = sorted(matched, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
     pairs = [torch.stack([pool.x[m.candidate].double(), train.x[i].double()]) for i, m in best]
     mean = 0.0 if train.mean is None else train.mean.double()
     return Attacked(
-        attacker, scores.recovered, scores.expected_by_chance, scores.p_value,
-        first_residual(found), seconds,
+        attacker,
+        scores.recovered,
+        scores.expected_by_chance,
+        scores.p_value,
+        first_residual(found),
+        seconds,
         torch.stack(pairs) + mean if pairs else torch.zeros(0, 2, *train.shape),
         torch.tensor([float(m.score or 0.0) for _, m in best]),
-        tuple(bool(m.recovered) for _, m in best), dict(findings), scores.rule,
-    )  # fmt: skip
+        tuple(bool(m.recovered) for _, m in best),
+        dict(findings),
+        scores.rule,
+    )
 
 
 def _measured(setting: Setting, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:
     """Accuracy, losses, KKT residuals and determined energy, inputs as the network is given them."""
     model = build_model(checkpoint, torch.float64)
-    train, holdout = (part.replace(x=secret.inputs(part.x.double()))
-                      for part in (setting.split.train, setting.split.holdout))  # fmt: skip
+    train, holdout = (
+        part.replace(x=secret.inputs(part.x.double()))
+        for part in (setting.split.train, setting.split.holdout)
+    )
     certificate = certificate_of(model, train, setting.task, setting.kinks)
     kept: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not asked for"}
     if setting.certify:
         kept = determined(model, train, certificate, setting.knowledge, secret)
     accuracy, loss = _held_out(model, holdout, setting.task)
     return {
-        "accuracy": accuracy, "loss": loss, "train_loss": _held_out(model, train, setting.task)[1],
-        "kkt_plain": certificate.residual_plain, "kkt_clarke": certificate.residual_clarke,
-        "margin": certificate.margin, **kept,
-    }  # fmt: skip
+        "accuracy": accuracy,
+        "loss": loss,
+        "train_loss": _held_out(model, train, setting.task)[1],
+        "kkt_plain": certificate.residual_plain,
+        "kkt_clarke": certificate.residual_clarke,
+        "margin": certificate.margin,
+        **kept,
+    }
 
 
 def _held_out(model: nn.Module, data: Dataset, task: str) -> tuple[float | None, float]:

@@ -157,9 +157,13 @@ class ExplicitEquation:
         return Plan(chunk, min(chunks, kept), chunks)
 
     def evaluate(
-        self, at: Candidates, objective: Covectors, activation: Activation, measure: bool = True,
+        self,
+        at: Candidates,
+        objective: Covectors,
+        activation: Activation,
+        measure: bool = True,
         term: OutputTerm | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(R, L) squared residuals of the layers, the gradients in x and lam, the term's value.
 
         measure=False leaves out what only a reader needs, the residuals, and returns zeros; term: one
@@ -303,9 +307,13 @@ class ExplicitEquation:
         return errors, parts
 
     def _adjoints(
-        self, passes: list[_Pass], errors: Errors, at: Candidates, objective: Covectors,
+        self,
+        passes: list[_Pass],
+        errors: Errors,
+        at: Candidates,
+        objective: Covectors,
         bars: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Gradients in x and in lam, summed over gradient points, and in u at each of them.
 
         bars: a term's derivatives in the outputs of the first point and in lam.
@@ -345,9 +353,13 @@ class ExplicitEquation:
         return dbar, zbars
 
     def _downwards(
-        self, point: int, one: _Pass, errors: Errors,
-        zbar: Tensor | None, zbars: list[Tensor | None],
-    ) -> Tensor:  # fmt: skip
+        self,
+        point: int,
+        one: _Pass,
+        errors: Errors,
+        zbar: Tensor | None,
+        zbars: list[Tensor | None],
+    ) -> Tensor:
         """Along the forward chain, from the derivative in the outputs to that in x."""
         layers, matmul = self.points[point], self._matmul()
         for i in range(len(layers) - 1, -1, -1):

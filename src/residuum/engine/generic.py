@@ -89,9 +89,14 @@ class GenericEquation:
 
     @torch.enable_grad()
     def _one(
-        self, models: Sequence[nn.Module], objective: Covectors, x: Tensor, lam: Tensor, labels: Tensor,
+        self,
+        models: Sequence[nn.Module],
+        objective: Covectors,
+        x: Tensor,
+        lam: Tensor,
+        labels: Tensor,
         room: int,
-    ) -> Found:  # fmt: skip
+    ) -> Found:
         """One run: x (m, *shape)."""
         x, lam = x.detach().requires_grad_(), lam.detach().requires_grad_()
 
@@ -105,9 +110,12 @@ class GenericEquation:
                 # u follows the outputs in x; in theta it is not differentiated.
                 u = objective.covectors(k, outputs, labels[rows], lam[rows])
                 terms = torch.autograd.grad(
-                    outputs, list(leaves.values()), u if keep else u.detach(),
-                    create_graph=keep, materialize_grads=True,
-                )  # fmt: skip
+                    outputs,
+                    list(leaves.values()),
+                    u if keep else u.detach(),
+                    create_graph=keep,
+                    materialize_grads=True,
+                )
                 for name, term in zip(leaves, terms, strict=True):
                     parts[name] = parts[name] + term if name in parts else term
             return parts

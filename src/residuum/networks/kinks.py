@@ -107,9 +107,16 @@ def _clamp(gate: Surrogate, z: Tensor, min: Any = None, max: Any = None) -> Tens
 
 
 def _pool(
-    dims: int, gate: Surrogate, z: Tensor, kernel_size: Size, stride: Size | None = None,
-    padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False, return_indices: bool = False,
-) -> Tensor | None:  # fmt: skip
+    dims: int,
+    gate: Surrogate,
+    z: Tensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
     """The maximum over windows (k_1 k_2, ..., out_1, out_2), what lies outside being least of all."""
     kernel, pad = _each(kernel_size, dims), _each(padding, dims)
     step = kernel if stride is None or stride == [] else _each(stride, dims)

@@ -168,9 +168,11 @@ def _twice_differentiable(model: nn.Module, x: Tensor) -> None:
             outputs = functional_call(model, leaves, (x,))
             if outputs.requires_grad:
                 terms = torch.autograd.grad(
-                    outputs.square().sum(), list(leaves.values()), create_graph=True,
+                    outputs.square().sum(),
+                    list(leaves.values()),
+                    create_graph=True,
                     materialize_grads=True,
-                )  # fmt: skip
+                )
                 total = torch.stack([term.square().sum() for term in terms]).sum()
                 torch.autograd.grad(total, x, allow_unused=True)
             (slope,) = torch.autograd.grad(

@@ -25,8 +25,14 @@ METADATA_KEY = "residuum"
 SMALL_TEXT = 4 << 20  # JSON takes forty times its length in memory; longer ones have tensors beside
 UNSAVED = {"saved": False}  # metadata of a field that no file holds: its default comes back
 _UNREADABLE = (
-    OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError,
-)  # fmt: skip
+    OSError,
+    SafetensorError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

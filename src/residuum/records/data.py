@@ -33,9 +33,16 @@ MAX_ARRAYS = 500
 MAX_HEADER = 1000  # characters of an array's description; 118 are usual
 TEXT_BYTES = 64  # what Python needs for a text beside its letters
 _UNREADABLE = (
-    OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError,
-    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+)
 TASKS = ("binary", "multiclass", "regression")
 MAX_DIRECTORY_BYTES = 1 << 20  # about 13 000 members of torch.save
 END = struct.Struct("<4s4H2IH")

@@ -210,13 +210,21 @@ class Exposure(Record):
         names = ("arch", "surface", "task", "holdout", "layers", "attacks", "rank", "misfit", "gap")
         said = {name: plain(getattr(self, name)) for name in names}
         return {
-            "schema_version": SCHEMA_VERSION, **said, "records": len(self), "level": self.level,
-            "expected": self.expected, "carry_half": self.carry_half, "called": self.called,
+            "schema_version": SCHEMA_VERSION,
+            **said,
+            "records": len(self),
+            "level": self.level,
+            "expected": self.expected,
+            "carry_half": self.carry_half,
+            "called": self.called,
             "largest_probability": float(self.probability.max()),
             "kink_layers": self.kinks.shape[1] if self.kinks.numel() else 0,
-            "grouped_by": self.grouped_by, "groups": plain(self.by_group),
-            "canaries": plain(self.canaries), "seconds": self.seconds, "notes": list(self.notes),
-        }  # fmt: skip
+            "grouped_by": self.grouped_by,
+            "groups": plain(self.by_group),
+            "canaries": plain(self.canaries),
+            "seconds": self.seconds,
+            "notes": list(self.notes),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The published form (``residuum exposure --json``), without images."""

@@ -78,10 +78,19 @@ class Reconstruction(Record):
         """Candidates of one restart that took no steps."""
         steps = torch.zeros(0, dtype=torch.long)
         return cls(
-            attack, x, labels, lam, run=torch.zeros(len(x), dtype=torch.long), steps=steps,
-            loss=torch.zeros(1, 0), layers=torch.zeros(1, 0, 0), layer_names=(),
-            status=("finished",), knowledge=knowledge, **rest,
-        )  # fmt: skip
+            attack,
+            x,
+            labels,
+            lam,
+            run=torch.zeros(len(x), dtype=torch.long),
+            steps=steps,
+            loss=torch.zeros(1, 0),
+            layers=torch.zeros(1, 0, 0),
+            layer_names=(),
+            status=("finished",),
+            knowledge=knowledge,
+            **rest,
+        )
 
     @property
     def restarts(self) -> int:

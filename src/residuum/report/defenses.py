@@ -19,9 +19,17 @@ from residuum.report.html import visible
 from residuum.theory.uniqueness import SHARE
 
 HEAD = (
-    "defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT", "others keep",
-    "test accuracy", "test loss", "seconds",
-)  # fmt: skip
+    "defense",
+    "unaware",
+    "adaptive",
+    "by chance",
+    "p unaware / adaptive",
+    "KKT",
+    "others keep",
+    "test accuracy",
+    "test loss",
+    "seconds",
+)
 COLUMNS = 6
 LIMIT = (
     "A defense that these attacks do not get past is not thereby private: counts are evidence about the "
@@ -51,9 +59,15 @@ def page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
     """The section as a page of its own: one file, no script, nothing loaded."""
     uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
     return html.page(
-        "defenses.html", subject="defenses", lead=_knows(outcomes), head=HEAD, rows=rows(outcomes),
-        notes=notes(outcomes), picture=uri, limit=LIMIT,
-    )  # fmt: skip
+        "defenses.html",
+        subject="defenses",
+        lead=_knows(outcomes),
+        head=HEAD,
+        rows=rows(outcomes),
+        notes=notes(outcomes),
+        picture=uri,
+        limit=LIMIT,
+    )
 
 
 def compared(outcomes: Sequence[Outcome]) -> bytes | None:
@@ -73,8 +87,13 @@ def compared(outcomes: Sequence[Outcome]) -> bytes | None:
     axes = figure.add_axes((0, 0, 1, 1))
     for k, title in enumerate(("attacker unaware of the defense", "attacker who knows of it")):
         axes.text(label + k * (block + 0.25), top - 0.12, title, fontsize=8, color=drawing.INK)
-    axes.text(0.1, 0.18, "Best matches by NCC, found above training sample; framed: beyond 99% of "
-              "chance", fontsize=8.5, color=drawing.INK)  # fmt: skip
+    axes.text(
+        0.1,
+        0.18,
+        "Best matches by NCC, found above training sample; framed: beyond 99% of chance",
+        fontsize=8.5,
+        color=drawing.INK,
+    )
     for i, (outcome, attacks) in enumerate(bands):
         y = top + i * (2 * size + 0.22)
         axes.text(0.1, y + size, visible(outcome.label), fontsize=8, va="center", color=drawing.INK)
@@ -106,11 +125,17 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     p = " / ".join(_figure(part.p_value if part else None, 2) for part in (outcome.unaware, known))
     seconds = sum(outcome.seconds.values())
     return (
-        outcome.label, _count(outcome.unaware, outcome.n), _count(known, outcome.n),
-        _figure(float(np.mean(levels)) if levels else None, 2), p,
-        _figure(outcome.kkt_plain), _kept(outcome), _figure(outcome.accuracy),
-        _figure(outcome.loss), f"{seconds:.1f}",
-    )  # fmt: skip
+        outcome.label,
+        _count(outcome.unaware, outcome.n),
+        _count(known, outcome.n),
+        _figure(float(np.mean(levels)) if levels else None, 2),
+        p,
+        _figure(outcome.kkt_plain),
+        _kept(outcome),
+        _figure(outcome.accuracy),
+        _figure(outcome.loss),
+        f"{seconds:.1f}",
+    )
 
 
 def _notes(outcome: Outcome) -> list[str]:

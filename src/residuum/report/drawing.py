@@ -135,10 +135,14 @@ def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     )
     return Chart(
         title=f"{metric.name} of training samples against held-out ones",
-        x=x, y=y, x_name=metric.name, y_name="share", marks=marks,
+        x=x,
+        y=y,
+        x_name=metric.name,
+        y_name="share",
+        marks=marks,
         rule=x.at(threshold) if math.isfinite(threshold) else None,
         summary=f"Median {_median(train)} on training samples, {_median(null)} by chance.",
-    )  # fmt: skip
+    )
 
 
 def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
@@ -156,19 +160,30 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     names = sorted({evidence.labels[i] for i in kept}) if known else [""]
     many = len(names) > KINDS
     marks = [
-        Mark(0 if many else k, "" if many else name, points=tuple(
-            (x.at(outputs[i]), y.at(scores[i]))
-            for i in kept if not known or evidence.labels[i] == name
-        ))
+        Mark(
+            0 if many else k,
+            "" if many else name,
+            points=tuple(
+                (x.at(outputs[i]), y.at(scores[i]))
+                for i in kept
+                if not known or evidence.labels[i] == name
+            ),
+        )
         for k, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     note = f"{len(kept)} of {len(good)} points drawn." if len(kept) < len(good) else ""
     return Chart(
         title=f"{metric.name} against the {evidence.output_name}",
-        x=x, y=y, x_name=evidence.output_name, y_name=metric.name, marks=tuple(marks), across=True,
+        x=x,
+        y=y,
+        x_name=evidence.output_name,
+        y_name=metric.name,
+        marks=tuple(marks),
+        across=True,
         rule=y.at(threshold) if math.isfinite(threshold) else None,
-        summary=f"{len(good)} training samples.", note=note,
-    )  # fmt: skip
+        summary=f"{len(good)} training samples.",
+        note=note,
+    )
 
 
 def residual_chart(found: Reconstruction, limit: float | None) -> Chart | None:
@@ -189,9 +204,15 @@ def residual_chart(found: Reconstruction, limit: float | None) -> Chart | None:
     layers = enumerate(found.layer_names)
     marks = tuple(_curve(k, name, steps[kept], values[:, kept, k], x, y) for k, name in layers)
     return Chart(
-        title=f"Relative residual per layer, {found.attack}", x=x, y=y, x_name="step",
-        y_name="residual", marks=marks, summary="", limit=y.at(math.log10(limit)) if limit else None,
-    )  # fmt: skip
+        title=f"Relative residual per layer, {found.attack}",
+        x=x,
+        y=y,
+        x_name="step",
+        y_name="residual",
+        marks=marks,
+        summary="",
+        limit=y.at(math.log10(limit)) if limit else None,
+    )
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
@@ -209,12 +230,17 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
     start = values.index(threshold) if math.isfinite(threshold) else end
     sets = max(evidence.null_sets, 1)
     return {
-        "metric": metric.name, "values": values, "start": start, "sign": sign,
-        "texts": [f"{value:.4g}" for value in values], "n": len(evidence.values),
+        "metric": metric.name,
+        "values": values,
+        "start": start,
+        "sign": sign,
+        "texts": [f"{value:.4g}" for value in values],
+        "n": len(evidence.values),
         "train": [int((sign * train > sign * v).sum()) for v in values],
         "null": [round(float((sign * null > sign * v).sum() / sets), 4) for v in values],
-        "sets": sets, "reachable": math.isfinite(threshold),
-    }  # fmt: skip
+        "sets": sets,
+        "reachable": math.isfinite(threshold),
+    }
 
 
 def _threshold(metric: MetricScore) -> float:
@@ -375,8 +401,9 @@ def difference(found: Array, sample: Array) -> Content:
         return "", _numbers(found - sample)
     signed = (fitted(found, sample) - sample) / (np.ptp(sample) or 1.0)
     signed = signed.mean(0) if signed.ndim == 3 else signed
-    above, below = (_mixed(np.clip(part, 0, 1), MIDDLE, end)
-                    for part, end in ((signed, HIGH), (-signed, LOW)))  # fmt: skip
+    above, below = (
+        _mixed(np.clip(part, 0, 1), MIDDLE, end) for part, end in ((signed, HIGH), (-signed, LOW))
+    )
     return data_uri(np.where(signed[..., None] > 0, above, below)), ()
 
 
@@ -455,15 +482,29 @@ def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: 
         x, y = edge + (i % columns) * across, TITLE + (i // columns) * band
         weight = "bold" if cell.framed else "normal"
         line = {"ec": BLUE, "lw": 2.2} if cell.framed else {"ec": "#CCCCCC", "lw": 0.5}
-        axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, ha="center", fontsize=7.5,
-                  color=INK, fontweight=weight)  # fmt: skip
+        axes.text(
+            x + w / 2,
+            y + CAPTION - 0.05,
+            cell.caption,
+            ha="center",
+            fontsize=7.5,
+            color=INK,
+            fontweight=weight,
+        )
         for k, image in enumerate(cell.images):
             place(axes, image, (x, y + CAPTION + k * step, w, h), **line)
         if i % columns == 0:
             for k, name in enumerate(rows):
                 middle = y + CAPTION + k * step + h / 2
-                axes.text(x - 0.07, middle, name, fontsize=7 if h > 0.5 else 4.5, rotation=90,
-                          ha="right", va="center")  # fmt: skip
+                axes.text(
+                    x - 0.07,
+                    middle,
+                    name,
+                    fontsize=7 if h > 0.5 else 4.5,
+                    rotation=90,
+                    ha="right",
+                    va="center",
+                )
     axes.text(MARGIN, 0.2, title, fontsize=8.5, color=INK)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
@@ -491,8 +532,9 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
     figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)
     handles, names = grid.flat[0].get_legend_handles_labels()
     if len(names) > 1:
-        figure.legend(handles, names, loc="lower center", ncols=len(names), fontsize=7.5,
-                      frameon=False)  # fmt: skip
+        figure.legend(
+            handles, names, loc="lower center", ncols=len(names), fontsize=7.5, frameon=False
+        )
     return png(figure)
 
 
@@ -528,9 +570,13 @@ def place(axes: Axes, image: Tensor, at: tuple[float, float, float, float], **li
     """One image at (left, top, width, height); line: of its frame."""
     left, top, w, h = at
     axes.imshow(
-        pixels(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest",
+        pixels(image),
+        cmap="gray",
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
         extent=(left, left + w, top + h, top),
-    )  # fmt: skip
+    )
     if line:
         frame(axes, at, **line)
 

@@ -104,8 +104,14 @@ def output_figure(
         axes.set_xlabel("margin" if by_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
     if 0 < len(labels) <= len(drawing.MARKERS):
-        figure.legend(marks, labels, loc="outside lower center", ncols=len(labels), fontsize=7.5,
-                      frameon=False)  # fmt: skip
+        figure.legend(
+            marks,
+            labels,
+            loc="outside lower center",
+            ncols=len(labels),
+            fontsize=7.5,
+            frameon=False,
+        )
     return drawing.png(figure)
 
 
@@ -172,8 +178,11 @@ def ambiguity_figure(
 
 
 def alternatives_figure(
-    true: Tensor, alternative: Tensor, parents: tuple[tuple[int, ...], ...], mean: Tensor | None = None
-) -> bytes | None:  # fmt: skip
+    true: Tensor,
+    alternative: Tensor,
+    parents: tuple[tuple[int, ...], ...],
+    mean: Tensor | None = None,
+) -> bytes | None:
     """Columns of one true sample and its two halves, or of two true samples and their mean.
 
     true: (n, *shape); alternative: (k, *shape); parents[j]: rows of ``true`` behind alternative j.
@@ -268,9 +277,14 @@ def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
         mine = [i for i, row in enumerate(rows) if row.label == kind]
         y = [_value(rows[i].matches[name].nearest) for i in mine]
         axes.scatter(
-            x[mine], y, s=20, alpha=0.75, lw=0, **drawing.kind(k),
+            x[mine],
+            y,
+            s=20,
+            alpha=0.75,
+            lw=0,
+            **drawing.kind(k),
             label=None if kind is None else f"label {kind:g}",
-        )  # fmt: skip
+        )
     _thresholds(axes, scores.metrics[name])
     axes.set_title(f"best {name} of every training sample", fontsize=9)
     axes.set_ylabel(name, fontsize=8.5)
@@ -285,8 +299,16 @@ def _thresholds(axes: Any, figures: MetricScore) -> None:
     ):
         if value is not None:
             axes.axhline(value, color=drawing.INK, lw=0.9, ls=style)
-            axes.text(1, value, f"{text} {value:.2f}", transform=axes.get_yaxis_transform(),
-                      ha="right", va="bottom", fontsize=7, color=drawing.INK)  # fmt: skip
+            axes.text(
+                1,
+                value,
+                f"{text} {value:.2f}",
+                transform=axes.get_yaxis_transform(),
+                ha="right",
+                va="bottom",
+                fontsize=7,
+                color=drawing.INK,
+            )
 
 
 def _selected_points(found: Reconstruction, title: str) -> bytes:
@@ -297,9 +319,14 @@ def _selected_points(found: Reconstruction, title: str) -> bytes:
     for k, label in enumerate(chosen.labels.unique().tolist()):
         mine = chosen.labels == label
         axes.scatter(
-            chosen.x[mine, 0], chosen.x[mine, 1], s=18 + 18 * chosen.support[mine],
-            alpha=0.7, lw=0, label=f"label {label:g}", **drawing.kind(k),
-        )  # fmt: skip
+            chosen.x[mine, 0],
+            chosen.x[mine, 1],
+            s=18 + 18 * chosen.support[mine],
+            alpha=0.7,
+            lw=0,
+            label=f"label {label:g}",
+            **drawing.kind(k),
+        )
     return _plane(figure, axes, f"{title}; larger: held by more restarts")
 
 
@@ -319,8 +346,13 @@ def _matched_points(candidates: Tensor, found: Tensor, samples: Tensor, title: s
 def _plane(figure: Any, axes: Any, title: str) -> bytes:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_title(title, fontsize=8.5)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3,
-                  fontsize=7.5, frameon=False)  # fmt: skip
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3,
+        fontsize=7.5,
+        frameon=False,
+    )
     drawing.tidy(axes)
     return drawing.png(figure)
 

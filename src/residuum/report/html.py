@@ -98,23 +98,41 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     metrics = () if result.scores is None else result.scores.metrics.values()
     lowest = [f"scores:{row.name}" for row in metrics if not row.higher_is_better]
     return page(
-        "template.html", script="report.js", page=result, verdict=result.verdict, cards=cards,
-        subject=result.subject, created=_clock(result),
-        blur=blur and not redact, redact=redact, threshold=table,
+        "template.html",
+        script="report.js",
+        page=result,
+        verdict=result.verdict,
+        cards=cards,
+        subject=result.subject,
+        created=_clock(result),
+        blur=blur and not redact,
+        redact=redact,
+        threshold=table,
         histogram=drawing.histogram(*evidence) if evidence else None,
         scatter=drawing.scatter(*evidence) if evidence else None,
-        residuals=[chart for chart in curves if chart], labels=labels, certificates=certificates,
-        sorts=_sort_keys(shown), left_out=total - len(cards), total=total,
+        residuals=[chart for chart in curves if chart],
+        labels=labels,
+        certificates=certificates,
+        sorts=_sort_keys(shown),
+        left_out=total - len(cards),
+        total=total,
         matched=any(item.matched for item in shown),
         frames=max((len(card.pictures) for card in cards), default=0),
-        tables=_tables({
-            "Settings": {**result.settings, "batches": batches},
-            "Environment": result.environment, "SHA-256": result.hashes,
-        }),
-        data={"threshold": table, "cards": [keys(item) for item in shown],
-              "labels": labels, "certificates": certificates,
-              "ascending": ["number", "margin", *lowest]},
-    )  # fmt: skip
+        tables=_tables(
+            {
+                "Settings": {**result.settings, "batches": batches},
+                "Environment": result.environment,
+                "SHA-256": result.hashes,
+            }
+        ),
+        data={
+            "threshold": table,
+            "cards": [keys(item) for item in shown],
+            "labels": labels,
+            "certificates": certificates,
+            "ascending": ["number", "margin", *lowest],
+        },
+    )
 
 
 def render_sweep(
@@ -136,12 +154,16 @@ def render_sweep(
         ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes"), ()
     )
     return page(
-        "sweep.html", styles=("report.css", "sweep.css"), axes=axes, lines=lines,
-        size=(drawing.WIDE, drawing.TALL), span=(drawing.UPPER, drawing.LOWER),
+        "sweep.html",
+        styles=("report.css", "sweep.css"),
+        axes=axes,
+        lines=lines,
+        size=(drawing.WIDE, drawing.TALL),
+        span=(drawing.UPPER, drawing.LOWER),
         cards=cards_of(items, shape, "consensus"),
         tables=_tables({"Settings": settings or {}, "Environment": environment or {}}),
         **nothing | {"total": len(items)} | said,
-    )  # fmt: skip
+    )
 
 
 def inline(result: AuditResult) -> str:
@@ -150,9 +172,12 @@ def inline(result: AuditResult) -> str:
     Notebooks are shared and committed, so what they keep must not hold training data.
     """
     return page(
-        "inline.html", subject=result.subject, verdict=result.verdict,
-        figures=verdict_figures(result.verdict), count=len(items_of(result)),
-    )  # fmt: skip
+        "inline.html",
+        subject=result.subject,
+        verdict=result.verdict,
+        figures=verdict_figures(result.verdict),
+        count=len(items_of(result)),
+    )
 
 
 def model_card(result: AuditResult) -> str:
@@ -206,9 +231,13 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=lambda name: name != "model_card.md",
-        finalize=_finalize, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(HERE),
+        autoescape=lambda name: name != "model_card.md",
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": p_text}
     environment.filters["markdown"] = markdown
     environment.globals |= {"figures_of": verdict_figures, "STATUS": STATUS, "BOX": drawing.BOX}
@@ -375,9 +404,11 @@ def _sort_keys(shown: Sequence[Item]) -> list[tuple[str, str]]:
     there = {key for key in SORTED for item in shown if getattr(item, key) is not None}
     known = [(key, name) for key, name in SORTED.items() if key in there]
     return [
-        ("order", "best first"), *((f"scores:{name}", name) for name in metrics), *known,
+        ("order", "best first"),
+        *((f"scores:{name}", name) for name in metrics),
+        *known,
         ("number", "number"),
-    ]  # fmt: skip
+    ]
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
@@ -414,12 +445,14 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
         Item(
             number=number,
             found=with_mean(part.selection.x[i].double(), part.knowledge.mean).numpy(),
-            label=f"{float(part.selection.labels[i]):g}", **_standing(part, i),
-            multiplier=float(part.selection.lam[i]), **_certified(result, part.selection.x[i]),
+            label=f"{float(part.selection.labels[i]):g}",
+            **_standing(part, i),
+            multiplier=float(part.selection.lam[i]),
+            **_certified(result, part.selection.x[i]),
         )
         for number, (part, i) in enumerate(result.ranked[:MAX_CANDIDATES])
         if part.selection is not None
-    ]  # fmt: skip
+    ]
     yield from sorted(chosen, key=lambda item: -(item.confidence or 0.0))
 
 
@@ -439,9 +472,11 @@ def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
     """Confidence and support of a chosen candidate."""
     assert part.selection is not None
     return {
-        "attack": part.attack, "restarts": part.restarts,
-        "confidence": float(part.selection.confidence[i]), "support": int(part.selection.support[i]),
-    }  # fmt: skip
+        "attack": part.attack,
+        "restarts": part.restarts,
+        "confidence": float(part.selection.confidence[i]),
+        "support": int(part.selection.support[i]),
+    }
 
 
 def _certified(result: AuditResult, x: Tensor) -> dict[str, Any]:

@@ -71,17 +71,28 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
             rule = f"release-{one['kind']}"
             worst = rules.setdefault(rule, _rule(rule, one, severity))["properties"]
             worst["security-severity"] = max(worst["security-severity"], severity)
-            results.append({
-                "ruleId": rule,
-                "ruleIndex": list(rules).index(rule),
-                "kind": "fail",
-                "level": level,
-                "message": {"text": f"{one['what']} at {one['where']}: {one['reason']}. {one['remedy']}"},
-                "locations": [{"physicalLocation": {
-                    "artifactLocation": {**location, "index": len(artifacts) - 1}}}],
-                "partialFingerprints": {"surface/v1": f"{one['kind']}:{one['what']}:{one['where']}"},
-                "properties": {k: one[k] for k in ("places", "count") if one[k] is not None},
-            })  # fmt: skip
+            results.append(
+                {
+                    "ruleId": rule,
+                    "ruleIndex": list(rules).index(rule),
+                    "kind": "fail",
+                    "level": level,
+                    "message": {
+                        "text": f"{one['what']} at {one['where']}: {one['reason']}. {one['remedy']}"
+                    },
+                    "locations": [
+                        {
+                            "physicalLocation": {
+                                "artifactLocation": {**location, "index": len(artifacts) - 1}
+                            }
+                        }
+                    ],
+                    "partialFingerprints": {
+                        "surface/v1": f"{one['kind']}:{one['what']}:{one['where']}"
+                    },
+                    "properties": {k: one[k] for k in ("places", "count") if one[k] is not None},
+                }
+            )
     notes = [
         {"level": "error", "message": {"text": f"{u['file']}: {u['reason']}"}}
         for u in scan["unread"]

@@ -95,11 +95,13 @@ class ChainGradients:
         back = torch.argsort(order)
         self.layers = [
             _Layer(
-                torch.cat(inputs[k]), torch.cat(signals[k])[back], f"layers.{l}.weight",
+                torch.cat(inputs[k]),
+                torch.cat(signals[k])[back],
+                f"layers.{l}.weight",
                 f"layers.{l}.bias" if chain.linears[l].bias is not None else "",
             )
             for k, l in enumerate(chosen)
-        ]  # fmt: skip
+        ]
 
     def squares(self) -> Tensor:
         """|d|^2 (|a|^2 + 1 with a bias), over the layers."""

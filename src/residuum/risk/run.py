@@ -121,9 +121,18 @@ def expose(
     if watch is not None:
         watch(len(STAGES), len(STAGES), "")
     return _assembled(
-        case, plain, weighed, spanned, kinked, bound,
-        names=names, by=by, found=found, top=top, start=start,
-    )  # fmt: skip
+        case,
+        plain,
+        weighed,
+        spanned,
+        kinked,
+        bound,
+        names=names,
+        by=by,
+        found=found,
+        top=top,
+        start=start,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,9 +160,15 @@ class Case:
 
     @classmethod
     def of(
-        cls, checkpoint: Checkpoint, data: Dataset, holdout: Dataset | None, knowledge: Knowledge,
-        surface: str, task: str, device: str,
-    ) -> Case:  # fmt: skip
+        cls,
+        checkpoint: Checkpoint,
+        data: Dataset,
+        holdout: Dataset | None,
+        knowledge: Knowledge,
+        surface: str,
+        task: str,
+        device: str,
+    ) -> Case:
         """Pose the problem, or say what does not fit."""
         require_known(surface, (AUTO, *NAMED), "No surface")
         name = NAMED.get(surface, MOMENT if knowledge.moment is not None else WEIGHTS)
@@ -197,9 +212,21 @@ class Case:
             start = {n: t.to(device, torch.float64) for n, t in knowledge.theta0.items()}
             target = {n: t + (1 - kept) * start[n] for n, t in target.items()}
         return cls(
-            model, chosen, knowledge, data, x, y, others, others_y, task, heard, layers, target, span,
+            model,
+            chosen,
+            knowledge,
+            data,
+            x,
+            y,
+            others,
+            others_y,
+            task,
+            heard,
+            layers,
+            target,
+            span,
             no_span,
-        )  # fmt: skip
+        )
 
     def outputs(self, x: Tensor) -> Tensor:
         """(n, C) block by block."""
@@ -278,9 +305,10 @@ class Case:
         if self.span is None:
             return Part({}, notes=(f"no row space and no dual vector: {self.no_span}",))
         found = {
-            "heard": self.span.heard(self.x), "reach": self.span.reach(self.x),
+            "heard": self.span.heard(self.x),
+            "reach": self.span.reach(self.x),
             "reach_ncc": self.span.reach_ncc(self.x),
-        }  # fmt: skip
+        }
         notes: tuple[str, ...] = ()
         if dense_chain(self.model) is None:
             notes = ("no dual vector: the network is not a chain of dense layers",)
@@ -418,9 +446,19 @@ def _check_inserted(place: Tensor, inserted: Tensor) -> None:
 
 
 def _assembled(
-    case: Case, plain: Part, weighed: Part, spanned: Part, kinked: Part, bound: CanaryBound | None,
-    *, names: tuple[str, ...], by: str, found: Tensor | None, top: int, start: float,
-) -> Exposure:  # fmt: skip
+    case: Case,
+    plain: Part,
+    weighed: Part,
+    spanned: Part,
+    kinked: Part,
+    bound: CanaryBound | None,
+    *,
+    names: tuple[str, ...],
+    by: str,
+    found: Tensor | None,
+    top: int,
+    start: float,
+) -> Exposure:
     """All figures in one record."""
     n, data = len(case.x), case.data
     heard, nothing = spanned.tensors.get("heard"), missing(n)
@@ -452,22 +490,44 @@ def _assembled(
             f"{len(case.others)} held-out records: kinks can call {fewest} records together, no fewer"
         )
     return Exposure(
-        arch=case.surface.checkpoint.arch, surface=case.surface.name, task=case.task,
-        holdout=0 if case.others is None else len(case.others), layers=case.layers,
-        attacks=ranking.ATTACKS, rank=rank, misfit=weighed.facts["misfit"],
-        gap=weighed.facts["gap"], level=kinks.LEVEL, labels=data.y, groups=names, grouped_by=by,
-        probability=probability, score=score, heard=nothing if heard is None else heard,
-        own_over_misfit=own, multiplier=weighed.tensors["multiplier"],
+        arch=case.surface.checkpoint.arch,
+        surface=case.surface.name,
+        task=case.task,
+        holdout=0 if case.others is None else len(case.others),
+        layers=case.layers,
+        attacks=ranking.ATTACKS,
+        rank=rank,
+        misfit=weighed.facts["misfit"],
+        gap=weighed.facts["gap"],
+        level=kinks.LEVEL,
+        labels=data.y,
+        groups=names,
+        grouped_by=by,
+        probability=probability,
+        score=score,
+        heard=nothing if heard is None else heard,
+        own_over_misfit=own,
+        multiplier=weighed.tensors["multiplier"],
         reach=spanned.tensors.get("reach", nothing),
         reach_ncc=spanned.tensors.get("reach_ncc", nothing),
         informed_ncc=weighed.tensors.get("informed_ncc", nothing),
         kinks=kinked.tensors.get("kinks", torch.zeros(n, 0, dtype=torch.long)),
-        kink_p=kinked.tensors.get("p", nothing), kink_q=nothing if q is None else q,
-        dual=spanned.tensors.get("dual", nothing), dual_p=spanned.tensors.get("dual_p", nothing),
-        margin=plain.tensors["margin"], loss=plain.tensors["loss"], found_ncc=found_ncc,
-        by_group=grouped(names, probability, q), canaries=bound, top=chosen, images=data.x[chosen].double(),
-        informed=informed, found=nearest, seconds=time.monotonic() - start, notes=tuple(notes),
-    )  # fmt: skip
+        kink_p=kinked.tensors.get("p", nothing),
+        kink_q=nothing if q is None else q,
+        dual=spanned.tensors.get("dual", nothing),
+        dual_p=spanned.tensors.get("dual_p", nothing),
+        margin=plain.tensors["margin"],
+        loss=plain.tensors["loss"],
+        found_ncc=found_ncc,
+        by_group=grouped(names, probability, q),
+        canaries=bound,
+        top=chosen,
+        images=data.x[chosen].double(),
+        informed=informed,
+        found=nearest,
+        seconds=time.monotonic() - start,
+        notes=tuple(notes),
+    )
 
 
 def best_candidates(found: Tensor, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -183,10 +183,13 @@ def _attacked(task: Task, job: Job) -> Outcome:
             path.write_bytes(job.state)
         try:
             found = attack(
-                task.checkpoint, task.knowledge, stacked[0], state_path=path,
+                task.checkpoint,
+                task.knowledge,
+                stacked[0],
+                state_path=path,
                 watch=watch if job.until else None,
                 per_run=[config for config in stacked for _ in range(own)],
-            )  # fmt: skip
+            )
         except Pause:
             assert path is not None
             return Outcome(job, state=path.read_bytes())
@@ -200,15 +203,26 @@ def _part(found: Reconstruction, first: int, own: int, config: AttackConfig) -> 
     """The restarts of one trial out of a job's, as if they had run alone."""
     rows = slice(first, first + own)
     mine = (found.run >= first) & (found.run < first + own)
-    events = ({**event, "run": event["run"] - first} for event in found.events
-              if first <= event["run"] < first + own)  # fmt: skip
+    events = (
+        {**event, "run": event["run"] - first}
+        for event in found.events
+        if first <= event["run"] < first + own
+    )
     piece = found.replace(
-        x=found.x[mine], labels=found.labels[mine], lam=found.lam[mine], run=found.run[mine] - first,
-        loss=found.loss[rows], layers=found.layers[rows], status=found.status[rows],
-        settings=config.to_json(), seconds=found.seconds * own / found.restarts,
-        ident=None if found.ident is None else found.ident[mine], events=tuple(events),
-        second_order=found.second_order[rows], selection=None,
-    )  # fmt: skip
+        x=found.x[mine],
+        labels=found.labels[mine],
+        lam=found.lam[mine],
+        run=found.run[mine] - first,
+        loss=found.loss[rows],
+        layers=found.layers[rows],
+        status=found.status[rows],
+        settings=config.to_json(),
+        seconds=found.seconds * own / found.restarts,
+        ident=None if found.ident is None else found.ident[mine],
+        events=tuple(events),
+        second_order=found.second_order[rows],
+        selection=None,
+    )
     return piece.replace(selection=select(piece))
 
 
@@ -377,10 +391,11 @@ class Ray:
         address = self._resources.address
         alone = {
             "num_cpus": self._resources.workers * self._resources.cpus or None,
-            "include_dashboard": False, "_node_ip_address": "127.0.0.1",
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
             # A trial too large for the machine comes back as such, not again and again.
             "_system_config": {"task_oom_retries": self._resources.retries},
-        }  # fmt: skip
+        }
         options: dict[str, Any] = {"address": address} if address else alone
         try:
             self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)

@@ -132,19 +132,24 @@ class Pool:
         spread = math.log(grouping.effective_dimension(mean))
         features = [features_of(row, self.runs, heaviest, spread) for row in rows]
         chosen = Selection(
-            x=mean.reshape(-1, *self.shape), labels=part["label"],
-            lam=torch.tensor([row["lam"] for row in rows]), support=part["support"].long(),
-            members=part["members"].long(), index=torch.arange(len(rows)),
+            x=mean.reshape(-1, *self.shape),
+            labels=part["label"],
+            lam=torch.tensor([row["lam"] for row in rows]),
+            support=part["support"].long(),
+            members=part["members"].long(),
+            index=torch.arange(len(rows)),
             confidence=torch.tensor([confidence_of(row, self.runs) for row in features]),
             features=torch.tensor(features).reshape(-1, len(grouping.FEATURES)),
-        )  # fmt: skip
+        )
         return chosen, part
 
 
 def pooled(
-    parts: Iterable[Reconstruction], knowledge: Knowledge, settings: dict[str, Any],
+    parts: Iterable[Reconstruction],
+    knowledge: Knowledge,
+    settings: dict[str, Any],
     limit: int = LIMIT,
-) -> tuple[Reconstruction | None, Pool]:  # fmt: skip
+) -> tuple[Reconstruction | None, Pool]:
     """Consensus of finished trials, best first, as a reconstruction that ``score`` reads.
 
     Its candidates are the heaviest member of each group, its selection their means.
@@ -167,9 +172,18 @@ def pooled(
     if pool.dropped:
         notes += (f"{pool.dropped} groups that few runs held were dropped to bound memory",)
     return Reconstruction(
-        attack=attack, x=part["x"].reshape(-1, *pool.shape), labels=part["label"],
-        lam=part["heaviest"], run=part["run"].long(), steps=torch.zeros(0, dtype=torch.long),
-        loss=torch.zeros(runs, 0), layers=torch.zeros(runs, 0, 0), layer_names=(),
-        status=("finished",) * runs, knowledge=knowledge, settings=settings, selection=chosen,
+        attack=attack,
+        x=part["x"].reshape(-1, *pool.shape),
+        labels=part["label"],
+        lam=part["heaviest"],
+        run=part["run"].long(),
+        steps=torch.zeros(0, dtype=torch.long),
+        loss=torch.zeros(runs, 0),
+        layers=torch.zeros(runs, 0, 0),
+        layer_names=(),
+        status=("finished",) * runs,
+        knowledge=knowledge,
+        settings=settings,
+        selection=chosen,
         notes=notes,
-    ), pool  # fmt: skip
+    ), pool

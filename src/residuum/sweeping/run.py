@@ -91,9 +91,12 @@ def sweep(
         out = Path(out or stack.enter_context(TemporaryDirectory()))
         folder = stack.enter_context(SweepRun.open(out))
         whole = {
-            **request, "plan": plan.to_json(), "threads": resources.cpus,
-            "weights": digest(*released.theta.values()), "knowledge": knowledge.digest,
-        }  # fmt: skip
+            **request,
+            "plan": plan.to_json(),
+            "threads": resources.cpus,
+            "weights": digest(*released.theta.values()),
+            "knowledge": knowledge.digest,
+        }
         folder.claim(whole)
         study = Study(plan, whole, out, storage)
         stack.callback(study.close)
@@ -373,7 +376,11 @@ class Driver:
             failed = sum(t.state == FAILED for t in ended)
             self.watch(
                 Progress(
-                    len(self.study.trials), self.plan.trials, self.fresh, failed,
-                    abs(min(values)) if values else None, time.monotonic() - self.start,
+                    len(self.study.trials),
+                    self.plan.trials,
+                    self.fresh,
+                    failed,
+                    abs(min(values)) if values else None,
+                    time.monotonic() - self.start,
                 )
-            )  # fmt: skip
+            )

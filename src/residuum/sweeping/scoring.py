@@ -148,9 +148,15 @@ def rankings(
 
     def scores(pool: CandidatePool, subsets: int) -> Scores:
         return score(
-            pool.x, train, holdout, candidate_labels=pool.labels, multipliers=pool.lam,
-            metrics=["ncc"], seed=seed, subsets=subsets,
-        )  # fmt: skip
+            pool.x,
+            train,
+            holdout,
+            candidate_labels=pool.labels,
+            multipliers=pool.lam,
+            metrics=["ncc"],
+            seed=seed,
+            subsets=subsets,
+        )
 
     assert done.found is not None
     folder, rows = SweepRun(out), []
@@ -159,12 +165,18 @@ def rankings(
         if found is None:
             continue
         part = scores(whole_pool(found), SUBSETS).metrics["ncc"]
-        rows.append({
-            "number": trial.number, "residual": trial.residual, "expected": trial.expected,
-            "recovered": part.recovered,
-            "expected_by_chance": part.expected_by_chance, "p_value": part.p_value,
-            "threshold": part.threshold_null99, "top10": part.top10_mean,
-        })  # fmt: skip
+        rows.append(
+            {
+                "number": trial.number,
+                "residual": trial.residual,
+                "expected": trial.expected,
+                "recovered": part.recovered,
+                "expected_by_chance": part.expected_by_chance,
+                "p_value": part.p_value,
+                "threshold": part.threshold_null99,
+                "top10": part.top10_mean,
+            }
+        )
     chosen = selected_pool(done.found)
     agreed = len(chosen.x) and bool((done.found.selection.support > 1).any())  # type: ignore[union-attr]
     consensus = scores(chosen, 500) if agreed else None
@@ -187,23 +199,36 @@ def page(done: Sweep, subject: str) -> str:
         ("trials per hour", f"{3600 * done.fresh / done.seconds:.0f}" if done.fresh else "–"),
     )
     return render_sweep(
-        subject=subject, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        headline=f"{HEADLINES[figure]} {values[0]:.3g} at best" if order else "No trial was complete",
+        subject=subject,
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        headline=f"{HEADLINES[figure]} {values[0]:.3g} at best"
+        if order
+        else "No trial was complete",
         sentence=f"{len(done.trials)} of {done.plan.trials} trials ended: {counts[COMPLETE]} "
         f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. Of the candidates of "
         f"{done.pool.runs} runs, {said['pooled']['consensus']} groups are held by several runs.",
-        tiles=tiles, coordinates=coordinates if order else (),
-        columns=("trial", "residual", "agreement", "expected", *space,
-                 *(("recovered",) if scored else ())),
-        rows=_rows(done), choice=choice_lines(scored) if scored else (),
+        tiles=tiles,
+        coordinates=coordinates if order else (),
+        columns=(
+            "trial",
+            "residual",
+            "agreement",
+            "expected",
+            *space,
+            *(("recovered",) if scored else ()),
+        ),
+        rows=_rows(done),
+        choice=choice_lines(scored) if scored else (),
         scores=_scores(scored) if scored else (),
-        items=_items(done), total=said["pooled"]["consensus"],
+        items=_items(done),
+        total=said["pooled"]["consensus"],
         shape=() if found is None else tuple(found.x.shape[1:]),
-        knowledge=done.task.knowledge.facts, failures=tuple(said["failures"].items()),
+        knowledge=done.task.knowledge.facts,
+        failures=tuple(said["failures"].items()),
         notes=() if found is None else found.notes,
         settings={k: v for k, v in said["plan"].items() if k != "space"},
         environment=said["environment"],
-    )  # fmt: skip
+    )
 
 
 def _rows(done: Sweep) -> list[tuple[str, ...]]:
@@ -273,9 +298,12 @@ def _items(done: Sweep) -> list[Item]:
     agreed = (chosen.support > 1).nonzero().flatten()[:CARDS].tolist()
     return [
         Item(
-            number=place + 1, found=with_mean(chosen.x[i], mean).numpy(),
-            label=f"label {chosen.labels[i].item():g}", confidence=float(chosen.confidence[i]),
-            support=int(chosen.support[i]), restarts=done.pool.runs,
+            number=place + 1,
+            found=with_mean(chosen.x[i], mean).numpy(),
+            label=f"label {chosen.labels[i].item():g}",
+            confidence=float(chosen.confidence[i]),
+            support=int(chosen.support[i]),
+            restarts=done.pool.runs,
         )
         for place, i in enumerate(agreed)
-    ]  # fmt: skip
+    ]

@@ -113,8 +113,14 @@ def merge_alternative(given: KKTSet) -> Alternative:
 
 
 def _split(
-    kind: str, used: KKTSet, index: Tensor, nu: Tensor, found: Budgets, lengths: Tensor, free: Tensor
-) -> Alternative:  # fmt: skip
+    kind: str,
+    used: KKTSet,
+    index: Tensor,
+    nu: Tensor,
+    found: Budgets,
+    lengths: Tensor,
+    free: Tensor,
+) -> Alternative:
     blocked = tuple(_blocked(found, i, int(index[i])) for i in (~free).nonzero()[:, 0].tolist())
     if not free.any():
         raise InconclusiveError(

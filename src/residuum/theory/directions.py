@@ -109,9 +109,13 @@ def largest_direction(
     for _ in range(rounds):
         goal = (best @ free).numpy()
         found = linprog(
-            -goal, lines, np.ones(len(lines)), bounds=(None, None), method="highs",
+            -goal,
+            lines,
+            np.ones(len(lines)),
+            bounds=(None, None),
+            method="highs",
             options={"time_limit": SECONDS},
-        )  # fmt: skip
+        )
         if found.status != 0:  # out of time, or unbounded: then the softest direction was free
             break
         nu = unit(free @ torch.from_numpy(found.x))

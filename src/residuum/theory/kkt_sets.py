@@ -329,8 +329,14 @@ class KKTSet:
         return result
 
     def split(
-        self, i: int, direction: Tensor, alpha: float, beta: float | None = None, *, check: bool = True
-    ) -> KKTSet:  # fmt: skip
+        self,
+        i: int,
+        direction: Tensor,
+        alpha: float,
+        beta: float | None = None,
+        *,
+        check: bool = True,
+    ) -> KKTSet:
         """Two samples for sample i, in its place; check=False goes beyond the budget as told."""
         nu, some = direction.reshape(1, -1), torch.tensor([i])
         first = torch.tensor([alpha], dtype=torch.float64)
@@ -338,9 +344,14 @@ class KKTSet:
         return self.split_all(nu, first, second, samples=some, check=check)
 
     def split_all(
-        self, directions: Tensor, alpha: Tensor, beta: Tensor | None = None, *,
-        samples: Tensor | None = None, check: bool = True,
-    ) -> KKTSet:  # fmt: skip
+        self,
+        directions: Tensor,
+        alpha: Tensor,
+        beta: Tensor | None = None,
+        *,
+        samples: Tensor | None = None,
+        check: bool = True,
+    ) -> KKTSet:
         """Every sample (or those named) split along its own direction (k, d) by its own lengths (k,)."""
         some = torch.arange(len(self)) if samples is None else samples
         nu = torch.stack([unit(one) for one in directions.expand(len(some), -1)])
@@ -436,9 +447,7 @@ class KKTSet:
             )
 
     def _with(self, x: Tensor, y: Tensor, lam: Tensor, covectors: Tensor) -> KKTSet:
-        return dataclasses.replace(
-            self, x=x, y=y, lam=lam, covectors=covectors, before=self
-        )  # fmt: skip
+        return dataclasses.replace(self, x=x, y=y, lam=lam, covectors=covectors, before=self)
 
 
 def _rivals(y: Tensor, outputs: Tensor) -> Tensor:

@@ -25,9 +25,17 @@ ROUNDING = 1e-13  # of a switch's size: what is smaller is not told from zero
 NAMED = 4  # switches an error message names one by one
 _PIECEWISE = (nn.ReLU, nn.LeakyReLU)
 _AFFINE = (
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Flatten, nn.Unflatten, nn.Identity, nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d, nn.ZeroPad2d, nn.Upsample,
-)  # fmt: skip
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Identity,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.ZeroPad2d,
+    nn.Upsample,
+)
 
 
 class HypothesisError(InputError):

@@ -53,15 +53,24 @@ class AttackRun(RunDir):
         state, out = self.path / STATE, self.path
         found = attack(released, knowledge, config, state_path=state, watch=watch)
         found.save(out / RECONSTRUCTION)
-        write_figures(out, {
-            "selected.png": figures.selected_figure(found),
-            "loss.png": figures.loss_figure(found), "family.png": figures.family_figure(found),
-        })  # fmt: skip
-        write_json(out / SUMMARY, {
-            **found.to_json(), "preset": preset, "request": request,
-            "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
-            "environment": rundir.environment(found.settings["device"]),
-        })  # fmt: skip
+        write_figures(
+            out,
+            {
+                "selected.png": figures.selected_figure(found),
+                "loss.png": figures.loss_figure(found),
+                "family.png": figures.family_figure(found),
+            },
+        )
+        write_json(
+            out / SUMMARY,
+            {
+                **found.to_json(),
+                "preset": preset,
+                "request": request,
+                "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
+                "environment": rundir.environment(found.settings["device"]),
+            },
+        )
         if "time" not in found.status:
             state.unlink(missing_ok=True)
         return found

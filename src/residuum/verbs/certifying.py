@@ -43,10 +43,13 @@ class Certified:
             row["support"] = None if chosen.support is None else int(chosen.support[i])
             row["confidence"] = None if chosen.confidence is None else float(chosen.confidence[i])
         return {
-            **summary, "candidates": self.which, "restarts": self.found.restarts,
-            "estimated_seconds": self.seconds, "attack": self.found.attack,
+            **summary,
+            "candidates": self.which,
+            "restarts": self.found.restarts,
+            "estimated_seconds": self.seconds,
+            "attack": self.found.attack,
             "knowledge": dict(self.found.knowledge.provenance),
-        }  # fmt: skip
+        }
 
     def write(self, out: Path) -> None:
         """The record, a picture, and the summary last."""
@@ -73,9 +76,13 @@ def kkt(
     released = as_checkpoint(checkpoint, arch)
     given = Dataset.from_npz(own_data(checkpoint, data))
     found = certify(
-        build_model(released), given.x, given.y, rivals=rivals, kink_tolerance=kink_tolerance,
+        build_model(released),
+        given.x,
+        given.y,
+        rivals=rivals,
+        kink_tolerance=kink_tolerance,
         task=released.task if task == "auto" and released.task else task,
-    )  # fmt: skip
+    )
     if out is not None:
         write_json(out / KKT, found.to_json())
     return found, f"{released.arch} on {found.samples} samples"
@@ -100,9 +107,15 @@ def uniqueness(
     picture.
     """
     return certified(
-        model, found, candidates=candidates, samples=samples, share=share, arch=arch,
-        device=device, out=out,
-    ).unique  # fmt: skip
+        model,
+        found,
+        candidates=candidates,
+        samples=samples,
+        share=share,
+        arch=arch,
+        device=device,
+        out=out,
+    ).unique
 
 
 def certified(

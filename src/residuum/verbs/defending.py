@@ -63,10 +63,15 @@ class DefenseRun(RunDir):
         write_figures(self.path, {"comparison.png": picture})
         write_atomic(self.path / "report.html", report.page(outcomes, picture))
         write_atomic(self.path / "report.md", report.markdown(outcomes))
-        write_json(self.path / RESULT, {
-            "request": request, "defenses": [outcome.to_json() for outcome in outcomes],
-            "notes": report.notes(outcomes), "environment": environment(device),
-        })  # fmt: skip
+        write_json(
+            self.path / RESULT,
+            {
+                "request": request,
+                "defenses": [outcome.to_json() for outcome in outcomes],
+                "notes": report.notes(outcomes),
+                "environment": environment(device),
+            },
+        )
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     def _folder(self, trial: Trial) -> Path:
@@ -121,17 +126,29 @@ def defend(
     mean = split.train.mean if value_range is not None else None
     # The strongest usual attacker: range, training mean and number of samples are granted.
     knowledge = Knowledge(
-        shape=split.train.shape, value_range=value_range, mean=mean, sample_count=len(split.train),
+        shape=split.train.shape,
+        value_range=value_range,
+        mean=mean,
+        sample_count=len(split.train),
         provenance={} if mean is None else {"mean": "train"},
-    )  # fmt: skip
+    )
     attack = replace(
         PRESETS["residuum"], steps=attack_steps, restarts=restarts, seed=seed, device=device
     )
     name = str(Architecture.parse(arch or f"mlp:{split.train.x[0].numel()}-100-100-1"))
     setting = Setting(
-        name, split, task, Training(config, descent, len(split.train)), attack, knowledge, seed,
-        subsets, releases, device, uniqueness,
-    )  # fmt: skip
+        name,
+        split,
+        task,
+        Training(config, descent, len(split.train)),
+        attack,
+        knowledge,
+        seed,
+        subsets,
+        releases,
+        device,
+        uniqueness,
+    )
     return _try_all(setting, trials, out, watch)
 
 
@@ -166,14 +183,20 @@ def _request(setting: Setting) -> dict[str, Any]:
     """What decides whether two runs are the same; which defenses are tried does not."""
     train, holdout = setting.split.train, setting.split.holdout
     return {
-        "version": version("residuum"), "arch": setting.arch, "task": setting.task,
+        "version": version("residuum"),
+        "arch": setting.arch,
+        "task": setting.task,
         "data_sha256": digest(train.x, train.y, holdout.x, holdout.y),
         "training": setting.training.config.to_json(),
-        "descent": setting.training.descent.to_json(), "attack": setting.attack.to_json(),
-        "knowledge": dict(setting.knowledge.provenance), "seed": setting.seed,
-        "value_range": list(setting.knowledge.value_range or ()), "subsets": setting.subsets,
-        "releases": setting.releases, "uniqueness": setting.certify,
-    }  # fmt: skip
+        "descent": setting.training.descent.to_json(),
+        "attack": setting.attack.to_json(),
+        "knowledge": dict(setting.knowledge.provenance),
+        "seed": setting.seed,
+        "value_range": list(setting.knowledge.value_range or ()),
+        "subsets": setting.subsets,
+        "releases": setting.releases,
+        "uniqueness": setting.certify,
+    }
 
 
 def _trials(defenses: Sequence[str]) -> list[Trial]:

@@ -113,15 +113,20 @@ def exposure(
     inserted = None if canaries is None else Inserted(*canaries, confidence, delta)
     how: dict[str, Any] = {"surface": surface, "task": task, "top": top}
     request = {
-        "version": version("residuum"), **how, "arch": released.arch, "grouped_by": grouped_by,
-        "weights_sha256": digest(*released.theta.values()), "data_sha256": digest(data.x, data.y),
+        "version": version("residuum"),
+        **how,
+        "arch": released.arch,
+        "grouped_by": grouped_by,
+        "weights_sha256": digest(*released.theta.values()),
+        "data_sha256": digest(data.x, data.y),
         "holdout_sha256": None if holdout is None else digest(holdout.x, holdout.y),
-        "knowledge_sha256": knowledge.digest, "groups_sha256": digest(list(groups)),
+        "knowledge_sha256": knowledge.digest,
+        "groups_sha256": digest(list(groups)),
         "found_sha256": None if candidates is None else digest(candidates),
-        "canaries": None if inserted is None else [
-            digest(inserted.data.x, inserted.data.y, inserted.inserted), confidence, delta
-        ],
-    }  # fmt: skip
+        "canaries": None
+        if inserted is None
+        else [digest(inserted.data.x, inserted.data.y, inserted.inserted), confidence, delta],
+    }
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:
             run.claim(request)
@@ -129,9 +134,19 @@ def exposure(
             if kept is not None:
                 return kept
         result = expose(
-            released, data, holdout, knowledge, **how, groups=groups, grouped_by=grouped_by,
-            found=candidates, inserted=inserted, device=device, store=run, watch=watch,
-        )  # fmt: skip
+            released,
+            data,
+            holdout,
+            knowledge,
+            **how,
+            groups=groups,
+            grouped_by=grouped_by,
+            found=candidates,
+            inserted=inserted,
+            device=device,
+            store=run,
+            watch=watch,
+        )
         if run is not None:
             run.finish(result, data, request, device)
     return result

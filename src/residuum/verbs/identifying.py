@@ -35,9 +35,14 @@ def identify(
     the least margin on it; out: folder for samples, figures and a picture.
     """
     found = attacks.identify(
-        as_checkpoint(model, arch), activation,
-        rank=rank, norm=norm, augmented=augmented, data=data, seed=seed,
-    )  # fmt: skip
+        as_checkpoint(model, arch),
+        activation,
+        rank=rank,
+        norm=norm,
+        augmented=augmented,
+        data=data,
+        seed=seed,
+    )
     if out is not None:
         folder = make_directory(out)
         write_atomic(folder / ".gitignore", "*\n")  # samples are private

@@ -147,9 +147,19 @@ class Cells:
             low = torch.minimum(low, ends[0])[groups.index]
             high = torch.maximum(high, ends[1])[groups.index]
         return cls(
-            given, groups, sums, sums.groups[groups.index], share, values[0].shape[1],
-            torch.cat(values, 1), differ[groups.index], low, high, beyond, box is not None,
-        )  # fmt: skip
+            given,
+            groups,
+            sums,
+            sums.groups[groups.index],
+            share,
+            values[0].shape[1],
+            torch.cat(values, 1),
+            differ[groups.index],
+            low,
+            high,
+            beyond,
+            box is not None,
+        )
 
     @property
     def entries(self) -> int:
@@ -265,9 +275,13 @@ def _active(given: KKTSet) -> tuple[KKTSet, Tensor]:
         )
     kept = part.nonzero()[:, 0]
     return dataclasses.replace(
-        given, x=given.x[kept], y=given.y[kept], lam=given.lam[kept],
-        covectors=given.covectors[kept], before=None,
-    ), kept  # fmt: skip
+        given,
+        x=given.x[kept],
+        y=given.y[kept],
+        lam=given.lam[kept],
+        covectors=given.covectors[kept],
+        before=None,
+    ), kept
 
 
 def _on(given: KKTSet, device: str) -> KKTSet:

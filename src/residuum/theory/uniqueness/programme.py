@@ -51,8 +51,14 @@ class Polytope:
     def widened(self) -> Polytope:
         """Walls moved out by what rounding may have misplaced them: contains the polytope."""
         room = WIDEN * self.size
-        return Polytope(self.rows, self.x0, self.low - room, self.high + room,
-                        self.left - room, self.right + room)  # fmt: skip
+        return Polytope(
+            self.rows,
+            self.x0,
+            self.low - room,
+            self.high + room,
+            self.left - room,
+            self.right + room,
+        )
 
     def bound(self, nu: Tensor) -> Tensor:
         """(b,) lower bounds of |x|^2 from any nu: (b, K)."""
