@@ -11,7 +11,8 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.objectives import BinaryKKT, Objective
 from residuum.attacks.solver import Solver
 from residuum.networks import MLP
-from residuum.records import Knowledge
+from residuum.records import Dataset, Knowledge
+from residuum.training import TrainingConfig, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,3 +54,12 @@ def test_faster_products_reach_the_same_loss(dtype):
     exact = solved(CONFIG).best_loss
     found = solved(replace(CONFIG, device="cuda", dtype=dtype)).best_loss.cpu().double()
     assert torch.allclose(found, exact, rtol=0.05)
+
+
+def test_replayed_gradient_descent_equals_the_loop_on_the_cpu():
+    data = Dataset(torch.randn(10, 6).double(), torch.arange(10) % 2 * 2.0 - 1)
+    config = TrainingConfig(method="gd", steps=1000, lr=0.05)
+    here, there = (train("mlp:6-20-1", data, config, device=where) for where in ("cpu", "cuda"))
+    assert here.step == there.step == 1000
+    for name, value in here.theta.items():
+        assert torch.allclose(value, there.theta[name], rtol=1e-8, atol=1e-10)

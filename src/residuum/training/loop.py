@@ -135,8 +135,8 @@ class _Run:
         try:
             with _held_interrupts() as interrupted:
                 while status == "running":
-                    self.method.step(self.step)
-                    self.step += 1
+                    until = min(every - self.step % every, self.config.steps - self.step)
+                    self.step += self.method.advance(self.step, until)
                     now = time.monotonic()
                     last = self.step >= self.config.steps
                     late = now - start > self.config.seconds

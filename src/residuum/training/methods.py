@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from residuum.engine.graph import Repeater
 from residuum.errors import InputError
 from residuum.theory.rows import margins
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from residuum.training.config import TrainingConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+REPLAYED = 25  # steps of gradient descent in one CUDA graph
 
 
 def logistic(outputs: Tensor, y: Tensor) -> Tensor:
@@ -76,6 +78,18 @@ class GradientDescent:
         self.loss = LOSSES[loss]
         self.scalars: dict[str, float] = {}
         self.buffers: dict[str, Tensor] = {}
+        same = config.method == "gd" and not config.momentum  # every step is the same program
+        self._repeated = (
+            Repeater(lambda: self.step(0), str(x.device), REPLAYED) if same and x.is_cuda else None
+        )
+
+    def advance(self, count: int, most: int) -> int:
+        """Take one step, or up to ``most`` where they are replayed; says how many."""
+        if self._repeated is None:
+            self.step(count)
+            return 1
+        self._repeated.run(most)
+        return most
 
     def step(self, count: int) -> None:
         """One step on the full set or on the next mini-batch."""
@@ -128,6 +142,11 @@ class MarginMaximisation:
         self.scalars = {"c": 0.01, "tau": 1.0, "evaluations": 0.0}
         self.buffers = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         self._current: tuple[Tensor, Tensor] | None = None
+
+    def advance(self, count: int, most: int) -> int:
+        """Take one step: the length of the next depends on what this one brought."""
+        self.step(count)
+        return 1
 
     def step(self, count: int) -> None:
         """One step; where the gradient vanishes, theta stays."""
