@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import sqlite3
 import subprocess
 import time
 from functools import lru_cache
@@ -21,7 +20,8 @@ from residuum.cli.main import main
 from residuum.records import Checkpoint, Knowledge
 from residuum.sweeping import Plan
 from residuum.sweeping.executors import Job, Task, jobs
-from residuum.sweeping.space import Setting, Trial, draw
+from residuum.sweeping.run import FACTS, JOURNAL
+from residuum.sweeping.space import Search, Setting, Trial
 from tests.cases import relu_point
 from tests.program import start
 
@@ -45,12 +45,11 @@ def task(**changes: Any) -> Task:
 
 
 def some_jobs(count: int, steps: int = 50) -> list[Job]:
-    wanted = plan(count, steps)
-    return jobs(dict(enumerate(draw("random", wanted.space, range(count), 3, ()))), 3, 1)
+    return jobs(Search(plan(count, steps)).ask(range(count)), 3, 1)
 
 
 def share(setting: Setting, value: float) -> float:
-    """The inverse of ``Setting.at``."""
+    """How far on its way from low to high a value lies."""
     if setting.log:
         return math.log(value / setting.low) / math.log(setting.high / setting.low)
     return (value - setting.low) / (setting.high - setting.low)
@@ -132,7 +131,7 @@ def _kill_after(process: subprocess.Popen[str], folder: Path, count: int) -> dic
 
 
 def stored_numbers(out: Path) -> list[int]:
-    """Numbers of the trials in the SQLite file, each as often as it stands there."""
-    with sqlite3.connect(out / "study.db") as connection:
-        rows = connection.execute("select value_json from trial_user_attributes").fetchall()
-    return sorted(json.loads(text)["number"] for (text,) in rows)
+    """Numbers of the trials in the journal, each as often as it stands there."""
+    rows = map(json.loads, (out / JOURNAL).read_text().splitlines())
+    facts = (row["user_attrs"].get(FACTS) for row in rows if "user_attrs" in row)
+    return sorted(one["number"] for one in facts if one)

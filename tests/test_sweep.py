@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
 from residuum.sweeping import Plan, Setting, Sweep, executors, sweep
-from residuum.sweeping.executors import ENGINES, Processes, Resources
-from residuum.sweeping.run import Study
+from residuum.sweeping.executors import ENGINES, Processes, Resources, outcomes
+from residuum.sweeping.run import JOURNAL, Storage
 from residuum.sweeping.scoring import SweepRun
 from residuum.sweeping.space import COMPLETE, ETA, FAILED, PRUNED, SAMPLERS, SEEDS
 from tests.sweeps import (
@@ -27,6 +28,7 @@ from tests.sweeps import (
     killed_and_resumed,
     plan,
     some_jobs,
+    stored_numbers,
     task,
     victim,
 )
@@ -151,12 +153,17 @@ def test_ctrl_c_and_go_on(sampler: str, tmp_path: Path) -> None:
 
 
 def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
-    """As after a kill between the two writes."""
-    whole = run(tmp_path / "s")
-    (tmp_path / "s/study.db").unlink()
-    again = run(tmp_path / "s")
-    assert again.fresh == 0
-    assert [facts(t) for t in again.trials] == [facts(t) for t in whole.trials]
+    """As after a kill between the two writes, or a power cut within the second."""
+    whole, journal = run(tmp_path / "s"), tmp_path / "s" / JOURNAL
+    for spoil in (journal.unlink, lambda: os.truncate(journal, journal.stat().st_size - 20)):
+        spoil()
+        again = run(tmp_path / "s")
+        assert again.fresh == 0
+        assert [facts(t) for t in again.trials] == [facts(t) for t in whole.trials]
+        assert stored_numbers(tmp_path / "s") == list(range(6))
+    journal.write_text("no journal\n" + journal.read_text())
+    with pytest.raises(InputError, match=r"lines of JSON.*Remove it"):
+        run(tmp_path / "s")
 
 
 def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
@@ -208,17 +215,17 @@ def test_a_process_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
     work = some_jobs(4)
     engine = Processes(Deadly(task(), tmp_path / "deaths", 1), Resources(workers=2))  # type: ignore[arg-type]
     try:
-        outcomes = list(engine.run(work))
+        ended = list(outcomes(engine, work, retries=2))
     finally:
         engine.close()
-    assert sorted(o.job.numbers[0] for o in outcomes) == list(range(4))
-    assert all(o.found for o in outcomes)
-    engine = Processes(Deadly(task(), tmp_path / "more", 99), Resources(workers=1, retries=1))  # type: ignore[arg-type]
+    assert sorted(o.job.numbers[0] for o in ended) == list(range(4))
+    assert all(o.found for o in ended)
+    engine = Processes(Deadly(task(), tmp_path / "more", 99), Resources(workers=1))  # type: ignore[arg-type]
     try:
-        (lost,) = engine.run(work[:1])
+        (lost,) = outcomes(engine, work[:1], retries=1)
     finally:
         engine.close()
-    assert lost.reason == "its process died 2 times (exit code 3)"
+    assert lost.reason == "its worker died 2 times: exit code 3"
 
 
 def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
@@ -264,8 +271,8 @@ def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
     first = run(tmp_path / "a", plan(2), storage=url)
     second = run(tmp_path / "b", plan(3), storage=url)
     assert (first.fresh, second.fresh) == (2, 3)
-    held = Study(plan(2), json.loads((tmp_path / "a/request.json").read_text()), tmp_path, url)
-    assert [facts(t) for t in held.ended()] == [facts(t) for t in first.trials]
+    held = Storage(plan(2), json.loads((tmp_path / "a/request.json").read_text()), tmp_path, url)
+    assert [facts(t) for t in held.load().values()] == [facts(t) for t in first.trials]
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:

@@ -275,7 +275,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     assert all(set(t["params"]) == {"lr_x", "split_every"} for t in summary["trials"])
     assert all(isinstance(t["params"]["split_every"], int) for t in summary["trials"])
     names = {path.name for path in out.iterdir()}
-    assert {"sweep.json", "report.html", "study.db", "rankings.json", "attack.json"} <= names
+    assert {"sweep.json", "report.html", "study.journal", "rankings.json", "attack.json"} <= names
     assert out.stat().st_mode & 0o777 == 0o700
     assert main(said) == 0
     shown = capsys.readouterr().out

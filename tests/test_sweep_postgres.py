@@ -57,4 +57,4 @@ def test_a_server_remembers_what_a_file_does(postgres: str, tmp_path: Path) -> N
     here = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "b")
     assert there.fresh == 3
     assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
-    assert not (tmp_path / "a/study.db").exists()
+    assert not (tmp_path / "a/study.journal").exists()

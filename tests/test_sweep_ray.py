@@ -12,7 +12,7 @@ import pytest
 from residuum.checkpoints import save_checkpoint
 from residuum.records import same
 from residuum.sweeping import Sweep, sweep
-from residuum.sweeping.executors import LOOPBACK, QUIET, Resources, open_engine
+from residuum.sweeping.executors import LOOPBACK, QUIET, Ray, Resources, outcomes
 from tests.program import start
 from tests.sweeps import (
     KNOWLEDGE,
@@ -97,17 +97,17 @@ def test_a_driver_killed_goes_on_from_the_storage(cluster: Any, tmp_path: Path) 
 def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_is_reported(
     cluster: Any, tmp_path: Path
 ) -> None:
-    resources = Resources(address=cluster.address, retries=1)
+    resources = Resources(address=cluster.address)
     for times, count in ((1, 3), (99, 1)):
         deadly: Any = Deadly(task(), tmp_path / f"deaths-{times}", times)
-        engine = open_engine("ray", deadly, resources)
+        engine = Ray(deadly, resources)
         try:
-            outcomes = list(engine.run(some_jobs(count)))
+            ended = list(outcomes(engine, some_jobs(count), retries=1))
         finally:
             engine.close()
-        assert sorted(o.job.numbers[0] for o in outcomes) == list(range(count))
-        assert all(o.found for o in outcomes) == (times == 1)
-    assert outcomes[0].reason.startswith("its worker died 2 times: WorkerCrashedError")
+        assert sorted(o.job.numbers[0] for o in ended) == list(range(count))
+        assert all(o.found for o in ended) == (times == 1)
+    assert ended[0].reason.startswith("its worker died 2 times: WorkerCrashedError")
 
 
 def test_a_cluster_that_does_not_answer_is_said_in_a_line(tmp_path: Path) -> None:

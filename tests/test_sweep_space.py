@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from residuum.attacks import PRESETS, AttackConfig
 from residuum.attacks.config import LEFT_OPEN
 from residuum.errors import InputError
 from residuum.sweeping import SPACE, Setting
-from residuum.sweeping.scoring import front, ranked
-from residuum.sweeping.space import COMPLETE, FAILED, Trial, draw, numeric
+from residuum.sweeping.scoring import ranked
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Search, Trial, numeric
 from tests.sweeps import plan, share
 
 RELEASED = {
@@ -37,63 +38,78 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
             assert setting.low <= value <= setting.high, (preset, name)
 
 
-@pytest.mark.parametrize("setting", [Setting(1e-5, 3, log=True), Setting(-1, 2)])
-def test_a_setting_spans_its_range_evenly(setting: Setting) -> None:
-    assert setting.at(0) == pytest.approx(setting.low)
-    assert setting.at(1) == pytest.approx(setting.high)
-    for part in (0.1, 0.5, 0.77):
-        assert share(setting, setting.at(part)) == pytest.approx(part)
-    middle = (
-        math.sqrt(setting.low * setting.high) if setting.log else (setting.low + setting.high) / 2
+def drawn(count: int, **changes: Any) -> list[Params]:
+    return list(Search(plan(count, **changes)).ask(range(count)).values())
+
+
+def shares(name: str, rows: list[Params], space: Mapping[str, Setting] = SPACE) -> list[float]:
+    return [share(space[name], row[name]) for row in rows]
+
+
+def test_ranges_are_tried_evenly_in_their_own_measure() -> None:
+    space = {
+        "lr_x": Setting(1e-5, 3, log=True),
+        "lr_decay": Setting(0, 0.5),
+        "split_every": Setting(2, 5, whole=True),
+    }
+    rows = drawn(400, space=space)
+    for name in ("lr_x", "lr_decay"):
+        fifths = [int(5 * part) for part in shares(name, rows, space)]
+        assert {part: 50 < fifths.count(part) < 110 for part in fifths} == dict.fromkeys(
+            range(5), True
+        )
+    whole = [row["split_every"] for row in rows]
+    assert {value: 70 < whole.count(value) < 130 for value in whole} == dict.fromkeys(
+        range(2, 6), True
     )
-    assert setting.at(0.5) == pytest.approx(middle)
-
-
-def test_whole_numbers_are_drawn_evenly() -> None:
-    drawn = [Setting(2, 5, whole=True).at((i + 0.5) / 400) for i in range(400)]
-    assert {value: drawn.count(value) for value in drawn} == {2: 100, 3: 100, 4: 100, 5: 100}
-    assert all(isinstance(value, int) for value in drawn)
+    assert all(isinstance(value, int) for value in whole)
 
 
 @pytest.mark.parametrize("sampler", ["random", "sobol"])
 def test_a_draw_depends_on_the_seed_and_the_number_alone(sampler: str) -> None:
-    whole = draw(sampler, SPACE, range(16), 5, ())
-    assert draw(sampler, SPACE, range(6, 9), 5, ()) == whole[6:9]
-    assert draw(sampler, SPACE, range(16), 6, ()) != whole
-    values = [(SPACE[name], value) for row in whole for name, value in row.items()]
-    assert all(setting.low <= value <= setting.high for setting, value in values)
+    whole = drawn(16, sampler=sampler, seed=5)
+    assert drawn(6, sampler=sampler, seed=5) == whole[:6]
+    assert drawn(16, sampler=sampler, seed=6) != whole
+    assert all(0 <= part <= 1 for name in SPACE for part in shares(name, whole))
 
 
 def test_sobol_points_fill_every_slice() -> None:
-    drawn = draw("sobol", SPACE, range(32), 0, ())
-    for name, setting in SPACE.items():
-        slices = {int(32 * share(setting, row[name])) for row in drawn}
+    for name in SPACE:
+        slices = {int(32 * part) for part in shares(name, drawn(32, sampler="sobol"))}
         assert len(slices) == 32, name
-    chance = draw("random", SPACE, range(32), 0, ())
-    assert len({int(32 * share(SPACE["lr_x"], row["lr_x"])) for row in chance}) < 32
+    assert len({int(32 * part) for part in shares("lr_x", drawn(32))}) < 32
 
 
 def test_tpe_learns_where_the_residual_is_low() -> None:
     space = {"lr_x": Setting(1e-5, 1.0, log=True)}
-    told = [
-        Trial(n, row, COMPLETE, (abs(math.log10(row["lr_x"]) + 2),))
-        for n, row in enumerate(draw("random", space, range(40), 1, ()))
-    ]
-    learnt = draw("tpe", space, range(40, 56), 1, told)
-    blind = draw("random", space, range(56), 1, ())[40:]
-    distance = [sum(abs(math.log10(row["lr_x"]) + 2) for row in part) for part in (learnt, blind)]
-    assert distance[0] < 0.6 * distance[1]
-    assert draw("tpe", space, range(40, 56), 1, told[::-1]) == learnt
+    wanted = plan(56, sampler="tpe", wave=40, space=space)
+
+    def off(row: Params) -> float:
+        return abs(math.log10(row["lr_x"]) + 2)
+
+    def second_wave(backwards: bool) -> list[Params]:
+        search = Search(wanted)
+        first = list(search.ask(wanted.waves[0]).items())
+        for number, row in reversed(first) if backwards else first:
+            search.tell(Trial(number, row, COMPLETE, (off(row),)))
+        return list(search.ask(wanted.waves[1]).values())
+
+    learnt, blind = second_wave(False), drawn(16, space=space)
+    assert sum(map(off, learnt)) < 0.6 * sum(map(off, blind))
+    assert second_wave(True) == learnt, "whoever ends first"
 
 
 def test_fronts_and_ranks_of_made_up_trials() -> None:
     rows = [(0.3, 0.9), (0.1, 0.2), (0.2, 0.1), (0.2, 0.5), (0.1, 0.2)]
     made = [Trial(n, {}, COMPLETE, values) for n, values in enumerate(rows)]
-    made.append(Trial(9, {}, FAILED))
+    made += [Trial(5, {}, FAILED), Trial(6, {}, PRUNED)]
     assert [t.number for t in ranked(made)] == [1, 4, 2, 3, 0]
-    assert [t.number for t in front(made)] == [1, 3, 0]
-    single = [dataclasses.replace(t, values=t.values[:1]) for t in made]
-    assert [t.number for t in front(single)] == [1]
+    for count, expected in ((2, [1, 4, 3, 0]), (1, [1, 4])):
+        search = Search(plan(7, objectives=("residual", "agreement")[:count]))
+        search.ask(range(7))
+        for trial in made:
+            search.tell(dataclasses.replace(trial, values=trial.values[:count]))
+        assert search.front == expected
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,9 @@ def command(
     cpus_per_trial: int = option("Cores, and threads, of a trial.", 1, min=1),
     gpus_per_trial: float = option("Share of a GPU that a Ray trial reserves.", 0.0, min=0.0),
     retries: int = option("How often a trial whose worker died is tried again.", 2, min=0),
-    storage: str | None = option("Optuna URL of the storage (default: SQLite in the folder)."),
+    storage: str | None = option(
+        "Database URL, as Optuna takes it (default: a journal in the folder)."
+    ),
     search: list[str] | None = option(
         "Vary this setting instead of the default ones; repeatable.", metavar="NAME=LOW:HIGH[:log]"
     ),

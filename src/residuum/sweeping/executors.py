@@ -4,9 +4,9 @@ A job is one trial, or several that share a program (``PerRun``); which trials s
 is decided by their numbers, so that every engine computes the same. Nothing a worker meets ends the
 sweep: a trial that diverges, crashes or finds no memory comes back with its reason.
 
-An engine takes jobs, as many at a time as it has room for, and yields outcomes in the order in which
-jobs end; the sweep sorts by number wherever order matters. A new engine is a class with ``run`` and
-``close``, and one line in ``ENGINES``.
+An engine is an executor: a job submitted is a future of its outcome. :func:`outcomes` keeps it full,
+submits again what a worker took with it, and yields in the order in which jobs end; the sweep sorts by
+number wherever order matters. A new engine is a class and one line in ``ENGINES``.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ import os
 import signal
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack, select
 from residuum.attacks.state import Progress, SolverState
-from residuum.errors import InputError, MissingExtraError, require_known
+from residuum.errors import InputError, MissingExtraError
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.sweeping.space import COMPLETE, EXPECTED, FAILED, SEEDS, Params, Trial, configured
 
 MEMORY = "out of memory"
-AHEAD = 2  # jobs handed to Ray per place: demand that an autoscaler sees, and no idle moment
+AHEAD = 2  # jobs under way per place: no idle moment, and demand that an autoscaler sees
 LOOK = 5.0  # seconds between counts of the places that a cluster has
 # No reports to Ray's makers.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -111,7 +112,7 @@ def work(task: Task, job: Job) -> Outcome:
     return dataclasses.replace(done, seconds=time.perf_counter() - start)
 
 
-def _reason(problem: Exception) -> str:
+def _reason(problem: BaseException | None) -> str:
     """One line; memory has a word of its own, because a job that ran out of it is tried smaller."""
     text = " ".join(str(problem).split())[:300]
     if isinstance(problem, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
@@ -243,22 +244,56 @@ class Resources:
 class Engine(Protocol):
     """Runs jobs somewhere."""
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Outcomes of all jobs, each once, as they end; ``jobs`` is read no faster than needed."""
+    @property
+    def room(self) -> int:
+        """Jobs that may be under way at this moment."""
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        """Begin a job. An exception is the death of its worker: what it met itself is an outcome."""
+
+    def why(self, ended: Future[Outcome]) -> str:
+        """What a worker died of."""
 
     def close(self) -> None:
         """Stop whatever still runs and let go of the machines."""
 
 
+def outcomes(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outcome]:
+    """Of all jobs, each once, as they end; ``jobs`` is read no faster than there is room."""
+    again, pending = list[tuple[Job, int]](), dict[Future[Outcome], tuple[Job, int]]()
+    source = ((job, 1) for job in jobs)
+    while True:
+        while len(pending) < engine.room and (todo := again.pop() if again else next(source, None)):
+            pending[engine.submit(todo[0])] = todo
+        if not pending:
+            return
+        for ended in wait(pending, LOOK, FIRST_COMPLETED).done:
+            job, tries = pending.pop(ended)
+            if ended.exception() is None:
+                yield ended.result()
+            elif tries <= retries:
+                again.append((job, tries + 1))
+            else:
+                yield Outcome(job, reason=f"its worker died {tries} times: {engine.why(ended)}")
+
+
 class Local:
     """This process, one job after the other; jobs of several trials fill a GPU."""
+
+    room = 1
 
     def __init__(self, task: Task, resources: Resources) -> None:
         self._task, self._threads = task, torch.get_num_threads()
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """In the order given."""
-        return (work(self._task, job) for job in jobs)
+    def submit(self, job: Job) -> Future[Outcome]:
+        """Done when it returns."""
+        ended = Future[Outcome]()
+        ended.set_result(work(self._task, job))
+        return ended
+
+    def why(self, ended: Future[Outcome]) -> str:
+        """Nothing: where this process dies, so does the sweep."""
+        return _reason(ended.exception())
 
     def close(self) -> None:
         """The threads that the caller had."""
@@ -268,74 +303,59 @@ class Local:
 class Processes:
     """Processes on this machine, each with its own copy of the weights, sent once.
 
-    A process that dies takes its own job with it and no other; that job is tried again.
+    Each is a pool of its own, because a pool breaks as a whole when one of its processes dies: so a
+    death costs its own job and no other.
     """
 
     def __init__(self, task: Task, resources: Resources) -> None:
-        count = resources.workers or max(1, (os.cpu_count() or 1) // resources.cpus)
-        self._task, self._count, self._retries = task, count, resources.retries
-        self._workers: dict[Connection, BaseProcess] = {}
+        self.room = resources.workers or max(1, (os.cpu_count() or 1) // resources.cpus)
+        self._task = task
+        self._pools: dict[ProcessPoolExecutor, tuple[Future[Outcome], BaseProcess]] = {}
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """As they end."""
-        source, again = ((job, 1) for job in jobs), deque[tuple[Job, int]]()
-        busy: dict[Connection, tuple[Job, int]] = {}
-        while True:
-            while len(busy) < self._count:
-                todo = again.popleft() if again else next(source, None)
-                if todo is None:
-                    break
-                free = next((link for link in self._workers if link not in busy), None)
-                free = free or self._started()
-                busy[free] = todo
-                with suppress(BrokenPipeError):  # a worker that died is met below
-                    free.send(todo[0])
-            if not busy:
-                return
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                job, tries = busy.pop(ready)
-                try:
-                    yield ready.recv()
-                except (EOFError, ConnectionResetError):
-                    ended = self._end(ready)
-                    if tries <= self._retries:
-                        again.append((job, tries + 1))
-                    else:
-                        yield Outcome(job, reason=f"its process died {tries} times ({ended})")
+    def submit(self, job: Job) -> Future[Outcome]:
+        """To a process that is idle, or to a new one."""
+        for pool, (last, process) in self._pools.items():
+            if last.done():
+                with suppress(BrokenProcessPool):  # died with its last job, or since
+                    self._pools[pool] = pool.submit(_work, job), process
+                    return self._pools[pool][0]
+        pool = ProcessPoolExecutor(1, mp.get_context("spawn"), _begin, (self._task,))
+        others = mp.active_children()
+        began = pool.submit(_work, job)
+        (process,) = (child for child in mp.active_children() if child not in others)
+        self._pools[pool] = began, process
+        return began
+
+    def why(self, ended: Future[Outcome]) -> str:
+        """The signal or code that its process ended with."""
+        (code,) = (
+            self._end(pool) for pool, (last, _) in list(self._pools.items()) if last is ended
+        )
+        # 9 is what the kernel sends to a process when memory has run out.
+        return f"{MEMORY}, or killed: signal 9" if code == -9 else f"exit code {code}"
 
     def close(self) -> None:
         """End every process."""
-        for process in self._workers.values():
+        for _, process in self._pools.values():
             process.terminate()
-        for link in list(self._workers):
-            self._end(link)
+        for pool in list(self._pools):
+            self._end(pool)
 
-    def _started(self) -> Connection:
-        context = mp.get_context("spawn")
-        mine, its = context.Pipe()
-        process = context.Process(target=_serve, args=(its, self._task), daemon=True)
-        process.start()
-        its.close()
-        self._workers[mine] = process
-        return mine
-
-    def _end(self, link: Connection) -> str:
+    def _end(self, pool: ProcessPoolExecutor) -> int | None:
         """Let go of a process that has ended or been told to; what it ended with."""
-        process = self._workers.pop(link)
-        link.close()
-        process.join()
-        # 9 is what the kernel sends to a process when memory has run out.
-        killed = process.exitcode == -9
-        return f"{MEMORY}, or killed: signal 9" if killed else f"exit code {process.exitcode}"
+        _, process = self._pools.pop(pool)
+        pool.shutdown()
+        return process.exitcode
 
 
-def _serve(link: Connection, task: Task) -> None:
-    """A worker's life: jobs until the sweep closes its end."""
+def _begin(task: Task) -> None:
+    """In a new process: what all its jobs share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the sweep's to answer
-    with suppress(EOFError, BrokenPipeError):
-        while True:
-            link.send(work(task, link.recv()))
+    _work.task = task  # type: ignore[attr-defined]
+
+
+def _work(job: Job) -> Outcome:
+    return work(_work.task, job)  # type: ignore[attr-defined]
 
 
 class Ray:
@@ -363,27 +383,31 @@ class Ray:
             self._connect()
         self._task = ray.put(task)
         self._remote = ray.remote(work).options(
-            num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=resources.retries
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            max_retries=0,  # `outcomes` retries
         )
         self._room, self._looked = 0, 0.0
+        self._under_way = WeakKeyDictionary[Future[Outcome], Any]()
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """As they end."""
-        source, pending = iter(jobs), dict[Any, Job]()
-        try:
-            while True:
-                while len(pending) < self._places() and (job := next(source, None)):
-                    pending[self._remote.remote(self._task, job)] = job
-                if not pending:
-                    return
-                for done in self._ray.wait(list(pending), timeout=LOOK)[0]:
-                    yield self._fetch(done, pending.pop(done))
-        finally:
-            for left in pending:
-                self._ray.cancel(left, force=True)
+    def submit(self, job: Job) -> Future[Outcome]:
+        """Wherever Ray finds room."""
+        result = self._remote.remote(self._task, job)
+        began = result.future()
+        self._under_way[began] = result
+        return began
+
+    def why(self, ended: Future[Outcome]) -> str:
+        """Ray's own words, and for memory this module's."""
+        problem = ended.exception()
+        lack = isinstance(problem, self._ray.exceptions.OutOfMemoryError)
+        return f"{MEMORY}: Ray ended it before the machine ran out" if lack else _reason(problem)
 
     def close(self) -> None:
         """Leave the cluster, or end the one that was started here."""
+        for began, result in self._under_way.items():
+            if not began.done():
+                self._ray.cancel(result, force=True)
         if self._mine:
             self._ray.shutdown()
 
@@ -393,8 +417,6 @@ class Ray:
             "num_cpus": self._resources.workers * self._resources.cpus or None,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
-            # A trial too large for the machine comes back as such, not again and again.
-            "_system_config": {"task_oom_retries": self._resources.retries},
         }
         options: dict[str, Any] = {"address": address} if address else alone
         try:
@@ -406,8 +428,9 @@ class Ray:
                 "Start one with `ray start --head`, or leave --address out.",
             ) from problem
 
-    def _places(self) -> int:
-        """Jobs that may be under way: machines come and go."""
+    @property
+    def room(self) -> int:
+        """Machines come and go."""
         now = time.monotonic()
         if not self._room or now - self._looked > LOOK:
             there, need = self._ray.cluster_resources(), self._resources
@@ -417,24 +440,9 @@ class Ray:
             self._room, self._looked = max(1, int(AHEAD * min(counts))), now
         return self._room
 
-    def _fetch(self, done: Any, job: Job) -> Outcome:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(done)
-        except errors.OutOfMemoryError:
-            return Outcome(job, reason=f"{MEMORY}: Ray ended the worker before the machine ran out")
-        except (errors.RayTaskError, errors.RaySystemError) as problem:
-            return Outcome(job, reason=_reason(problem))
-        except errors.RayError as problem:
-            tries = self._resources.retries + 1
-            return Outcome(job, reason=f"its worker died {tries} times: {_reason(problem)}")
 
-
-Start = Callable[[Task, Resources], Engine]
-ENGINES: dict[str, Start] = {"local": Local, "processes": Processes, "ray": Ray}
-
-
-def open_engine(name: str, task: Task, resources: Resources) -> Engine:
-    """The engine of this name; one that needs an extra says so."""
-    require_known(name, ENGINES, "No engine")
-    return ENGINES[name](task, resources)
+ENGINES: dict[str, Callable[[Task, Resources], Engine]] = {
+    "local": Local,
+    "processes": Processes,
+    "ray": Ray,
+}

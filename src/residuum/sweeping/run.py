@@ -1,11 +1,11 @@
 """A sweep: trials are drawn, handed to an engine, remembered, ranked and pooled.
 
-Ranking looks at the weights alone: the first-layer residual, and agreement between restarts. The
-memory is an Optuna study, in SQLite by default or wherever its URL says: settings and figures, never
-a candidate; those stay in the run directory. A trial is written once, when it has ended, under its own
-number, its candidates first, then its line in the storage; so a sweep that is stopped at any moment
-goes on without repeating a finished trial, a file without its line gets the line, and a trial that
-was under way has left no trace and is drawn again, with the same settings.
+Ranking looks at the weights alone: the first-layer residual, and agreement between restarts. What is
+remembered is an Optuna study, in a journal in the run directory or wherever its URL says: settings and
+figures, never a candidate; those stay in the run directory. A trial is written once, when it has ended,
+its candidates first, then its line in the storage; so a sweep that is stopped at any moment goes on
+without repeating a finished trial, a file without its line gets the line, and a trial that was under
+way has left no trace and is drawn again, with the same settings.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,17 +29,26 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.checkpoints import as_checkpoint, weights_hash
 from residuum.checkpoints.surfaces import SURFACES
-from residuum.errors import InputError
+from residuum.errors import InputError, require_known
 from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
 from residuum.records.data import samples_file
 from residuum.records.rundir import digest, environment, sha256
 from residuum.sweeping import executors, space
-from residuum.sweeping.executors import Engine, Job, Outcome, Resources, Task, judged
+from residuum.sweeping.executors import (
+    ENGINES,
+    Engine,
+    Job,
+    Outcome,
+    Resources,
+    Task,
+    judged,
+    outcomes,
+)
 from residuum.sweeping.pooling import pooled
-from residuum.sweeping.scoring import Sweep, SweepRun, front, page, ranked, rankings
-from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Plan, Trial
+from residuum.sweeping.scoring import Sweep, SweepRun, page, ranked, rankings
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Plan, Search, Trial
 
-DATABASE, POOLED = "study.db", "reconstruction.safetensors"
+JOURNAL, POOLED = "study.journal", "reconstruction.safetensors"
 REPORT, ATTACK, RANKINGS = "report.html", "attack.json", "rankings.json"
 PLAN, FACTS = "residuum:plan", "residuum:trial"
 
@@ -76,9 +86,10 @@ def sweep(
 
     plan: how many trials of which settings, those that have not ended yet are run; out: run
     directory, taken up again where it holds this sweep, and written to; data, holdout: read once the
-    ranking is fixed, to score it; engine: local, processes or ray; storage: an Optuna URL, by default
-    a SQLite file in ``out``.
+    ranking is fixed, to score it; engine: local, processes or ray; storage: a database's URL as Optuna
+    takes it, by default a journal in ``out``.
     """
+    require_known(engine, ENGINES, "No engine")
     released, knowledge = as_checkpoint(model, arch), knowledge or Knowledge()
     plan, resources = plan or Plan(), resources or Resources()
     named = isinstance(model, str | Path)
@@ -98,10 +109,9 @@ def sweep(
             "knowledge": knowledge.digest,
         }
         folder.claim(whole)
-        study = Study(plan, whole, out, storage)
-        stack.callback(study.close)
-        driver = Driver(plan, task, folder, study, watch)
-        driver.run(lambda: executors.open_engine(engine, task, resources))
+        memory = stack.enter_context(closing(Storage(plan, whole, out, storage)))
+        driver = Driver(plan, task, folder, memory, resources, watch)
+        driver.run(engine)
         done = driver.result(request, engine)
         subject = Path(str(model)).name if named else released.arch
         _write(out, done, request, subject)
@@ -142,86 +152,90 @@ def _write(out: Path, done: Sweep, request: dict[str, Any], subject: str) -> Non
     write_json(out / SweepRun.summary, done.said)
 
 
-class Study:
-    """The trials that have ended, by number, in the Optuna study that ``request`` describes.
+class Storage:
+    """Trials that have ended, a line each, in the Optuna study that ``request`` describes.
 
     One study per checkpoint and plan, so that sweeps can share a server.
     """
 
     def __init__(
-        self, plan: Plan, request: dict[str, Any], folder: Path, storage: str | None
+        self, plan: Plan, request: dict[str, Any], folder: Path, url: str | None = None
     ) -> None:
         import optuna
-        from sqlalchemy.exc import SQLAlchemyError
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        url = storage or f"sqlite:///{(folder / DATABASE).resolve()}"
-        try:
-            self._store = optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-            self._study = optuna.create_study(
-                storage=self._store,
-                study_name=f"residuum-{digest(request)[:16]}",
-                directions=space.DIRECTIONS[: len(plan.objectives)],
-                load_if_exists=True,
-            )
-        except (SQLAlchemyError, ImportError) as problem:
-            raise InputError(
-                f"The storage must be the URL of a database that answers; {_without_password(url)!r} "
-                f"does not ({type(problem).__name__}).",
-                "Example: --storage postgresql+psycopg://user@host/name; leave it out for SQLite.",
-            ) from problem
-        self._hasten()
+        self._optuna, self._distributions = optuna, plan.distributions
+        self._opened = _database(url) if url else _journal(folder / JOURNAL)
+        self._study = optuna.create_study(
+            storage=self._opened,
+            study_name=f"residuum-{digest(request)[:16]}",
+            directions=space.DIRECTIONS[: len(plan.objectives)],
+            load_if_exists=True,
+        )
         if PLAN not in self._study.user_attrs:
             self._study.set_user_attr(PLAN, json.dumps(request, sort_keys=True))
-        self._distributions = {name: s.distribution() for name, s in plan.space.items()}
-        self.trials: dict[int, Trial] = {}
-        for one in self._study.get_trials(deepcopy=False):
-            facts = one.user_attrs.get(FACTS)
-            if isinstance(facts, dict):  # else somebody else's trial in the same study
-                facts = facts | {"params": dict(one.params), "values": tuple(facts["values"])}
-                self.trials[facts["number"]] = Trial(**facts)
 
-    def _hasten(self) -> None:
-        """SQLite without waiting for the disk at every trial.
+    def load(self) -> dict[int, Trial]:
+        """By number; a trial without facts is somebody else's in the same study."""
+        trials = (
+            one.user_attrs[FACTS] | {"params": dict(one.params)}
+            for one in self._study.get_trials(deepcopy=False)
+            if FACTS in one.user_attrs
+        )
+        return {
+            facts["number"]: Trial(**facts | {"values": tuple(facts["values"])}) for facts in trials
+        }
 
-        A kill loses nothing; a power cut may lose the last lines, which the trials' files give back.
-        """
-        from sqlalchemy import event
-
-        def connected(connection: Any, _: Any) -> None:
-            connection.execute("pragma journal_mode=wal")
-            connection.execute("pragma synchronous=normal")
-
-        if self._store.engine.name == "sqlite":
-            event.listen(self._store.engine, "connect", connected)
-            self._store.engine.dispose()
-
-    def record(self, trial: Trial) -> None:
-        """Write an ended trial; a number is written once."""
-        import optuna
-
-        if trial.number in self.trials:
-            return
-        facts, state = trial.to_json(), "FAIL" if trial.state == FAILED else trial.state.upper()
+    def add(self, trial: Trial) -> None:
+        """Write an ended trial."""
+        facts, made = trial.to_json(), self._optuna.trial
         self._study.add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState[state],
+            made.create_trial(
+                state=made.TrialState[space.STATES[trial.state]],
                 values=list(trial.values) or None,
                 params=facts.pop("params"),
                 distributions=self._distributions,
                 user_attrs={FACTS: facts},
             )
         )
-        self.trials[trial.number] = trial
 
     def close(self) -> None:
-        """Leave the database, its file whole."""
-        self._store.engine.dispose()
+        """Leave the database; a journal is open only while a line is written."""
+        if hasattr(self._opened, "engine"):
+            self._opened.engine.dispose()
 
-    def ended(self, state: str | None = None) -> list[Trial]:
-        """In the order of their numbers."""
-        found = (trial for _, trial in sorted(self.trials.items()))
-        return [trial for trial in found if state in (None, trial.state)]
+
+def _journal(path: Path) -> Any:
+    """Lines in a file. The run directory is one driver's: a lock in it is of one that was killed, and
+    the end of a line that is missing was lost with the power, or to a full disk.
+    """
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    if path.is_file() and not (held := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, held.rfind(b"\n") + 1)
+    try:
+        return JournalStorage(JournalFileBackend(str(path)))
+    except ValueError as problem:
+        raise InputError(
+            f"The journal {str(path)!r} must be lines of JSON, and is not ({problem}).",
+            "Remove it: the files of the trials give their lines back.",
+        ) from problem
+
+
+def _database(url: str) -> Any:
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+    except (SQLAlchemyError, ImportError) as problem:
+        raise InputError(
+            f"The storage must be the URL of a database that answers; {_without_password(url)!r} "
+            f"does not ({type(problem).__name__}).",
+            "Example: --storage postgresql+psycopg://user@host/name; leave it out for a file.",
+        ) from problem
 
 
 def _without_password(url: str) -> str:
@@ -235,27 +249,32 @@ def _without_password(url: str) -> str:
 
 
 class Driver:
-    """One session of a sweep."""
+    """One session of a sweep. trials: those that have ended, by number."""
 
     def __init__(
-        self, plan: Plan, task: Task, folder: SweepRun, study: Study, watch: Watcher | None
+        self,
+        plan: Plan,
+        task: Task,
+        folder: SweepRun,
+        storage: Storage,
+        resources: Resources,
+        watch: Watcher | None,
     ) -> None:
-        self.plan, self.task, self.folder, self.study = plan, task, folder, study
-        self.watch, self.start = watch, time.monotonic()
+        self.plan, self.task, self.folder, self.storage = plan, task, folder, storage
+        self.resources, self.watch, self.start = resources, watch, time.monotonic()
+        self.search, self.trials = Search(plan), storage.load()
         self.fresh, self.compute = 0, 0.0
 
-    def run(self, connect: Callable[[], Engine]) -> None:
-        """All waves; an engine is started only where a trial is left to run."""
+    def run(self, name: str) -> None:
+        """All waves; the engine of this name is started only where a trial is left to run."""
         engine: Engine | None = None
         try:
             for wave in self.plan.waves:
-                told = [t for t in self.study.ended() if t.number < wave.start]
-                drawn = space.draw(self.plan.sampler, self.plan.space, wave, self.plan.seed, told)
-                params = dict(zip(wave, drawn, strict=True))
+                params = self.search.ask(wave)
                 self._adopt(params)
-                if params.keys() <= self.study.trials.keys():
+                if params.keys() <= self.trials.keys():
                     continue
-                engine = engine or connect()
+                engine = engine or ENGINES[name](self.task, self.resources)
                 for until in self.plan.pauses:
                     self._advance(engine, params, until)
                     self._halve(params, until)
@@ -268,7 +287,7 @@ class Driver:
         """Ranked and pooled, the pooled reconstruction written, and what ``sweep.json`` says of it:
         trials in the order of their numbers, the ranking beside them.
         """
-        trials, plan = tuple(self.study.ended()), self.plan
+        trials, plan = tuple(trial for _, trial in sorted(self.trials.items())), self.plan
         order = ranked(trials)
         parts = (found for trial in order if (found := self.folder.load(trial.number)) is not None)
         settings = {**self.task.config.to_json(), "sweep": plan.to_json()}
@@ -284,7 +303,7 @@ class Driver:
             "trials": [trial.to_json() for trial in trials],
             "counts": {state: states[state] for state in (COMPLETE, PRUNED, FAILED)},
             "ranking": [trial.number for trial in order],
-            "front": [trial.number for trial in front(trials)],
+            "front": self.search.front,
             "best": order[0].to_json() if order else None,
             "failures": dict(Counter(t.reason for t in trials if t.state == FAILED)),
             "pooled": {
@@ -300,12 +319,12 @@ class Driver:
         return Sweep(plan, self.task, trials, found, pool, seconds, self.compute, self.fresh, said)
 
     def _adopt(self, params: dict[int, Params]) -> None:
-        """Files whose line was not written before the sweep was stopped."""
+        """Tell what ended before, and write the lines that a stopped sweep left unwritten."""
         for number, own in params.items():
-            if number not in self.study.trials:
-                found = self.folder.load(number)
-                if found is not None:
-                    self.study.record(judged(number, own, found, self.plan.objectives))
+            if number in self.trials:
+                self.search.tell(self.trials[number])
+            elif (found := self.folder.load(number)) is not None:
+                self._keep(judged(number, own, found, self.plan.objectives))
 
     def _advance(self, engine: Engine, params: dict[int, Params], until: int = 0) -> None:
         """Living trials of a wave up to a step, or to their end; a job that ran out of memory is
@@ -314,17 +333,18 @@ class Driver:
         left = {
             number: own
             for number, own in params.items()
-            if number not in self.study.trials
+            if number not in self.trials
             and (not until or executors.paused_value(self.folder.state(number))[0] < until)
         }
         todo = executors.jobs(left, self.plan.seed, self.plan.batch)
         while todo:
             smaller: list[Job] = []
-            for outcome in engine.run(self._resumed(job, until) for job in todo):
+            resumed = (self._resumed(job, until) for job in todo)
+            for outcome in outcomes(engine, resumed, self.resources.retries):
                 self.compute += outcome.seconds
                 if outcome.state is not None:
                     write_atomic(self.folder.state(outcome.job.numbers[0]), outcome.state)
-                elif outcome.reason.startswith(executors.MEMORY) and len(outcome.job.numbers) > 1:
+                elif executors.MEMORY in outcome.reason and len(outcome.job.numbers) > 1:
                     smaller += outcome.job.halves()
                 else:
                     self._end(outcome)
@@ -340,11 +360,12 @@ class Driver:
         """The best of a wave that paused at a step go on, the others end."""
         reached = {
             number: math.inf if value is None else value
-            for number in params.keys() - self.study.trials.keys()
+            for number in params.keys() - self.trials.keys()
             for value in (executors.paused_value(self.folder.state(number))[1],)
         }
         # Trials that an earlier session ended at this rung count among those it began with.
-        ended = [t for t in self.study.ended(PRUNED) if t.step == until and t.number in params]
+        before = (self.trials[number] for number in params.keys() & self.trials.keys())
+        ended = [t for t in before if t.state == PRUNED and t.step == until]
         kept = math.ceil((len(reached) + len(ended)) / space.ETA)
         for number in sorted(reached, key=lambda n: (reached[n], n))[kept:]:
             value = reached[number] if math.isfinite(reached[number]) else None
@@ -367,20 +388,24 @@ class Driver:
             self._record(trial)
 
     def _record(self, trial: Trial) -> None:
-        self.study.record(trial)
+        self._keep(trial)
         self.folder.state(trial.number).unlink(missing_ok=True)
         self.fresh += 1
         if self.watch is not None:
-            ended = self.study.trials.values()
-            values = [t.values[0] for t in ended if t.state == COMPLETE]
-            failed = sum(t.state == FAILED for t in ended)
+            values = [t.values[0] for t in self.trials.values() if t.state == COMPLETE]
             self.watch(
                 Progress(
-                    len(self.study.trials),
+                    len(self.trials),
                     self.plan.trials,
                     self.fresh,
-                    failed,
+                    sum(t.state == FAILED for t in self.trials.values()),
                     abs(min(values)) if values else None,
                     time.monotonic() - self.start,
                 )
             )
+
+    def _keep(self, trial: Trial) -> None:
+        """The line of an ended trial."""
+        self.storage.add(trial)
+        self.search.tell(trial)
+        self.trials[trial.number] = trial

@@ -73,7 +73,8 @@ class Sweep:
     @property
     def front(self) -> list[Trial]:
         """Trials that none beats: one, or several where two objectives compete."""
-        return front(self.trials)
+        by_number = {trial.number: trial for trial in self.trials}
+        return [by_number[number] for number in self.said["front"]]
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
@@ -82,15 +83,6 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
     """
     done = (trial for trial in trials if trial.state == COMPLETE)
     return sorted(done, key=lambda trial: (trial.values[0], trial.number))
-
-
-def front(trials: Iterable[Trial]) -> list[Trial]:
-    """Complete trials that no other one beats in every objective, in ranked order."""
-    kept: list[Trial] = []
-    for trial in ranked(trials):  # the residual rises: only a higher agreement earns a place
-        if not kept or trial.values[1:] > kept[-1].values[1:]:
-            kept.append(trial)
-    return kept
 
 
 @dataclass(frozen=True)

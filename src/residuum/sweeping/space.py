@@ -1,20 +1,18 @@
 """What a sweep is asked to do: which settings it varies, how far, and in which order they are tried.
 
 A setting is a number of :class:`AttackConfig`; its range is wider than the box that was searched for
-the published runs, whose best ones ended at its edges (lambda_min 0.5, alpha about 20). Random and
-Sobol points are functions of the seed and the trial's number alone: any trial can be drawn again,
-on any machine, without its predecessors having ended. TPE learns from the trials of earlier waves.
+the published runs, whose best ones ended at its edges (lambda_min 0.5, alpha about 20). Optuna draws
+them: a :class:`Search` is asked for a wave of trials and told what became of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.config import LEFT_OPEN, NUMBERS
@@ -27,9 +25,13 @@ from residuum.records import Record
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+    Distributions = dict[str, BaseDistribution]
 
 Params = dict[str, float]
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
+STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # in Optuna's words
 SEEDS = 100_003  # trials of one sweep at most; sweeps with other seeds share no random number
 OBJECTIVES = ("residual", "agreement")
 EXPECTED = ("expected",)  # what ranks trials of an attack that leaves no residual
@@ -73,14 +75,6 @@ class Setting:
     high: float
     log: bool = False
     whole: bool = False
-
-    def at(self, share: float) -> float:
-        """The value at a share in [0, 1] of the way from low to high."""
-        if self.whole:
-            return int(self.low) + math.floor(min(share, 1 - 1e-12) * (self.high - self.low + 1))
-        if self.log:
-            return self.low * (self.high / self.low) ** share
-        return self.low + share * (self.high - self.low)
 
     def distribution(self) -> BaseDistribution:
         """The same range in Optuna's words."""
@@ -142,58 +136,39 @@ def configured(config: AttackConfig, params: Params) -> AttackConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _random(count: int, dimensions: int, seed: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).random((count, dimensions))
+def _random(space: Distributions, seed: int) -> BaseSampler:
+    from optuna.samplers import RandomSampler
+
+    return RandomSampler(seed=seed)
 
 
-def _sobol(count: int, dimensions: int, seed: int) -> np.ndarray[Any, Any]:
-    from scipy.stats.qmc import Sobol
+def _sobol(space: Distributions, seed: int) -> BaseSampler:
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.samplers import QMCSampler
 
-    # Drawn up to a power of two: the points balance then, and a longer sweep begins alike.
-    points = Sobol(dimensions, scramble=True, rng=np.random.default_rng(seed))
-    return points.random_base2(max(1, (count - 1).bit_length()))[:count]
+    class Sobol(QMCSampler):
+        """Optuna's, which would else learn the space from a first trial drawn at random."""
 
+        def infer_relative_search_space(self, study: Any, trial: Any) -> Distributions:
+            return space
 
-def draw(
-    sampler: str, space: Mapping[str, Setting], numbers: range, seed: int, told: Sequence[Trial]
-) -> list[Params]:
-    """Settings of the trials ``numbers``; told: earlier trials, of which only ``tpe`` takes notice."""
-    points = SAMPLERS[sampler]
-    if points is None:
-        return _tpe(space, numbers, seed, told)
-    shares = points(numbers.stop, len(space), seed)[numbers.start :]
-    return [
-        {name: setting.at(share) for (name, setting), share in zip(space.items(), row, strict=True)}
-        for row in shares.tolist()
-    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return Sobol(seed=seed, scramble=True)
 
 
-def _tpe(
-    space: Mapping[str, Setting], numbers: range, seed: int, told: Sequence[Trial]
-) -> list[Params]:
-    """A wave of suggestions: a fresh study is told what ended, in the order of the trials' numbers.
+def _tpe(space: Distributions, seed: int) -> BaseSampler:
+    from optuna.samplers import TPESampler
 
-    So a wave depends on the earlier ones alone, not on who finished first nor on a restart.
-    """
-    import optuna
-
-    ended = [trial for trial in told if trial.state == COMPLETE]
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        directions=DIRECTIONS[: len(ended[0].values)] if ended else DIRECTIONS[:1],
-        sampler=optuna.samplers.TPESampler(seed=seed * SEEDS + numbers.start, constant_liar=True),
-    )
-    distributions = {name: setting.distribution() for name, setting in space.items()}
-    for trial in sorted(ended, key=lambda one: one.number):
-        values, params = list(trial.values), trial.params
-        known = optuna.trial.create_trial(values=values, params=params, distributions=distributions)
-        study.add_trial(known)
-    return [dict(study.ask(distributions).params) for _ in numbers]
+    return TPESampler(seed=seed, constant_liar=True)
 
 
-Points = Callable[[int, int, int], np.ndarray[Any, Any]]
-# None: it learns from earlier trials, wave by wave.
-SAMPLERS: dict[str, Points | None] = {"random": _random, "sobol": _sobol, "tpe": None}
+SAMPLERS: dict[str, Callable[[Distributions, int], BaseSampler]] = {
+    "random": _random,
+    "sobol": _sobol,
+    "tpe": _tpe,
+}
+LEARNING = ("tpe",)  # they look at what ended, wave by wave
 
 
 @dataclass(frozen=True)
@@ -272,8 +247,13 @@ class Plan:
     @property
     def waves(self) -> list[range]:
         """Trials that are drawn together: all of them, unless the sampler learns."""
-        size = self.trials if SAMPLERS[self.sampler] is not None else self.wave
+        size = self.wave if self.sampler in LEARNING else self.trials
         return [range(at, min(at + size, self.trials)) for at in range(0, self.trials, size)]
+
+    @property
+    def distributions(self) -> Distributions:
+        """The space in Optuna's words."""
+        return {name: setting.distribution() for name, setting in self.space.items()}
 
     @property
     def pauses(self) -> list[int]:
@@ -287,6 +267,40 @@ class Plan:
         config = {k: v for k, v in self.config.to_json().items() if k != "seconds"}
         space = {name: dataclasses.asdict(setting) for name, setting in self.space.items()}
         return {**vars(self), "config": config, "space": space, "objectives": list(self.objectives)}
+
+
+class Search:
+    """An Optuna study in memory: asked for trials, told how they ended.
+
+    A wave is asked for as a whole, after the waves before it were told and before any of its own trials
+    is, by a sampler of its own seed. So it depends on the plan and on earlier waves alone: not on who
+    finished first, nor on a restart, nor on the machines, and any session draws it again.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._plan, self._states = plan, optuna.trial.TrialState
+        self._study = optuna.create_study(directions=DIRECTIONS[: len(plan.objectives)])
+        self._space = plan.distributions
+
+    def ask(self, wave: range) -> dict[int, Params]:
+        """Settings of the next trials, by number."""
+        plan = self._plan
+        self._study.sampler = SAMPLERS[plan.sampler](self._space, plan.seed * SEEDS + wave.start)
+        return {number: dict(self._study.ask(self._space).params) for number in wave}
+
+    def tell(self, trial: Trial) -> None:
+        """How a trial that was asked for ended."""
+        state = self._states[STATES[trial.state]]
+        self._study.tell(trial.number, list(trial.values) or None, state)
+
+    @property
+    def front(self) -> list[int]:
+        """Numbers of the complete trials that no other one beats, in the order of the first value."""
+        best = sorted(self._study.best_trials, key=lambda one: (one.values[0], one.number))
+        return [one.number for one in best]
 
 
 def cost(plan: Plan, trial: Estimate) -> dict[str, float]:
