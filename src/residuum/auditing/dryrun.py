@@ -28,6 +28,7 @@ from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
 
 REACHABLE = "can be reached"
+NO_DATA = "no training samples (--data)"
 NONE = dict.fromkeys((LEAK, NO_LEAK_FOUND, INCONCLUSIVE), "the audit would stop at an obstacle")
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ def dry_run_schema() -> dict[str, Any]:
 
 
 def dry_run(
-    network: Callable[[], Checkpoint],
+    network: Callable[[], Checkpoint | None],
     data: Callable[[], Dataset | None],
     holdout: Callable[[], Dataset | None],
     knowledge: Callable[[Checkpoint], Knowledge],
@@ -86,9 +87,7 @@ def dry_run(
     granted = None if checkpoint is None else attempt(partial(knowledge, checkpoint))
     doubts: list[str] = []
     if train is None and not obstacles:
-        doubts.append(
-            "no training samples (--data): nothing can be compared, the verdict is inconclusive"
-        )
+        doubts.append(f"{NO_DATA}: nothing can be compared, the verdict is inconclusive")
     if checkpoint is None or granted is None:
         return DryRun(tuple(obstacles), tuple(doubts), verdicts=NONE, exit_code=max(codes))
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))

@@ -147,7 +147,8 @@ class AuditResult(Record):
 
         with AuditRun.open(path) as folder:
             folder.refuse_other_results()
-            write_artifacts(folder, self)
+            file = self.settings.get("file")  # of records alone: there are no weights to keep
+            write_artifacts(folder, self, sources={"checkpoint": file} if file else None)
         return Path(path)
 
     @classmethod

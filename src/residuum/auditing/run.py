@@ -43,6 +43,7 @@ from residuum.auditing.judging import judge
 from residuum.auditing.membership import membership
 from residuum.auditing.result import AuditResult
 from residuum.auditing.stages import Attacked, AttackStage, certified
+from residuum.auditing.stored import Stored, audit_records, network_and_records
 from residuum.auditing.twin import audit_twin
 from residuum.auditing.verdict import (
     VOUCHED,
@@ -56,7 +57,7 @@ from residuum.auditing.verdict import (
     open_question,
     opening,
 )
-from residuum.checkpoints import as_checkpoint, inspect_checkpoint
+from residuum.checkpoints import as_checkpoint, inspect_checkpoint, weights_hash
 from residuum.checkpoints.beside import with_release
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, WEIGHTS
 from residuum.checkpoints.tuning import head_of
@@ -88,6 +89,7 @@ def audit(
     twin: bool = True,
     recipe: str = "",
     surface: str = "all",
+    stored: Stored | None = None,
     batches: Sequence[Batch] = (),
     store: AuditRun | None = None,
     watch: Callable[[str], Watcher] | None = None,
@@ -98,7 +100,8 @@ def audit(
     """Attack ``model`` from its weights alone and say whether its training data came back.
 
     model: a live network of any class, its state_dict(), a fitted MLPClassifier or MLPRegressor of
-    scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``);
+    scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``), which is also looked through
+    for records that it holds outright (``stored``);
     data: the training samples as (x, y), a Dataset, or the path of an .npz, as the network receives
     them; holdout: samples it never saw, likewise, labels optional, at least 100; without either
     the verdict is inconclusive; knowledge: what the attacker is told; budget: wall clock, such as
@@ -117,11 +120,36 @@ def audit(
     train = None if data is None else as_dataset(data, "data")
     control = None if holdout is None else as_dataset(holdout, "holdout")
     shape = next((part.shape for part in (train, control) if part is not None), knowledge.shape)
+    settings = {
+        "preset": preset,
+        "seed": seed,
+        "subsets": subsets,
+        "device": device,
+        "task": task,
+        "budget": seconds_of(budget),
+        "steps": steps,
+        "baselines": baselines,
+        "arch": arch or "",
+        "vouch": vouch,
+        "twin": twin,
+        "recipe": recipe,
+        "surface": surface,
+        "plugins": {one.name: one.version for one in plugged},
+    }
+    path = model if isinstance(model, str | Path) else None
+    if path is not None:
+        model, stored = network_and_records(path, lambda: as_checkpoint(path, arch, shape))
+        if model is None:
+            settings |= {"file": str(Path(path).resolve())}
+            hashes = hashes or {"checkpoint": weights_hash(path)}
+    if model is None and stored is not None:
+        return audit_records(stored, train, control, knowledge, settings, dict(hashes or {}))
     checkpoint = as_checkpoint(model, arch, shape)
-    if isinstance(model, str | Path):
-        knowledge = with_release(model, checkpoint, knowledge)
+    if path is not None:
+        knowledge = with_release(path, checkpoint, knowledge)
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     check_fit(checkpoint, train, control, task)
+    outright = () if stored is None else (stored.row(train, control),)
     only = on_surface(surface, knowledge)
     whole, said = checkpoint.arch, knowledge
     if (head := head_of(checkpoint, knowledge)) is not None:
@@ -167,12 +195,15 @@ def audit(
             controls = run_controls(claim, knowledge, seed, allowance=allowance)
     with clock("score"):
         judged = judge(checkpoint, attacked, claim, seed, subsets, scoring)
+        judged = replace(judged, attacks=(*outright, *judged.attacks))
         beside = membership(checkpoint, claim)
     found = judged.findings.samples if judged.findings is not None else ()
     failures = (*controls.failures, *brought_by_grant(controls, found))
     checks = Checks(failures, fit, vouched=vouch)
     vouched = (VOUCHED,) if vouch else ()
-    if claim is not None and judged.findings is not None and open_question(judged.findings, checks):
+    # Where records stand in the file, what finding none elsewhere is worth is no question.
+    asked = None if any(row.stands for row in outright) else judged.findings
+    if claim is not None and asked is not None and open_question(asked, checks):
         with clock("permuted"), allowance:
             apart = told_by_network(checkpoint, claim.train, claim.pool, checkpoint.task, seed)
             judged = replace(
@@ -203,7 +234,12 @@ def audit(
         judged.findings,
         judged.attacks,
         checks,
-        (*vouched, *([head.note] if head else ()), *checkpoint.assumptions),
+        (
+            *vouched,
+            *([head.note] if head else ()),
+            *(f"not confirmed: {row.reason}" for row in outright if not row.stands),
+            *checkpoint.assumptions,
+        ),
     )
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
@@ -218,22 +254,7 @@ def audit(
         seconds=clock.seconds,
         **vars(judged),
         **certificates,
-        settings={
-            "preset": preset,
-            "seed": seed,
-            "subsets": drawn,
-            "device": device,
-            "task": task,
-            "budget": seconds,
-            "steps": steps,
-            "baselines": baselines,
-            "arch": whole,
-            "vouch": vouch,
-            "twin": twin,
-            "recipe": recipe,
-            "surface": surface,
-            "plugins": {one.name: one.version for one in plugged},
-        },
+        settings={**settings, "subsets": drawn, "arch": whole},
         environment=environment(device),
         hashes=dict(hashes or {}),
         assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from residuum.records import Scores
     from residuum.records.exposure import Exposure
 
-SCHEMA_VERSION = "3.1"
+SCHEMA_VERSION = "3.2"
 SCHEMA_ID = f"urn:residuum:result:{SCHEMA_VERSION}"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -132,7 +132,7 @@ class PublishedChecks(_Model):
 class Result(_Model):
     """The whole of ``result.json``."""
 
-    schema_version: Literal["3.1"]
+    schema_version: Literal["3.2"]
     tool: Tool
     created: str
     subject: str

@@ -2,6 +2,7 @@
 
 | case                                                                     | verdict       | exit |
 |--------------------------------------------------------------------------|---------------|------|
+| records stand in the file outright (``stored.py``)                       | leak          | 1    |
 | held-out control missing or too small; a control fails                   | inconclusive  | 3    |
 | a test survives                                                          | leak, graded  | 1    |
 | no attack that could acquit explained its surface; the network does not  | inconclusive  | 3    |
@@ -52,7 +53,9 @@ STATE_THERE = (
     "the file holds optimiser state, for which no twin is made: what finding nothing there is worth is not "
     "known; strip it (residuum strip FILE --out CLEAN) and audit what is left"
 )
+STORED = "records in the file"  # a surface that needs no attack
 SURFACES_SAID = {
+    STORED: "what is stored in it",
     "weights": "the weights",
     "weights - start": "the change from the start",
     "moment": "the optimiser state in this file",
@@ -68,7 +71,7 @@ class AttackOutcome(Record):
     the worst of these; permuted: the same on the permuted target, None where it was not needed or, for
     the reason ``unasked``, is not known; silent: why even a small residual would say nothing;
     recovered, expected_by_chance, p_value: of this test alone; adjusted: its p over all tests; rule:
-    what counts as recovered there, such as "ncc > 0.83".
+    what counts as recovered there, such as "ncc > 0.83"; of: how many samples, where the test has its own.
     """
 
     name: str
@@ -93,6 +96,7 @@ class AttackOutcome(Record):
     p_value: float | None = None
     adjusted: float | None = None
     rule: str = ""
+    of: int | None = None
 
     @property
     def limit(self) -> float | None:
@@ -112,13 +116,18 @@ class AttackOutcome(Record):
         return self.decides and self.adjusted is not None and self.adjusted <= SIGNIFICANCE
 
     @property
+    def stands(self) -> bool:
+        """Whether it is no attack but what stands in the file."""
+        return self.decides and self.surface == STORED
+
+    @property
     def status(self) -> str:
         """What became of it, in a word or two."""
         if not self.ran:
             return "not run" if self.applies else "not applicable"
         if not self.decides:
             return "baseline"
-        if self.survives:
+        if self.survives or self.stands:
             return "found"
         return (
             "ran" if self.permuted is None else "explained" if self.explained else "not explained"
@@ -127,6 +136,8 @@ class AttackOutcome(Record):
     @property
     def meaning(self) -> str:
         """What its count says, as a test of its own among all."""
+        if self.stands:
+            return "stands in the file: nothing has to be found"
         if self.survives:
             return "finds more than chance gives all tests together"
         if (self.p_value or 1.0) <= SIGNIFICANCE and self.recovered:
@@ -264,7 +275,8 @@ class Verdict(Record):
 
     recovered of n training samples beat the held-out control in tests that survive; interval: 95% of
     the excess over chance; p_value: adjusted over all tests; rule: what a sample had to beat, such as
-    "ncc > 0.83"; grade: of a leak, how near what came back is; tests: how many there were.
+    "ncc > 0.83"; grade: of a leak, how near what came back is; tests: how many there were; stored: what
+    the file holds outright.
     """
 
     outcome: str
@@ -278,6 +290,7 @@ class Verdict(Record):
     rule: str = ""
     grade: str = ""
     tests: int = 0
+    stored: str = ""
 
     def __post_init__(self) -> None:
         if self.outcome not in EXIT_CODES:
@@ -296,6 +309,15 @@ class Verdict(Record):
     @property
     def sentence(self) -> str:
         """One sentence with the numbers: evidence about attacks that were run, never a guarantee."""
+        if self.stored:
+            said = (
+                f"The file itself holds {self.stored} outright: no attack is needed to read them."
+            )
+            if self.recovered is None:
+                return said
+            others = self.expected_by_chance
+            control = "" if others is None else f", of as many held-out samples {others:.3g}"
+            return f"{said} Of {self.n} training samples {self.recovered} stand in it{control}."
         if self.recovered is None or self.n is None:
             return (
                 "Nothing was compared with a held-out control, so these reconstructions are "
@@ -349,6 +371,8 @@ def acquitting(attacks: tuple[AttackOutcome, ...]) -> list[AttackOutcome]:
 
 
 def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Checks) -> Verdict:
+    if outright := [attack for attack in attacks if attack.stands]:
+        return _outright(outright[0], attacks, found)
     if found is None:
         return Verdict(INCONCLUSIVE, ("no training data was given to compare candidates with",))
     if found.reason:
@@ -382,6 +406,27 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
     vouched = tuple(f"vouched for by the auditor, though {why}" for why in checks.strangers)
     said = (missing, *map(_explanation, explained), checks.twin.sentence, *vouched, *beside)
     return _verdict(NO_LEAK_FOUND, said, found)
+
+
+def _outright(
+    row: AttackOutcome, attacks: tuple[AttackOutcome, ...], found: Findings | None
+) -> Verdict:
+    """Records that stand in the file are a leak whatever the attacks on the weights found."""
+    beside: tuple[str, ...] = ()
+    if found is not None and found.survivors:
+        beside = (*_survivors(attacks, found), *_by_surface(attacks, found.n))
+    return Verdict(
+        LEAK,
+        (row.reason, *beside),
+        n=row.of,
+        recovered=row.recovered,
+        expected_by_chance=row.expected_by_chance,
+        p_value=row.p_value,
+        rule=row.rule,
+        grade=NEAR_COPY,
+        tests=1,
+        stored=f"{row.candidates} records" if row.candidates else "records",
+    )
 
 
 def _verdict(outcome: str, reasons: tuple[str, ...], found: Findings) -> Verdict:
@@ -449,7 +494,12 @@ def _beside(attacks: tuple[AttackOutcome, ...], n: int) -> list[str]:
     """Findings of single attacks and baselines that the verdict does not rest on: said, all of them."""
     said = []
     for attack in attacks:
-        if not attack.recovered or (attack.p_value or 1.0) > SIGNIFICANCE or attack.survives:
+        if (
+            attack.stands
+            or not attack.recovered
+            or (attack.p_value or 1.0) > SIGNIFICANCE
+            or attack.survives
+        ):
             continue
         figures = (
             f"{attack.name} matches {attack.recovered} of {n} ({attack.expected_by_chance:.2g} by "

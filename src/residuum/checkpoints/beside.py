@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from residuum.checkpoints.contents import AVERAGES, FIRST, SECOND, walk
@@ -30,6 +31,12 @@ from residuum.records import Checkpoint, Knowledge
 
 RELEASE = "release"  # where a fact comes from that the file itself holds
 ESTIMATORS = ("MLPClassifier", "MLPRegressor")
+CENTRES = {
+    "StandardScaler": "mean_",
+    "RobustScaler": "center_",
+    "MinMaxScaler": "min_",
+    "MaxAbsScaler": "none",
+}
 MOMENTS = ("exp_avg", "momentum_buffer")
 # What arithmetic on values of any kind can raise.
 STRANGE = (
@@ -89,6 +96,23 @@ def scalers_in(release: Release) -> tuple[str, ...]:
     """Steps of a pipeline that stand before the network."""
     names = (thing.short for thing in _things(release.content))
     return tuple(dict.fromkeys(n for n in names if n.endswith(("Scaler", "Transformer", "PCA"))))
+
+
+def scalings_in(release: Release) -> list[tuple[Tensor, Tensor]]:
+    """(factor, shift) of the scalers of a pipeline, in their order: each hands on factor x + shift."""
+    found = []
+    for thing in _things(release.content):
+        own = thing.attributes
+        names = ("scale_", CENTRES.get(thing.short, "none"))
+        scale, centre = (
+            b.tensor().double() if isinstance(b := own.get(n), Block) else None for n in names
+        )
+        if thing.short == "MinMaxScaler" and scale is not None and centre is not None:
+            found.append((scale, centre))
+        elif thing.short in CENTRES and (scale is not None or centre is not None):
+            factor = torch.ones(()) if scale is None else 1 / scale
+            found.append((factor, torch.zeros(()) if centre is None else -centre * factor))
+    return found
 
 
 def _things(content: Any) -> Iterator[Thing]:

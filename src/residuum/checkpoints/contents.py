@@ -23,16 +23,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from residuum.checkpoints.inert import Block, Thing, key_of
 from residuum.checkpoints.releases import Release
 from residuum.checkpoints.starts import proved_start
 from residuum.records.base import Record
+from residuum.records.data import is_size
 
 STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 KINDS = (STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS)
 SEVERITIES = ("high", "medium", "low")
 MOST_PLACES = 500_000
+MOST_DENSE = 1 << 24  # values of a sparse array that is compared
 LONGEST = 120  # of a place, as it is shown
 FEW_VALUES = (
     50  # categories of one column up to here are a list of labels, above it records' values
@@ -119,6 +124,7 @@ PATH = re.compile(
 )
 LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?$")
 
+NAMED = "its name says that it holds training data"
 DROP_STATE = "Drop it before release: residuum strip FILE --out CLEAN."
 DROP_SKLEARN = "Before saving: del model._optimizer (predictions do not need it)."
 
@@ -211,17 +217,73 @@ def _join(path: str, name: str) -> str:
 
 
 def rows_of(value: Any) -> int | None:
-    """Records in an array, dense or sparse, or in a list of lists; None where it is none."""
+    """Records in an array, dense or sparse, or in a tree; None where it is none."""
     if isinstance(value, Block):
         return value.shape[0] if len(value.shape) > 1 and value.shape[0] > 1 else None
     if isinstance(value, Thing):
         shape = value.attributes.get("_shape")
         if isinstance(shape, tuple) and shape and isinstance(shape[0], int):
             return shape[0]
-        if isinstance(value.state, tuple):  # the trees of scikit-learn: data first
-            blocks = (part for part in value.state if isinstance(part, Block))
-            return next((n for part in blocks if (n := rows_of(part))), None)
+        return rows_of(_tree_data(value))
     return None
+
+
+def _tree_data(tree: Thing) -> Block | None:
+    """The trees of scikit-learn: data first."""
+    parts = tree.state if isinstance(tree.state, tuple) else ()
+    return next((part for part in parts if isinstance(part, Block) and rows_of(part)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Records stored outright: what was found, and the records (N, d) where they can be read.
+
+    certain: what wrote the file puts records there; else its name alone says so.
+    """
+
+    finding: Finding
+    records: Tensor | None
+    certain: bool
+
+
+def records_in(release: Release) -> list[Kept]:
+    """Every place whose rows are training records."""
+    return [
+        Kept(one, _records(place.value), one.reason != NAMED)
+        for place in walk(release.content)
+        for one in _stored(place)
+        if one.severity == "high"
+    ]
+
+
+def _records(value: Any) -> Tensor | None:
+    """(N, d) numbers of an array, a sparse array or a tree; None where there are none to compare."""
+    if isinstance(value, Thing) and "_shape" in value.attributes:
+        return _dense(value)
+    block = _tree_data(value) if isinstance(value, Thing) else value
+    if not isinstance(block, Block) or block.read is None:
+        return None
+    found = block.tensor().flatten(1)
+    return None if found.is_complex() or not found.numel() else found.double()
+
+
+def _dense(sparse: Thing) -> Tensor | None:
+    """Of scipy's compressed rows or columns; None for other kinds and where it would not fit memory."""
+    from scipy.sparse import csc_matrix, csr_matrix
+
+    make = {"csr": csr_matrix, "csc": csc_matrix}.get(sparse.short[:3])
+    own, shape = sparse.attributes, sparse.attributes["_shape"]
+    parts = [own.get(name) for name in ("data", "indices", "indptr")]
+    arrays = [part.tensor().numpy() for part in parts if isinstance(part, Block) and part.read]
+    sizes = isinstance(shape, tuple) and len(shape) == 2 and all(map(is_size, shape))
+    if make is None or len(arrays) < 3 or not sizes or not 0 < shape[0] * shape[1] <= MOST_DENSE:
+        return None
+    try:
+        found = make(tuple(arrays), shape)
+        found.check_format(full_check=True)  # numbers of rows and columns are a stranger's
+        return torch.from_numpy(found.toarray()).double()
+    except (TypeError, ValueError):
+        return None
 
 
 def _stored(place: Place) -> Iterator[Finding]:
@@ -264,7 +326,7 @@ def _stored(place: Place) -> Iterator[Finding]:
             "high",
             f"an array named {place.name[:40]}",
             place.path,
-            "its name says that it holds training data",
+            NAMED,
             "Leave it out of what is saved.",
             count=rows,
         )

@@ -74,9 +74,10 @@ class Inspection(Record):
 
         More samples than inputs fill every direction, and their number says nothing.
         """
-        inputs = Architecture.parse(self.arch).inputs
-        if self.directions is not None and samples is not None and samples > inputs:
-            return None, f"more samples ({samples}) than inputs ({inputs})"
+        if self.directions is not None and samples is not None:
+            inputs = Architecture.parse(self.arch).inputs
+            if samples > inputs:
+                return None, f"more samples ({samples}) than inputs ({inputs})"
         return self.directions, self.directions_of
 
     def to_json(self) -> dict[str, Any]:

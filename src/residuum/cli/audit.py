@@ -253,9 +253,10 @@ def audit_into(
     from residuum.auditing.budget import seconds_of
     from residuum.auditing.inputs import check_fit, scale_notes
     from residuum.auditing.run import attack_config
+    from residuum.auditing.stored import network_and_records
     from residuum.auditing.twin import Recipe
     from residuum.checkpoints import locate, weights_hash
-    from residuum.records import Dataset
+    from residuum.records import Dataset, Knowledge
     from residuum.records.data import samples_file
     from residuum.records.rundir import sha256
 
@@ -265,7 +266,10 @@ def audit_into(
     files = {name: samples_file(Path(at), SAMPLES[name]) for name, at in given.items()}
     data = {name: Dataset.from_npz(file) for name, file in files.items()}
     shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
-    released = options.load(path, settings.arch, settings.model, trusted, shown, settings.base)
+    released, stored = network_and_records(
+        path,
+        lambda: options.load(path, settings.arch, settings.model, trusted, shown, settings.base),
+    )
     hashes = {"checkpoint": weights_hash(path), **{name: sha256(f) for name, f in files.items()}}
     for name, digest in settings.sha256.items():
         if hashes.get(name, digest) != digest:
@@ -273,14 +277,17 @@ def audit_into(
                 f"The {name} is not the one that this configuration was written for.",
                 "Name that file, or remove its line under [sha256].",
             )
-    knowledge = _knowledge(path, released, settings, data)
+    knowledge = Knowledge(shape=options.shape_of(settings.shape))
+    if released is not None:
+        knowledge = _knowledge(path, released, settings, data)
     how = {name: getattr(settings, name) for name in HOW}
     # What is wrong is refused before a folder is there.
     seconds_of("1min" if how["budget"] is None else how["budget"])
     preset, device = how["preset"] or "residuum", how["device"] or "cpu"
     attack_config(preset, how["steps"], how["seed"] or 0, device)
     Recipe.parse(how["recipe"] or "")
-    check_fit(released, data.get("data"), data.get("holdout"), how["task"] or "auto")
+    if released is not None:
+        check_fit(released, data.get("data"), data.get("holdout"), how["task"] or "auto")
     scale_notes(data.get("data"), data.get("holdout"), knowledge)
     with AuditRun.open(out) as folder:
         request = _request(settings, how, hashes, knowledge)
@@ -296,6 +303,7 @@ def audit_into(
             data=data.get("data"),
             holdout=data.get("holdout"),
             knowledge=knowledge,
+            stored=stored,
             hashes=hashes,
             batches=tuple(settings.batches),
             **{name: value for name, value in how.items() if value is not None},
@@ -321,6 +329,7 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
     from residuum.auditing.budget import seconds_of
     from residuum.auditing.dryrun import dry_run
     from residuum.auditing.run import attack_config
+    from residuum.auditing.stored import Stored, foretold, network_and_records
     from residuum.records import Dataset
     from residuum.records.data import samples_file
 
@@ -332,14 +341,23 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
             data[name] = Dataset.from_npz(samples_file(Path(at), SAMPLES[name]))
         return data.get(name)
 
-    def network() -> Checkpoint:
+    outright: list[Stored] = []
+
+    def network() -> Checkpoint | None:
         shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
-        return options.load(path, settings.arch, settings.model, trusted, shown, settings.base)
+        released, stored = network_and_records(
+            path,
+            lambda: options.load(
+                path, settings.arch, settings.model, trusted, shown, settings.base
+            ),
+        )
+        outright.extend(filter(None, [stored]))
+        return released
 
     config = attack_config(
         settings.preset or "residuum", settings.steps, settings.seed or 0, settings.device or "cpu"
     )
-    return dry_run(
+    found = dry_run(
         network,
         partial(read, "data"),
         partial(read, "holdout"),
@@ -352,6 +370,7 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
         twin=settings.twin is not False,
         vouch=bool(settings.vouch),
     )
+    return foretold(found, outright[0]) if outright else found
 
 
 def _show_dry_run(found: DryRun) -> None:

@@ -1,0 +1,217 @@
+"""Records that stand in the file itself: an audit says so, and that it needs no attack."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.svm import SVC
+from torch import Tensor, nn
+
+import residuum as rs
+from residuum.auditing.stored import ROUNDING, nearest, stored_in
+from residuum.cli.main import main
+from tests.program import printed
+
+N, HELD = 30, 120
+Samples = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def samples() -> Samples:
+    x = np.random.default_rng(0).normal(size=(N + HELD, 6)).astype(np.float32)
+    return x, np.where(x[:, 0] > 0, 1, -1)
+
+
+@pytest.fixture(scope="module")
+def files(
+    samples: Samples,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[str, str]:
+    here, (x, y) = tmp_path_factory.mktemp("samples"), samples
+    np.savez(here / "train.npz", x=x[:N], y=y[:N])
+    np.savez(here / "held.npz", x=x[N:], y=y[N:])
+    return str(here / "train.npz"), str(here / "held.npz")
+
+
+def saved(model: Any, path: Path) -> Path:
+    path.write_bytes(pickle.dumps(model))
+    return path
+
+
+MODELS: dict[str, tuple[Any, bool]] = {  # and whether records stand there to the last bit
+    "neighbours": (KNeighborsClassifier(3), True),
+    "tree": (KNeighborsClassifier(3, algorithm="kd_tree"), True),
+    "vectors": (SVC(C=1e-3), True),
+    "process": (GaussianProcessRegressor(), True),
+    "standard": (make_pipeline(StandardScaler(), KNeighborsClassifier(3)), False),
+    "robust": (make_pipeline(RobustScaler(), KNeighborsClassifier(3)), False),
+    "twice": (make_pipeline(MinMaxScaler(), MaxAbsScaler(), KNeighborsClassifier(3)), False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_records_in_a_pickle_are_the_verdict(
+    name: str,
+    samples: Samples,
+    files: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    (model, exact), (x, y) = MODELS[name], samples
+    path = saved(model.fit(x[:N], y[:N]), tmp_path / "m.pkl")
+    result = rs.audit(path, data=files[0], holdout=files[1])
+    (row,) = result.attacks
+    wanted = len(model.support_vectors_) if name == "vectors" else N
+    assert (result.verdict.outcome, result.exit_code, result.verdict.grade) == (
+        "leak",
+        1,
+        "near-copy",
+    )
+    assert (row.name, row.status, row.recovered, row.of) == ("stored outright", "found", wanted, N)
+    assert (row.expected_by_chance, result.verdict.recovered) == (0.0, wanted)
+    assert row.p_value is not None
+    assert row.p_value < 1e-12
+    assert f"of {N} training samples {wanted if exact else 0} stand there bit for bit" in row.reason
+    assert f"of {HELD} held-out samples 0" in row.reason
+    assert f"Of {N} training samples {wanted} stand in it" in result.verdict.sentence
+
+
+def test_sparse_records_are_compared_as_well(
+    samples: Samples,
+    files: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    x, y = samples
+    for make in (sparse.csr_matrix, sparse.csc_array):
+        model = KNeighborsClassifier(3).fit(make(x[:N]), y[:N])
+        found = rs.audit(saved(model, tmp_path / "m.pkl"), data=files[0], holdout=files[1])
+        assert found.attacks[0].recovered == N
+    wrong = model._fit_X
+    wrong.indices = wrong.indices + 10**6  # beyond the columns: not read outside of memory
+    kept = stored_in(saved(model, tmp_path / "m.pkl"))
+    assert kept is not None
+    assert kept.kept[0].records is None
+
+
+def test_without_samples_the_records_still_decide(samples: Samples, tmp_path: Path) -> None:
+    x, y = samples
+    result = rs.audit(saved(SVC().fit(x[:N], y[:N]), tmp_path / "m.pkl"))
+    assert (result.exit_code, result.verdict.recovered) == (1, None)
+    assert "holds" in result.verdict.sentence
+    assert "no attack is needed" in result.verdict.sentence
+
+
+def test_records_of_others_are_a_leak_that_says_they_are_not_these(
+    samples: Samples,
+    files: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    x, y = samples
+    path = saved(KNeighborsClassifier(3).fit(x[:N] + 1, y[:N]), tmp_path / "m.pkl")
+    result = rs.audit(path, data=files[0], holdout=files[1])
+    assert (result.exit_code, result.verdict.recovered) == (1, 0)
+
+
+@pytest.fixture
+def network() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 1)).state_dict()
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["these", "others"])
+def test_an_array_beside_a_network_counts_where_samples_stand_in_it(
+    own: bool,
+    network: dict[str, Tensor],
+    samples: Samples,
+    files: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    held = torch.from_numpy(samples[0][:N]) + (0.0 if own else 1.0)
+    torch.save({"model": network, "X_train": held}, tmp_path / "m.pt")
+    result = rs.audit(tmp_path / "m.pt", data=files[0], holdout=files[1], budget=2, steps=5)
+    row = result.attacks[0]
+    assert (row.name, row.recovered) == ("stored outright", N if own else 0)
+    assert row.stands is own
+    assert len(result.attacks) > 1
+    assert (result.exit_code == 1) is own
+    assert own or any(why.startswith("not confirmed: an array") for why in result.verdict.reasons)
+
+
+def test_a_parameter_is_no_record_whatever_it_is_called(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dataset = nn.Linear(6, 20)
+            self.head = nn.Linear(20, 1)
+
+    torch.save(Named().state_dict(), tmp_path / "m.pt")
+    assert rs.audit(tmp_path / "m.pt", budget=2, steps=5).exit_code == 3
+    assert stored_in(tmp_path / "m.pt") is not None  # its name alone says so
+
+
+def test_the_command_writes_every_artifact_and_repeats_itself(
+    samples: Samples,
+    files: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x, y = samples
+    path = saved(KNeighborsClassifier(3).fit(x[:N], y[:N]), tmp_path / "knn.pkl")
+    out = tmp_path / "a"
+    given = ["audit", str(path), "--data", files[0], "--holdout", files[1], "--out", str(out)]
+    assert main([*given, "--quiet"]) == 1
+    found = json.loads((out / "result.json").read_text())
+    assert found["verdict"]["stored"] == f"{N} records"
+    assert found["attacks"][0]["name"] == "stored outright"
+    page = (out / "report.html").read_text()
+    assert "The file itself holds" in page
+    assert page.count('<li class="card') == N
+    assert "stored outright" in (out / "model_card.md").read_text()
+    assert "stand in it" in (out / "report.sarif").read_text()
+    assert main([*given, "--fail-on", "recovered>=31", "--quiet"]) == 0  # shown again
+    again = tmp_path / "b"
+    assert main(["audit", "--config", str(out / "config.toml"), "--out", str(again), "-q"]) == 1
+    assert rs.AuditResult.load(again).verdict.sentence == rs.AuditResult.load(out).verdict.sentence
+    rs.audit(path, data=files[0]).save(tmp_path / "c")
+    assert f'checkpoint = "{path}"' in (tmp_path / "c" / "config.toml").read_text()
+
+
+def test_a_dry_run_foretells_it(
+    samples: Samples,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x, y = samples
+    path = saved(SVC().fit(x[:N], y[:N]), tmp_path / "m.pkl")
+    assert main(["audit", str(path), "--dry-run", "--json"]) == 0
+    found = printed(capsys)
+    assert found["verdicts"]["leak"].startswith("certain")
+    assert not found["obstacles"]
+    missing = ["audit", str(path), "--dry-run", "--json", "--data", str(tmp_path / "none.npz")]
+    assert main(missing) == 2
+    assert "none.npz" in printed(capsys)["obstacles"][0]
+
+
+def test_equal_rows_are_found_as_a_search_of_all_pairs_finds_them() -> None:
+    random = torch.Generator().manual_seed(1)
+    records = torch.randn(300, 7, generator=random, dtype=torch.float64)
+    records[100:150] = records[:50]  # repeats
+    x = torch.cat([records[50:90], torch.randn(40, 7, generator=random).double()])
+    x[10:20] *= 1 + ROUNDING / 4
+    x[20:30] *= 1 + 4 * ROUNDING
+    x[30] = 0
+    gap = (x[:, None] - records[None]).abs().amax(2).amin(1)
+    size = x.abs().amax(1)
+    wanted = torch.where(gap <= ROUNDING * size, gap / size.clamp(min=1e-30), torch.inf)
+    assert torch.equal(nearest(x, records), wanted)
+    assert [int((wanted == 0).sum()), int(wanted.isfinite().sum())] == [20 - 1, 30 - 1]
