@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from residuum.attacks.config import stream
 from residuum.attacks.unmix import (
     Layer,
     Setting,
@@ -179,3 +182,19 @@ def test_a_smooth_ramp_is_rougher_than_nothing_and_smoother_than_edges():
     naive = ((ramp[0, 0, :, 1:] - ramp[0, 0, :, :-1]) ** 2).sum() / (ramp**2).sum()
     assert torch.allclose(roughness(ramp, differences)[0], naive, atol=1e-6)
     assert roughness(ramp, differences) < 0.1 < 1 < roughness(noise, differences)
+
+
+HARD = Setting(
+    ranks=(0.8, 0.6), starts=1, rounds=1, iterations=5, partitions=(2,), overfull_partitions=(3,)
+)
+
+
+@pytest.mark.parametrize(
+    ("lost", "partitions", "runs"),
+    [(0.055, (2,), 16), (0.0, (2,), 4), (0.055, (), 2)],
+    ids=["every strength, twice", "one strength, once", "no time for clusters"],
+)
+def test_where_runs_agree_on_nothing_clusters_are_looked_at_harder(lost, partitions, runs):
+    noise = torch.randn(60, 64, generator=stream("noise"))  # no sparse source: runs find other ones
+    setting = replace(HARD, lost=lost, partitions=partitions)
+    assert unmix(noise, (8, 8), setting, rank=30).runs == (4, runs)

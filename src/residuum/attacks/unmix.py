@@ -68,7 +68,8 @@ class Setting:
     ranks: shares of the clean rank; strengths: a, large ones suit sharp edges; starts: members of a
     population; rounds, iterations: of each; partitions: into how many clusters the neurons are parted,
     of which come the share parted[0] of their rank; overfull: a layer is when half of the runs hold a
-    smaller share of its sources; then overfull_partitions and all of ``parted`` are tried as well;
+    smaller share of its sources; then overfull_partitions and all of ``parted`` are tried as well, and
+    below the share lost, with partitions at all, each of them twice and with every strength;
     repeats: runs with each rank that differ in their start alone;
     most: sources brought back at most, in multiples of the clean rank.
     """
@@ -82,6 +83,7 @@ class Setting:
     parted: tuple[float, ...] = (0.8, 0.6)
     overfull: float = 0.5
     overfull_partitions: tuple[int, ...] = (8, 16, 32)
+    lost: float = 0.055
     repeats: int = 1
     most: int = 3
 
@@ -138,15 +140,17 @@ def unmix(
             generator = stream("unmix", seed, str(share), *([again] if again else []))
             found += look([layer], share, setting.strengths, generator)
     whole = len(found)
-    partitions = _partitions(setting, found)
-    for share, k in partitions:
+    partitions, strengths = _partitions(setting, found)
+    for share, k, again in partitions:
         if time.monotonic() < end:
-            generator = stream("unmix", seed, "clusters", k, str(share))
+            generator = stream(
+                "unmix", seed, "clusters", k, str(share), *([again] if again else [])
+            )
             parted = [rows[mine] for mine in clusters(layer, k, generator)]
             parts = [Layer.of(part) for part in parted if bool(part.any())]  # not dead neurons
-            # What one partition brings is one run: its clusters share samples.
-            if apart := look(parts, share, setting.strengths[:1], generator):
-                found.append(torch.cat(apart))
+            # What one partition brings with one strength is one run: its clusters share samples.
+            if apart := look(parts, share, strengths, generator):
+                found += [torch.cat(apart[i :: len(strengths)]) for i in range(len(strengths))]
     every, run = torch.cat(found), _owner(found)
     if len(partitions) > len(setting.partitions):  # overfull: what stays mixed is smooth
         rough = roughness(every.reshape(-1, *shape), sparse_in)
@@ -167,15 +171,23 @@ def unmix(
     )
 
 
-def _partitions(setting: Setting, found: list[Tensor]) -> list[tuple[float, int]]:
-    """Shares of the rank and numbers of clusters: more where half of the runs find few sources."""
-    first = [(setting.parted[0], k) for k in setting.partitions]
-    every = torch.cat(found)
+def _partitions(
+    setting: Setting, found: list[Tensor]
+) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
+    """(share of the rank, number of clusters, which time), and strengths: more where few sources agree."""
+    first = [(setting.parted[0], k, 0) for k in setting.partitions]
+    every, one = torch.cat(found), setting.strengths[:1]
     half = held_by(every, every, _owner(found)).sum(1) >= max(2, len(found) / 2)
-    if len(found) < 2 or float(half.float().mean()) >= setting.overfull:
-        return first
-    whole = product(setting.parted, (*setting.partitions, *setting.overfull_partitions))
-    return first + [one for one in whole if one not in first]
+    agreed = float(half.float().mean())
+    if len(found) < 2 or agreed >= setting.overfull:
+        return first, one
+    lost = agreed < setting.lost and bool(setting.partitions)
+    every_k = (*setting.partitions, *setting.overfull_partitions)
+    whole = [
+        (share, k, t) for t in range(1 + lost) for share, k in product(setting.parted, every_k)
+    ]
+    rest = [partition for partition in whole if partition not in first]
+    return first + rest, setting.strengths if lost else one
 
 
 def _owner(found: list[Tensor]) -> Tensor:
