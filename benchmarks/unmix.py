@@ -2,6 +2,7 @@
 
     python -m benchmarks.unmix data SOURCE FOLDER            images for claims, others for tuning
     python -m benchmarks.unmix draw                          seeds of a claim, settings being committed
+    python -m benchmarks.unmix draw --rows cifar-500         fresh ones, settings having changed since
     python -m benchmarks.unmix run FOLDER OUT --device cuda  victims, attacks, scores; resumable
     python -m benchmarks.unmix table OUT                     what was found beside what was wanted
     python -m benchmarks.unmix picture PICTURES.npz PNG      the best of some victims above their images
@@ -56,7 +57,7 @@ from residuum.records.rundir import environment
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise, train
 
-SEEDS_FILE = RESULTS / "unmix-seeds.json"
+SEEDS_FILE, AGAIN_FILE = RESULTS / "unmix-seeds.json", RESULTS / "unmix-seeds-again.json"
 TUNING_SEEDS = tuple(range(9001, 9100))
 VICTIMS = 3
 HELD_OUT, SUBSETS, SIGNIFICANT = 1000, 500, 0.01
@@ -317,7 +318,7 @@ def run(
         for k in range(VICTIMS)
         if not {"stationarity", "refused"} & set(done["victims"].get(f"{name}/{k}", {}))
     }
-    root = str(folder / pool)
+    root = str(folder / ("tune" if pool == "tune" else "claim"))
     context = get_context("spawn")
     start = time.time()
     with ProcessPoolExecutor(workers, mp_context=context) as processes:
@@ -376,7 +377,7 @@ def run(
         keep()
         if shown:
             np.savez_compressed(out / f"pictures-{int(start)}.npz", allow_pickle=False, **shown)
-        if not done["controls"].get("never trained"):
+        if pool != "again" and not done["controls"].get("never trained"):
             done["controls"]["never trained"] = [
                 one.result() for one in _untrained(processes, folder / pool, seeds, device, scale)
             ]
@@ -485,14 +486,16 @@ def data(source: Path, folder: Path) -> None:
             np.savez_compressed(folder / part / f"{name}.npz", **arrays)
 
 
-def draw() -> None:
-    """Of every victim, and of the networks never trained."""
+def draw(names: list[str]) -> None:
+    """Of every victim, and of the networks never trained; or, for a claim made again, of some rows."""
+    if names:
+        return draw_seeds(AGAIN_FILE, victims=dict.fromkeys(names, VICTIMS))
     draw_seeds(SEEDS_FILE, victims=dict.fromkeys(ROWS, VICTIMS) | {"never trained": CONTROLS})
 
 
 def _seeds(pool: str) -> dict[str, Any]:
-    if pool == "claim":
-        return dict(json.loads(SEEDS_FILE.read_text()))
+    if pool != "tune":
+        return dict(json.loads((SEEDS_FILE if pool == "claim" else AGAIN_FILE).read_text()))
     seeds = iter(TUNING_SEEDS)
     counts = dict.fromkeys(ROWS, VICTIMS) | {"never trained": CONTROLS}
     victims = {name: [next(seeds) for _ in range(k)] for name, k in counts.items()}
@@ -643,12 +646,13 @@ def main() -> int:
     one = commands.add_parser("data")
     one.add_argument("source", type=Path)
     one.add_argument("folder", type=Path)
-    commands.add_parser("draw")
+    one = commands.add_parser("draw")
+    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=[])
     one = commands.add_parser("run")
     one.add_argument("folder", type=Path)
     one.add_argument("out", type=Path)
     one.add_argument("--device", default="cpu")
-    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    one.add_argument("--pool", choices=("claim", "again", "tune"), default="claim")
     one.add_argument("--workers", type=int, default=6)
     one.add_argument("--tiny", action="store_true")
     one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
@@ -663,7 +667,7 @@ def main() -> int:
     if options.command == "data":
         data(options.source, options.folder)
     elif options.command == "draw":
-        draw()
+        draw(options.rows)
     elif options.command == "picture":
         picture(options.archive, options.out)
     elif options.command == "reliability":
