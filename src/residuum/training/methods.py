@@ -141,7 +141,11 @@ class MarginMaximisation:
         self.model, self.x, self.y, self.order = model, x, y, order
         self.scalars = {"c": 0.01, "tau": 1.0, "evaluations": 0.0}
         self.buffers = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-        self._current: tuple[Tensor, Tensor] | None = None
+        self._tau = torch.ones((), dtype=torch.float64, device=x.device)
+        self._gradient: tuple[Tensor, ...] = ()
+        self._figures = torch.empty(0)
+        self._measuring = Repeater(self._measure, str(x.device), 1)
+        self._current: list[float] | None = None
 
     def advance(self, count: int, most: int) -> int:
         """Take one step: the length of the next depends on what this one brought."""
@@ -152,25 +156,23 @@ class MarginMaximisation:
         """One step; where the gradient vanishes, theta stays."""
         names, weights = zip(*self.model.named_parameters(), strict=True)
         velocity = [self.buffers[name] for name in names]
-        value, lowest = self._current if self._current is not None else self._objective()
-        gradient = torch.autograd.grad(value, weights)
-        slope = _squared(gradient)
+        before, _, slope, size = self._current if self._current is not None else self._objective()
         if not 0 < slope < math.inf:
-            self._current = None  # its graph is used up
             return
-        reach = self.REACH * math.sqrt(_squared(weights))
-        before, c = float(value.detach()), self.scalars["c"]
+        gradient = self._gradient
+        if self.x.is_cuda:  # a replay writes where the last one did
+            gradient = tuple(g.clone() for g in gradient)
+        reach, c = self.REACH * math.sqrt(size), self.scalars["c"]
         old = [p.detach().clone() for p in weights]
         for _ in range(60):
             with torch.no_grad():
                 for v, g in zip(velocity, gradient, strict=True):
                     v.mul_(self.MOMENTUM).sub_(g, alpha=c / slope)
-                length = math.sqrt(_squared(velocity))
+                length = math.sqrt(float(_squared(velocity)))
                 factor = min(1.0, reach / length) if length > 0 else 1.0
                 for p, o, v in zip(weights, old, velocity, strict=True):
                     p.copy_(o.add(v.mul_(factor)))
-            self._current = self._objective()
-            after, lowest = float(self._current[0].detach()), self._current[1]
+            after, lowest, _, _ = self._objective()
             if after <= before + self.SLACK:  # False for NaN
                 break
             for v in velocity:
@@ -178,12 +180,25 @@ class MarginMaximisation:
             c *= self.UNDO
         c *= self.GROW if after < before else self.SHRINK
         self.scalars["c"] = min(max(c, self.LEAST), self.MOST)
-        self._rescale(float(lowest))
+        self._rescale(lowest)
 
-    def _objective(self) -> tuple[Tensor, Tensor]:
+    def _objective(self) -> list[float]:
+        """F, the lowest margin, ||grad F||^2 and ||theta||^2 where theta is now; the gradient is kept."""
         self.scalars["evaluations"] += 1
+        self._tau.fill_(self.scalars["tau"])
+        first = self._measuring.cuda and self._measuring.graph is None
+        for _ in range(1 + first):  # what is captured is not yet computed
+            self._measuring.run(1)
+        self._current = self._figures.tolist()
+        return self._current
+
+    def _measure(self) -> None:
+        weights = tuple(self.model.parameters())
         m = margins(self.model(self.x), self.y)
-        return torch.logsumexp((-self.scalars["tau"] * m).flatten(), 0), m.detach().min()
+        value = torch.logsumexp((-self._tau * m).flatten(), 0)
+        self._gradient = torch.autograd.grad(value, weights)
+        parts = value.detach(), m.detach().min(), _squared(self._gradient), _squared(weights)
+        self._figures = torch.stack(parts)
 
     def _rescale(self, lowest: float) -> None:
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
@@ -197,5 +212,6 @@ class MarginMaximisation:
         self._current = None
 
 
-def _squared(tensors: Iterable[Tensor]) -> float:
-    return float(sum(t.detach().square().sum() for t in tensors))
+def _squared(tensors: Iterable[Tensor]) -> Tensor:
+    first, *rest = (t.detach().square().sum() for t in tensors)
+    return sum(rest, start=first)
