@@ -300,8 +300,9 @@ def run(
         for entry, one in waiting:
             entry |= one.result()
         waiting.clear()
+        paths = {key: one.result() for key, one in made.items()}
         if "cifar-500/0" in made and "1" not in done["quick"]:  # when the trainings are over
-            victim = torch.load(made["cifar-500/0"].result(), weights_only=True)
+            victim = torch.load(paths["cifar-500/0"], weights_only=True)
             done["quick"] = quick(ROWS["cifar-500"], victim, device, tiny)
         keep()
     print(f"{time.time() - start:.0f} s in all")
