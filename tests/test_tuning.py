@@ -12,8 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import residuum as rs
+from residuum.attacks import AttackConfig
+from residuum.attacks.run import on_surface as configured_on
 from residuum.auditing.run import on_surface
 from residuum.auditing.verdict import STATE_THERE, AttackOutcome, Checks, Findings, decide
+from residuum.checkpoints.beside import with_release
 from residuum.checkpoints.tuning import head_of, load_tuned
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
@@ -145,6 +148,31 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     assert ran == {"moment": "moment", "unmix-moment": "moment"}
     with pytest.raises(InputError, match="--surface change needs a start"):
         on_surface("change", rs.Knowledge())
+    file = str(folder / "all-saved.pt")
+    there = with_release(file, rs.load_checkpoint(file), rs.Knowledge(theta0={}))
+    asked = {
+        ("", "auto"): "auto",
+        ("weights", "auto"): "auto",
+        ("change", "auto"): "ntk",
+        ("moment", "auto"): "moment",
+        ("weights", "kinks"): "kinks",
+        ("change", "unmix"): "unmix",
+        ("moment", "unmix"): "unmix-moment",
+        ("weights", "unmix-moment"): "unmix",
+    }
+    for (surface, said), attack in asked.items():
+        config = configured_on(surface, there, AttackConfig(objective=said))
+        assert config.objective == attack
+    few = ["--steps", "3", "--candidates", "5", "--json"]
+    for surface, code in (("weights", False), ("moment", True)):
+        out = ["--out", str(tmp_path / surface)]
+        assert main(["attack", file, "--surface", surface, *few, *out]) == 0
+        found = printed(capsys)
+        assert (found["attack"] == "moment") is code
+        assert ("--surface moment" in "".join(found["notes"])) is not code
+    wrong = ["attack", file, "--surface", "moment", "--objective", "ntk", "--dry-run"]
+    assert main(wrong) == 2
+    assert "ntk attacks weights - start, not moment" in one_line(capsys)
     both = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
     assert main(both) == 2
     assert "Leave one out" in one_line(capsys)

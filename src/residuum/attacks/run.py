@@ -26,9 +26,18 @@ from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
 from residuum.attacks.unmix import Unmix
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
-from residuum.checkpoints.beside import with_release
-from residuum.checkpoints.surfaces import MOMENT, SURFACES, WEIGHTS, Surface, sample_shape, task_of
-from residuum.errors import require_known
+from residuum.checkpoints.beside import RELEASE, with_release
+from residuum.checkpoints.surfaces import (
+    CHANGE,
+    MOMENT,
+    SURFACES,
+    WEIGHTS,
+    Surface,
+    chosen,
+    sample_shape,
+    task_of,
+)
+from residuum.errors import InputError, require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 
@@ -41,13 +50,15 @@ def attack(
     knowledge: Knowledge | None = None,
     config: AttackConfig | None = None,
     *,
+    surface: str = "",
     state_path: str | Path | None = None,
     watch: Watcher | None = None,
     per_run: Sequence[AttackConfig] | None = None,
 ) -> Reconstruction:
     """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings.
 
-    A live module or the path of a file is read first, as :func:`residuum.audit` does.
+    A live module or the path of a file is read first, as :func:`residuum.audit` does. surface: weights,
+    their change from a start, or the moment of an optimiser; "": what the objective is about.
     per_run: settings of each restart where they differ, see ``PerRun``.
     """
     plugins.load()
@@ -55,13 +66,40 @@ def attack(
     path, checkpoint = checkpoint, as_checkpoint(checkpoint, shape=knowledge.shape)
     if isinstance(path, str | Path):
         knowledge = with_release(path, checkpoint, knowledge)
-    config = resolve(checkpoint, knowledge, config or AttackConfig())
+    config = on_surface(surface, knowledge, config or AttackConfig())
+    config = resolve(checkpoint, knowledge, config)
     per_run = None if per_run is None else [resolve(checkpoint, knowledge, one) for one in per_run]
     method = every_attack()[config.objective]
-    surface = SURFACES[method.surface](checkpoint, knowledge)
-    return method.run(
-        surface, knowledge, config, state_path=state_path, watch=watch, per_run=per_run
+    there = SURFACES[method.surface](checkpoint, knowledge)
+    found = method.run(
+        there, knowledge, config, state_path=state_path, watch=watch, per_run=per_run
     )
+    if there.name == MOMENT or knowledge.provenance.get("moment") != RELEASE:
+        return found
+    return found.replace(notes=(*found.notes, NOT_ATTACKED))
+
+
+def on_surface(name: str, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
+    """The configuration whose attack works on the surface that a user names."""
+    if not name:
+        return config
+    wanted, said = chosen(name, knowledge), config.objective
+    every = every_attack()
+    if said in ("auto", ""):
+        fitting = next(n for n, one in every.items() if one.surface == wanted)
+        return config if wanted == WEIGHTS else replace(config, objective=fitting)
+    if said in UNMIX.values():
+        return replace(config, objective=UNMIX[wanted])
+    if said in every and every[said].surface != wanted:
+        raise InputError(
+            f"--objective {said} attacks {every[said].surface}, not {wanted}.",
+            "Leave --surface or --objective out.",
+        )
+    return config
+
+
+NOT_ATTACKED = "optimiser state in this file was not attacked: --surface moment does"
+UNMIX = {WEIGHTS: "unmix", CHANGE: "unmix", MOMENT: "unmix-moment"}  # a start it subtracts itself
 
 
 class Stationarity(Attack):

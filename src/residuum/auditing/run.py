@@ -59,9 +59,9 @@ from residuum.auditing.verdict import (
 )
 from residuum.checkpoints import as_checkpoint, inspect_checkpoint, weights_hash
 from residuum.checkpoints.beside import with_release
-from residuum.checkpoints.surfaces import CHANGE, MOMENT, WEIGHTS
+from residuum.checkpoints.surfaces import chosen
 from residuum.checkpoints.tuning import head_of
-from residuum.errors import InputError, require_known
+from residuum.errors import require_known
 from residuum.evaluation.null import SUBSETS
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores
 from residuum.records.rundir import environment
@@ -288,14 +288,10 @@ def audit(
 
 def on_surface(name: str, knowledge: Knowledge) -> tuple[str, ...]:
     """Attacks on one surface, by their names; none named: all of them."""
-    there = {"all": "", "weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}
-    require_known(name, there, "No surface")
-    missing = {"change": knowledge.theta0, "moment": knowledge.moment}
-    if name in missing and missing[name] is None:
-        what = "a start (--init, --base)" if name == "change" else "the state of an optimiser"
-        raise InputError(f"--surface {name} needs {what}; there is none.", "Use --surface all.")
-    every = every_attack().items()
-    return tuple(n for n, one in every if one.surface == there[name]) if there[name] else ()
+    if name == "all":
+        return ()
+    wanted = chosen(name, knowledge)
+    return tuple(attack for attack, one in every_attack().items() if one.surface == wanted)
 
 
 def _against_permuted(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from residuum.checkpoints.reading import build_model, checkpoint_from_module
-from residuum.errors import InputError
+from residuum.errors import InputError, require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
@@ -139,6 +139,19 @@ SURFACES: dict[str, Callable[[Checkpoint, Knowledge], Surface]] = {
     CHANGE: change,
     MOMENT: moment,
 }
+
+
+CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}  # as a user names them
+
+
+def chosen(name: str, knowledge: Knowledge) -> str:
+    """The surface that a user names, which must be there."""
+    require_known(name, CHOICES, "No surface")
+    missing = {"change": knowledge.theta0, "moment": knowledge.moment}
+    if name in missing and missing[name] is None:
+        what = "a start (--init, --base)" if name == "change" else "the state of an optimiser"
+        raise InputError(f"--surface {name} needs {what}; there is none.", "Leave --surface out.")
+    return CHOICES[name]
 
 
 def surfaces(checkpoint: Checkpoint, knowledge: Knowledge) -> dict[str, Surface]:

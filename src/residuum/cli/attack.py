@@ -101,6 +101,11 @@ def command(
     trust_code: bool = options.TRUST_CODE,
     granted: options.Granted,
     tuning: options.Tuned,
+    surface: str = option(
+        "Attack this: weights, change (from the start) or moment (optimiser state); default: what "
+        "--objective is about.",
+        "",
+    ),
     dry_run: bool = option(
         "Print what the attack will cost, measured in two seconds; no attack.", False, "--dry-run"
     ),
@@ -109,6 +114,7 @@ def command(
 ) -> None:
     """Reconstruct training samples from weights alone; the data is never opened."""
     from residuum.attacks import estimate
+    from residuum.attacks.run import on_surface
     from residuum.errors import InputError
     from residuum.records.rundir import read_json
     from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
@@ -119,6 +125,7 @@ def command(
     checkpoint, base = options.tuned(checkpoint, tuning.base, tuning.adapter)
     released = options.load(checkpoint, arch, model, trust_code, shape, base)
     knowledge = options.grant(checkpoint, released, base=base, **vars(granted))
+    config = on_surface(surface, knowledge, config)
     if dry_run:
         cost = estimate(released, knowledge, config)
         voice.answer(cost.to_json(), lambda: _show_cost(cost))
