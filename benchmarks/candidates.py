@@ -64,7 +64,9 @@ def attacked(net: Checkpoint, split: Split, m: int, seed: int) -> Row:
     """What m candidates recover with two restarts, and with equal work."""
     alike = max(1, round(WORK / m))
     restarts = max(RESTARTS, alike)
-    config = AttackConfig(candidates=m, restarts=restarts, steps=STEPS, dtype="float32", seed=seed)
+    config = AttackConfig.of(
+        candidates=m, restarts=restarts, steps=STEPS, dtype="float32", seed=seed
+    )
     start = time.process_time()
     found = attack(net, Knowledge(value_range=(0.0, 1.0), mean=split.train.mean), config)
     seconds = time.process_time() - start

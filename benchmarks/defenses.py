@@ -156,7 +156,7 @@ def prepare(name: str, case: Case, seed: int, root: str | None, device: str) -> 
         provenance={"mean": "train"},
     )
     training = Training(TrainingConfig(steps=case.steps, dtype=case.dtype), case.descent, case.n)
-    attack = replace(PRESETS["residuum"], device=device, **case.attack)
+    attack = PRESETS["residuum"].changed(device=device, **case.attack)
     setting = Setting(
         f"mlp:{inputs}-{case.hidden}-1",
         split,

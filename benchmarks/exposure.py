@@ -228,7 +228,7 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
     for name, config in (
         (
             "stationarity",
-            AttackConfig(restarts=2, steps=1500, seed=seed, dtype="float32", device=device),
+            AttackConfig.of(restarts=2, steps=1500, seed=seed, dtype="float32", device=device),
         ),
         ("unmix", AttackConfig(objective="unmix", seed=seed, seconds=40, device=device)),
     ):

@@ -7,7 +7,7 @@ whatever becomes of it; both attacks start from the same candidates.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def main() -> None:
     sample = split.train.x[int(margins.argmin())]
     knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean)
     plain = AttackConfig(restarts=1, steps=STEPS, candidates=CANDIDATES, seed=SEED)
-    grown = replace(plain, **{**GROWTH_PRESETS["auto"], "split_every": STEPS // 8})
+    grown = plain.changed(**{**GROWTH_PRESETS["auto"], "split_every": STEPS // 8})
     followed = {"no growth": Follow(sample), "splitting": Follow(sample)}
     attack(checkpoint, knowledge, plain, watch=followed["no growth"])
     found = attack(checkpoint, knowledge, grown, watch=followed["splitting"])

@@ -29,7 +29,6 @@ from torch.nn import functional as F
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, device_name, threads
 from residuum.attacks import plain
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import MulticlassKKT
 from residuum.attacks.run import prepare, resolve
 from residuum.checkpoints.reading import as_checkpoint
@@ -37,6 +36,7 @@ from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives
 from residuum.records import Dataset, Knowledge, write_json
 from residuum.records.rundir import environment
+from residuum.settings.attack import AttackConfig
 from residuum.stationarity import parameters
 
 Row = dict[str, Any]
@@ -135,7 +135,7 @@ class ViT(nn.Module):
 def solver(
     model: nn.Module, shape: tuple[int, ...], device: str, candidates: int, restarts: int
 ) -> Any:
-    config = AttackConfig(
+    config = AttackConfig.of(
         steps=1000,
         restarts=restarts,
         candidates=candidates,

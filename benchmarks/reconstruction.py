@@ -48,7 +48,7 @@ class Experiment:
     baselines: bool = False
 
 
-GPU = AttackConfig(dtype="tf32", steps=8000, restarts=2)
+GPU = AttackConfig.of(dtype="tf32", steps=8000, restarts=2)
 EXPERIMENTS = {
     "cifar-500": Experiment("cifar10", 500, attack=replace(GPU, candidates=400), baselines=True),
     "cifar-100": Experiment(
@@ -91,7 +91,7 @@ EXPERIMENTS = {
             dtype="float32",
             stop_loss=1e-9,
         ),
-        attack=replace(PRESETS["ntk"], dtype="bf16", candidates=400),
+        attack=PRESETS["ntk"].changed(dtype="bf16", candidates=400),
         metrics=("ncc", "l2"),
     ),
 }
@@ -145,7 +145,7 @@ def one(spec: Experiment, seed: int, root: str, device: str) -> dict[str, Any]:
     }
     if spec.baselines and seed == spec.seeds[0]:
         for baseline in BASELINES:
-            config = AttackConfig(
+            config = AttackConfig.of(
                 objective=baseline,
                 restarts=1,
                 steps=200,

@@ -27,7 +27,7 @@ def splitting(device: str) -> Report:
     only_on(device, "cuda")
     torch.manual_seed(0)
     m = 1000
-    config = AttackConfig(
+    config = AttackConfig.of(
         objective="binary-kkt",
         candidates=m,
         restarts=1,

@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from residuum.attacks.presets import PRESETS
 from torch import Tensor
 
 from benchmarks.harness import RESULTS, clock, draw_seeds
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.kinks import polished
 from residuum.attacks.objectives import OBJECTIVES
-from residuum.attacks.presets import PRESETS
 from residuum.attacks.run import MARGINS, SPARSE
 from residuum.attacks.unmix import unmix
 from residuum.checkpoints.surfaces import SURFACES, WEIGHTS
@@ -220,11 +220,11 @@ def arms(
         preset = PRESETS["residuum"]
         if arm == "published":
             key = row.data if row.task == "binary" else row.task
-            preset = replace(PRESETS[PUBLISHED[key]], dtype=preset.dtype)
+            preset = PRESETS[PUBLISHED[key]].changed(dtype=preset.numerics.dtype)
         settings = {**row.attack, **ARMS.get(arm, {}), "seed": seed % 1000, "device": device}
         if tiny:
             settings |= {"steps": 20, "candidates": 40}
-        found = attack(checkpoint, knowledge, replace(preset, **settings))
+        found = attack(checkpoint, knowledge, preset.changed(**settings))
         facts = {"seconds": found.seconds, "residual": float(found.layers[:, -1, 0].min())}
         yield arm, found.x, {**facts, "settings": found.settings}
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from benchmarks.harness import Report, clock
 from benchmarks.published import PublishedAttack
-from residuum.attacks.config import FAST, AttackConfig
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.solver import Solver
 from residuum.engine.explicit import cpu_has_bf16
 from residuum.engine.graph import matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
+from residuum.settings.attack import FAST, AttackConfig
 
 SHAPES = {"cifar": 3072, "mnist": 784}
 WIDTH, M = 1000, 1000
@@ -34,7 +34,7 @@ def network(d: int, width: int = WIDTH) -> MLP:
 
 def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -> float:
     """Milliseconds per step, capture and compilation not counted."""
-    config = AttackConfig(
+    config = AttackConfig.of(
         candidates=settings.pop("m", M),
         restarts=settings.pop("restarts", 1),
         steps=10**6,

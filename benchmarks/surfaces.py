@@ -153,7 +153,7 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     released = rs.load_checkpoint(path)
     outputs = rs.Architecture.parse(released.arch).outputs
     dtype = "tf32" if device.startswith("cuda") else "float32"
-    common = rs.AttackConfig(
+    common = rs.AttackConfig.of(
         candidates=CANDIDATES * n,
         restarts=restarts,
         steps=30 if tiny else ATTACK_STEPS,
@@ -338,7 +338,7 @@ def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool)
             told = {"steps": ATTACK_STEPS, "restarts": 1, **changes}
             told["candidates"] = changes.get("candidates", CANDIDATES) * len(true)
             told["steps"] = 20 if tiny else told["steps"]
-            config = rs.AttackConfig(
+            config = rs.AttackConfig.of(
                 objective="moment", device=device, seed=seed, dtype=dtype, **told
             )
             knowledge = rs.Knowledge(shape=(3, 32, 32))

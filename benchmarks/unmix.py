@@ -265,7 +265,7 @@ def rival(
 ) -> tuple[Tensor, dict[str, Any]]:
     """The stationarity attack on the same network, as many steps as fit into the same seconds."""
     checkpoint = Checkpoint(victim.theta, victim.arch, tuple(victim.x.shape[1:]))
-    config = AttackConfig(
+    config = AttackConfig.of(
         candidates=2 * n,
         restarts=1,
         device=device,

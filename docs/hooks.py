@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+from residuum.settings import Setting, Settings, settings_of
+from residuum.settings.attack import AttackConfig
+from residuum.settings.training import TrainingConfig
+
+CONFIGS: dict[str, type[Settings]] = {"attack": AttackConfig, "training": TrainingConfig}
+
 PRODUCT = re.compile(r"<(?=[\w']+, )")  # <nu, x>: an inner product, and no tag in any other reader
 CODE = re.compile(r"(^```.*?^```$|^ {4}.*?$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 LISTING = re.compile(r"^# listing: (\S+)$", re.MULTILINE)
+TABLES = re.compile(r"^# settings: (\w+)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
@@ -23,7 +32,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn links that leave ``docs/`` into text, since the site does not hold those files.
 
     A link to nothing stays as it is, for mkdocs to refuse it. Inner products outside code are kept.
-    A line `# listing: path` becomes the file at that path of the repository.
+    A line `# listing: path` becomes the file at that path of the repository, `# settings: attack` the
+    tables of an attack's settings.
     """
     folder = Path(config["docs_dir"]) / Path(page.file.src_path).parent
 
@@ -34,7 +44,33 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     parts = CODE.split(LINK.sub(text, markdown))  # prose and code in turn
     parts[::2] = [PRODUCT.sub("&lt;", prose) for prose in parts[::2]]
     root = Path(config["config_file_path"]).parent
-    return LISTING.sub(lambda line: (root / line[1]).read_text("utf-8"), "".join(parts))
+    whole = LISTING.sub(lambda line: (root / line[1]).read_text("utf-8"), "".join(parts))
+    return TABLES.sub(lambda line: settings_tables(CONFIGS[line[1]]), whole)
+
+
+def settings_tables(config: type[Settings]) -> str:
+    """A heading and a table for a configuration and for every group inside it."""
+    known, found = settings_of(config), []
+    inside = [f.default for f in dataclasses.fields(config) if isinstance(f.default, Settings)]
+    for group in (config(), *inside):
+        own = [known[n] for n, one in settings_of(type(group)).items() if len(one.path) == 1]
+        rows = [f"| `{one.name}` | {_said(one)} | {_takes(one)} | {one.rule.help} |" for one in own]
+        title = f"## {type(group).__name__}\n\n{type(group).__doc__}\n\n"
+        found.append(
+            title + "| setting | default | takes | |\n|---|---|---|---|\n" + "\n".join(rows)
+        )
+    return "\n\n".join(found)
+
+
+def _said(one: Setting) -> str:
+    return "" if one.default in (None, "", math.inf) else f"`{one.default}`"
+
+
+def _takes(one: Setting) -> str:
+    """Choices or bounds, and the option where it has one."""
+    words = ", ".join(f"`{word}`" for word in one.rule.choices if word) or one.bounds_in_words
+    option = f"`--{one.name.replace('_', '-')}` " if one.rule.place else ""
+    return f"{option}{words}"
 
 
 def _present(entries: list[Any], folder: Path) -> list[Any]:

@@ -14,7 +14,7 @@ TRAINING: dict[str, Any] = {"method": "gd", "loss": "squared", "weight_decay": W
 TRAINING |= {"momentum": 0.9, "steps": 80_000}
 MULTICLASS = replace(OURS, candidates=1000, objective="multiclass-kkt")
 DECAY = replace(OURS, candidates=1000, objective="weight-decay", layers="all")
-DECAY = replace(DECAY, lam_init=(0.0, 1.0), lam_distribution="normal")
+DECAY = DECAY.changed(lam_init=(0.0, 1.0), lam_distribution="normal")
 RUNS = {"multiclass": ImageRun("multiclass", "cifar10", 500, task="multiclass", attack=MULTICLASS)}
 RUNS["weight decay"] = ImageRun("weight decay", "cifar10", 500, task="regression", attack=DECAY)
 RUNS["weight decay"] = replace(RUNS["weight decay"], training=TRAINING)
@@ -43,7 +43,7 @@ def compared(context: Context, name: str) -> Outcome:
     (ours,) = run.attacks(context, "residuum")
     facts = {**TRAINING, "sample_count": context.scale.n(run.n)}
     arms = {
-        arm: ([replace(ours, **changes)], {fact: facts[fact] for fact in granted})
+        arm: ([ours.changed(**changes)], {fact: facts[fact] for fact in granted})
         for arm, (changes, granted) in ARMS[name].items()
     }
     done = run.perform(context, arms=arms)

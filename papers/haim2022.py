@@ -184,9 +184,9 @@ def circle(context: Context) -> Outcome:
     rates = {"sigma": 0.5, "lr_x": 0.02, "lr_lam": 0.02, "lr_decay": 0.02}
     base = {"candidates": CANDIDATES, "seed": context.seed}
     dtype = "float32" if context.device.startswith("cuda") else "auto"
-    config = rs.AttackConfig(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
+    config = rs.AttackConfig.of(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
     found = context.attack(net.checkpoint, rs.Knowledge(), config)
-    inversion = replace(rs.PRESETS["model-inversion"], **base)
+    inversion = rs.PRESETS["model-inversion"].changed(**base)
     inverted = context.attack(net.checkpoint, rs.Knowledge(), inversion).x.double()
     x, weight = found.x.double(), found.weight.double()
     heavy = heavy_enough(x, weight)

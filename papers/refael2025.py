@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -134,8 +134,8 @@ def sphere_attack(context: Context, radius: float) -> AttackConfig:
     """Gaussian candidates of this deviation lie on the sphere up to 1 / sqrt(2 d)."""
     own = SIZES[context.scale.name]
     sizes: Settings = {"steps": own.steps, "restarts": own.restarts, "candidates": own.candidates}
-    base = AttackConfig(lr_x=0.003, layers="all", normalise=False, seed=context.seed, **sizes)
-    return replace(base, sigma=radius / own.dim**0.5, dtype=context.fast)
+    base = AttackConfig.of(lr_x=0.003, layers="all", normalise=False, seed=context.seed, **sizes)
+    return base.changed(sigma=radius / own.dim**0.5, dtype=context.fast)
 
 
 # Fig. 2b: data whose range the attacker does not know. The paper rewrites the first layer's biases,
@@ -147,7 +147,7 @@ def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
     split = context.split("cifar10", 100)
     data, n = split.train, len(split.train)
     config = AttackConfig(steps=scale.attack_steps(6000), restarts=2, candidates=2 * n)
-    config = replace(config, dtype=context.fast, seed=context.seed)
+    config = config.changed(dtype=context.fast, seed=context.seed)
     arch = mlp(data, scale.hidden((1000, 1000)))
     plain = context.train(arch, data, steps=scale.training)
     cases = [("no shift", 0.0, plain.checkpoint)]

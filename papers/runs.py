@@ -244,12 +244,12 @@ class ImageRun:
             if n == self.n and self.attack.candidates:
                 base["candidates"] = self.attack.candidates
             base["restarts"] = min(self.attack.restarts, scale.restarts)
-            return [replace(self.attack, steps=scale.attack_steps(self.attack.steps), **base)]
+            return [self.attack.changed(steps=scale.attack_steps(self.attack.steps), **base)]
         if name == "published":
             base |= {"steps": scale.attack_steps(50_000), "seed": 0}
-            return [replace(rs.PRESETS[preset], **base) for preset in RELEASED[self.data]]
+            return [rs.PRESETS[preset].changed(**base) for preset in RELEASED[self.data]]
         base |= {"candidates": max(50, round(1000 * scale.width)), "dtype": "float32"}
-        return [replace(rs.PRESETS[{"weights": "first-layer-weights"}.get(name, name)], **base)]
+        return [rs.PRESETS[{"weights": "first-layer-weights"}.get(name, name)].changed(**base)]
 
     def knowledge(self, split: Split, net: Victim) -> Knowledge:
         """What the attacker is granted."""

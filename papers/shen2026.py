@@ -73,7 +73,7 @@ class Case:
         every = context.scale.attack_steps(self.every // share)
         split, net = run.trained(context)
         m = max(4, 2 * round(self.per_class * len(split.train) / self.n))
-        base = replace(base, candidates=m, steps=steps, dtype=context.fast, seed=context.seed)
+        base = base.changed(candidates=m, steps=steps, dtype=context.fast, seed=context.seed)
         size = split.train.x[0].numel()
         bar = THRESHOLD * math.sqrt(size / 784) if self.metric == "l2" else -0.4
         return Prepared(split, net, run.knowledge(split, net), base, every, bar)
@@ -109,7 +109,7 @@ class Traced(Record):
 
 def traced(context: Context, ready: Prepared, **changes: Any) -> Traced:
     """Attack and watch, or take it from the cache; a watch cannot go on after an interrupt."""
-    samples, config = ready.split.train.x.double(), replace(ready.config, **changes)
+    samples, config = ready.split.train.x.double(), ready.config.changed(**changes)
 
     def make(partial: Path) -> Traced:
         looks: list[tuple[Tensor, Tensor]] = []
@@ -302,12 +302,12 @@ def arm_config(arm: str, base: AttackConfig, every: int, final: int) -> AttackCo
     if arm in ("none", "wide"):
         return replace(base, candidates=final if arm == "wide" else base.candidates)
     if arm == "paper":
-        return replace(base, **{**GROWTH_PRESETS["paper"], **growth})
+        return base.changed(**{**GROWTH_PRESETS["paper"], **growth})
     if arm != "curvature":
         rounds = max(1, (base.steps - 1) // every)
         rate = (max(final, base.candidates + rounds) / base.candidates) ** (1 / rounds) - 1
         growth |= {"split_cap": rate, "split_limit": final}
-    return replace(base, split=arm, **growth)
+    return base.changed(split=arm, **growth)
 
 
 # Section 4: exact recovery from cubic networks, aggregates below degree 3.

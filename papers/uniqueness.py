@@ -80,9 +80,9 @@ def digits(context: Context, seed: int, depth: int = 1) -> tuple[Split, str]:
 def attacked(context: Context, checkpoint: Checkpoint, n: int, **changes: Any) -> Reconstruction:
     """Two candidates per sample, the shape and the number of samples known."""
     own = SIZES[context.scale.name]
-    base = AttackConfig(steps=own.steps, restarts=own.restarts, dtype=context.fast)
+    base = AttackConfig.of(steps=own.steps, restarts=own.restarts, dtype=context.fast)
     known = Knowledge(shape=checkpoint.input_shape, sample_count=n)
-    return context.attack(checkpoint, known, replace(base, candidates=2 * n, **changes))
+    return context.attack(checkpoint, known, base.changed(candidates=2 * n, **changes))
 
 
 def counts(found: Reconstruction, split: Split) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def objective(context: Context) -> Rows:
     split = rs.load_dataset("sphere", own.n, seed=context.seed, dim=own.dim)
     ours = replace(refael2025.sphere_attack(context, 1.0), steps=own.steps // 6, restarts=1)
     published = {"sigma": ours.sigma, "steps": ours.steps, "candidates": 2 * own.n}
-    attacks = {"published": replace(rs.PRESETS[RELEASED], dtype="float32", **published)}
+    attacks = {"published": rs.PRESETS[RELEASED].changed(dtype="float32", **published)}
     # Heavy-ball descent follows the flow of plain descent at ten times this rate, 300 times the published.
     descent: Settings = {"method": "gd", "lr": 0.3, "momentum": 0.9, "steps": 10 * own.training}
     ways = {f"descent to loss {loss:g}": {**descent, "stop_loss": loss} for loss in (1e-2, 1e-3)}

@@ -276,7 +276,7 @@ def test_every_strategy_attacks_with_the_budget_it_was_given(name: str) -> None:
     released = checkpoint(relu_point(2, groups=3, width=2).model)
     theta0 = {key: torch.zeros_like(t) for key, t in released.theta.items()}
     config = PRESETS["residuum"]
-    config = AttackConfig(**{**vars(config), "steps": 20, "restarts": 2, "candidates": 6})
+    config = config.changed(steps=20, restarts=2, candidates=6)
     facts = {
         "weight_decay": 0.1,
         "loss": "logistic",

@@ -69,6 +69,6 @@ def test_pixels_in_another_order_are_no_image():
 
 @pytest.mark.parametrize("said", [{"priors": ()}, {"margins": 0.0}, {"priors": (), "margins": 1.0}])
 def test_what_is_said_stays(said):
-    told = resolve(trained("photos", 20), rs.Knowledge(), rs.AttackConfig(**said))
+    told = resolve(trained("photos", 20), rs.Knowledge(), rs.AttackConfig.of(**said))
     for name, value in said.items():
         assert getattr(told, name) == value

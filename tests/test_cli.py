@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,14 @@ from torch import nn
 import residuum
 from residuum.attacks import every_attack
 from residuum.checkpoints import load_checkpoint
+from residuum.cli.main import COMMANDS as COMMAND_MODULES
 from residuum.cli.main import app, main
 from residuum.cli.options import Granted, flat, option
 from residuum.records import Dataset, same
 from residuum.records.rundir import sha256
+from residuum.settings import PLACES
+from residuum.settings.attack import ATTACKS
+from residuum.settings.presets import PRESETS
 from tests.documents import ROOT, blocks, command_lines, ignore_the_clock
 from tests.program import interrupt, listing, one_line, start
 from tests.test_demo import shrink
@@ -309,14 +315,48 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert not missing
 
 
-def test_every_option_has_a_help_text() -> None:
+def test_every_option_has_help_a_place_and_says_what_it_takes() -> None:
     from typer.main import get_command
 
     group = get_command(app)
     assert sorted(group.commands) == COMMANDS  # type: ignore[attr-defined]
-    for command in group.commands.values():  # type: ignore[attr-defined]
+    wrong = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert command.help
-        assert [p.name for p in command.params if not getattr(p, "help", None)] == []
+        options = signature(flat(COMMAND_MODULES[name].command)).parameters
+        for part in command.params:
+            kind, info = options[part.name].annotation, options[part.name].default
+            if part.param_type_name == "argument":
+                wrong += [] if part.help else [f"{name} {part.name}: no help"]
+                continue
+            wrong += (
+                [] if part.help and part.help.endswith(".") else [f"{name} {part.name}: no help"]
+            )
+            placed = part.rich_help_panel in PLACES.values()
+            wrong += [] if placed else [f"{name} {part.name}: no place"]
+            words = re.fullmatch(r"[\w, ]+ or \w+", (part.help or "").rstrip("."))
+            free = kind in (str, str | None, list[str] | None) and not info.metavar
+            wrong += [f"{name} {part.name}: choices or a metavar"] if free or words else []
+    assert wrong == []
+
+
+def test_completion_offers_what_can_be_chosen() -> None:
+    def offered(line: str) -> set[str]:
+        words = line.split()
+        told = {
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words)),
+            "_RESIDUUM_COMPLETE": "complete_bash",
+        }
+        code = "from residuum.cli.main import app; app(prog_name='residuum')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **told}, capture_output=True, text=True
+        )
+        return {*done.stdout.split()}
+
+    assert offered("residuum attack --optimiser ") == {"adam", "sgd"}
+    assert offered("residuum attack --preset ") == {*PRESETS}
+    assert offered("residuum attack --objective ") == {"auto", *ATTACKS}
 
 
 def test_help_is_light() -> None:

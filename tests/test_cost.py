@@ -85,7 +85,7 @@ def test_an_estimate_describes_the_attack():
     assert list(found.flops_by_layer) == ["layers.0", "layers.1"]
     assert found.step_seconds > 0
     assert found.seconds == pytest.approx(500 * found.step_seconds * (1 + 1 / 25))
-    dear = estimate(released(), None, AttackConfig(candidates=20, lam_every=10), measured=0.05)
+    dear = estimate(released(), None, AttackConfig.of(candidates=20, lam_every=10), measured=0.05)
     assert dear.seconds == pytest.approx(3000 * dear.step_seconds * (1 + 1 / 25 + 21 / 10))
     short = estimate(released(), None, AttackConfig(seconds=1e-6), measured=0.05)
     assert short.seconds == 1e-6
@@ -93,7 +93,7 @@ def test_an_estimate_describes_the_attack():
 
 
 def test_row_space_and_other_networks_are_estimated():
-    config = AttackConfig(restarts=1, candidates=20, rank_tolerance=0.8, layers="first")
+    config = AttackConfig.of(restarts=1, candidates=20, rank_tolerance=0.8, layers="first")
     small = estimate(released(), None, config, measured=0.05)
     assert small.dimensions < 6
     assert small.notes

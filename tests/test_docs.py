@@ -16,13 +16,13 @@ import typer
 import yaml
 
 from residuum.attacks.objectives import OBJECTIVES
-from residuum.attacks.presets import PRESETS
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.run import ATTACKS
 from residuum.cli.main import COMMANDS, app
 from residuum.datasets import DATASETS, load_dataset
 from residuum.defenses import DEFENSES
 from residuum.evaluation import METRICS
+from residuum.settings.presets import PRESETS
 from residuum.training import TrainingConfig, released, train
 from tests import documents
 from tests.cases import relu_point

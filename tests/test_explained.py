@@ -108,7 +108,7 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
     checkpoint = small()
     start = {n: t - 0.1 * torch.randn_like(t) for n, t in checkpoint.theta.items()}
     known = Knowledge(theta0=start) if objective == "ntk" else Knowledge()
-    config = AttackConfig(objective=objective, candidates=6, restarts=3, steps=40, dtype=dtype)
+    config = AttackConfig.of(objective=objective, candidates=6, restarts=3, steps=40, dtype=dtype)
     found = attack(checkpoint, known, config)
     surface = surfaces(checkpoint, known)[CHANGE if objective == "ntk" else WEIGHTS]
     far = explained(surface, found)

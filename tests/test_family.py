@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from benchmarks.family import Follow, story_figure
@@ -30,10 +28,10 @@ def test_the_pictures_tell_what_happened():
     }
     assert known[1].children == (3, 2)
     assert known[2].joined == 0
-    grown, seen = replace(SMALL, surrogate="softplus"), Follow(torch.zeros(5))
+    grown, seen = SMALL.changed(surrogate="softplus"), Follow(torch.zeros(5))
     found = attack(released(), None, grown, watch=seen)
     assert family_figure(found)[:4] == b"\x89PNG"
-    assert family_figure(attack(released(), None, replace(SMALL, split="none"))) is None
+    assert family_figure(attack(released(), None, SMALL.changed(split="none"))) is None
     assert seen.steps[-1] == 120
     assert seen.counts[-1] > seen.counts[0] == 4
     assert seen.distances[-1] == pytest.approx(float(seen.images[-1].norm()))

@@ -18,7 +18,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-CONFIG = AttackConfig(candidates=30, restarts=2, steps=300, dtype="float64", lr_x=1e-3, lr_lam=1e-3)
+CONFIG = AttackConfig.of(
+    candidates=30, restarts=2, steps=300, dtype="float64", lr_x=1e-3, lr_lam=1e-3
+)
 
 
 class WithoutPullback(BinaryKKT):
@@ -52,7 +54,7 @@ def test_graphs_hold_a_derivative_by_autograd_too():
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
 def test_faster_products_reach_the_same_loss(dtype):
     exact = solved(CONFIG).best_loss
-    found = solved(replace(CONFIG, device="cuda", dtype=dtype)).best_loss.cpu().double()
+    found = solved(CONFIG.changed(device="cuda", dtype=dtype)).best_loss.cpu().double()
     assert torch.allclose(found, exact, rtol=0.05)
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
-from residuum.attacks.config import SPLITS
 from residuum.attacks.growth import GROWTH
 from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.solver import Solver
@@ -18,10 +17,11 @@ from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.networks import MLP
 from residuum.records import Checkpoint, Knowledge, Reconstruction, same
+from residuum.settings.attack import SPLITS
 from residuum.similarity import cosine
 from tests.cases import polynomial_point
 
-CUBIC = AttackConfig(
+CUBIC = AttackConfig.of(
     objective="binary-kkt",
     restarts=1,
     steps=2800,
@@ -32,7 +32,7 @@ CUBIC = AttackConfig(
     layers="all",
     split_every=200,
 )
-SMALL = AttackConfig(
+SMALL = AttackConfig.of(
     objective="binary-kkt",
     restarts=2,
     steps=120,
@@ -84,8 +84,8 @@ def test_the_grown_attack_recovers_every_sample_and_the_fixed_one_does_not(k):
         point, model = cubic(10, 12, seed)
         counts = {}
         for split in ("curvature", "none"):
-            config = replace(
-                CUBIC, split=split, seed=seed, steps=3000 - 300 * k if split != "none" else 600
+            config = CUBIC.changed(
+                split=split, seed=seed, steps=3000 - 300 * k if split != "none" else 600
             )
             state = Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, k).solve()
             x = living(state, 0) if state.population else state.best_x[0]
@@ -98,7 +98,7 @@ def test_other_ways_to_grow_recover_it_too():
     """The curvature direction is not what makes the difference on the exact instance."""
     point, model = cubic(10, 12, 0)
     for split in ("random", "frank-wolfe"):
-        config = replace(CUBIC, split=split)
+        config = CUBIC.changed(split=split)
         state = Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, 3).solve()
         assert recovered(living(state, 0), point.x) == 10
         assert {e["kind"] for e in state.population.events} <= {split, "merge", "prune", "stable"}
@@ -106,7 +106,7 @@ def test_other_ways_to_grow_recover_it_too():
 
 def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events():
     _, model = cubic(4, 6, 0)
-    config = replace(CUBIC, split="curvature", steps=900, split_trigger="period")
+    config = CUBIC.changed(split="curvature", steps=900, split_trigger="period")
     state = Solver(model, BinaryKKT(), Knowledge(), config, (6,), 1, 2).solve()
     splits = [e for e in state.population.events if e["kind"] == "split"]
     assert len(splits) >= 2
@@ -136,7 +136,7 @@ def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events
     ],
 )
 def test_every_objective_grows_and_no_round_raises_the_loss(split, objective, outputs):
-    s = small_solver(replace(SMALL, split=split, surrogate="softplus"), objective, outputs)
+    s = small_solver(SMALL.changed(split=split, surrogate="softplus"), objective, outputs)
     state = s.solve()
     events = [e for e in state.population.events if "loss_after" in e]
     assert any(e["kind"] in ("split", "random", "frank-wolfe") for e in events)
@@ -163,8 +163,7 @@ def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
         ),
         ({"lam_every": 40, "split": "random"}, 1e-5),
     ):
-        config = replace(
-            SMALL,
+        config = SMALL.changed(
             surrogate="softplus",
             split_trigger="stagnation",
             split_tolerance=0.3,
@@ -182,7 +181,7 @@ def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
             alone.grower._generator = lambda step, _, f=own_numbers, run=run: f(step, run)
             one = alone._initial()
             x, lam = start.x[[run]], start.lam[[run]]
-            path = tmp_path / f"{run}-{len(extra)}-{config.split}"
+            path = tmp_path / f"{run}-{len(extra)}-{config.growth.how}"
             one.replace(x=x, lam=lam, best_x=x, best_lam=lam).save(path)
             own = alone.solve(path)
             assert int(own.population.active.sum()) == sizes[run]
@@ -204,14 +203,14 @@ def test_a_grown_attack_goes_on_from_where_it_was_stopped(tmp_path):
     state.save(tmp_path / "state")
     resumed = small_solver().solve(tmp_path / "state")
     assert same(resumed, whole)
-    changed = replace(SMALL, split_every=31)
+    changed = SMALL.changed(split_every=31)
     with pytest.raises(InputError, match="other settings"):
         small_solver(changed).solve(tmp_path / "state")
 
 
 def test_without_growth_nothing_is_different():
-    config = replace(SMALL, split="none", split_every=7, split_cap=0.9)
-    plain = small_solver(AttackConfig(**{**config.__dict__, "split_cap": 0.1, "split_every": 300}))
+    config = SMALL.changed(split="none", split_every=7, split_cap=0.9)
+    plain = small_solver(config.changed(split_cap=0.1, split_every=300))
     a, b = small_solver(config).solve(), plain.solve()
     assert torch.equal(a.x, b.x)
     assert torch.equal(a.lam, b.lam)
@@ -227,18 +226,17 @@ def released(seed=0):
 
 def test_true_relu_is_refused_and_a_sharp_surrogate_is_named():
     with pytest.raises(InputError, match="S is zero almost everywhere"):
-        attack(released(), None, replace(SMALL, surrogate="none"))
+        attack(released(), None, SMALL.changed(surrogate="none"))
     for split in ("random", "frank-wolfe"):
-        grown = attack(released(), None, replace(SMALL, surrogate="none", split=split))
+        grown = attack(released(), None, SMALL.changed(surrogate="none", split=split))
         assert any(event["kind"] == split for event in grown.events)
-    sharp = attack(released(), None, replace(SMALL, sharpness=1e5))
+    sharp = attack(released(), None, SMALL.changed(sharpness=1e5))
     assert any("S vanishes for" in note for note in sharp.notes)
     assert not any("S vanishes for" in note for note in attack(released(), None, SMALL).notes)
 
 
 def test_the_reconstruction_holds_the_living_alone_and_says_how_it_ended(tmp_path):
-    config = replace(
-        SMALL,
+    config = SMALL.changed(
         surrogate="softplus",
         split_trigger="stagnation",
         split_tolerance=0.3,
@@ -257,7 +255,7 @@ def test_the_reconstruction_holds_the_living_alone_and_says_how_it_ended(tmp_pat
         assert part["gradient"] > 0
         wanted = part["gradient"] <= 1e-9 and part["lowest_curvature"] >= -(1e-9**0.5)
         assert part["stationary"] == wanted
-    loose = attack(released(1), None, replace(config, split_eps=1e9))
+    loose = attack(released(1), None, config.changed(split_eps=1e9))
     assert all(part["stationary"] for part in loose.second_order)
     assert same(Reconstruction.load(found.save(tmp_path / "r")), found)
     summary = found.to_json()
@@ -266,27 +264,27 @@ def test_the_reconstruction_holds_the_living_alone_and_says_how_it_ended(tmp_pat
 
 
 def test_growth_stops_at_its_limit_and_says_when_no_round_was_due():
-    found = attack(released(), None, replace(SMALL, split="random", split_limit=5))
+    found = attack(released(), None, SMALL.changed(split="random", split_limit=5))
     assert all(int((found.run == run).sum()) <= 5 for run in range(2))
     assert any("limit of candidates" in note for note in found.notes)
-    quiet = attack(released(), None, replace(SMALL, split_every=500))
+    quiet = attack(released(), None, SMALL.changed(split_every=500))
     assert any("no round was due" in note for note in quiet.notes)
     assert len(quiet.x) == 8
 
 
 def test_the_gradient_triggers_a_round_too():
-    low = replace(SMALL, split_trigger="gradient", split_tolerance=0.0)
+    low = SMALL.changed(split_trigger="gradient", split_tolerance=0.0)
     assert not small_solver(low).solve().population.events
-    high = small_solver(replace(low, split_tolerance=1e9)).solve().population.events
+    high = small_solver(low.changed(split_tolerance=1e9)).solve().population.events
     assert {event["step"] for event in high} == {50, 100}
 
 
 def test_settings_of_growth_are_checked_and_kept():
     for name, settings in GROWTH_PRESETS.items():
-        config = replace(AttackConfig(), **settings)
+        config = AttackConfig.of(**settings)
         assert AttackConfig.from_json(config.to_json()) == config
-        assert (config.split == "none") == (name == "none")
-    paper = replace(AttackConfig(), **GROWTH_PRESETS["paper"])
+        assert (config.growth.how == "none") == (name == "none")
+    paper = AttackConfig.of(**GROWTH_PRESETS["paper"])
     assert 20_000 <= paper.split_every <= 40_000
     assert (paper.split_threshold, paper.split_cap, paper.split_eta) == (0.1, 0.5, 0.01)
     for wrong in (
@@ -298,7 +296,7 @@ def test_settings_of_growth_are_checked_and_kept():
         {"split_limit": -1},
     ):
         with pytest.raises(InputError):
-            AttackConfig(**wrong)
+            AttackConfig.of(**wrong)
 
 
 def test_the_command_line_grows_and_says_so(tmp_path, capsys):

@@ -174,7 +174,7 @@ def test_a_live_module_is_the_network_it_computes() -> None:
     chain = MLP((12, 9, 1)).double()
     kept = _keep(Wide(chain), (12,))
     assert dense_chain(rs.build_model(kept)) is None
-    config = rs.AttackConfig(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
+    config = rs.AttackConfig.of(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
     one, other = (
         rs.attack(part, KNOWN, config) for part in (kept, rs.checkpoint_from_module(chain))
     )

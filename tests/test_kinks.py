@@ -66,7 +66,7 @@ def test_the_polish_lowers_the_residual_and_moves_nothing_without_steps():
     model = network()
     checkpoint = rs.Checkpoint(dict(model.state_dict()), ARCH, SHAPE)
     knowledge = rs.Knowledge(shape=SHAPE)
-    config = rs.AttackConfig(candidates=M, restarts=2, steps=30, priors=(), margins=0.0)
+    config = rs.AttackConfig.of(candidates=M, restarts=2, steps=30, priors=(), margins=0.0)
     found = rs.attack(checkpoint, knowledge, config)
     surface = SURFACES[WEIGHTS](checkpoint, knowledge)
 

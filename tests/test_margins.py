@@ -131,6 +131,6 @@ def test_an_attack_says_when_its_candidates_do_not_agree_on_a_margin(weight, sai
     """Weights that were never trained: only a heavy term makes outputs equal; without one nobody asks."""
     torch.manual_seed(3)
     model = Architecture.parse("mlp:9-12-1").build()
-    config = rs.AttackConfig(candidates=6, restarts=2, steps=400, margins=weight, priors=())
+    config = rs.AttackConfig.of(candidates=6, restarts=2, steps=400, margins=weight, priors=())
     found = rs.attack(model, KNOWN, config)
     assert any("equal margins: outputs" in note for note in found.notes) == said

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from residuum.attacks.growth import merge, patterns, prune
@@ -42,8 +40,8 @@ def test_optimiser_state_goes_to_both_children():
 def exact_state(point, copies):
     """Every candidate of an exact point ``copies`` times, slightly apart, with shared multipliers."""
     m = copies * len(point.x)
-    config = replace(
-        SMALL, restarts=1, candidates=m, surrogate="none", split="random", lam_scale="one"
+    config = SMALL.changed(
+        restarts=1, candidates=m, surrogate="none", split="random", lam_scale="one"
     )
     s = Solver(point.model, BinaryKKT(), Knowledge(), config, (point.x.shape[1],), 1, m)
     direction = torch.randn(point.x.shape, generator=torch.Generator().manual_seed(0)).double()

@@ -10,7 +10,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torch.nn import functional as F
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import (
     NTK,
     OBJECTIVES,
@@ -25,6 +24,7 @@ from residuum.attacks.state import SolverState
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
+from residuum.settings.attack import AttackConfig
 from tests.cases import (
     SPREAD,
     VARIANTS,
@@ -304,7 +304,7 @@ def test_zero_at_exact_ntk_points(gradients):
 
 def perturbed_solver(point, model, surrogate, tmp_path, scale=0.02):
     """A solver about to start near the exact point: its state is laid where it resumes from."""
-    config = AttackConfig(
+    config = AttackConfig.of(
         restarts=1,
         steps=1200,
         lr_x=0.01,

@@ -538,7 +538,7 @@ def test_nothing_is_computed_twice(tmp_path, monkeypatch):
 
 def test_an_interrupted_attack_goes_on(tmp_path, monkeypatch):
     context, net = trained(tmp_path)
-    config = rs.AttackConfig(candidates=4, restarts=1, steps=200, dtype="float64")
+    config = rs.AttackConfig.of(candidates=4, restarts=1, steps=200, dtype="float64")
     attack = rs.attack
 
     def impatient(*arguments, watch, **rest):

@@ -110,7 +110,7 @@ def both(network, case, restarts=1, theta0=None, **rest):
         **case.granted,
     )
     common = {"candidates": M, "steps": STEPS, "layers": layers, "seed": 3, **rest}
-    config = rs.AttackConfig(restarts=restarts, dtype="float64", **common, **case.settings)
+    config = rs.AttackConfig.of(restarts=restarts, dtype="float64", **common, **case.settings)
     wanted = rs.attack(rs.Checkpoint(dict(model.state_dict()), arch), knowledge, config)
     found = [
         plain.attack(model, case.objective, knowledge, restart=i, **common) for i in range(restarts)
@@ -175,7 +175,7 @@ def test_equal_margins_stay_out_where_nobody_promised_them(case):
 def test_sharpness_is_the_same():
     model, knowledge = build("mlp:6-9-1"), rs.Knowledge(shape=(6,))
     common = {"candidates": M, "steps": STEPS, "layers": "all"}
-    config = rs.AttackConfig(restarts=1, sharpness_from=3, sharpness=30, **common)
+    config = rs.AttackConfig.of(restarts=1, sharpness_from=3, sharpness=30, **common)
     wanted = rs.attack(model, knowledge, config)
     found = plain.attack(model, BinaryKKT(), knowledge, sharpness=(3, 30), **common)
     assert_same(found, wanted)

@@ -19,7 +19,7 @@ from residuum.records import Checkpoint, Knowledge, same
 from tests.cases import SPREAD, attack_case, relu_point
 
 SHARPNESS = 4.0
-CONFIG = AttackConfig(restarts=2, steps=50, candidates=6, sigma=0.5, rank_tolerance=1e-12)
+CONFIG = AttackConfig.of(restarts=2, steps=50, candidates=6, sigma=0.5, rank_tolerance=1e-12)
 
 
 def close(found, wanted, tolerance=1e-10):
@@ -85,7 +85,7 @@ def test_candidates_start_as_projections_of_full_ones():
     torch.manual_seed(0)
     model = MLP((8, 4, 1)).double()
     known = (BinaryKKT(), Knowledge())
-    full = Solver(model, *known, replace(CONFIG, rank_tolerance=0.0), (8,), 1, 6)._initial()
+    full = Solver(model, *known, CONFIG.changed(rank_tolerance=0.0), (8,), 1, 6)._initial()
     solver = Solver(model, *known, CONFIG, (8,), 1, 6)
     small = solver._initial()
     assert small.x.shape == (2, 6, 4)
@@ -111,8 +111,7 @@ def test_gradients_of_priors_are_taken_in_pixels():
 def test_samples_of_an_exact_point_come_back(tmp_path):
     """Fewer samples than pixels: the row space has the samples in it and little else."""
     point = relu_point(2, groups=3, size=1, width=2, seed=3)
-    config = replace(
-        CONFIG,
+    config = CONFIG.changed(
         restarts=1,
         steps=600,
         rank_tolerance=1e-6,
@@ -147,19 +146,19 @@ def released(arch="mlp:8-6-1,bias=all", seed=0):
 
 def test_an_attack_says_what_the_mode_did(tmp_path):
     box = Knowledge(value_range=(-0.01, 0.01), shape=(2, 4))
-    found = attack(released(), box, replace(CONFIG, rank_tolerance=0.5))
+    found = attack(released(), box, CONFIG.changed(rank_tolerance=0.5))
     assert found.x.shape == (12, 2, 4)
     assert "of 8 directions" in found.notes[0]
     assert "value range" in found.notes[1]
     assert found.x.abs().max() > 0.01  # the box is not enforced, as the note says
     assert len(attack(released(), None, CONFIG).notes) == 1
-    assert attack(released(), box, replace(CONFIG, rank_tolerance=0.0)).notes == ()
+    assert attack(released(), box, CONFIG.changed(rank_tolerance=0.0)).notes == ()
     first, second = (attack(released(), box, CONFIG).replace(seconds=0.0) for _ in range(2))
     assert same(first, second)
 
 
 def test_resuming_ends_like_one_never_stopped(tmp_path):
-    config, path = replace(CONFIG, rank_tolerance=0.3), tmp_path / "state"
+    config, path = CONFIG.changed(rank_tolerance=0.3), tmp_path / "state"
     attack(released(), None, replace(config, seconds=1e-9), state_path=path)
     resumed = attack(released(), None, config, state_path=path)
     assert same(resumed.x, attack(released(), None, config).x)
@@ -174,11 +173,11 @@ def test_what_row_space_mode_cannot_do():
         attack(zero, None, replace(CONFIG, objective="weight-decay"))
     for wrong in (-0.1, 1.0):
         with pytest.raises(InputError, match="share of the largest singular value"):
-            replace(CONFIG, rank_tolerance=wrong)
+            CONFIG.changed(rank_tolerance=wrong)
 
 
 def test_multipliers_in_closed_form_work_in_the_row_space():
-    config = replace(CONFIG, lam_every=10, rank_tolerance=0.3)
+    config = CONFIG.changed(lam_every=10, rank_tolerance=0.3)
     solver = Solver(MLP((8, 6, 1)), WeightDecay(), Knowledge(), config, (8,), 1, 6)
     end = solver.solve()
     assert (end.best_loss < 0.9 * end.first_loss).all()

@@ -25,7 +25,7 @@ from tests.cases import SPREAD, AllLayers, attack_case, relu_point
 from tests.reference import row_gradients, theta_vector
 from tests.test_engine import Wrapped
 
-SHORT = AttackConfig(
+SHORT = AttackConfig.of(
     restarts=2, steps=60, candidates=4, sigma=0.5, layers="all", anneal="none", sharpness=20.0
 )
 BOX = Knowledge(value_range=(-0.3, 0.4), mean=torch.full((5,), 0.1, dtype=torch.float64))
@@ -53,8 +53,8 @@ def test_two_runs_are_identical_to_the_last_bit():
 
 def test_every_restart_draws_from_a_seed_of_its_own():
     for distribution, draw in (("uniform", torch.rand), ("normal", torch.randn)):
-        config = replace(SHORT, restarts=3, seed=2, lam_init=(0.5, 2.0))
-        state = solver(replace(config, lam_distribution=distribution))._initial()
+        config = SHORT.changed(restarts=3, seed=2, lam_init=(0.5, 2.0))
+        state = solver(config.changed(lam_distribution=distribution))._initial()
         spread = 2.0 if distribution == "normal" else 1.5
         for run in range(3):
             generator = stream("candidates", 2, run)
@@ -107,8 +107,8 @@ def test_runs_with_settings_of_their_own_end_like_each_alone(names, rest, tmp_pa
     """Side by side in one program, each with its own rates, scale, sharpness and floor."""
     torch.manual_seed(0)
     for model in (MLP((5, 8, 1), "all"), Wrapped(MLP((5, 8, 1), "all"))):
-        common = replace(SHORT, restarts=3, steps=40, **rest)
-        runs = [replace(common, **{name: own[name] for name in names}) for own in VARIED]
+        common = SHORT.changed(restarts=3, steps=40, **rest)
+        runs = [common.changed(**{name: own[name] for name in names}) for own in VARIED]
         together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
         start, end = together._initial(), together.solve()
         for run, config in enumerate(runs):
@@ -130,7 +130,7 @@ def test_runs_may_have_priors_of_their_own(tmp_path):
     torch.manual_seed(0)
     model = MLP((5, 8, 1), "all")
     priors = [(), (("haim2022-box", 3.0),), (("haim2022-box", 0.5), ("multiplier-floor", 2.0))]
-    common = replace(SHORT, restarts=3, steps=40, constraint="penalty", lam_min=0.3, sigma=2.0)
+    common = SHORT.changed(restarts=3, steps=40, constraint="penalty", lam_min=0.3, sigma=2.0)
     runs = [replace(common, priors=own) for own in priors]
     together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
     start, end = together._initial(), together.solve()
@@ -147,7 +147,7 @@ def test_runs_may_have_priors_of_their_own(tmp_path):
 def test_a_run_that_starts_near_zero_loss_has_not_diverged_when_it_leaves_it(tmp_path):
     """At an exact point the first loss is rounding error; any step away is a million times that."""
     point = relu_point(2)
-    config = replace(SHORT, restarts=1, steps=50, surrogate="none", lam_scale="one", layers="all")
+    config = SHORT.changed(restarts=1, steps=50, surrogate="none", lam_scale="one", layers="all")
     solver = Solver(
         point.model, BinaryKKT(), Knowledge(), config, tuple(point.x.shape[1:]), 1, len(point.x)
     )
@@ -163,7 +163,7 @@ def test_a_run_that_starts_near_zero_loss_has_not_diverged_when_it_leaves_it(tmp
 def test_closed_form_multipliers_end_a_captured_chunk():
     """A CUDA graph cannot hold them, so its chunks end where they are due."""
     model = MLP((5, 8, 1)).double()
-    config = replace(SHORT, steps=1000, lam_every=70)
+    config = SHORT.changed(steps=1000, lam_every=70)
     solver = Solver(model, BinaryKKT(), Knowledge(), config, (5,), 1, 4)
     solver.config, solver.check_every = replace(config, device="cuda"), 200
     ends, step = [], 0
@@ -191,7 +191,7 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
 def test_the_best_snapshot_is_kept(tmp_path):
     """From beside an exact point, with steps far too long: the start stays the best."""
     point = relu_point(2, groups=2, size=1)
-    config = replace(SHORT, restarts=1, lr_x=0.5, lr_lam=0.5, lr_decay=1.0, lam_scale="one")
+    config = SHORT.changed(restarts=1, lr_x=0.5, lr_lam=0.5, lr_decay=1.0, lam_scale="one")
     s = Solver(point.model, BinaryKKT(), Knowledge(), config, (12,), 1, 2)
     x, lam = point.x.flip(0)[None], 1.03 * point.lam.flip(0)[None]  # label -1 first
     s._initial().replace(x=x, lam=lam).save(tmp_path / "state")
@@ -216,7 +216,7 @@ def test_the_loss_falls():
 @pytest.mark.parametrize("lam_every", [0, 10])
 @pytest.mark.parametrize("start", [1e200, math.nan, 1e9])
 def test_a_diverging_run_is_stopped_and_the_others_finish(start, lam_every, tmp_path):
-    config = replace(SHORT, lam_every=lam_every)
+    config = SHORT.changed(lam_every=lam_every)
     s, path = solver(config), tmp_path / "state"
     state = s._initial()
     x = state.x.clone()
@@ -258,7 +258,7 @@ def test_the_clock_stops_and_a_resumed_attack_ends_like_one_never_stopped(tmp_pa
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_an_interrupt_saves_and_the_end_is_the_same(optimiser, tmp_path):
-    config = replace(SHORT, optimiser=optimiser, lam_every=20, lr_x=1e-3, lr_lam=1e-3)
+    config = SHORT.changed(optimiser=optimiser, lam_every=20, lr_x=1e-3, lr_lam=1e-3)
     path, seen = tmp_path / "state", []
 
     def watch(progress):
@@ -354,8 +354,8 @@ def test_updates_equal_those_of_torch(optimiser, decay):
 def test_priors_enter_the_loss_with_their_weights():
     priors = (("value-box", 3.0), ("multiplier-floor", 5.0))
     knowledge = BOX.replace(shape=(5,))
-    s = solver(replace(SHORT, priors=priors, lam_min=0.8), knowledge)
-    bare = solver(replace(SHORT, lam_min=0.8), knowledge)
+    s = solver(SHORT.changed(priors=priors, lam_min=0.8), knowledge)
+    bare = solver(SHORT.changed(lam_min=0.8), knowledge)
     state = s._initial()
     x, lam = state.x.requires_grad_(), state.lam.requires_grad_()
     total = 0.0
@@ -374,7 +374,7 @@ def test_priors_enter_the_loss_with_their_weights():
 
 
 def test_projection_keeps_candidates_in_the_box_and_multipliers_above_the_floor():
-    config = replace(SHORT, lr_x=0.1, lr_lam=0.2, lam_min=3.0)  # a floor above what fits
+    config = SHORT.changed(lr_x=0.1, lr_lam=0.2, lam_min=3.0)  # a floor above what fits
     for steps in (3, 60):
         end = solver(replace(config, steps=steps), BOX).solve()
         images = end.x + 0.1
@@ -386,7 +386,7 @@ def test_projection_keeps_candidates_in_the_box_and_multipliers_above_the_floor(
     loose = solver(replace(config, constraint="penalty"), BOX).solve()
     assert (loose.x + 0.1).max() > 0.5
     assert loose.lam.max() < 3.0
-    free = solver(replace(config, lam_init=(-1.0, 1.0)), BOX, WeightDecay()).solve()
+    free = solver(config.changed(lam_init=(-1.0, 1.0)), BOX, WeightDecay()).solve()
     assert free.lam.min() < -0.1
 
 
@@ -395,7 +395,7 @@ def test_projection_keeps_candidates_in_the_box_and_multipliers_above_the_floor(
 
 def test_multipliers_are_stored_in_units_of_their_scale():
     for name, wanted in (("one", 1.0), ("mean", 0.25)):
-        s = solver(replace(SHORT, lam_scale=name))
+        s = solver(SHORT.changed(lam_scale=name))
         assert s.scale == wanted
         state = s._initial()
         loss, layers, gx, gl = s._gradients(state.x, state.lam, 0)
@@ -409,7 +409,7 @@ def test_multipliers_are_stored_in_units_of_their_scale():
 
 @pytest.mark.parametrize("knowledge", [Knowledge(), BOX])
 def test_the_automatic_scale_makes_the_sum_as_large_as_the_target(knowledge):
-    s = solver(replace(SHORT, lam_scale="auto"), knowledge)
+    s = solver(SHORT.changed(lam_scale="auto"), knowledge)
     spread = 0.7 / 4 if knowledge is BOX else 0.25
     generator = stream("scale")
     x = spread * torch.randn(4, 5, generator=generator, dtype=torch.float64)
@@ -489,7 +489,7 @@ def test_runs_without_a_closed_form_keep_their_multipliers():
 
 def test_the_solver_takes_closed_form_multipliers_on_their_steps(monkeypatch):
     """Where they were just taken, multipliers above the floor have no slope left."""
-    s, slopes = solver(replace(SHORT, lam_every=10)), {}
+    s, slopes = solver(SHORT.changed(lam_every=10)), {}
     gradients = s._gradients
 
     def seen(x, lam, step, measure=True):
@@ -507,14 +507,14 @@ def test_the_solver_takes_closed_form_multipliers_on_their_steps(monkeypatch):
 
 
 def test_sharpness_is_annealed_as_published():
-    loo = AttackConfig(anneal="loo2024", steps=80_000)
+    loo = AttackConfig.of(anneal="loo2024", steps=80_000)
     wanted = {0: 11, 20_000: 20, 40_000: 110, 60_000: 200, 80_000: 200}
     for step, value in wanted.items():
         assert loo.sharpness_at(step) == pytest.approx(value)
-    geometric = AttackConfig(anneal="geometric", steps=101, sharpness_from=2.0, sharpness=200.0)
+    geometric = AttackConfig.of(anneal="geometric", steps=101, sharpness_from=2.0, sharpness=200.0)
     for step, value in {0: 2, 50: 20, 100: 200, 101: 200}.items():
         assert geometric.sharpness_at(step) == pytest.approx(value)
-    fixed = replace(geometric, anneal="none")
+    fixed = geometric.changed(anneal="none")
     assert {fixed.sharpness_at(step) for step in (0, 50, 101)} == {200.0}
 
 
@@ -541,7 +541,7 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
         {"sigma": -1.0},
     ):
         with pytest.raises(InputError):
-            AttackConfig(**wrong)
+            AttackConfig.of(**wrong)
 
 
 # attack()
@@ -556,7 +556,7 @@ def released(arch="mlp:5-8-1,bias=all", seed=0, **facts):
 def test_what_an_attack_brings_back_adds_up():
     """The loss at the returned candidates and multipliers is the best one that was seen."""
     for scale in ("mean", "auto"):
-        found = attack(released(), BOX, replace(SHORT, lam_scale=scale))
+        found = attack(released(), BOX, SHORT.changed(lam_scale=scale))
         assert found.x.shape == (8, 5)
         assert found.run.tolist() == [0] * 4 + [1] * 4
         assert found.labels.tolist() == [-1, -1, 1, 1] * 2
@@ -574,7 +574,7 @@ def test_what_an_attack_brings_back_adds_up():
 
 def test_the_attack_sees_weights_and_knowledge_and_nothing_else(tmp_path, monkeypatch):
     """Other data in memory, on disk and in the random state: the same bits come back."""
-    config, results = replace(SHORT, lam_every=20), []
+    config, results = SHORT.changed(lam_every=20), []
     for seed in (0, 1):
         folder = tmp_path / str(seed)
         torch.manual_seed(seed)
@@ -661,7 +661,7 @@ def test_weight_decay_is_tied_where_it_is_known():
 def test_a_convnet_on_digits_is_attacked(dtype):
     arch = "convnet:1x8x8-4-6-1"
     knowledge = Knowledge(shape=(1, 8, 8), value_range=(0.0, 1.0), sample_count=3)
-    config = replace(SHORT, dtype=dtype, lr_x=0.02, layers="auto")
+    config = SHORT.changed(dtype=dtype, lr_x=0.02, layers="auto")
     found = attack(released(arch), knowledge, config)
     assert found.x.shape == (8, 1, 8, 8)
     assert found.x.dtype == getattr(torch, dtype)
@@ -677,7 +677,7 @@ def test_ntk_gradients_at_both_points_are_searched_together():
     torch.manual_seed(0)
     model = MLP((5, 8, 1)).double()
     theta0 = {name: t + 0.1 for name, t in model.state_dict().items()}
-    config = replace(SHORT, steps=200, lam_init=(-0.5, 0.5))
+    config = SHORT.changed(steps=200, lam_init=(-0.5, 0.5))
     s = Solver(model, NTK("both"), Knowledge(theta0=theta0), config, (5,), 1, 4)
     end = s.solve()
     assert end.lam.shape == (2, 4, 2, 1)
@@ -688,4 +688,4 @@ def test_ntk_gradients_at_both_points_are_searched_together():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_settings_are_finite_numbers(name, value):
     with pytest.raises(InputError, match=name):
-        AttackConfig(**{name: value})
+        AttackConfig.of(**{name: value})

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from residuum.attacks import PRESETS, AttackConfig
-from residuum.attacks.config import LEFT_OPEN
 from residuum.errors import InputError
+from residuum.settings.attack import LEFT_OPEN
 from residuum.sweeping import SPACE, Setting
 from residuum.sweeping.scoring import ranked
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Search, Trial, numeric

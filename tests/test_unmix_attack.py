@@ -238,11 +238,11 @@ def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
     flat = checkpoint.replace(input_shape=())
     found = rs.attack(flat, None, QUICK)
     assert "sparse in their coordinates, since no shape is known" in found.notes[0]
-    named = rs.attack(flat, None, replace(QUICK, domain="series"))
+    named = rs.attack(flat, None, QUICK.changed(domain="series"))
     assert named.notes[0].endswith("sparse in their series")
     assert not torch.allclose(found.x[:5], named.x[:5])
     with pytest.raises(InputError, match="No domain 'edges'"):
-        rs.AttackConfig(domain="edges")
+        rs.AttackConfig.of(domain="edges")
 
 
 def test_more_seconds_allow_more_runs_and_a_short_audit_one() -> None:
@@ -290,7 +290,7 @@ def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
         "layers.1.weight": torch.randn(1, 120, generator=generator),
     }
     full = rs.Checkpoint(theta, ARCH, SHAPE)
-    named = replace(QUICK, unmix_rank=1.0, unmix_strength=2.0, restarts=2)
+    named = QUICK.changed(unmix_rank=1.0, unmix_strength=2.0, restarts=2)
     found = rs.attack(full, None, named)
     assert found.notes[-1] == f"unmix: {unmix.WITHHELD}"
     assert found.selection is not None

@@ -32,7 +32,7 @@ def plan(trials: int = 4, **changes: Any) -> Plan:
 
 def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> None:
     assert named(CONFIG, LADDER[0]) == LADDER[0]
-    asked = dataclasses.replace(CONFIG, unmix_rank=0.7, unmix_strength=3.0, unmix_starts=5)
+    asked = CONFIG.changed(unmix_rank=0.7, unmix_strength=3.0, unmix_starts=5)
     assert named(asked, Setting()) == Setting(
         ranks=(0.7,), strengths=(3.0,), starts=5, repeats=CONFIG.restarts
     )
@@ -42,7 +42,7 @@ def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> N
     assert found.selection is not None
     assert found.selection.support.max() == 3
     with pytest.raises(InputError, match="share of the clean directions, at most 1"):
-        rs.AttackConfig(unmix_rank=1.2)
+        rs.AttackConfig.of(unmix_rank=1.2)
 
 
 def test_repeats_agree_on_planted_images_and_on_nothing_in_noise() -> None:
@@ -61,7 +61,7 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     checkpoint, x = planted()
     data = rs.Dataset(x, torch.tensor([1.0, -1.0] * 5).double())
     other = rs.Dataset(blocks(200, seed=7).double(), torch.tensor([1.0, -1.0] * 100).double())
-    wanted = plan(config=dataclasses.replace(CONFIG, unmix_starts=4))
+    wanted = plan(config=CONFIG.changed(unmix_starts=4))
     done = sweep(checkpoint, None, wanted, out=tmp_path / "s", data=data, holdout=other)
     assert done.plan.space == UNMIX_SPACE
     assert done.plan.objectives == ("expected",)

@@ -1,13 +1,13 @@
 """Attacks from weights alone. Nothing here may import datasets, training or evaluation."""
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.contract import Attack
 from residuum.attacks.dryrun import estimate
 from residuum.attacks.objectives import OBJECTIVES
-from residuum.attacks.presets import GROWTH_PRESETS, PRESETS
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.run import ATTACKS, attack, every_attack
 from residuum.attacks.selection import select
+from residuum.settings.attack import AttackConfig
+from residuum.settings.presets import GROWTH_PRESETS, PRESETS
 
 __all__ = [
     "ATTACKS",

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.run import attack
 from residuum.attacks.shift import (
     ShiftInference,
@@ -30,6 +29,7 @@ from residuum.attacks.shift import (
 )
 from residuum.checkpoints import first_layer
 from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.settings.attack import AttackConfig
 
 PROBE = 4  # a probing attack has this share of the steps, and one restart
 ROUNDS = 2  # of fitting the shift to candidates and the candidates to the shift
@@ -136,7 +136,7 @@ def without_noise(checkpoint: Checkpoint) -> tuple[Checkpoint, int, int]:
 
 def free_multipliers(released: Released) -> Adapted:
     """No sign of the multipliers and no margin is assumed: right for any loss at any time."""
-    config = replace(released.config, objective="weight-decay", lam_init=SIGNED)
+    config = released.config.changed(objective="weight-decay", lam_init=SIGNED)
     findings = {"objective": "weight-decay, free multipliers"}
     return _better(released, config=config, findings=findings)
 
@@ -159,7 +159,7 @@ def known_start(released: Released) -> Adapted:
     return _better(
         released,
         knowledge=_told(released, "train", theta0=released.facts["theta0"]),
-        config=replace(released.config, objective="ntk", lam_init=SIGNED),
+        config=released.config.changed(objective="ntk", lam_init=SIGNED),
         findings={"objective": "ntk, initial weights granted"},
     )
 
@@ -223,7 +223,7 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
         released,
         u,
         knowledge=_told(released, "user", theta0=theta0),
-        config=replace(released.config, objective="ntk", lam_init=SIGNED),
+        config=released.config.changed(objective="ntk", lam_init=SIGNED),
         findings=findings,
     )
 

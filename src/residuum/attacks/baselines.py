@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks.config import AttackConfig, stream
+from residuum.attacks.config import stream
 from residuum.attacks.contract import Attack
 from residuum.attacks.priors import box
 from residuum.attacks.selection import select
@@ -17,6 +17,7 @@ from residuum.checkpoints import first_layer
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction
+from residuum.settings.attack import AttackConfig
 
 Found = tuple[Tensor, Tensor, Tensor]  # x, labels, a weight for each
 

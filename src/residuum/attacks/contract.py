@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import torch
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.state import Watcher
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction
+from residuum.settings.attack import AttackConfig
 
 MOST_CANDIDATES = 20_000  # of one attack: bounds the memory of the scoring
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from residuum.attacks.config import FAST, AttackConfig
 from residuum.attacks.problem import MAX_UNKNOWNS
 from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.engine.explicit import Cost, evaluation_cost
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge
+from residuum.settings.attack import FAST, AttackConfig
 
 MEASURED = 2.0  # seconds of steps that an estimate takes
 LEAST_STEPS = 2  # after the first, which also pays for memory and code that later ones find ready
@@ -86,8 +86,8 @@ def estimate(
     found, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURED if measured is None else measured)
     looks = 1 + 1 / solver.check_every
-    if config.lam_every and state.lam[0].numel() <= MAX_UNKNOWNS:
-        looks += (state.lam[0].numel() + 1) / config.lam_every
+    if config.multipliers.every and state.lam[0].numel() <= MAX_UNKNOWNS:
+        looks += (state.lam[0].numel() + 1) / config.multipliers.every
     names = solver.problem.layer_names
     if solver.grower is not None:
         notes += ("the time is that of the first candidates; growth adds",)

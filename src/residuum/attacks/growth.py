@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig, stream
+from residuum.attacks.config import stream
 from residuum.attacks.priors import box
 from residuum.attacks.problem import Evaluation, Problem
 from residuum.attacks.splitting import (
@@ -48,6 +48,7 @@ from residuum.attacks.state import Newcomer, SolverState, population_of, recorde
 from residuum.errors import InputError
 from residuum.networks import ReLU, SigmoidReLU, Softplus
 from residuum.records import Knowledge
+from residuum.settings.attack import AttackConfig
 
 TRIED = 4  # places tried for every new candidate that is wanted
 ASCENT, FIRST, LAST = 60, 0.3, 0.01  # inner ascent: steps, and their length over the radius
@@ -75,7 +76,7 @@ class Round:
         self.labels, self.clamp = grower.labels, grower.clamp
         self.x, self.lam, self.active = state.x, state.lam * grower.scale, population.active
         self.sharpness = sharpness
-        share, limit = self.config.split_cap, grower.limit
+        share, limit = self.config.growth.cap, grower.limit
         self.quota = [
             min(max(1, int(share * count)), limit - count) if run in due else 0
             for run, count in enumerate(self.active.sum(1).tolist())
@@ -114,16 +115,16 @@ def split(now: Round) -> Proposal:
     found = lowest_curvature(curvature, now.noise, now.free)
     values = found.values.masked_fill(~now.active, torch.inf)
     values = torch.where(torch.isfinite(values) | ~now.active, values, torch.inf)
-    limit = now.x.new_full((now.runs,), now.config.split_threshold)
-    if now.config.split_relative:
+    limit = now.x.new_full((now.runs,), now.config.growth.threshold)
+    if now.config.growth.relative:
         loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
         limit = limit * loss / now.length().square().clamp(min=1e-12)
     order = values.argsort(1).argsort(1)  # 0 for the least
     quota = torch.tensor(now.quota, device=now.x.device)
     chosen = (values < -limit[:, None]) & (order < quota[:, None])
     longest = torch.full_like(limit, torch.inf) if now.exact else now.length() / 2
-    if now.config.split_eta > 0:
-        longest = torch.full_like(limit, now.config.split_eta)
+    if now.config.growth.eta > 0:
+        longest = torch.full_like(limit, now.config.growth.eta)
     bend = values.nan_to_num(posinf=0.0)
     step = joint_step(curvature, found.vectors, bend, chosen, longest, now.exact, now.clamp)
     newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
@@ -270,14 +271,14 @@ class Grower:
 
     def __post_init__(self) -> None:
         flat = any(isinstance(module, nn.ReLU) for module in self.model.modules())
-        if self.config.split == "curvature" and self.problem.surrogate == "none" and flat:
+        if self.config.growth.how == "curvature" and self.problem.surrogate == "none" and flat:
             raise InputError(
                 "Splitting needs curvature, and with true ReLU derivatives there is none: inside "
                 "an activation pattern f is affine in x, so S is zero almost everywhere.",
                 "Use --surrogate sigmoid or softplus, or --split random or frank-wolfe.",
             )
         self.exact = exact_degree(self.model)
-        self.limit = self.config.split_limit or 4 * self.candidates
+        self.limit = self.config.growth.limit or 4 * self.candidates
         self.notes: dict[str, str] = {}
 
     def after(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
@@ -288,33 +289,33 @@ class Grower:
         population = population_of(state)
         last = tuple(state.step if r in due else at for r, at in enumerate(population.last))
         state = state.replace(population=population.replace(last=last))
-        if self.config.split_merge:
+        if self.config.growth.merge:
             state = self._merge(state, due, sharpness)
         state, due = self._stop(state, due, sharpness)
         if not due:
             return state
         self._warn(state, sharpness)
-        proposal = GROWTH[self.config.split](Round(self, state, due, sharpness))
+        proposal = GROWTH[self.config.growth.how](Round(self, state, due, sharpness))
         return self._settle(state, due, proposal)
 
     def _due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
         config, population = self.config, population_of(state)
         if population.stopped[run] or not bool(state.alive[run]) or state.step >= config.steps:
             return False
-        if config.split_trigger == "period":
-            return state.step > 0 and state.step % config.split_every == 0
+        if config.growth.trigger == "period":
+            return state.step > 0 and state.step % config.growth.every == 0
         start = population.last[run]
-        if state.step - start < config.split_every:
+        if state.step - start < config.growth.every:
             return False
-        if config.split_trigger == "gradient":
+        if config.growth.trigger == "gradient":
             found = self._evaluate(state, sharpness)
-            return float(found.grad_x[run].norm()) <= config.split_tolerance
-        start = max(start, state.step - config.split_every)
+            return float(found.grad_x[run].norm()) <= config.growth.tolerance
+        start = max(start, state.step - config.growth.every)
         middle = (start + state.step) / 2
         looks = list(zip(state.steps, state.loss, strict=True))
         early = [float(loss[run]) for step, loss in looks if start <= step <= middle]
         late = [float(loss[run]) for step, loss in looks if step > middle]
-        return bool(early and late) and min(late) > (1 - config.split_tolerance) * min(early)
+        return bool(early and late) and min(late) > (1 - config.growth.tolerance) * min(early)
 
     def _evaluate(self, state: SolverState, sharpness: float | Tensor) -> Evaluation:
         problem = self.problem.with_labels(population_of(state).labels)
@@ -325,7 +326,7 @@ class Grower:
     ) -> tuple[SolverState, list[int]]:
         """Runs whose loss is zero, or that hold as many candidates as allowed, grow no more."""
         population, loss = population_of(state), self._evaluate(state, sharpness).loss
-        zero = self.config.split_zero * self.problem.empty_loss
+        zero = self.config.growth.zero * self.problem.empty_loss
         stopped = list(population.stopped)
         for run in due:
             if float(loss[run]) <= zero:
@@ -387,7 +388,7 @@ class Grower:
         ]
         state, numbers = settle(state, stored)
         events = []
-        kind = "split" if self.config.split == "curvature" else self.config.split
+        kind = "split" if self.config.growth.how == "curvature" else self.config.growth.how
         for run in due:
             before, after = float(proposal.before[run]), float(proposal.after[run])
             common = {"step": state.step, "run": run, "loss_before": before}
@@ -412,7 +413,7 @@ class Grower:
     def _warn(self, state: SolverState, sharpness: float | Tensor) -> None:
         """Say it once when the surrogate is so sharp that S vanishes for most candidates."""
         equation = self.problem.explicit
-        if self.config.split != "curvature" or equation is None or "vanishing" in self.notes:
+        if self.config.growth.how != "curvature" or equation is None or "vanishing" in self.notes:
             return
         activation = self.problem.activation(sharpness)
         if not isinstance(activation, SigmoidReLU | Softplus):
@@ -448,9 +449,9 @@ class Grower:
                 {
                     "gradient": gradient,
                     "lowest_curvature": lowest,
-                    "eps": self.config.split_eps,
+                    "eps": self.config.growth.eps,
                     "least_eps": least,
-                    "stationary": least <= self.config.split_eps,
+                    "stationary": least <= self.config.growth.eps,
                 }
             )
         return rows

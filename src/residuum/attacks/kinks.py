@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.contract import Attack
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.attacks.priors import PRIORS, Prior, penalty
@@ -29,6 +28,7 @@ from residuum.attacks.state import Watcher
 from residuum.checkpoints.surfaces import Surface
 from residuum.networks import dense_chain
 from residuum.records import Knowledge, Reconstruction
+from residuum.settings.attack import AttackConfig
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def polished(
         scale = float(lam.abs().mean()) or 1.0
         mu = (lam / scale).requires_grad_()
         y = found.labels[mine].to(device)
-        net = Gates(surface.model(), config.sharpness, how.band, x)
+        net = Gates(surface.model(), config.surrogate.sharpness, how.band, x)
         free = [x.new_zeros(len(x), h).requires_grad_() for h in net.widths]
         priors: list[Prior] = [
             PRIORS[name](weight, knowledge=found.knowledge) for name, weight in config.priors or ()

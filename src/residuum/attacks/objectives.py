@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from residuum.attacks.config import AttackConfig
 from residuum.checkpoints.inspection import order_of
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 from residuum.errors import InputError, require_known
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge
+from residuum.settings import settings_of
+from residuum.settings.attack import AttackConfig
 from residuum.stationarity import Theta
 
 
@@ -56,8 +57,8 @@ class Objective(ABC):
     @classmethod
     def configured(cls, config: AttackConfig, knowledge: Knowledge) -> Self:
         """The objective with the options of these settings."""
-        shared = {f.name for f in fields(cls)} & {f.name for f in fields(config)}
-        return cls(**{name: getattr(config, name) for name in shared})
+        shared = {f.name for f in fields(cls)} & settings_of(AttackConfig).keys()
+        return cls(**{name: config.value(name) for name in shared})
 
     @property
     def follows_outputs(self) -> bool:

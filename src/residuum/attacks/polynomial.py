@@ -25,7 +25,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig, stream
+from residuum.attacks.config import stream
 from residuum.attacks.contract import Attack
 from residuum.attacks.power import BUDGET, Growth, grow, levenberg_marquardt, refinement_cost
 from residuum.attacks.selection import select
@@ -34,6 +34,7 @@ from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction
 from residuum.records.identification import Identification
+from residuum.settings.attack import AttackConfig
 from residuum.theory.polynomial import (
     Interpolant,
     conditions,

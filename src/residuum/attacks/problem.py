@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.checkpoints.surfaces import CHANGE, Surface
@@ -31,6 +30,7 @@ from residuum.engine.generic import GenericEquation
 from residuum.errors import InputError, require_known
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge, Reconstruction, Record
+from residuum.settings.attack import AttackConfig
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
@@ -342,7 +342,7 @@ def explained(
         objective,
         found.knowledge,
         found.labels[mine],
-        surrogate=config.surrogate,
+        surrogate=config.surrogate.kind,
         layers="all",
         dtype=torch.float64,
     )

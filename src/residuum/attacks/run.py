@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from residuum import plugins
 from residuum.attacks.appearance import Appearance, appearance
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
-from residuum.attacks.config import LR_LAM, AttackConfig
 from residuum.attacks.contract import Attack
 from residuum.attacks.kinks import Kinks
 from residuum.attacks.margins import AGREE
 from residuum.attacks.objectives import OBJECTIVES, BinaryKKT, Objective
 from residuum.attacks.polynomial import PolynomialAttack
+from residuum.attacks.priors import PRIORS
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
@@ -40,6 +40,7 @@ from residuum.checkpoints.surfaces import (
 from residuum.errors import InputError, require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.settings.attack import LR_LAM, AttackConfig
 
 SPARSE, MARGINS, SLOW = 60.0, 0.3, 0.003  # SLOW: the rate of multipliers beside a sparse prior
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
@@ -241,6 +242,8 @@ def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) 
         task = task_of(checkpoint)
         name = next(name for name, objective in OBJECTIVES.items() if objective.task == task)
     require_known(name, every_attack(), "No attack")
+    for prior, _ in config.priors or ():
+        require_known(prior, PRIORS, "No prior")
     count = config.candidates or _estimate(checkpoint, knowledge)
     return fitted(checkpoint, knowledge, replace(config, objective=name, candidates=count))
 
@@ -251,7 +254,7 @@ def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -
     A sparse prior for images of every kind, equal margins for photographs: on MNIST they cost a fifth
     of the samples above NCC 0.9, on digits more. Chosen on images that no claim uses.
     """
-    if None not in (config.priors, config.margins, config.lr_lam):
+    if None not in (config.priors, config.margins.weight, config.lr_lam):
         return config
     # A moment shows the data where the weights, after a large start, do not.
     of_moment = every_attack()[config.objective].surface == MOMENT
@@ -266,8 +269,8 @@ def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -
         "margins": MARGINS if seen.photographs else 0.0,
         "lr_lam": SLOW if seen.images and config.priors != () else LR_LAM,
     }
-    open_ = {name: value for name, value in chosen.items() if getattr(config, name) is None}
-    return replace(config, **open_)
+    open_ = {name: value for name, value in chosen.items() if config.value(name) is None}
+    return config.changed(**open_)
 
 
 def prepare(

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.errors import InputError, require_known
 from residuum.records import Reconstruction
+from residuum.settings.attack import AttackConfig
 from residuum.stationarity import parameters
 from residuum.theory.kkt import evaluate
 from residuum.theory.kkt_sets import KKTSet

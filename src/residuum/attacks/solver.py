@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import FAST, LR_LAM, AttackConfig, PerRun, Step, stream
+from residuum.attacks.config import PerRun, stream
 from residuum.attacks.growth import Grower
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
@@ -39,13 +40,17 @@ from residuum.attacks.state import (
 )
 from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
 from residuum.records import Knowledge
+from residuum.settings.attack import FAST, LR_LAM, AttackConfig
+
+if TYPE_CHECKING:
+    from residuum.settings.attack import Step
 
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
 SAVE_EVERY = 20.0
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
 
 Moments = dict[str, Tensor]
-OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
+OneStep = Callable[[Tensor, Tensor, Moments, "Step", Tensor], None]
 
 
 class Solver:
@@ -76,8 +81,10 @@ class Solver:
         self.space: RowSpace | None = None
         self.notes: tuple[str, ...] = ()
         boxed = config.constraint == "project" and knowledge.value_range is not None
-        if config.rank_tolerance > 0:
-            self.space = RowSpace.of(model, objective, knowledge, shape, config.rank_tolerance)
+        if config.numerics.rank_tolerance > 0:
+            self.space = RowSpace.of(
+                model, objective, knowledge, shape, config.numerics.rank_tolerance
+            )
             self.notes, boxed = self.space.notes(boxed), False
         self.problem = self._problem(model, objective, candidates, outputs)
         self.nonnegative = objective.nonnegative
@@ -98,13 +105,13 @@ class Solver:
         ]
         self.scale = self._stored_scale(candidates, lam_ndim)
         # Growth looks at the curvature of the residual alone.
-        kappa = (config.margins or 0.0) if config.split == "none" else 0.0
+        kappa = (config.margins.weight or 0.0) if config.growth.how == "none" else 0.0
         self.margins = EqualMargins.promised(objective, knowledge, shape, kappa, self.scale)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
         self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
         self.grower: Grower | None = None
-        if config.split != "none":
+        if config.growth.how != "none":
             self.grower = Grower(
                 model,
                 self.problem,
@@ -156,10 +163,10 @@ class Solver:
             generator = stream("candidates", config.seed, run)
             x = self._draw(self.settings.one(run).sigma, generator)
             xs.append(x.to(config.device, self.dtype))
-            draw = torch.randn if config.lam_distribution == "normal" else torch.rand
+            draw = torch.randn if config.multipliers.distribution == "normal" else torch.rand
             lam = draw(self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64)
-            low, high = config.lam_init
-            spread = high if config.lam_distribution == "normal" else high - low
+            low, high = config.multipliers.init
+            spread = high if config.multipliers.distribution == "normal" else high - low
             lams.append((low + spread * lam).to(config.device, self.dtype))
         x, lam = (part[0][None] if len(part) == 1 else torch.stack(part) for part in (xs, lams))
         infinite = torch.full((config.restarts,), math.inf, dtype=self.dtype, device=config.device)
@@ -203,7 +210,7 @@ class Solver:
         x, lam = state.x.clone(), state.lam.clone()
         moments = {name: t.clone() for name, t in state.moments.items()}
         end = self._chunk_end(state.step)
-        fast = config.precision in FAST and end <= config.steps * (1 - config.polish)
+        fast = config.precision in FAST and end <= config.steps * (1 - config.numerics.polish)
         if not state.steps:
             state = look(
                 state, state.x, state.lam, *self._gradients(x, lam, 0)[:2], self.problem.empty_loss
@@ -228,14 +235,18 @@ class Solver:
     def _chunk_end(self, step: int) -> int:
         """A captured chunk ends where closed-form multipliers are due: no graph can hold them."""
         end = min(step + self.check_every, self.config.steps)
-        if self.config.lam_every and self.config.device.startswith("cuda"):
-            end = min(end, (step // self.config.lam_every + 1) * self.config.lam_every)
-        if self.config.split != "none" and self.config.split_trigger == "period":
-            end = min(end, (step // self.config.split_every + 1) * self.config.split_every)
+        if self.config.multipliers.every and self.config.device.startswith("cuda"):
+            end = min(
+                end, (step // self.config.multipliers.every + 1) * self.config.multipliers.every
+            )
+        if self.config.growth.how != "none" and self.config.growth.trigger == "period":
+            end = min(end, (step // self.config.growth.every + 1) * self.config.growth.every)
         return end
 
     def _closed_form_due(self, step: int) -> bool:
-        return bool(self.config.lam_every and step and step % self.config.lam_every == 0)
+        return bool(
+            self.config.multipliers.every and step and step % self.config.multipliers.every == 0
+        )
 
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
@@ -330,7 +341,7 @@ class Solver:
                 own_problem,
                 x[run, there][None],
                 lam[run, there][None],
-                own.lam_min if self.nonnegative else None,
+                own.multipliers.least if self.nonnegative else None,
                 scale,
                 own.sharpness_at(step),
             )[0]
@@ -351,7 +362,7 @@ class Solver:
             objective,
             knowledge,
             labels,
-            surrogate=config.surrogate,
+            surrogate=config.surrogate.kind,
             normalise=config.normalise,
             layers=config.layers,
             outside=space.outside if space is not None else 0.0,
@@ -361,11 +372,11 @@ class Solver:
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
         """Factor from stored to plain-sum multipliers; per run where their sharpness differs."""
-        if self.config.lam_scale != "auto":
-            return 1.0 if self.config.lam_scale == "one" else 1 / candidates
+        if self.config.multipliers.scale != "auto":
+            return 1.0 if self.config.multipliers.scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
             return self._scale_at(self.sharpness)
-        found = [self._scale_at(run.sharpness) for run in self.settings.runs]
+        found = [self._scale_at(run.surrogate.sharpness) for run in self.settings.runs]
         return self.sharpness.new_tensor(found).view(-1, *[1] * (ndim - 1))
 
     def _scale_at(self, sharpness: float) -> float:
@@ -402,7 +413,7 @@ class StaticSteps:
                 live[name] = torch.empty_like(tensor)
             live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
         if fast not in self.repeaters:  # a captured graph keeps the precision it was captured in
-            body = torch.compile(self.step) if self.config.compile else self.step
+            body = torch.compile(self.step) if self.config.numerics.compile else self.step
 
             def one() -> None:
                 body(live["x"], live["lam"], moments, live["step"], live["moving"])

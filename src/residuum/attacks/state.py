@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig
 from residuum.attacks.objectives import Objective
 from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest
+from residuum.settings.attack import AttackConfig
 
 DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 OWN = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")

@@ -45,12 +45,13 @@ import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor, nn
 
-from residuum.attacks.config import AttackConfig, stream
+from residuum.attacks.config import stream
 from residuum.attacks.contract import Attack
 from residuum.checkpoints.inspection import noise_edge
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
+from residuum.settings.attack import AttackConfig
 
 ROUNDING = 1e-7  # of float32, as a share of the largest singular value
 CLIFF = 10.0  # fall between two singular values that only the end of the samples explains
@@ -661,14 +662,14 @@ def named(config: AttackConfig, setting: Setting) -> Setting:
     One rank or strength leaves fewer runs to agree, or none: others then start anew, ``restarts`` of them,
     and where no time was left for clusters of neurons an overfull layer takes none either.
     """
-    ranks = (config.unmix_rank,) if config.unmix_rank else setting.ranks
-    strengths = (config.unmix_strength,) if config.unmix_strength else setting.strengths
-    chosen = config.unmix_rank or config.unmix_strength
+    ranks = (config.unmixing.rank,) if config.unmixing.rank else setting.ranks
+    strengths = (config.unmixing.strength,) if config.unmixing.strength else setting.strengths
+    chosen = config.unmixing.rank or config.unmixing.strength
     return replace(
         setting,
         ranks=ranks,
         strengths=strengths,
-        starts=config.unmix_starts or setting.starts,
+        starts=config.unmixing.starts or setting.starts,
         repeats=config.restarts if chosen else setting.repeats,
         overfull_partitions=setting.overfull_partitions if setting.partitions or not chosen else (),
     )
@@ -752,7 +753,7 @@ class Unmix(Attack):
         layer = mixed(surface, knowledge)
         if isinstance(layer, str):
             raise InputError(f"{self.name} does not apply: {layer}.", "Use another attack.")
-        domain = domain_of(config.domain, layer.shape)
+        domain = domain_of(config.unmixing.domain, layer.shape)
         values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
         setting = named(config, within(config.seconds, layer.rank, values, config.device))
         found = unmix(

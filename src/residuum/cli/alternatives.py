@@ -33,7 +33,10 @@ def command(
     ),
     merge: bool = option("Merge samples of one label and activation pattern.", False, "--merge"),
     direction: str = option(
-        "How a sample's direction is found: softest, largest, weights, data, tangent.", "softest"
+        "How a sample's direction is found.",
+        "softest",
+        choices=("softest", "largest", "weights", "data", "tangent"),
+        place="expert",
     ),
     arch: str | None = options.ARCH,
     task: str = options.TASK,

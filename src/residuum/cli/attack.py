@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 from residuum.cli import options
 from residuum.cli.options import option
 from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
+from residuum.settings.attack import AttackConfig
+from residuum.settings.presets import GROWTH_PRESETS
 
 if TYPE_CHECKING:
     from residuum.attacks.dryrun import Estimate
@@ -31,62 +33,16 @@ ROWS = 20  # restarts shown; the rest stands in attack.json
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Of the attack; None where the preset decides. Read by ``options.configure``."""
+class Chosen:
+    """What is laid over what; read by ``options.configure``."""
 
-    preset: str = option(
-        "residuum, haim2022-cifar-b9dfyspx, haim2022-cifar-k60fvjdy, haim2022-mnist-kcf9bhbi, "
-        "haim2022-mnist-rbijxft7, buzaglo2023-multiclass, buzaglo2023-regression, loo2024, ntk, "
-        "model-inversion, first-layer-weights. Options below override it.",
-        "residuum",
-    )
-    objective: str | None = option(
-        "auto, binary-kkt, multiclass-kkt, weight-decay, ntk, moment, unmix, unmix-moment, polynomial, "
-        "kinks, model-inversion or first-layer-weights, or that of a plug-in."
-    )
-    rivals: str | None = option("Multiclass: a multiplier per tied rival, or for the best.")
-    gradients: str | None = option("NTK: gradients at theta, theta0 or both.")
-    candidates: int | None = option(
-        "Candidates per restart (default: twice the known samples, or half the neurons).", min=1
-    )
-    restarts: int | None = option("Independent runs, side by side.")
-    steps: int | None = options.STEPS
-    optimiser: str | None = option("adam or sgd.")
-    lr_x: float | None = option("Learning rate of the candidates.")
-    lr_lam: float | None = option("Learning rate of the multipliers.")
-    sigma: float | None = option("Standard deviation of the initial candidates.")
-    lam_min: float | None = option("Least stored multiplier.")
-    lam_every: int | None = option("Best multipliers in closed form every so many steps.", min=0)
-    surrogate: str | None = option("What stands for the ReLU: sigmoid, softplus or none.")
-    sharpness: float | None = option("Alpha or beta of the surrogate.")
-    anneal: str | None = option("Sharpening on the way: none, geometric or loo2024.")
-    layers: str | None = option("Which layers' residuals are minimised: all or first.")
-    margins: float | None = option("Weight of equal margins (default: as the images ask for).")
-    prior: list[str] | None = option(
-        "Prior in place of the preset's; repeatable: value-box, haim2022-box, "
-        "haim2022-text-box, loo2024-box, multiplier-floor, total-variation, high-frequency, "
-        "sparse-gradients, patch-experts, none.",
-        metavar="NAME:WEIGHT",
-    )
-    constraint: str | None = option("project into the known box, or leave it to a penalty.")
-    rank_tolerance: float | None = option(
-        "Row-space mode: search in the singular vectors of the first layer above this share of the "
-        "largest (0: all directions)."
-    )
+    preset: str = options.PRESET
     split: str | None = option(
-        "Grow the candidate set: paper (Shen et al. 2026), auto, random, frank-wolfe or none. Its "
-        "settings: --set split_every=1000 and others."
+        "Grow the candidate set: paper is Shen et al. 2026. More: --set split_every=1000 and others.",
+        choices=GROWTH_PRESETS,
     )
-    dtype: str | None = options.DTYPE
-    device: str | None = options.DEVICE_OR_NONE
-    seed: int | None = options.SEED_OR_NONE
-    seconds: float | None = options.SECONDS
-    settings: list[str] | None = option(
-        "Any other setting, such as momentum=0.8; repeatable. An unknown key lists them.",
-        None,
-        "--set",
-        metavar="KEY=VALUE",
-    )
+    prior: list[str] | None = options.PRIOR
+    settings: list[str] | None = options.SET
 
 
 def command(
@@ -95,7 +51,8 @@ def command(
     out: Path | None = option(
         "Folder to write; an unfinished attack there is continued. Required unless --dry-run."
     ),
-    settings: Settings,
+    chosen: Chosen,
+    settings: Annotated[dict[str, Any], options.Generated(AttackConfig)],
     arch: str | None = options.ARCH,
     model: str | None = options.MODEL,
     trust_code: bool = options.TRUST_CODE,
@@ -119,7 +76,7 @@ def command(
     from residuum.records.rundir import read_json
     from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
 
-    config = options.configure(**vars(settings))
+    config = options.configure(**vars(chosen), **settings)
     options.check_device(config.device)
     shape = options.shape_of(granted.shape)
     checkpoint, base = options.tuned(checkpoint, tuning.base, tuning.adapter)
@@ -138,7 +95,7 @@ def command(
         reused = found is not None
         if found is None:
             with attack_progress(voice.spoken) as watch:
-                found = run.attack(released, knowledge, config, request, settings.preset, watch)
+                found = run.attack(released, knowledge, config, request, chosen.preset, watch)
     _refuse_divergence(found, out)
     if reused and voice.spoken:
         print_line(f"{out} holds this attack, finished; it is shown again.")

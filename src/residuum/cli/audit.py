@@ -27,6 +27,7 @@ from residuum.cli import options
 from residuum.cli.options import Granted, Tuned, option
 from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
 from residuum.errors import InputError
+from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
     from residuum.auditing import Verdict
@@ -64,26 +65,33 @@ AFTER = {
 class Compared:
     """What the network is compared with, and for how long it is attacked."""
 
-    data: str | None = option("Training samples: an .npz with x and y, or a training directory.")
-    holdout: str | None = option("Samples the network never saw, likewise; at least 100.")
-    budget: str | None = option("Wall clock, such as 90s, 10min or 1h (default: 1min).")
+    data: str | None = option(
+        "Training samples: an .npz with x and y, or a training directory.", metavar="DATA"
+    )
+    holdout: str | None = option(
+        "Samples the network never saw, likewise; at least 100.", metavar="DATA"
+    )
+    budget: str | None = option(
+        "Wall clock, such as 90s, 10min or 1h (default: 1min).", metavar="TIME"
+    )
 
 
 @dataclass(frozen=True)
 class Asked:
     """Everything else that ``AuditSettings`` holds too, under the same names."""
 
-    preset: str | None = option("Settings of the attack.")
-    steps: int | None = option("Steps of every restart.", min=1)
+    preset: str | None = option("Settings of the attack.", choices=PRESETS, place="expert")
+    steps: int | None = option("Steps of every restart.", min=1, place="expert")
     seed: int | None = options.SEED_OR_NONE
-    subsets: int | None = option("Held-out subsets drawn.", min=200, max=100_000)
+    subsets: int | None = option("Held-out subsets drawn.", min=200, max=100_000, place="expert")
     device: str | None = options.DEVICE_OR_NONE
-    baselines: bool | None = option("Run the baselines beside the attacks.")
+    baselines: bool | None = option("Run the baselines beside the attacks.", place="expert")
     vouch: bool | None = option(
         "Your word that network and records were read rightly, where it does not show: for networks "
         "that generalise or were trained privately. It stands in every artifact.",
         None,
         "--vouch",
+        place="expert",
     )
     twin: bool | None = option(
         "Train and attack a network known to hold its data; without it the verdict is at best "
@@ -91,16 +99,20 @@ class Asked:
     )
     recipe: str | None = option(
         "How the network was trained, for its twin: any of optimiser=sgd,rate=0.01,epochs=100,"
-        "batch=50,start=default,frozen=LAYER+LAYER."
+        "batch=50,start=default,frozen=LAYER+LAYER.",
+        metavar="KEY=VALUE,...",
+        place="expert",
     )
     arch: str | None = options.ARCH
     model: str | None = options.MODEL
-    task: str | None = option("auto, binary, multiclass or regression.")
+    task: str | None = option("What the network was trained for.", choices=options.TASKS)
     shape: str | None = Granted.shape
     value_range: str | None = Granted.value_range
     mean: str | None = option(
-        "Granted: train or holdout (the mean stored in that file), a number, or a file.",
+        "train or holdout (the mean stored in that file), a number, or a file.",
         metavar="MEAN",
+        suggested=("train", "holdout"),
+        place="granted",
     )
     sample_count: int | None = Granted.sample_count
     label_balance: str | None = Granted.label_balance
@@ -108,7 +120,9 @@ class Asked:
     base: str | None = Tuned.base
     adapter: str | None = Tuned.adapter
     surface: str | None = option(
-        "Attack only this: weights, change (from the start), moment (optimiser state), or all."
+        "Attack only this: weights, change (from the start), moment (optimiser state), or all.",
+        choices=("weights", "change", "moment", "all"),
+        place="expert",
     )
     loss: str | None = Granted.loss
     weight_decay: float | None = Granted.weight_decay
@@ -128,7 +142,7 @@ def command(
     exit_zero: bool = option("Exit code 0 whatever the verdict is.", False, "--exit-zero"),
     asked: Asked,
     config: Path | None = option(
-        "A config.toml: repeats that audit; options given here override it."
+        "A config.toml: repeats that audit; options given here override it.", place="expert"
     ),
     trust_code: bool = options.TRUST_CODE,
     dry_run: bool = option(

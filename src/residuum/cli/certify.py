@@ -34,18 +34,28 @@ def command(
     data: Path | None = options.OWN_DATA,
     arch: str | None = options.ARCH,
     task: str = options.TASK,
-    rivals: str = option("Multiclass: a multiplier per tied rival, or for the best one.", "tied"),
-    kink_tolerance: float = option("Relative pre-activation below which a pair is a kink.", 1e-3),
+    rivals: str = option(
+        "Multiclass: a multiplier per tied rival, or for the best one.",
+        "tied",
+        choices=("tied", "best"),
+        place="expert",
+    ),
+    kink_tolerance: float = option(
+        "Relative pre-activation below which a pair is a kink.", 1e-3, place="expert"
+    ),
     reconstruction: Path | None = option(
         "Folder of an attack: what other sets keep of its reconstructions instead.", metavar="RUN"
     ),
     candidates: str = option(
         "With RUN: selected (what several restarts hold) or best (all of the best restart).",
         "selected",
+        choices=("selected", "best"),
     ),
     samples: int | None = option("With RUN: certify the first so many.", min=1),
     share: float = option(
-        "With RUN: least part of a candidate's weight that another image takes over.", 0.1
+        "With RUN: least part of a candidate's weight that another image takes over.",
+        0.1,
+        place="expert",
     ),
     device: str = options.DEVICE,
     out: Path | None = option(

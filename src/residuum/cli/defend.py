@@ -31,19 +31,23 @@ class Settings:
 
     holdout: int | None = option("Held-out samples.")
     task: str = options.TASK
-    steps: int = option("Training steps of margin maximisation.", 800)
-    gd_steps: int = option("Steps of gradient descent, where a defense needs it.", 3000)
-    lr: float = option("Rate of that gradient descent, momentum 0.9.", 0.5)
+    steps: int = option("Training steps of margin maximisation.", 800, place="expert")
+    gd_steps: int = option(
+        "Steps of gradient descent, where a defense needs it.", 3000, place="expert"
+    )
+    lr: float = option("Rate of that gradient descent, momentum 0.9.", 0.5, place="expert")
     attack_steps: int = option("Steps of every attack.", 800)
     restarts: int = option("Restarts of every attack.", 2)
-    releases: int = option("Noisy releases that the adaptive attacker averages.", 16)
+    releases: int = option(
+        "Noisy releases that the adaptive attacker averages.", 16, place="expert"
+    )
 
 
 @dataclass(frozen=True)
 class Judged:
     """How what comes back is judged, likewise."""
 
-    subsets: int = option("Held-out sets of the permutation test.", 500)
+    subsets: int = option("Held-out sets of the permutation test.", 500, place="expert")
     uniqueness: bool = option("Certify what other sets keep of a sample.", True)
     seed: int = option("Seed of weights, attacks and secrets.", 0)
     device: str = options.DEVICE
@@ -51,13 +55,19 @@ class Judged:
 
 def command(
     *,
-    data: str | None = option("digits, mnist, cifar10, an .npz or a folder."),
-    defenses: str | None = option("NAME:STRENGTH between commas; see --list."),
+    data: str | None = option(
+        "A dataset by name, an .npz or a folder.", metavar="DATA", suggested=options.DATASETS
+    ),
+    defenses: str | None = option(
+        "Defenses between commas; see --list.", metavar="NAME:STRENGTH,..."
+    ),
     out: Path | None = option("Directory to write; defenses finished there are kept."),
-    arch: str | None = option("Architecture (default: two hidden layers of 100)."),
+    arch: str | None = option("Architecture (default: two hidden layers of 100).", metavar="ARCH"),
     chosen: options.Chosen,
     settings: Settings,
-    value_range: str | None = option("Pixel range granted to attackers, such as 0,1."),
+    value_range: str | None = option(
+        "Pixel range granted to attackers, such as 0,1.", metavar="LOW,HIGH", place="granted"
+    ),
     judged: Judged,
     listing: bool = option("List the defenses and stop.", False, "--list"),
     voice: options.Voice,

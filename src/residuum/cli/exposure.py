@@ -41,11 +41,13 @@ def command(
         "Initial weights: looks at what training added to them; own: those in the training "
         "directory.",
         metavar="FILE",
+        suggested=("own",),
     ),
     surface: str = option(
         "Look at this: weights, change (from the start), moment (optimiser state); auto: the last of "
         "these that there is.",
         "auto",
+        choices=("auto", "weights", "change", "moment"),
     ),
     group_by: str | None = option(
         "Array of the data file with a name per record (default: the class).", metavar="NAME"
@@ -58,8 +60,8 @@ def command(
         "gives a lower bound on epsilon.",
         metavar="FILE",
     ),
-    confidence: float = option("Of that bound.", 0.95),
-    delta: float = option("Of that bound: 0 for pure differential privacy.", 0.0),
+    confidence: float = option("Of that bound.", 0.95, place="expert"),
+    delta: float = option("Of that bound: 0 for pure differential privacy.", 0.0, place="expert"),
     top: int = option("Records shown.", 10, min=0),
     fail_above: float | None = option(
         "Exit code 1 when a record's probability of being recovered is above this.", min=0, max=1

@@ -27,7 +27,9 @@ def command(
     *,
     activation: str | None = option(
         "linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...; needed where the file does "
-        "not say."
+        "not say.",
+        metavar="ACTIVATION",
+        suggested=("linear", "quadratic", "cubic", "quartic", "quintic", "poly:"),
     ),
     rank: int | None = option("Dimension r of the samples' span, if known."),
     norm: float | None = option("Norm of every sample, if known: settles the scale."),

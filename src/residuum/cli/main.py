@@ -14,7 +14,7 @@ from importlib import import_module
 import typer
 
 from residuum import plugins
-from residuum.cli.options import flat
+from residuum.cli.options import Grouped, flat
 from residuum.cli.output import print_json
 from residuum.errors import ResiduumError
 
@@ -57,7 +57,7 @@ COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split(
 PLUGGED = ("inspect", "attack", "score", "exposure", "certify", "defend", "audit", "sweep")
 for name, module in COMMANDS.items():
     _, heading, examples = (module.__doc__ or "").partition("Examples:")
-    app.command(name, epilog=heading + examples)(flat(module.command))
+    app.command(name, cls=Grouped, epilog=heading + examples)(flat(module.command))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> int:
         context = getattr(problem, "ctx", None)
         hint = f" See '{context.command_path} --help'." if context is not None else ""
         message = getattr(problem, "format_message", problem.__str__)()
-        _report(message.rstrip(".") + "." + hint, USAGE, arguments)
+        _report(message.replace("Value error, ", "").rstrip(".") + "." + hint, USAGE, arguments)
         return USAGE
     if result == INTERRUPTED:  # some releases of typer swallow Ctrl-C
         raise KeyboardInterrupt

@@ -8,60 +8,151 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from residuum.cli.output import print_json
 from residuum.errors import DataError, InputError, did_you_mean, require_known
+from residuum.settings import PLACES, Setting, Settings, settings_of
+from residuum.settings.attack import PRIOR_NAMES, AttackConfig
+from residuum.settings.presets import GROWTH_PRESETS, PRESETS
+from residuum.settings.training import LOSSES
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from residuum.attacks import AttackConfig
     from residuum.records import Checkpoint, Knowledge
 
 OWN = "own"
 INIT_FILE = "init.safetensors"
+ConfigT = TypeVar("ConfigT", bound=Settings)
 Several = list[str] | None  # texts of an option that may be repeated
 
 
-def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:
-    """An option with its help text; names: where it is not called like the parameter."""
-    return typer.Option(default, *names, help=help, **more)
+LONG = 60  # of choices between bars, above which they are listed in the help
+
+
+def option(
+    help: str,
+    default: Any = None,
+    *names: str,
+    place: str = "basic",
+    choices: Iterable[str] = (),
+    suggested: Iterable[str] = (),
+    **more: Any,
+) -> Any:
+    """An option with its help text; names: where it is not called like the parameter.
+
+    place: key of ``PLACES``, the group of the help that it stands in; choices: the words that it may
+    be; suggested: words that completion offers where others may be said too.
+    """
+    choices, offered = tuple(choices), tuple(suggested)
+    if len("|".join(choices)) > LONG:
+        more = {"metavar": "NAME", **more}
+        help = f"{help} One of: {', '.join(choices)}."
+    if offered:
+        more["autocompletion"] = lambda incomplete: [w for w in offered if w.startswith(incomplete)]
+    found = typer.Option(default, *names, help=help, rich_help_panel=PLACES[place], **more)
+    found.choices = choices
+    return found
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Marks a command's parameter: options made of a group's settings; the values arrive as a dict.
+
+    Each is None where nobody said it, or its default if that is to be shown.
+    """
+
+    group: type[Settings]
+    shown: bool = False
+
+    def options(self) -> dict[str, tuple[Any, Any]]:
+        """Type and option of every setting that has a place in the help."""
+        placed = {n: one for n, one in settings_of(self.group).items() if one.rule.place}
+        return {n: (one.kind | None, of_setting(one, self.shown)) for n, one in placed.items()}
+
+
+def of_setting(one: Setting, shown: bool = False, **changes: Any) -> Any:
+    """The option of a setting; its bounds are checked, in its words, once the settings are made."""
+    rule, more = one.rule, dict(changes)
+    words = [word for word in rule.choices if word]
+    more.setdefault("place", rule.place or "expert")
+    help = more.pop("help", rule.help)
+    default = one.default if shown and one.default not in ("", math.inf) else None
+    if not rule.open:
+        return option(help, default, choices=words, **more)
+    more = {"metavar": "NAME", **more}
+    return option(f"{help} Known: {', '.join(words)}.", default, suggested=words, **more)
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer takes it: in the place of every group the group's own options."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {
-        k: kind for k, kind in hints.items() if dataclasses.is_dataclass(kind)
-    }
-    options: dict[str, Parameter] = {}
+    groups: dict[str, tuple[Any, list[str]]] = {}  # how a group is made, and of which options
+    options: dict[str, tuple[Any, Any]] = {}
     for name, parameter in signature(command).parameters.items():
-        kinds, members = hints, {name: parameter.default}
-        if name in groups:
-            kinds = get_type_hints(groups[name])
-            members = {part.name: part.default for part in dataclasses.fields(groups[name])}
-        for own, default in members.items():
-            named, kind = Parameter.KEYWORD_ONLY, kinds[own]
-            options[own] = Parameter(own, named, default=default, annotation=kind)
+        kind = hints[name]
+        marks = [mark for mark in get_args(kind)[1:] if isinstance(mark, Generated)]
+        if marks:
+            members = marks[0].options()
+            groups[name] = dict, [*members]
+        elif dataclasses.is_dataclass(kind):
+            kinds = get_type_hints(kind)
+            members = {part.name: (kinds[part.name], part.default) for part in fields(kind)}
+            groups[name] = kind, [*members]
+        else:
+            members = {name: (kind, parameter.default)}
+        options |= members
 
     def run(**given: Any) -> None:
-        for name, group in groups.items():
-            parts = {part.name: given.pop(part.name) for part in dataclasses.fields(group)}
-            given[name] = group(**parts)
+        for name, (make, members) in groups.items():
+            given[name] = make(**{member: given.pop(member) for member in members})
         command(**given)
 
-    run.__signature__ = Signature(list(options.values()))  # type: ignore[attr-defined]
-    run.__annotations__ = {name: part.annotation for name, part in options.items()}
+    made = [
+        Parameter(
+            name, Parameter.KEYWORD_ONLY, default=default, annotation=_narrowed(kind, default)
+        )
+        for name, (kind, default) in options.items()
+    ]
+    run.__signature__ = Signature(made)  # type: ignore[attr-defined]
+    run.__annotations__ = {part.name: part.annotation for part in made}
     run.__doc__ = command.__doc__
     return run
+
+
+def _narrowed(kind: Any, default: Any) -> Any:
+    """The type with an option's choices in the place of any text, so that completion offers them."""
+    if not (choices := getattr(default, "choices", ())):
+        return kind
+    words: Any = Literal[choices]
+    return {str: words, str | None: words | None}[kind]
+
+
+class Grouped(TyperCommand):
+    """A command whose help has its options in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, then every place of ``PLACES``; ``--help`` itself is basic."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        sections |= {title: [] for title in PLACES.values()}
+        for parameter in self.get_params(ctx):
+            argument = parameter.param_type_name == "argument"
+            title = getattr(parameter, "rich_help_panel", None) or PLACES["basic"]
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections["Arguments" if argument else title].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 _CHECKPOINT = typer.Argument(
@@ -71,7 +162,10 @@ _CHECKPOINT = typer.Argument(
 CheckpointPath = Annotated[Path, _CHECKPOINT]
 CheckpointPathOrNone = Annotated[Path | None, _CHECKPOINT]
 NO_PLUGINS = option(
-    "Leave installed plug-ins alone (or RESIDUUM_NO_PLUGINS=1).", False, "--no-plugins"
+    "Leave installed plug-ins alone (or RESIDUUM_NO_PLUGINS=1).",
+    False,
+    "--no-plugins",
+    place="expert",
 )
 OWN_DATA = option(
     "An .npz with x (as the network receives it) and y, or a training directory (default: that of "
@@ -81,21 +175,42 @@ ARCH = option(
     "Architecture where it cannot be read off the file, such as convnet:1x28x28-8-16-10,bias=all, "
     "or to confirm the activation: mlp:784-128-10,bias=all,activation=relu.",
     metavar="ARCH",
+    place="expert",
 )
 MODEL = option(
     "Where no --arch can say it: package.module:factory, which makes the network. That code is run: "
     "needs --trust-code.",
     metavar="CODE",
+    place="expert",
 )
-TRUST_CODE = option("The code that --model names may be run.", False, "--trust-code")
-TASK = option("auto, binary, multiclass or regression (auto: by outputs).", "auto")
-DEVICE = option("cpu or cuda.", "cpu")
+TRUST_CODE = option(
+    "The code that --model names may be run.", False, "--trust-code", place="expert"
+)
+DATASETS = ("digits", "photos", "circle", "sphere", "mnist", "cifar10")
+TASKS = ("auto", "binary", "multiclass", "regression")
+TASK = option("What the network was trained for (auto: by outputs).", "auto", choices=TASKS)
+DEVICE = option("Where it runs.", "cpu", choices=("cpu", "cuda"))
 SECONDS = option("Stop after this much wall-clock time.")
-# Settings of an attack; None where the preset decides.
-STEPS = option("Steps of every restart.")
-DTYPE = option("float64, float32; on a GPU also tf32, bf16.")
-DEVICE_OR_NONE = option("cpu or cuda.")
+# Settings of an attack, for commands that take some of them; None where the preset decides.
+STEPS, DTYPE, DEVICE_OR_NONE, OBJECTIVE = (
+    of_setting(settings_of(AttackConfig)[name])
+    for name in ("steps", "dtype", "device", "objective")
+)
 SEED_OR_NONE = option("Seed of all random numbers.", min=0, max=2**31 - 1)
+PRESET = option("Settings that the other options change.", "residuum", choices=PRESETS)
+PRIOR = option(
+    f"Prior in place of the preset's; repeatable. Of: {', '.join(PRIOR_NAMES)}, or of a plug-in.",
+    metavar="NAME:WEIGHT",
+    place="expert",
+    suggested=[f"{name}:" for name in PRIOR_NAMES],
+)
+SET = option(
+    "Any other setting, such as momentum=0.8; repeatable. An unknown key lists them.",
+    None,
+    "--set",
+    metavar="KEY=VALUE",
+    place="expert",
+)
 
 
 @dataclass(frozen=True)
@@ -134,19 +249,31 @@ class Chosen:
 class Granted:
     """What an auditor may grant the attacker; read by :func:`grant`."""
 
-    shape: str | None = option("Granted: shape of one sample.", metavar="C,H,W")
-    value_range: str | None = option("Granted: least and greatest value.", metavar="LOW,HIGH")
-    mean: str | None = option("Granted: a number, an .npy, or an .npz with 'mean'.", metavar="MEAN")
-    mean_provenance: str = option("Where that mean is from: user, train or holdout.", "user")
-    sample_count: int | None = option("Granted: number of training samples.", min=1)
+    shape: str | None = option("Shape of one sample.", metavar="C,H,W", place="granted")
+    value_range: str | None = option(
+        "Least and greatest value.", metavar="LOW,HIGH", place="granted"
+    )
+    mean: str | None = option(
+        "A number, an .npy, or an .npz with 'mean'.", metavar="MEAN", place="granted"
+    )
+    mean_provenance: str = option(
+        "Where that mean is from.",
+        "user",
+        choices=("user", "train", "holdout", "release"),
+        place="granted",
+    )
+    sample_count: int | None = option("Number of training samples.", min=1, place="granted")
     label_balance: str | None = option(
-        "Granted: share of each label, as 0.5,0.5.", metavar="SHARES"
+        "Share of each label, as 0.5,0.5.", metavar="SHARES", place="granted"
     )
     init: str | None = option(
-        "Granted: initial weights; own: those in the training directory.", metavar="FILE"
+        "Initial weights; own: those in the training directory.",
+        metavar="FILE",
+        suggested=(OWN,),
+        place="granted",
     )
-    loss: str | None = option("Granted: the training loss, as logistic or squared.")
-    weight_decay: float | None = option("Granted: weight decay of the training.")
+    loss: str | None = option("The training loss.", choices=LOSSES, place="granted")
+    weight_decay: float | None = option("Weight decay of the training.", place="granted")
 
 
 @dataclass(frozen=True)
@@ -154,11 +281,14 @@ class Tuned:
     """A network that was fine-tuned, and what it began from; read by :func:`tuned`."""
 
     base: str | None = option(
-        "Granted: the weights before fine-tuning; CKPT may be an adapter (LoRA) of it.",
+        "The weights before fine-tuning; CKPT may be an adapter (LoRA) of it.",
         metavar="FILE",
+        place="granted",
     )
     adapter: str | None = option(
-        "An adapter (LoRA) of CKPT, which is then the granted base.", metavar="FILE"
+        "An adapter (LoRA) of CKPT, which is then the granted base.",
+        metavar="FILE",
+        place="granted",
     )
 
 
@@ -207,66 +337,62 @@ def configure(
     option; split: a way to grow, laid over the preset before everything else; given: values of the
     other options, None where one was not used.
     """
-    from residuum.attacks import GROWTH_PRESETS, PRESETS
-
-    for kind, name, known in (
-        ("No preset", preset, PRESETS),
-        ("--split has no", split or "none", GROWTH_PRESETS),
-        ("--rivals has no", given.get("rivals") or "tied", ("tied", "best")),
-        ("--gradients has no", given.get("gradients") or "both", ("theta", "theta0", "both")),
-    ):
-        require_known(name, known, kind)
     changes = dict(GROWTH_PRESETS[split]) if split is not None else {}
     changes |= {name: value for name, value in given.items() if value is not None}
     changes |= (_read_pair(pair, taken=(*given, "priors", "split")) for pair in settings or ())
     if prior:
         changes["priors"] = tuple(map(_prior, prior))
+    return made(PRESETS[preset], changes, taken=given)
+
+
+def made(base: ConfigT, changes: dict[str, Any], taken: Iterable[str]) -> ConfigT:
+    """The settings with these changes; a rule that one breaks is said in its option's words."""
     try:
-        return dataclasses.replace(PRESETS[preset], **changes)
-    except InputError as problem:  # a rule of the settings, said in the options' words
+        return base.changed(**changes)
+    except InputError as problem:
         name, _, rest = problem.message.partition(" ")
-        if name not in given:
+        if name not in taken:
             raise
         raise InputError(f"{_option(name)} {rest}", problem.remedy) from problem
 
 
 def _read_pair(pair: str, taken: tuple[str, ...]) -> tuple[str, Any]:
     """One ``KEY=VALUE``, as the type that the setting has."""
-    from residuum.attacks import AttackConfig
-
-    settings = dataclasses.fields(AttackConfig)
-    defaults = {one.name: one.default for one in settings if one.name not in taken}
+    known = {name: one for name, one in settings_of(AttackConfig).items() if name not in taken}
     name, equals, text = pair.partition("=")
     name = name.strip().replace("-", "_")
     if name in taken:
         raise InputError(f"--set {name} has an option of its own.", f"Use {_option(name)}.")
-    if not equals or name not in defaults:
+    if not equals or name not in known:
         raise InputError(
             f"--set takes KEY=VALUE with a setting of the attack; got {pair[:60]!r}.",
-            did_you_mean(name, tuple(defaults)),
+            did_you_mean(name, tuple(known)),
         )
-    return name, _typed(f"--set {name}=", text.strip(), defaults[name])
+    return name, _typed(f"--set {name}=", text.strip(), known[name])
 
 
-def _typed(option: str, text: str, default: Any) -> Any:
-    """The text as a value of the default's type."""
-    if isinstance(default, str):
+def _typed(option: str, text: str, one: Setting) -> Any:
+    """The text as a value of the setting's type."""
+    if one.kind is str:
         return text
-    if isinstance(default, bool):
+    if one.kind is bool:
         if text.lower() not in ("true", "false"):
             raise InputError(f"{option} is true or false; got {text!r}.", f"Use {option}true.")
         return text.lower() == "true"
-    many = default if isinstance(default, tuple) else (default,)
+    many = one.default if isinstance(one.default, tuple) else (one.default or 0,)
     found = numbers(text, option, ",".join(f"{value:g}" for value in many))
-    whole = isinstance(default, int)
+    whole = one.kind is int
     if len(found) != len(many) or (whole and found[0] != int(found[0])):
         kind = f"{'whole ' if whole else ''}number{'' if len(many) == 1 else 's'}"
         raise InputError(f"{option} takes {len(many)} {kind}; got {text!r}.", "Correct it.")
-    return found if many is default else type(default)(found[0])
+    return found if many is one.default else one.kind(found[0])
 
 
 def _prior(text: str) -> tuple[str, float]:
+    from residuum.attacks import PRIORS
+
     name, colon, weight = text.partition(":")
+    require_known(name, PRIORS, "No prior")
     value = numbers(weight, f"--prior {name}:", "1e-4")[0] if colon else 1.0
     if value < 0:
         raise InputError(f"A prior's weight must not be negative; got {text!r}.", "Correct it.")
@@ -318,9 +444,7 @@ def grant(
     """
     from residuum.checkpoints.beside import with_release
     from residuum.records import Knowledge
-    from residuum.records.knowledge import PROVENANCES
 
-    require_known(mean_provenance, PROVENANCES, "No provenance")
     read: dict[str, Callable[[Any], Any]] = {
         "shape": _shape,
         "value_range": value_range_of,
@@ -328,7 +452,7 @@ def grant(
         "label_balance": lambda text: _balance(text, released),
         "init": lambda text: _initial(text, path, released),
         "base": lambda text: _initial(text, path, released),
-        "loss": _loss,
+        "loss": str,
         "weight_decay": _decay,
         "sample_count": int,
     }
@@ -340,13 +464,6 @@ def grant(
     knowledge = Knowledge(**facts, provenance={"mean": mean_provenance} if "mean" in facts else {})
     check_mean(knowledge)
     return with_release(path, released, knowledge)
-
-
-def _loss(text: str) -> str:
-    from residuum.training.methods import LOSSES
-
-    require_known(text, LOSSES, "No loss")
-    return text
 
 
 def _decay(value: float) -> float:

@@ -28,10 +28,16 @@ def command(
     holdout: Path | None = option("Samples the network never saw, likewise; at least 100."),
     ckpt: Path | None = option("The attacked checkpoint: adds margins."),
     candidates: str = option(
-        "all: every candidate and consensus; selected: those held by several restarts.", "all"
+        "all: every candidate and consensus; selected: those held by several restarts.",
+        "all",
+        choices=("all", "selected"),
     ),
-    metrics: str | None = option("Of ncc, ssim3, ssim, l2, psnr, between commas."),
-    subsets: int = option("Held-out subsets drawn.", 500),
+    metrics: str | None = option(
+        "Of ncc, ssim3, ssim, l2, psnr, between commas.",
+        metavar="NAME,...",
+        suggested=("ncc", "ssim3", "ssim", "l2", "psnr"),
+    ),
+    subsets: int = option("Held-out subsets drawn.", 500, place="expert"),
     seed: int = option("Seed of those draws.", 0, min=0),
     voice: Voice,
 ) -> None:

@@ -36,18 +36,16 @@ ROWS = 8
 class Settings:
     """Of every attack, where they are not varied; read by ``options.configure``."""
 
-    preset: str = option("Settings that are not varied.", "residuum")
-    objective: str | None = option("As in residuum attack.")
+    preset: str = options.PRESET
+    objective: str | None = options.OBJECTIVE
     candidates: int | None = option("Candidates per restart.", min=1)
     restarts: int = option("Restarts of each trial.", 2, min=1)
     steps: int | None = options.STEPS
-    prior: list[str] | None = option("As in residuum attack.", metavar="NAME:WEIGHT")
+    prior: list[str] | None = options.PRIOR
     dtype: str | None = options.DTYPE
-    device: str | None = option("cpu or cuda, of the workers.")
+    device: str | None = option("Of the workers.", choices=("cpu", "cuda"))
     seed: int = option("Seed of the trials and of every attack.", 0, min=0, max=2**31 - 1)
-    settings: list[str] | None = option(
-        "Any other setting of the attack.", None, "--set", metavar="KEY=VALUE"
-    )
+    settings: list[str] | None = options.SET
 
 
 def command(
@@ -57,23 +55,39 @@ def command(
         "Folder to write; a sweep there that was stopped goes on. Required unless --dry-run."
     ),
     trials: int = option("Settings to try.", 32, min=1),
-    sampler: str = option("random, sobol or tpe.", "random"),
-    engine: str = option("local, processes or ray.", "local"),
-    address: str = option("Ray cluster to join, such as auto; left out, one is started here.", ""),
+    sampler: str = option("How settings are chosen.", "random", choices=("random", "sobol", "tpe")),
+    engine: str = option("Where trials run.", "local", choices=("local", "processes", "ray")),
+    address: str = option(
+        "Ray cluster to join, such as auto; left out, one is started here.",
+        "",
+        metavar="ADDRESS",
+        place="expert",
+    ),
     workers: int = option("Processes on this machine (0: as many as cores allow).", 0, min=0),
-    cpus_per_trial: int = option("Cores, and threads, of a trial.", 1, min=1),
-    gpus_per_trial: float = option("Share of a GPU that a Ray trial reserves.", 0.0, min=0.0),
-    retries: int = option("How often a trial whose worker died is tried again.", 2, min=0),
+    cpus_per_trial: int = option("Cores, and threads, of a trial.", 1, min=1, place="expert"),
+    gpus_per_trial: float = option(
+        "Share of a GPU that a Ray trial reserves.", 0.0, min=0.0, place="expert"
+    ),
+    retries: int = option(
+        "How often a trial whose worker died is tried again.", 2, min=0, place="expert"
+    ),
     storage: str | None = option(
-        "Database URL, as Optuna takes it (default: a journal in the folder)."
+        "Database URL, as Optuna takes it (default: a journal in the folder).",
+        metavar="URL",
+        place="expert",
     ),
     search: list[str] | None = option(
         "Vary this setting instead of the default ones; repeatable.", metavar="NAME=LOW:HIGH[:log]"
     ),
-    batch: int = option("Trials that share one program: fills a GPU.", 1, min=1),
-    rungs: int = option("Successive halving: pauses at which two thirds end.", 0, min=0),
+    batch: int = option("Trials that share one program: fills a GPU.", 1, min=1, place="expert"),
+    rungs: int = option(
+        "Successive halving: pauses at which two thirds end.", 0, min=0, place="expert"
+    ),
     rank_by: str | None = option(
-        "residual (the default), or residual,agreement for a front of both; unmix: expected."
+        "residual (the default), or residual,agreement for a front of both; unmix: expected.",
+        metavar="WORDS",
+        suggested=("residual", "residual,agreement", "expected"),
+        place="expert",
     ),
     settings: Settings,
     arch: str | None = options.ARCH,

@@ -11,69 +11,47 @@ residuum train --data cifar10 --n 500 --arch mlp:3072-1000-1000-1 --method gd --
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from residuum.cli import options
 from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_table, training_progress
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of the training, as ``TrainingConfig`` takes them; None where that has the value."""
-
-    method: str = option("margin, gd or sgd.", "margin")
-    loss: str = option("logistic, exponential, squared, cross_entropy.", "")
-    steps: int = option("Steps at most.", 5000)
-    lr: float = option("Learning rate of gd and sgd.", 0.01)
-    momentum: float = option("Momentum of gd and sgd.", 0.0)
-    batch: int = option("Batch size of sgd.", 0)
-    weight_decay: float = option("Weight decay of gd and sgd.", 0.0)
-    init: str = option("small (first layer scaled down), default, or lecun.", "small")
-    init_scale: float = option("First-layer scale of the small init.", 1e-4)
-    dtype: str = option("float64 or float32.", "float64")
-
-
-@dataclass(frozen=True)
-class Ends:
-    """Seed and goals, likewise."""
-
-    seed: int = option("Seed of the initial weights and the batches.", 0)
-    seconds: float | None = options.SECONDS
-    stop_margin: float | None = option("Stop at this normalised margin.")
-    stop_residual: float = option("Stop at this relative KKT residual.", 0.0)
-    stop_loss: float = option("Stop at this training loss.", 0.0)
+from residuum.settings.training import TrainingConfig
 
 
 def command(
     *,
-    data: str = option("digits, photos, circle, sphere, mnist, cifar10, an .npz or a folder.", ...),
+    data: str = option(
+        f"{', '.join(options.DATASETS)}, an .npz or a folder.",
+        ...,
+        metavar="DATA",
+        suggested=options.DATASETS,
+    ),
     arch: str = option(
         "Architecture: mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 (input, channels, outputs) "
         "or polynomial:64-36-1,coefficients=0/0/0/1.",
         ...,
+        metavar="ARCH",
     ),
     out: Path = option("Directory to write; an unfinished run there is resumed.", ...),
     chosen: options.Chosen,
     holdout: int | None = option("Held-out samples (default: up to 2000)."),
     center: bool = option("Subtract the mean of the training samples.", True),
     task: str = options.TASK,
-    settings: Settings,
+    settings: Annotated[dict[str, Any], options.Generated(TrainingConfig, shown=True)],
     device: str = options.DEVICE,
-    ends: Ends,
     voice: options.Voice,
 ) -> None:
     """Train a network and write what may be released apart from what must stay private."""
     from residuum.datasets import load_dataset
     from residuum.networks import Architecture
     from residuum.theory.rows import choose_task
-    from residuum.training import TrainingConfig, train
+    from residuum.training import train
     from residuum.training.directory import STATE, TrainingRun, write_run
 
-    given = {**vars(settings), **vars(ends)}
-    config = TrainingConfig(**{name: value for name, value in given.items() if value is not None})
+    said = {name: value for name, value in settings.items() if value is not None}
+    config = options.made(TrainingConfig(), said, taken=settings)
     options.check_device(device)
     architecture = Architecture.parse(arch)
     task = choose_task(task, architecture.outputs)

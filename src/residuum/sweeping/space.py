@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.config import LEFT_OPEN, NUMBERS
 from residuum.attacks.dryrun import Estimate
 from residuum.attacks.run import ATTACKS
 from residuum.attacks.solver import CHECK_EVERY
 from residuum.attacks.unmix import Unmix
 from residuum.errors import InputError, require_known
 from residuum.records import Record
+from residuum.settings import settings_of
+from residuum.settings.attack import LEFT_OPEN, NUMBERS
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -108,7 +109,7 @@ def unmixes(config: AttackConfig) -> bool:
 def numeric() -> dict[str, Any]:
     """Settings of an attack that a sweep can vary, with their defaults."""
     skipped = ("restarts", "seed", "seconds", "steps")
-    defaults = {one.name: one.default for one in dataclasses.fields(AttackConfig)} | LEFT_OPEN
+    defaults = {n: one.default for n, one in settings_of(AttackConfig).items()} | LEFT_OPEN
     return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 
@@ -133,7 +134,7 @@ def configured(config: AttackConfig, params: Params) -> AttackConfig:
     """The configuration with these settings, each in the type that it has."""
     known = numeric()
     changes: dict[str, Any] = {name: type(known[name])(value) for name, value in params.items()}
-    return dataclasses.replace(config, **changes)
+    return config.changed(**changes)
 
 
 def _random(space: Distributions, seed: int) -> BaseSampler:

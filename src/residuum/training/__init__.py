@@ -1,6 +1,6 @@
 """Training: gradient descent as published, margin maximisation, resumable runs."""
 
-from residuum.training.config import TrainingConfig, TrainingState
-from residuum.training.loop import Progress, initialise, released, train
+from residuum.settings.training import TrainingConfig
+from residuum.training.loop import Progress, TrainingState, initialise, released, train
 
 __all__ = ["Progress", "TrainingConfig", "TrainingState", "initialise", "released", "train"]

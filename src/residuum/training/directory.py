@@ -10,9 +10,9 @@ from residuum.checkpoints import build_model, save_checkpoint
 from residuum.errors import InconclusiveError
 from residuum.records import Checkpoint, Dataset, Split, write_atomic, write_json
 from residuum.records.rundir import RunDir, environment, sha256
+from residuum.settings.training import TrainingConfig
 from residuum.theory.rows import accuracy, choose_task
-from residuum.training.config import TrainingConfig, TrainingState
-from residuum.training.loop import released
+from residuum.training.loop import TrainingState, released
 
 DIVERGED, SUMMARY = "diverged", "training.json"
 STATE = Path("private", "state.safetensors")

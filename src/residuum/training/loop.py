@@ -8,26 +8,45 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
-from residuum.records import Checkpoint, Dataset, make_directory
+from residuum.records import Checkpoint, Dataset, Record, make_directory
 from residuum.records.rundir import another, digest
+from residuum.settings.training import TrainingConfig
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers, posed
 from residuum.theory.rows import choose_task, margins, normalise_labels
 from residuum.training import methods
-from residuum.training.config import TrainingConfig, TrainingState
 from residuum.training.methods import LOSSES, choose_loss
 
 SAVE_EVERY = 20.0  # seconds between checkpoints of a run
 HISTORY_POINTS = 400
 RESIDUAL_CHECKS = 50
 GOALS = ("margin", "residual", "loss")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingState(Record):
+    """A run at one moment: all that is needed to go on, and what it has seen so far.
+
+    scalars and buffers belong to the method (step size, temperature, momentum);
+    history: step, loss, margin, norm, and the KKT residual where it was measured;
+    status: running, steps, time, margin, residual, loss or diverged.
+    """
+
+    theta: dict[str, Tensor]
+    theta0: dict[str, Tensor]
+    step: int
+    fingerprint: str
+    status: str = "running"
+    scalars: dict[str, float] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    history: tuple[dict[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

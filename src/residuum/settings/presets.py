@@ -1,16 +1,16 @@
 """Published settings as data, one per run, exactly as released; and residuum's own.
 
-Where a paper gives ranges only, the preset is their geometric middle and says so.
+Where a paper gives ranges only, the preset is their geometric middle and says so. Settings go by the
+names that ``--set`` and the files have.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from residuum.attacks.config import AttackConfig
+from residuum.settings.attack import AttackConfig
 
-_HAIM = AttackConfig(
+_HAIM = AttackConfig.of(
     objective="binary-kkt",
     restarts=1,
     steps=50_000,
@@ -29,7 +29,7 @@ _HAIM = AttackConfig(
     margins=0.0,
     priors=(("haim2022-box", 1.0), ("multiplier-floor", 5.0)),
 )
-_LOO = AttackConfig(
+_LOO = AttackConfig.of(
     objective="ntk", gradients="theta", restarts=1, steps=80_000, optimiser="adam", lr_x=0.02,
     lr_lam=0.02, lr_decay=1.0, sigma=0.2, lam_init=(-0.5, 0.5), lam_scale="one", normalise=False,
     layers="all", surrogate="softplus", anneal="loo2024", constraint="penalty", dtype="float32",
@@ -41,21 +41,20 @@ PRESETS: dict[str, AttackConfig] = {
     # digits victims with data seeds 0 and 1.
     "residuum": AttackConfig(),
     # Haim et al. 2022, the four released runs.
-    "haim2022-cifar-b9dfyspx": replace(
-        _HAIM, sigma=8.857e-4, lr_x=0.5549, lam_min=0.4983, sharpness=19.14
+    "haim2022-cifar-b9dfyspx": _HAIM.changed(
+        sigma=8.857e-4, lr_x=0.5549, lam_min=0.4983, sharpness=19.14
     ),
-    "haim2022-cifar-k60fvjdy": replace(
-        _HAIM, sigma=4.474e-3, lr_x=0.3462, lam_min=0.4936, sharpness=21.68
+    "haim2022-cifar-k60fvjdy": _HAIM.changed(
+        sigma=4.474e-3, lr_x=0.3462, lam_min=0.4936, sharpness=21.68
     ),
-    "haim2022-mnist-kcf9bhbi": replace(
-        _HAIM, sigma=3.498e-2, lr_x=0.03052, lam_min=0.4471, sharpness=149.9
+    "haim2022-mnist-kcf9bhbi": _HAIM.changed(
+        sigma=3.498e-2, lr_x=0.03052, lam_min=0.4471, sharpness=149.9
     ),
-    "haim2022-mnist-rbijxft7": replace(
-        _HAIM, sigma=1.742e-3, lr_x=0.2821, lam_min=0.4153, sharpness=19.21
+    "haim2022-mnist-rbijxft7": _HAIM.changed(
+        sigma=1.742e-3, lr_x=0.2821, lam_min=0.4153, sharpness=19.21
     ),
     # Buzaglo et al. 2023: middle of the published ranges.
-    "buzaglo2023-multiclass": replace(
-        _HAIM,
+    "buzaglo2023-multiclass": _HAIM.changed(
         objective="multiclass-kkt",
         rivals="best",
         sigma=1.5e-4,
@@ -63,8 +62,7 @@ PRESETS: dict[str, AttackConfig] = {
         lr_lam=0.68,
         sharpness=115.0,
     ),
-    "buzaglo2023-regression": replace(
-        _HAIM,
+    "buzaglo2023-regression": _HAIM.changed(
         objective="weight-decay",
         sigma=1.7e-2,
         lr_x=0.91,
@@ -77,7 +75,7 @@ PRESETS: dict[str, AttackConfig] = {
     "loo2024": _LOO,
     # Residuum's own for initial weights known: gradients at both ends, which doubles what the published
     # settings find. Best of twelve on MNIST n=200, data seed 5.
-    "ntk": AttackConfig(
+    "ntk": AttackConfig.of(
         objective="ntk",
         gradients="both",
         restarts=1,
@@ -94,8 +92,10 @@ PRESETS: dict[str, AttackConfig] = {
         margins=0.0,
     ),
     # Baselines.
-    "model-inversion": AttackConfig(objective="model-inversion", restarts=1, steps=200, lr_x=0.01),
-    "first-layer-weights": AttackConfig(objective="first-layer-weights", restarts=1, steps=1),
+    "model-inversion": AttackConfig.of(
+        objective="model-inversion", restarts=1, steps=200, lr_x=0.01
+    ),
+    "first-layer-weights": AttackConfig.of(objective="first-layer-weights", restarts=1, steps=1),
 }
 
 # How the candidate set grows; each is laid over a preset (``residuum attack --split NAME``).
