@@ -111,6 +111,13 @@ def case(network: str, outputs: int = 1, **granted: Any) -> tuple[rs.Checkpoint,
     return rs.Checkpoint(weights(arch), arch), knowledge
 
 
+def configured(config: rs.AttackConfig | None = None, **settings: Any) -> rs.AttackConfig:
+    """By flat names, which older code takes where it makes a configuration."""
+    if hasattr(rs.AttackConfig, "changed"):
+        return (config or rs.AttackConfig()).changed(**settings)
+    return replace(config or rs.AttackConfig(), **settings)
+
+
 def brought_back(found: rs.Reconstruction) -> tuple[Numbers, Words]:
     """All of a reconstruction but its clock."""
     names = ("x", "labels", "lam", "run", "steps", "loss", "layers")
@@ -135,7 +142,7 @@ def attacked(
 ) -> tuple[Numbers, Words]:
     """One attack with these settings."""
     checkpoint, knowledge = case(network, outputs, **(granted or {}))
-    config = rs.AttackConfig.of(**{**COMMON, **settings})
+    config = configured(**{**COMMON, **settings})
     config = replace(config, steps=min(config.steps, most))
     return brought_back(rs.attack(checkpoint, knowledge, config))
 
@@ -151,8 +158,8 @@ def preset(_: Path, most: int, *, name: str) -> tuple[Numbers, Words]:
 def settings_of_each_restart(_: Path, most: int) -> tuple[Numbers, Words]:
     """Restarts side by side that differ in rates, start and sharpness."""
     checkpoint, knowledge = case("mlp")
-    config = rs.AttackConfig.of(**{**COMMON, "objective": "binary-kkt", "steps": min(60, most)})
-    runs = [config.changed(lr_x=0.003, sharpness=40.0), replace(config, sigma=0.6, lr_lam=0.03)]
+    config = configured(**{**COMMON, "objective": "binary-kkt", "steps": min(60, most)})
+    runs = [configured(config, lr_x=0.003, sharpness=40.0), replace(config, sigma=0.6, lr_lam=0.03)]
     return brought_back(rs.attack(checkpoint, knowledge, config, per_run=runs))
 
 
@@ -163,14 +170,14 @@ def a_live_module(_: Path, most: int) -> tuple[Numbers, Words]:
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(0.4 * torch.randn(p.shape, generator=rng, dtype=p.dtype))
-    config = rs.AttackConfig.of(**{**COMMON, "steps": min(60, most), "layers": "first"})
+    config = configured(**{**COMMON, "steps": min(60, most), "layers": "first"})
     return brought_back(rs.attack(model, rs.Knowledge(shape=(1, 6, 6)), config))
 
 
 def resumed(folder: Path, most: int, *, network: str, settings: Words) -> tuple[Numbers, Words]:
     """Stopped by the clock at every look and taken up again from its file, until it is done."""
     checkpoint, knowledge = case(network)
-    config = rs.AttackConfig.of(**{**COMMON, **settings})
+    config = configured(**{**COMMON, **settings})
     config = replace(config, steps=min(config.steps, most), seconds=1e-9)
     stops = 0
     while True:

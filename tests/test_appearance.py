@@ -38,9 +38,9 @@ def test_photographs_are_told_from_small_digits():
     assert seen.photographs
     assert not appearance(digits.theta["layers.0.weight"], (1, 8, 8)).images
     told = resolve(photos, rs.Knowledge(), rs.AttackConfig())
-    assert (told.priors, told.margins) == ((("sparse-gradients", SPARSE),), MARGINS)
+    assert (told.priors, told.margins.weight) == ((("sparse-gradients", SPARSE),), MARGINS)
     told = resolve(digits, rs.Knowledge(), rs.AttackConfig())
-    assert (told.priors, told.margins) == ((), 0.0)
+    assert (told.priors, told.margins.weight) == ((), 0.0)
 
 
 def test_mixtures_of_strokes_are_images_and_no_photographs():
@@ -71,4 +71,4 @@ def test_pixels_in_another_order_are_no_image():
 def test_what_is_said_stays(said):
     told = resolve(trained("photos", 20), rs.Knowledge(), rs.AttackConfig.of(**said))
     for name, value in said.items():
-        assert getattr(told, name) == value
+        assert told.value(name) == value

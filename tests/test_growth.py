@@ -284,9 +284,9 @@ def test_settings_of_growth_are_checked_and_kept():
         config = AttackConfig.of(**settings)
         assert AttackConfig.from_json(config.to_json()) == config
         assert (config.growth.how == "none") == (name == "none")
-    paper = AttackConfig.of(**GROWTH_PRESETS["paper"])
-    assert 20_000 <= paper.split_every <= 40_000
-    assert (paper.split_threshold, paper.split_cap, paper.split_eta) == (0.1, 0.5, 0.01)
+    paper = AttackConfig.of(**GROWTH_PRESETS["paper"]).growth
+    assert 20_000 <= paper.every <= 40_000
+    assert (paper.threshold, paper.cap, paper.eta) == (0.1, 0.5, 0.01)
     for wrong in (
         {"split": "yes"},
         {"split_trigger": "x"},
@@ -326,4 +326,4 @@ def test_the_command_line_grows_and_says_so(tmp_path, capsys):
     assert not (tmp_path / "b" / "family.png").exists()  # nothing changed, so there is no tree
     assert "no round was due within the steps" in " ".join(capsys.readouterr().out.split())
     assert main([*common, "--split", "papre", "--out", str(tmp_path / "c")]) == 2
-    assert "Did you mean 'paper'" in capsys.readouterr().err
+    assert "'papre' is not one of 'none', 'paper'" in capsys.readouterr().err

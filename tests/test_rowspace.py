@@ -172,7 +172,7 @@ def test_what_row_space_mode_cannot_do():
     with pytest.raises(InputError, match="not zero everywhere"):
         attack(zero, None, replace(CONFIG, objective="weight-decay"))
     for wrong in (-0.1, 1.0):
-        with pytest.raises(InputError, match="share of the largest singular value"):
+        with pytest.raises(InputError, match="rank_tolerance must be at least 0 and below 1"):
             CONFIG.changed(rank_tolerance=wrong)
 
 

@@ -33,7 +33,7 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
     assert set(SPACE) <= set(numeric())
     for preset in PRESETS.values():
         for name, setting in SPACE.items():
-            said = getattr(preset, name)
+            said = preset.value(name)
             value = LEFT_OPEN[name] if said is None else said
             assert setting.low <= value <= setting.high, (preset, name)
 
