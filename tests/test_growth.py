@@ -326,4 +326,4 @@ def test_the_command_line_grows_and_says_so(tmp_path, capsys):
     assert not (tmp_path / "b" / "family.png").exists()  # nothing changed, so there is no tree
     assert "no round was due within the steps" in " ".join(capsys.readouterr().out.split())
     assert main([*common, "--split", "papre", "--out", str(tmp_path / "c")]) == 2
-    assert "'papre' is not one of 'none', 'paper'" in capsys.readouterr().err
+    assert "Did you mean 'paper'" in capsys.readouterr().err

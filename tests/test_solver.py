@@ -541,7 +541,9 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
     ):
         with pytest.raises(InputError):
             AttackConfig.of(**wrong)
-    with pytest.raises(InputError, match="Did you mean 'value-box'"):  # known once plug-ins are read
+    with pytest.raises(
+        InputError, match="Did you mean 'value-box'"
+    ):  # known once plug-ins are read
         attack(released(), None, AttackConfig(priors=(("value-bx", 1.0),)))
 
 

@@ -8,6 +8,7 @@ error, 130 interrupted.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 
@@ -16,11 +17,12 @@ import typer
 from residuum import plugins
 from residuum.cli.options import Grouped, flat
 from residuum.cli.output import print_json
-from residuum.errors import ResiduumError
+from residuum.errors import ResiduumError, did_you_mean
 
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 # Some releases of typer bring their own click, others import it: this base class is right for both.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+_NOT_A_CHOICE = re.compile("'(?P<option>-[^']*)'.*'(?P<got>[^']*)' is not one of (?P<known>.*)")
 
 app = typer.Typer(
     name="residuum",
@@ -91,7 +93,10 @@ def _run(arguments: list[str]) -> int:
         context = getattr(problem, "ctx", None)
         hint = f" See '{context.command_path} --help'." if context is not None else ""
         message = getattr(problem, "format_message", problem.__str__)()
-        _report(message.replace("Value error, ", "").rstrip(".") + "." + hint, USAGE, arguments)
+        if wrong := _NOT_A_CHOICE.search(message):
+            known = did_you_mean(wrong["got"], re.findall("'([^']+)'", wrong["known"]))
+            message = f"{wrong['option']} has no {wrong['got']!r}. {known}"
+        _report(message.rstrip(".") + "." + hint, USAGE, arguments)
         return USAGE
     if result == INTERRUPTED:  # some releases of typer swallow Ctrl-C
         raise KeyboardInterrupt
