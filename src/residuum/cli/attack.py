@@ -58,10 +58,10 @@ def command(
     trust_code: bool = options.TRUST_CODE,
     granted: options.Granted,
     tuning: options.Tuned,
-    surface: str = option(
+    surface: str | None = option(
         "Attack this: weights, change (from the start) or moment (optimiser state); default: what "
         "--objective is about.",
-        "",
+        choices=("weights", "change", "moment"),
     ),
     dry_run: bool = option(
         "Print what the attack will cost, measured in two seconds; no attack.", False, "--dry-run"
@@ -82,7 +82,7 @@ def command(
     checkpoint, base = options.tuned(checkpoint, tuning.base, tuning.adapter)
     released = options.load(checkpoint, arch, model, trust_code, shape, base)
     knowledge = options.grant(checkpoint, released, base=base, **vars(granted))
-    config = on_surface(surface, knowledge, config)
+    config = on_surface(surface or "", knowledge, config)
     if dry_run:
         cost = estimate(released, knowledge, config)
         voice.answer(cost.to_json(), lambda: _show_cost(cost))
