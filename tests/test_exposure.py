@@ -781,13 +781,13 @@ def test_the_score_is_its_formula() -> None:
     own, heard, reach = 0.7, 0.95, 0.999
     odds = [
         -5.081 - 2.230 * math.log(0.05 + 1e-4) + 0.254 * math.log(0.7 + 1e-4),
-        -6.826
-        - 0.532 * math.log(1 - reach**2 + 1e-4)
-        + 0.324 * math.log(0.7 + 1e-4)
-        + 1.358 * math.log(784 / 1)
-        + 1.670 * math.log(1 / 30),
+        -9.267
+        - 0.755 * math.log(1 - reach**2 + 1e-4)
+        + 0.361 * math.log(0.7 + 1e-4)
+        + 2.109 * math.log(784 / 1)
+        + 2.835 * math.log(1 / 30),
     ]
     neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
-    wanted = -0.490 + 0.855 * math.log((1 - neither) / neither)
+    wanted = -0.486 + 0.923 * math.log((1 - neither) / neither)
     parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
     assert float(ranking.score(*parts, 784, 30)) == pytest.approx(wanted)

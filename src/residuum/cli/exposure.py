@@ -114,19 +114,18 @@ def command(
 def show(found: Exposure, out: Path | None) -> None:
     """The exposure as a person reads it."""
     attacked = not bool(found.found_ncc.isnan().all())
-    figures = {
+    figures = {  # as many as 80 columns hold
         "prob.": "probability",
-        "heard": "heard",
-        "own part": "own_over_misfit",
+        **({"found": "found_ncc"} if attacked else {"heard": "heard"}),
+        "own": "own_over_misfit",
         "informed": "informed_ncc",
         "kinks": "kinks",
         "q": "kink_q",
         "margin": "margin",
-    } | ({"found": "found_ncc"} if attacked else {})
-    heads = ("#", "record", found.grouped_by or "group", *figures)
+    }
+    heads = ("record", found.grouped_by or "group", *figures)
     shown = [
         (
-            str(row["rank"]),
             str(row["index"]),
             row["group"] or "-",
             *(number(row[name], 2) for name in figures.values()),
