@@ -155,7 +155,7 @@ def test_memory_is_bounded_and_what_agrees_survives() -> None:
         pool.add(part)
         sizes.append(len(pool))
     assert len(wide) > 1000
-    assert max(sizes) == 100
+    assert max(sizes) <= 125, "a quarter more at most"
     assert pool.dropped > 1000
     narrow, _ = pool.selection()
     assert narrow.support[:5].tolist() == whole.selection.support[:5].tolist() == [30] * 5

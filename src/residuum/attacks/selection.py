@@ -101,6 +101,7 @@ def groups_of(x: Tensor, weight: Tensor, similarity: float, radius: float | None
     candidates.
     """
     free = torch.ones(len(x), dtype=torch.bool)
+    left = free.numpy()  # the same memory: small steps cost a tenth in NumPy
     groups = []
     order = weight.argsort(descending=True)
     for block in order.split(BLOCK):
@@ -108,12 +109,12 @@ def groups_of(x: Tensor, weight: Tensor, similarity: float, radius: float | None
         if not len(block):
             continue
         near = cosine(x[block], x) >= similarity if radius is None else l2(x[block], x) <= radius
-        for i, row in zip(block.tolist(), near, strict=True):
-            if free[i]:
-                members = row & free
+        for i, row in zip(block.tolist(), near.numpy(), strict=True):
+            if left[i]:
+                members = row & left
                 members[i] = True
-                free &= ~members
-                groups.append(members.nonzero().flatten())
+                left ^= members
+                groups.append(torch.from_numpy(members.nonzero()[0]))
     return groups
 
 

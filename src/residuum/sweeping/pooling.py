@@ -3,8 +3,9 @@
 Runs are looked at one after the other, those of the best trials first. A candidate joins the nearest
 group of its label when it lies within ``similarity`` (cosine) of that group's mean; what joins none
 is grouped among itself (``attacks/selection.py``) and founds new groups. Weights count relative to the
-heaviest candidate of their run, since settings scale them differently. At most ``limit`` groups stay:
-the lightest of those that the fewest runs hold go first, so memory does not grow with the runs.
+heaviest candidate of their run, since settings scale them differently. Whenever there are a quarter
+more than ``limit`` groups, the lightest of those that the fewest runs hold go: memory does not grow
+with the runs.
 
     mean       = sum_i w_i x_i / sum_i w_i
     tightness  = sum_i w_i cos(mean, x_i) / sum_i w_i = <mean / |mean|, sum_i w_i x_i / |x_i|> / sum_i w_i
@@ -40,7 +41,8 @@ class Pool:
         self.radius: float | None = None
         self.shape: tuple[int, ...] = ()
         self.label_type = torch.float64
-        self._groups: dict[str, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}
+        self._count = 0
 
     def add(self, found: Reconstruction) -> None:
         """All runs of one trial that did not diverge."""
@@ -59,44 +61,55 @@ class Pool:
             self.radius = grouping.DUPLICATE * float(x.norm(dim=1).median())
         at = self._nearest(x, labels)
         rest = (at < 0).nonzero().flatten()
-        first = len(self)
+        count = len(self)
         for label in labels[rest].unique():
             mine = rest[labels[rest] == label]
-            for group in groups_of(x[mine], weight[mine], self.similarity, self.radius):
-                at[mine[group]] = first
-                first += 1
-        self._merge(x, labels, weight, at, first)
+            new = groups_of(x[mine], weight[mine], self.similarity, self.radius)
+            sizes = torch.tensor([len(group) for group in new])
+            at[mine[torch.cat(new)]] = count + torch.arange(len(new)).repeat_interleave(sizes)
+            count += len(new)
+        self._merge(x, labels, weight, at, count)
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
-        if len(self) > self.limit:
+        if len(self) > 1.25 * self.limit:  # not at every run: each time all groups are copied
             kept = self.order()[: self.limit].sort().values
             self.dropped += len(self) - len(kept)
-            self._groups = {name: part[kept] for name, part in self._groups.items()}
+            self._rows = {name: part[kept] for name, part in self._groups.items()}
+            self._count = len(kept)
 
     def __len__(self) -> int:
-        return len(self._groups["support"]) if self._groups else 0
+        return self._count
+
+    @property
+    def _groups(self) -> dict[str, Tensor]:
+        """A row per group; behind them is room for more."""
+        return {name: part[: self._count] for name, part in self._rows.items()}
 
     def _nearest(self, x: Tensor, labels: Tensor) -> Tensor:
         """(k,) group that a candidate joins, -1 for none."""
         if not len(self):
             return torch.full((len(x),), -1)
         groups = self._groups
-        means = groups["sum"] / groups["weight"][:, None]
-        near = cosine(x, means) if self.radius is None else -l2(x, means)
-        near[labels[:, None] != groups["label"][None]] = -math.inf
-        best, at = near.max(1)
+        if self.radius is None:  # a mean has the direction of its sum
+            near = cosine(x, groups["sum"])
+        else:
+            near = -l2(x, groups["sum"] / groups["weight"][:, None])
+        best, at = near.masked_fill_(labels[:, None] != groups["label"], -math.inf).max(1)
         least = self.similarity if self.radius is None else -self.radius
         return at.masked_fill(best < least, -1)
 
     def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, at: Tensor, count: int) -> None:
         """Candidates into the groups ``at``, of which there are ``count`` with the new ones."""
-        new, none = count - len(self), x.new_zeros(0)
-        groups = {
-            name: torch.cat([self._groups.get(name, none), x.new_zeros(new)])
-            for name in ("weight", "heaviest", "label", "support", "members", "run")
-        } | {
-            name: torch.cat([self._groups.get(name, x[:0]), x.new_zeros(new, x.shape[1])])
-            for name in ("sum", "unit", "x")
-        }
+        if not self._rows:
+            names = ("weight", "heaviest", "label", "support", "members", "run")
+            self._rows = {name: x.new_zeros(0) for name in names}
+            self._rows |= dict.fromkeys(("sum", "unit", "x"), x[:0])
+        if count > len(self._rows["sum"]):  # room for as many again: no copy at every run
+            self._rows = {
+                name: torch.cat([part, part.new_zeros(count, *part.shape[1:])])
+                for name, part in self._rows.items()
+            }
+        self._count = count
+        groups = self._groups
         groups["sum"].index_add_(0, at, weight[:, None] * x)
         groups["unit"].index_add_(0, at, weight[:, None] * x / x.norm(dim=1, keepdim=True))
         groups["weight"].index_add_(0, at, weight)
@@ -104,10 +117,9 @@ class Pool:
         groups["support"][at.unique()] += 1
         heaviest = groups["heaviest"].scatter_reduce(0, at, weight, "amax")
         mine = ((weight == heaviest[at]) & (weight > groups["heaviest"][at])).nonzero().flatten()
-        groups["heaviest"] = heaviest
+        groups["heaviest"].copy_(heaviest)
         groups["x"][at[mine]], groups["label"][at[mine]] = x[mine], labels[mine]
         groups["run"][at[mine]] = float(self.runs)
-        self._groups = groups
 
     def order(self) -> Tensor:
         """Groups, most supported first, heaviest first among equals."""
