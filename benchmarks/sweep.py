@@ -110,8 +110,8 @@ def overheads(checkpoint: Checkpoint, knowledge: Knowledge, place: Path) -> dict
         costs[engine] = {
             "workers": workers,
             "wall seconds": wall,
-            "compute seconds": done.compute,
-            "overhead": wall * workers / done.compute - 1,
+            "compute seconds": (spent := done.said["session"]["compute_seconds"]),
+            "overhead": wall * workers / spent - 1,
             "trials": len(done.trials),
             "load average before": before,
         }

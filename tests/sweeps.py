@@ -20,8 +20,8 @@ from residuum.cli.main import main
 from residuum.records import Checkpoint, Knowledge
 from residuum.sweeping import Plan
 from residuum.sweeping.executors import Job, Task, jobs
-from residuum.sweeping.run import FACTS, JOURNAL
-from residuum.sweeping.space import Search, Setting, Trial
+from residuum.sweeping.run import FACTS, JOURNAL, Study
+from residuum.sweeping.space import Setting, Trial
 from tests.cases import relu_point
 from tests.program import start
 
@@ -45,7 +45,7 @@ def task(**changes: Any) -> Task:
 
 
 def some_jobs(count: int, steps: int = 50) -> list[Job]:
-    return jobs(Search(plan(count, steps)).ask(range(count)), 3, 1)
+    return jobs(Study(plan(count, steps)).ask(range(count)), 3, 1)
 
 
 def share(setting: Setting, value: float) -> float:

@@ -18,7 +18,7 @@ from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
 from residuum.sweeping import Plan, Setting, Sweep, executors, sweep
 from residuum.sweeping.executors import ENGINES, Processes, Resources, outcomes
-from residuum.sweeping.run import JOURNAL, Storage
+from residuum.sweeping.run import JOURNAL, Study, opened
 from residuum.sweeping.scoring import SweepRun
 from residuum.sweeping.space import COMPLETE, ETA, FAILED, PRUNED, SAMPLERS, SEEDS
 from tests.sweeps import (
@@ -271,8 +271,9 @@ def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
     first = run(tmp_path / "a", plan(2), storage=url)
     second = run(tmp_path / "b", plan(3), storage=url)
     assert (first.fresh, second.fresh) == (2, 3)
-    held = Storage(plan(2), json.loads((tmp_path / "a/request.json").read_text()), tmp_path, url)
-    assert [facts(t) for t in held.load().values()] == [facts(t) for t in first.trials]
+    with opened(tmp_path, url) as storage:
+        held = Study(plan(2), storage, json.loads((tmp_path / "a/request.json").read_text()))
+    assert [facts(t) for t in held.trials.values()] == [facts(t) for t in first.trials]
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:

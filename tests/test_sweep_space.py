@@ -13,8 +13,9 @@ from residuum.attacks import PRESETS, AttackConfig
 from residuum.errors import InputError
 from residuum.settings.attack import LEFT_OPEN
 from residuum.sweeping import SPACE, Setting
+from residuum.sweeping.run import Study
 from residuum.sweeping.scoring import ranked
-from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Search, Trial, numeric
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Trial, numeric
 from tests.sweeps import plan, share
 
 RELEASED = {
@@ -39,7 +40,7 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
 
 
 def drawn(count: int, **changes: Any) -> list[Params]:
-    return list(Search(plan(count, **changes)).ask(range(count)).values())
+    return list(Study(plan(count, **changes)).ask(range(count)).values())
 
 
 def shares(name: str, rows: list[Params], space: Mapping[str, Setting] = SPACE) -> list[float]:
@@ -88,11 +89,11 @@ def test_tpe_learns_where_the_residual_is_low() -> None:
         return abs(math.log10(row["lr_x"]) + 2)
 
     def second_wave(backwards: bool) -> list[Params]:
-        search = Search(wanted)
-        first = list(search.ask(wanted.waves[0]).items())
+        study = Study(wanted)
+        first = list(study.ask(wanted.waves[0]).items())
         for number, row in reversed(first) if backwards else first:
-            search.tell(Trial(number, row, COMPLETE, (off(row),)))
-        return list(search.ask(wanted.waves[1]).values())
+            study.tell(Trial(number, row, COMPLETE, (off(row),)))
+        return list(study.ask(wanted.waves[1]).values())
 
     learnt, blind = second_wave(False), drawn(16, space=space)
     assert sum(map(off, learnt)) < 0.6 * sum(map(off, blind))
@@ -105,11 +106,10 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
     made += [Trial(5, {}, FAILED), Trial(6, {}, PRUNED)]
     assert [t.number for t in ranked(made)] == [1, 4, 2, 3, 0]
     for count, expected in ((2, [1, 4, 3, 0]), (1, [1, 4])):
-        search = Search(plan(7, objectives=("residual", "agreement")[:count]))
-        search.ask(range(7))
-        for trial in made:
-            search.tell(dataclasses.replace(trial, values=trial.values[:count]))
-        assert search.front == expected
+        study = Study(plan(7, objectives=("residual", "agreement")[:count]))
+        for trial, params in zip(made, study.ask(range(7)).values(), strict=True):
+            study.tell(dataclasses.replace(trial, params=params, values=trial.values[:count]))
+        assert study.front == expected
 
 
 @pytest.mark.parametrize(

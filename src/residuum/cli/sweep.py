@@ -172,7 +172,7 @@ def show(done: Sweep, out: Path) -> None:
     counts = said["counts"]
     print_line(
         f"{counts['complete']} complete, {counts['pruned']} stopped early, {counts['failed']} failed; "
-        f"{done.fresh} of them in this session, {done.seconds:.1f} seconds"
+        f"{done.fresh} of them in this session, {said['session']['seconds']:.1f} seconds"
     )
     for reason, count in said["failures"].items():
         print_line(f"failed: {count} x {reason}")

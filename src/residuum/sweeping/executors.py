@@ -244,15 +244,16 @@ class Resources:
 class Engine(Protocol):
     """Runs jobs somewhere."""
 
-    @property
     def room(self) -> int:
         """Jobs that may be under way at this moment."""
+        return 1
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Begin a job. An exception is the death of its worker: what it met itself is an outcome."""
 
     def why(self, ended: Future[Outcome]) -> str:
         """What a worker died of."""
+        return _reason(ended.exception())
 
     def close(self) -> None:
         """Stop whatever still runs and let go of the machines."""
@@ -263,7 +264,9 @@ def outcomes(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outc
     again, pending = list[tuple[Job, int]](), dict[Future[Outcome], tuple[Job, int]]()
     source = ((job, 1) for job in jobs)
     while True:
-        while len(pending) < engine.room and (todo := again.pop() if again else next(source, None)):
+        while len(pending) < engine.room() and (
+            todo := again.pop() if again else next(source, None)
+        ):
             pending[engine.submit(todo[0])] = todo
         if not pending:
             return
@@ -277,10 +280,8 @@ def outcomes(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outc
                 yield Outcome(job, reason=f"its worker died {tries} times: {engine.why(ended)}")
 
 
-class Local:
+class Local(Engine):
     """This process, one job after the other; jobs of several trials fill a GPU."""
-
-    room = 1
 
     def __init__(self, task: Task, resources: Resources) -> None:
         self._task, self._threads = task, torch.get_num_threads()
@@ -291,16 +292,12 @@ class Local:
         ended.set_result(work(self._task, job))
         return ended
 
-    def why(self, ended: Future[Outcome]) -> str:
-        """Nothing: where this process dies, so does the sweep."""
-        return _reason(ended.exception())
-
     def close(self) -> None:
         """The threads that the caller had."""
         torch.set_num_threads(self._threads)
 
 
-class Processes:
+class Processes(Engine):
     """Processes on this machine, each with its own copy of the weights, sent once.
 
     Each is a pool of its own, because a pool breaks as a whole when one of its processes dies: so a
@@ -308,9 +305,13 @@ class Processes:
     """
 
     def __init__(self, task: Task, resources: Resources) -> None:
-        self.room = resources.workers or max(1, (os.cpu_count() or 1) // resources.cpus)
+        self._count = resources.workers or max(1, (os.cpu_count() or 1) // resources.cpus)
         self._task = task
         self._pools: dict[ProcessPoolExecutor, tuple[Future[Outcome], BaseProcess]] = {}
+
+    def room(self) -> int:
+        """One each: what waits in the queue of a process that dies would be lost with it."""
+        return self._count
 
     def submit(self, job: Job) -> Future[Outcome]:
         """To a process that is idle, or to a new one."""
@@ -358,7 +359,7 @@ def _work(job: Job) -> Outcome:
     return work(_work.task, job)  # type: ignore[attr-defined]
 
 
-class Ray:
+class Ray(Engine):
     """Jobs as Ray tasks with so many CPUs and GPUs each, on a cluster started here on 127.0.0.1, or
     on one that is running elsewhere.
 
@@ -428,7 +429,6 @@ class Ray:
                 "Start one with `ray start --head`, or leave --address out.",
             ) from problem
 
-    @property
     def room(self) -> int:
         """Machines come and go."""
         now = time.monotonic()

@@ -14,10 +14,12 @@ import dataclasses
 import json
 import math
 import os
+import re
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +48,7 @@ from residuum.sweeping.executors import (
 )
 from residuum.sweeping.pooling import pooled
 from residuum.sweeping.scoring import Sweep, SweepRun, page, ranked, rankings
-from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Plan, Search, Trial
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SEEDS, STATES, Params, Plan, Trial
 
 JOURNAL, POOLED = "study.journal", "reconstruction.safetensors"
 REPORT, ATTACK, RANKINGS = "report.html", "attack.json", "rankings.json"
@@ -109,8 +111,8 @@ def sweep(
             "knowledge": knowledge.digest,
         }
         folder.claim(whole)
-        memory = stack.enter_context(closing(Storage(plan, whole, out, storage)))
-        driver = Driver(plan, task, folder, memory, resources, watch)
+        study = Study(plan, stack.enter_context(opened(out / JOURNAL, storage)), whole)
+        driver = Driver(plan, task, folder, study, resources, watch)
         driver.run(engine)
         done = driver.result(request, engine)
         subject = Path(str(model)).name if named else released.arch
@@ -152,57 +154,101 @@ def _write(out: Path, done: Sweep, request: dict[str, Any], subject: str) -> Non
     write_json(out / SweepRun.summary, done.said)
 
 
-class Storage:
-    """Trials that have ended, a line each, in the Optuna study that ``request`` describes.
+class Study:
+    """Trials of a sweep: an Optuna study in memory, asked for them and told how they ended, and a line
+    in the storage for each that has ended.
 
-    One study per checkpoint and plan, so that sweeps can share a server.
+    A wave is asked for as a whole, after the waves before it were told and before any of its own trials
+    is, by a sampler of its own seed. So it depends on the plan and on earlier waves alone: not on who
+    finished first, nor on a restart, nor on the machines, and any session draws it again.
     """
 
     def __init__(
-        self, plan: Plan, request: dict[str, Any], folder: Path, url: str | None = None
+        self, plan: Plan, storage: Any = None, request: dict[str, Any] | None = None
     ) -> None:
+        """storage: Optuna's, by default forgetful; request: names the study, so that sweeps can share one."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna, self._distributions = optuna, plan.distributions
-        self._opened = _database(url) if url else _journal(folder / JOURNAL)
-        self._study = optuna.create_study(
-            storage=self._opened,
+        self._optuna, self._plan, self.trials = optuna, plan, dict[int, Trial]()
+        self._space = {name: setting.distribution() for name, setting in plan.space.items()}
+        directions = space.DIRECTIONS[: len(plan.objectives)]
+        self._memory = optuna.create_study(directions=directions)
+        self._lines = optuna.create_study(
+            storage=storage,
             study_name=f"residuum-{digest(request)[:16]}",
-            directions=space.DIRECTIONS[: len(plan.objectives)],
+            directions=directions,
             load_if_exists=True,
         )
-        if PLAN not in self._study.user_attrs:
-            self._study.set_user_attr(PLAN, json.dumps(request, sort_keys=True))
+        if PLAN not in self._lines.user_attrs:
+            self._lines.set_user_attr(PLAN, json.dumps(request, sort_keys=True))
+        for one in self._lines.get_trials(deepcopy=False):
+            if facts := one.user_attrs.get(FACTS):  # else somebody else's trial in the same study
+                facts = facts | {"params": dict(one.params), "values": tuple(facts["values"])}
+                self.trials[facts["number"]] = Trial(**facts)
 
-    def load(self) -> dict[int, Trial]:
-        """By number; a trial without facts is somebody else's in the same study."""
-        trials = (
-            one.user_attrs[FACTS] | {"params": dict(one.params)}
-            for one in self._study.get_trials(deepcopy=False)
-            if FACTS in one.user_attrs
-        )
-        return {
-            facts["number"]: Trial(**facts | {"values": tuple(facts["values"])}) for facts in trials
-        }
+    def ask(self, wave: range) -> dict[int, Params]:
+        """Settings of the next trials, by number."""
+        self._memory.sampler = self._sampler(self._plan.seed * SEEDS + wave.start)
+        drawn = {number: dict(self._memory.ask(self._space).params) for number in wave}
+        for number in drawn.keys() & self.trials.keys():
+            self._told(self.trials[number])
+        return drawn
 
-    def add(self, trial: Trial) -> None:
-        """Write an ended trial."""
+    def _sampler(self, seed: int) -> Any:
+        from optuna.samplers import QMCSampler, RandomSampler, TPESampler
+
+        whole = self._space
+        if self._plan.sampler == "random":
+            return RandomSampler(seed=seed)
+        if self._plan.sampler == "tpe":
+            return TPESampler(seed=seed, constant_liar=True)
+
+        class Sobol(QMCSampler):
+            """Optuna's, which would else learn the space from a first trial drawn at random."""
+
+            def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
+                return whole
+
+        with warnings.catch_warnings(action="ignore"):  # Optuna calls it experimental
+            return Sobol(seed=seed, scramble=True)
+
+    def tell(self, trial: Trial) -> None:
+        """How a trial that was asked for ended."""
         facts, made = trial.to_json(), self._optuna.trial
-        self._study.add_trial(
-            made.create_trial(
-                state=made.TrialState[space.STATES[trial.state]],
-                values=list(trial.values) or None,
-                params=facts.pop("params"),
-                distributions=self._distributions,
-                user_attrs={FACTS: facts},
-            )
+        line = made.create_trial(
+            state=made.TrialState[STATES[trial.state]],
+            values=list(trial.values) or None,
+            params=facts.pop("params"),
+            distributions=self._space,
+            user_attrs={FACTS: facts},
         )
+        self._lines.add_trial(line)
+        self.trials[trial.number] = trial
+        self._told(trial)
 
-    def close(self) -> None:
-        """Leave the database; a journal is open only while a line is written."""
-        if hasattr(self._opened, "engine"):
-            self._opened.engine.dispose()
+    def _told(self, trial: Trial) -> None:
+        state = self._optuna.trial.TrialState[STATES[trial.state]]
+        self._memory.tell(trial.number, list(trial.values) or None, state)
+
+    @property
+    def front(self) -> list[int]:
+        """Numbers of the complete trials that no other one beats, in the order of the first value."""
+        best = sorted(self._memory.best_trials, key=lambda one: (one.values[0], one.number))
+        return [one.number for one in best]
+
+
+@contextmanager
+def opened(path: Path, url: str | None) -> Iterator[Any]:
+    """An Optuna storage, where ``url`` says or in a journal at ``path``."""
+    if url is None:
+        yield _journal(path)
+        return
+    database = _database(url)
+    try:
+        yield database
+    finally:
+        database.engine.dispose()
 
 
 def _journal(path: Path) -> Any:
@@ -231,46 +277,35 @@ def _database(url: str) -> Any:
     try:
         return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except (SQLAlchemyError, ImportError) as problem:
+        shown = re.sub("//.*@", "//***@", url)[:80]  # nobody's password
         raise InputError(
-            f"The storage must be the URL of a database that answers; {_without_password(url)!r} "
-            f"does not ({type(problem).__name__}).",
+            f"The storage must be the URL of a database that answers; {shown!r} does not "
+            f"({type(problem).__name__}).",
             "Example: --storage postgresql+psycopg://user@host/name; leave it out for a file.",
         ) from problem
 
 
-def _without_password(url: str) -> str:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url[:60]
-
-
+@dataclass
 class Driver:
-    """One session of a sweep. trials: those that have ended, by number."""
+    """One session of a sweep."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        task: Task,
-        folder: SweepRun,
-        storage: Storage,
-        resources: Resources,
-        watch: Watcher | None,
-    ) -> None:
-        self.plan, self.task, self.folder, self.storage = plan, task, folder, storage
-        self.resources, self.watch, self.start = resources, watch, time.monotonic()
-        self.search, self.trials = Search(plan), storage.load()
-        self.fresh, self.compute = 0, 0.0
+    plan: Plan
+    task: Task
+    folder: SweepRun
+    study: Study
+    resources: Resources
+    watch: Watcher | None
+
+    def __post_init__(self) -> None:
+        self.start, self.fresh, self.compute = time.monotonic(), 0, 0.0
+        self.trials = self.study.trials
 
     def run(self, name: str) -> None:
         """All waves; the engine of this name is started only where a trial is left to run."""
         engine: Engine | None = None
         try:
             for wave in self.plan.waves:
-                params = self.search.ask(wave)
+                params = self.study.ask(wave)
                 self._adopt(params)
                 if params.keys() <= self.trials.keys():
                     continue
@@ -294,7 +329,6 @@ class Driver:
         found, pool = pooled(parts, self.task.knowledge, settings)
         if found is not None:
             found.save(self.folder.path / POOLED)
-        seconds = time.monotonic() - self.start
         states = Counter(trial.state for trial in trials)
         said = {
             "plan": plan.to_json(),
@@ -303,7 +337,7 @@ class Driver:
             "trials": [trial.to_json() for trial in trials],
             "counts": {state: states[state] for state in (COMPLETE, PRUNED, FAILED)},
             "ranking": [trial.number for trial in order],
-            "front": self.search.front,
+            "front": self.study.front,
             "best": order[0].to_json() if order else None,
             "failures": dict(Counter(t.reason for t in trials if t.state == FAILED)),
             "pooled": {
@@ -313,18 +347,20 @@ class Driver:
                 "groups_dropped": pool.dropped,
                 "consensus": 0 if found is None else found.to_json()["consensus"],
             },
-            "session": {"trials": self.fresh, "seconds": seconds, "compute_seconds": self.compute},
+            "session": {
+                "trials": self.fresh,
+                "seconds": time.monotonic() - self.start,
+                "compute_seconds": self.compute,
+            },
             "environment": environment(plan.config.device),
         }
-        return Sweep(plan, self.task, trials, found, pool, seconds, self.compute, self.fresh, said)
+        return Sweep(plan, self.task, trials, found, pool, said)
 
     def _adopt(self, params: dict[int, Params]) -> None:
-        """Tell what ended before, and write the lines that a stopped sweep left unwritten."""
-        for number, own in params.items():
-            if number in self.trials:
-                self.search.tell(self.trials[number])
-            elif (found := self.folder.load(number)) is not None:
-                self._keep(judged(number, own, found, self.plan.objectives))
+        """Candidates whose line was not written before the sweep was stopped."""
+        for number in params.keys() - self.trials.keys():
+            if (found := self.folder.load(number)) is not None:
+                self.study.tell(judged(number, params[number], found, self.plan.objectives))
 
     def _advance(self, engine: Engine, params: dict[int, Params], until: int = 0) -> None:
         """Living trials of a wave up to a step, or to their end; a job that ran out of memory is
@@ -357,7 +393,11 @@ class Driver:
         return dataclasses.replace(job, state=state, until=until)
 
     def _halve(self, params: dict[int, Params], until: int) -> None:
-        """The best of a wave that paused at a step go on, the others end."""
+        """The best of a wave that paused at a step go on, the others end.
+
+        Optuna's pruners judge a trial by those that reported before it, so that whom they end would
+        depend on the engine; and they know no two objectives.
+        """
         reached = {
             number: math.inf if value is None else value
             for number in params.keys() - self.trials.keys()
@@ -388,7 +428,7 @@ class Driver:
             self._record(trial)
 
     def _record(self, trial: Trial) -> None:
-        self._keep(trial)
+        self.study.tell(trial)
         self.folder.state(trial.number).unlink(missing_ok=True)
         self.fresh += 1
         if self.watch is not None:
@@ -403,9 +443,3 @@ class Driver:
                     time.monotonic() - self.start,
                 )
             )
-
-    def _keep(self, trial: Trial) -> None:
-        """The line of an ended trial."""
-        self.storage.add(trial)
-        self.search.tell(trial)
-        self.trials[trial.number] = trial

@@ -50,20 +50,20 @@ class SweepRun(RunDir):
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A finished sweep. compute: seconds of all workers together in this session, seconds: of the
-    wall clock; said: what ``sweep.json`` says; scored: both rankings, where data was given.
-    """
+    """A finished sweep. said: what ``sweep.json`` says; scored: both rankings, where data was given."""
 
     plan: Plan
     task: Task
     trials: tuple[Trial, ...]
     found: Reconstruction | None
     pool: Pool
-    seconds: float
-    compute: float
-    fresh: int
     said: dict[str, Any]
     scored: Rankings | None = None
+
+    @property
+    def fresh(self) -> int:
+        """Trials that ended in this session."""
+        return self.said["session"]["trials"]
 
     @property
     def order(self) -> list[Trial]:
@@ -188,7 +188,10 @@ def page(done: Sweep, subject: str) -> str:
         ("trials complete", str(len(order))),
         ("runs pooled", str(done.pool.runs)),
         ("candidates pooled", str(done.pool.candidates)),
-        ("trials per hour", f"{3600 * done.fresh / done.seconds:.0f}" if done.fresh else "–"),
+        (
+            "trials per hour",
+            f"{3600 * done.fresh / said['session']['seconds']:.0f}" if done.fresh else "–",
+        ),
     )
     return render_sweep(
         subject=subject,

@@ -1,16 +1,14 @@
 """What a sweep is asked to do: which settings it varies, how far, and in which order they are tried.
 
 A setting is a number of :class:`AttackConfig`; its range is wider than the box that was searched for
-the published runs, whose best ones ended at its edges (lambda_min 0.5, alpha about 20). Optuna draws
-them: a :class:`Search` is asked for a wave of trials and told what became of each.
+the published runs, whose best ones ended at its edges (lambda_min 0.5, alpha about 20).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,11 +24,10 @@ from residuum.settings.attack import LEFT_OPEN, NUMBERS
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
-
-    Distributions = dict[str, BaseDistribution]
 
 Params = dict[str, float]
+SAMPLERS = ("random", "sobol", "tpe")
+LEARNING = ("tpe",)  # they look at what ended, wave by wave
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # in Optuna's words
 SEEDS = 100_003  # trials of one sweep at most; sweeps with other seeds share no random number
@@ -137,41 +134,6 @@ def configured(config: AttackConfig, params: Params) -> AttackConfig:
     return config.changed(**changes)
 
 
-def _random(space: Distributions, seed: int) -> BaseSampler:
-    from optuna.samplers import RandomSampler
-
-    return RandomSampler(seed=seed)
-
-
-def _sobol(space: Distributions, seed: int) -> BaseSampler:
-    from optuna.exceptions import ExperimentalWarning
-    from optuna.samplers import QMCSampler
-
-    class Sobol(QMCSampler):
-        """Optuna's, which would else learn the space from a first trial drawn at random."""
-
-        def infer_relative_search_space(self, study: Any, trial: Any) -> Distributions:
-            return space
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        return Sobol(seed=seed, scramble=True)
-
-
-def _tpe(space: Distributions, seed: int) -> BaseSampler:
-    from optuna.samplers import TPESampler
-
-    return TPESampler(seed=seed, constant_liar=True)
-
-
-SAMPLERS: dict[str, Callable[[Distributions, int], BaseSampler]] = {
-    "random": _random,
-    "sobol": _sobol,
-    "tpe": _tpe,
-}
-LEARNING = ("tpe",)  # they look at what ended, wave by wave
-
-
 @dataclass(frozen=True)
 class Plan:
     """The trials of a sweep: everything that decides them, and nothing that does not.
@@ -252,11 +214,6 @@ class Plan:
         return [range(at, min(at + size, self.trials)) for at in range(0, self.trials, size)]
 
     @property
-    def distributions(self) -> Distributions:
-        """The space in Optuna's words."""
-        return {name: setting.distribution() for name, setting in self.space.items()}
-
-    @property
     def pauses(self) -> list[int]:
         """Steps at which the worst trials of a wave end, in whole looks at the loss."""
         wanted = (self.config.steps / ETA**k for k in range(self.rungs, 0, -1))
@@ -268,40 +225,6 @@ class Plan:
         config = {k: v for k, v in self.config.to_json().items() if k != "seconds"}
         space = {name: dataclasses.asdict(setting) for name, setting in self.space.items()}
         return {**vars(self), "config": config, "space": space, "objectives": list(self.objectives)}
-
-
-class Search:
-    """An Optuna study in memory: asked for trials, told how they ended.
-
-    A wave is asked for as a whole, after the waves before it were told and before any of its own trials
-    is, by a sampler of its own seed. So it depends on the plan and on earlier waves alone: not on who
-    finished first, nor on a restart, nor on the machines, and any session draws it again.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._plan, self._states = plan, optuna.trial.TrialState
-        self._study = optuna.create_study(directions=DIRECTIONS[: len(plan.objectives)])
-        self._space = plan.distributions
-
-    def ask(self, wave: range) -> dict[int, Params]:
-        """Settings of the next trials, by number."""
-        plan = self._plan
-        self._study.sampler = SAMPLERS[plan.sampler](self._space, plan.seed * SEEDS + wave.start)
-        return {number: dict(self._study.ask(self._space).params) for number in wave}
-
-    def tell(self, trial: Trial) -> None:
-        """How a trial that was asked for ended."""
-        state = self._states[STATES[trial.state]]
-        self._study.tell(trial.number, list(trial.values) or None, state)
-
-    @property
-    def front(self) -> list[int]:
-        """Numbers of the complete trials that no other one beats, in the order of the first value."""
-        best = sorted(self._study.best_trials, key=lambda one: (one.values[0], one.number))
-        return [one.number for one in best]
 
 
 def cost(plan: Plan, trial: Estimate) -> dict[str, float]:
