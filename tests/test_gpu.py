@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from residuum.attacks import AttackConfig
 from residuum.attacks.objectives import BinaryKKT, Objective
 from residuum.attacks.solver import Solver
+from residuum.engine.graph import Repeater
 from residuum.networks import MLP
 from residuum.records import Dataset, Knowledge
 from residuum.training import TrainingConfig, train
@@ -67,3 +69,27 @@ def test_replayed_training_equals_the_loop_on_the_cpu(method):
     assert here.scalars == pytest.approx(there.scalars, rel=1e-6)
     for name, value in here.theta.items():
         assert torch.allclose(value, there.theta[name], rtol=1e-6, atol=1e-9)
+
+
+def test_a_graph_that_dies_during_the_next_capture_does_not_stop_it():
+    def cycle() -> None:
+        old = solved(replace(CONFIG, device="cuda", steps=60))
+        old.itself = old  # only the collector frees it, when it likes
+
+    threshold = gc.get_threshold()
+    cycle()
+    counted = torch.zeros((), device="cuda")
+
+    def step() -> None:
+        counted.add_(1)
+        [[] for _ in range(100)]
+
+    try:
+        gc.set_threshold(1)  # it likes to at once
+        repeater = Repeater(step, "cuda", 10)
+        repeater.run(10)
+    finally:
+        gc.set_threshold(*threshold)
+    assert repeater.graph is not None
+    repeater.run(20)
+    assert int(counted) == 30

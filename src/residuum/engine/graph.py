@@ -8,6 +8,7 @@ KEEP bytes in the process. Linux with glibc; elsewhere nothing happens.
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ class Repeater:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with _uncollected(), torch.cuda.graph(graph):
                 self._loop(self.chunk)
         except torch.OutOfMemoryError:
             raise
@@ -60,6 +61,21 @@ class Repeater:
             self.cuda = False
         else:
             self.graph = graph
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Garbage goes before, not inside: a graph of an earlier attack that dies while another one is
+    captured makes the capture fail.
+    """
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @contextmanager
