@@ -28,11 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from residuum.attacks.presets import PRESETS
 from torch import Tensor
 
 from benchmarks.harness import RESULTS, clock, draw_seeds
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import PRESETS, AttackConfig, attack
 from residuum.attacks.kinks import polished
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.run import MARGINS, SPARSE
