@@ -16,6 +16,7 @@ from residuum import plugins
 from residuum.attacks.appearance import Appearance, appearance
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
 from residuum.attacks.contract import Attack
+from residuum.attacks.invert import GEIPING, OURS, Invert
 from residuum.attacks.kinks import Kinks
 from residuum.attacks.margins import AGREE
 from residuum.attacks.objectives import OBJECTIVES, BinaryKKT, Objective
@@ -24,6 +25,7 @@ from residuum.attacks.priors import PRIORS
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import Population, SolverState, Watcher
+from residuum.attacks.trunk import BehindTrunk
 from residuum.attacks.unmix import Unmix
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
 from residuum.checkpoints.beside import RELEASE, with_release
@@ -199,6 +201,12 @@ ATTACKS: plugins.Table[Attack] = plugins.Table(
         for one in (
             Unmix("unmix", WEIGHTS),
             Unmix("unmix-moment", MOMENT),
+            BehindTrunk("trunk", WEIGHTS),
+            BehindTrunk("trunk-moment", MOMENT),
+            Invert("invert", CHANGE, OURS),
+            Invert("invert-moment", MOMENT, OURS),
+            Invert("geiping2020", CHANGE, GEIPING, floor=True),
+            Invert("geiping2020-moment", MOMENT, GEIPING, floor=True),
             PolynomialAttack(),
             ModelInversion(),
             FirstLayerWeights(),

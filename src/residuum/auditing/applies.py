@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from residuum.attacks.trunk import dense_behind
 from residuum.attacks.unmix import fed_by_input
 from residuum.auditing.inputs import Fit
 from residuum.auditing.verdict import AttackOutcome
@@ -55,9 +56,13 @@ def facts(
 
 
 def _first(checkpoint: Checkpoint, knowledge: Knowledge) -> str:
-    name, shape, whole = fed_by_input(build_model(checkpoint), sample_shape(checkpoint, knowledge))
+    model, sample = build_model(checkpoint), sample_shape(checkpoint, knowledge)
+    name, shape, whole = fed_by_input(model, sample)
     if not name:
-        return "none is dense on the samples or on patches of them: its rows are no mixtures of samples"
+        said = "none is dense on the samples or on patches of them: its rows are no mixtures of samples"
+        name, shape = dense_behind(model, sample)
+        maps = "x".join(map(str, shape))
+        return f"{said}; behind the trunk {name} is given features {maps}" if name else said
     what = (
         "dense: its rows are mixtures of samples"
         if whole

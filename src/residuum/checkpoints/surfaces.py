@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from residuum.checkpoints.reading import build_model, checkpoint_from_module
-from residuum.errors import InputError, require_known
+from residuum.errors import ArchitectureError, InputError, require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
@@ -182,12 +182,16 @@ def moment_of(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]
 
 def _torch_moment(optimiser: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """By our names."""
-    checkpoint = checkpoint_from_module(model)
     own = dict(model.named_parameters())
+    try:
+        checkpoint = checkpoint_from_module(model)
+        names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
+    except ArchitectureError:  # kept as given once its shape is said, under its own names
+        names = {name: name for name in own}
     group_of = {p: group for group in optimiser.param_groups for p in group["params"]}
     found = {}
-    for name in checkpoint.theta:
-        p = own[checkpoint.source_names.get(name, name)]
+    for name, source in names.items():
+        p = own[source]
         group = group_of.get(p, {})
         apart = isinstance(optimiser, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
         kept = without_decay(optimiser.state.get(p, {}), group, p.detach(), apart)

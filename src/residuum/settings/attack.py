@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the search is on
 ATTACKS = (  # built in; the keys of ``every_attack()``
     *("binary-kkt", "multiclass-kkt", "weight-decay", "ntk", "moment"),
-    *("unmix", "unmix-moment", "polynomial", "kinks", "model-inversion", "first-layer-weights"),
+    *("unmix", "unmix-moment", "trunk", "trunk-moment", "invert", "invert-moment"),
+    *(
+        "geiping2020",
+        "geiping2020-moment",
+        "polynomial",
+        "kinks",
+        "model-inversion",
+        "first-layer-weights",
+    ),
 )
 PRIOR_NAMES = (  # built in; the keys of ``PRIORS``
     *("value-box", "haim2022-box", "haim2022-text-box", "loo2024-box", "multiplier-floor"),

@@ -1,0 +1,301 @@
+"""Invert: samples whose gradients add up to an optimiser's moment, or to the change of the weights.
+
+For any module, by automatic differentiation twice (``engine/generic.py`` is the squared case of it with
+multipliers of every objective; here is what is known of single gradients in federated learning):
+
+    T(x, lam) = sum_i grad_theta <u_i, Phi(theta; x_i)>          u_i from lam_i, the label and Phi(x_i)
+    squared   sum_l w_l |t_l - T_l|^2 / |t_l|^2
+    cosine    sum_l w_l (1 - <t_l, T_l> / |t_l| |T_l|)           t = m, or theta0 - theta
+
+with l over layers, or over the network as one. A sum that is scaled wrongly in one layer, as those of a
+moment over several batches and of a whole training are, has the right cosine in each. ``invert`` takes
+cosines per layer, multipliers of every rival class and the fading sparse prior; ``geiping2020`` is the
+floor it is measured against: Geiping, Bauermeister, Droege, Moeller 2020, "Inverting Gradients": one
+cosine of the whole network with the gradient of the loss itself, total variation, signed steps of Adam.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from residuum.attacks.config import stream
+from residuum.attacks.contract import Attack
+from residuum.attacks.objectives import Moment
+from residuum.attacks.priors import PRIORS, Prior
+from residuum.attacks.selection import select
+from residuum.attacks.state import Progress, Watcher
+from residuum.checkpoints.surfaces import CHANGE, MOMENT, Surface
+from residuum.errors import InputError
+from residuum.networks import dense_chain
+from residuum.networks.probing import second_derivatives
+from residuum.records import Knowledge, Reconstruction
+from residuum.settings.attack import AttackConfig
+from residuum.stationarity import Theta, by_layer, parameters
+
+LOOK = 25  # steps between two looks at the residuals
+LEAST = 1e-30  # of a norm that is divided by
+
+
+@dataclass(frozen=True)
+class Matching:
+    """How gradients are compared and candidates move.
+
+    distance: "squared" or "cosine"; per_layer: summed over layers, each of weight 1 over their number,
+    or of all parameters as one; multipliers: "rivals", a free nonnegative one for every other class
+    (``objectives.Moment``), or "loss", the derivative of the loss at the candidates' outputs; prior,
+    weight: beside a distance that is 1 where nothing is explained; signed: steps by the sign of the
+    gradient.
+    """
+
+    distance: str = "cosine"
+    per_layer: bool = True
+    multipliers: str = "rivals"
+    prior: str = "sparse-gradients"
+    weight: float = 1.0
+    signed: bool = False
+
+    def measure(self, target: Theta, total: Theta, groups: dict[str, tuple[str, ...]]) -> Tensor:
+        """(L,) the distance of every layer that is asked for, or (1,) of all as one."""
+        parts = list(groups.values()) if self.per_layer else [sum(groups.values(), ())]
+        return torch.stack([self._one(target, total, names) for names in parts])
+
+    def _one(self, target: Theta, total: Theta, names: tuple[str, ...]) -> Tensor:
+        def inner(a: Theta, b: Theta) -> Tensor:
+            return torch.stack([(a[name] * b[name]).sum() for name in names]).sum()
+
+        size = inner(target, target)
+        if self.distance == "squared":
+            left = {name: target[name] - total[name] for name in names}
+            return inner(left, left) / size
+        norms = (size * inner(total, total)).clamp(min=LEAST).sqrt()
+        return 1 - inner(target, total) / norms
+
+
+OURS = Matching()
+GEIPING = Matching(
+    per_layer=False, multipliers="loss", prior="total-variation", weight=1e-6, signed=True
+)
+ASSUMES = (
+    "invert assumes that the moment, or the change of the weights, is a sum of gradients at samples, "
+    "with the gates of the weights as they are; the longer the training that is summed, the less so. "
+    "It convicts and never acquits."
+)
+
+
+def gradient_like(surface: Surface) -> Theta:
+    """What a sum of gradients of the loss must equal: the moment, or start less weights."""
+    sign = -1.0 if surface.name == CHANGE else 1.0
+    return {name: sign * t for name, t in surface.target.items()}
+
+
+def covectors(matching: Matching, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
+    """u (m, C): of every rival its multiplier, or the derivative of the loss times one of the sample."""
+    if matching.multipliers == "rivals":
+        return Moment().covectors(0, outputs, labels, lam)
+    if outputs.shape[1] == 1:
+        y = labels.to(outputs)[:, None]
+        return -y * torch.sigmoid(-y * outputs)
+    own = F.one_hot(labels.long(), outputs.shape[1]).to(outputs)
+    return outputs.softmax(1) - own
+
+
+class Invert(Attack):
+    """Gradients of candidates matched against what an optimiser, or a known start, gives away."""
+
+    part: ClassVar[float] = 0.5
+    assumes: ClassVar[str] = ASSUMES
+
+    def __init__(self, name: str, surface: str, matching: Matching, floor: bool = False) -> None:
+        self.name, self.surface, self.matching, self.floor = name, surface, matching, floor
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """A surface whose target is a sum of gradients, and what the prior takes for a sample."""
+        if surface.name != self.surface:
+            return {
+                CHANGE: "needs the initial weights theta0; grant them with --init",
+                MOMENT: "needs the state of an optimiser, in the file or of a live one",
+            }[self.surface]
+        if surface.task == "regression" and surface.outputs > 1:
+            return "needs one output or classes; a regression of several outputs is not covered"
+        return ""
+
+    def why(self, surface: Surface) -> str:
+        """In a few words."""
+        return "gradients of samples add up to it, whatever the network"
+
+    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+        """A floor is for comparisons; a chain of dense layers is taken apart faster."""
+        if self.floor:
+            return "a published floor that invert is measured against; name it to run it"
+        if dense_chain(surface.model()) is None:
+            return ""
+        return "a chain of dense layers: moment, ntk and unmix are closer; name it to run it"
+
+    def run(
+        self,
+        surface: Surface,
+        knowledge: Knowledge,
+        config: AttackConfig,
+        *,
+        watch: Watcher | None = None,
+        **_: Any,
+    ) -> Reconstruction:
+        """Restarts one after another, each with its part of ``config.seconds``."""
+        begun = time.monotonic()
+        if why_not := self.why_not(surface, knowledge):
+            raise InputError(f"{self.name} {why_not}.", "Use another attack.")
+        problem = Problem(surface, knowledge, config, self.matching)
+        found: list[Solved] = []
+        for run in range(config.restarts):
+            left = config.seconds - (time.monotonic() - begun)
+            if found and left <= 0:
+                break
+            found.append(problem.solve(run, left / (config.restarts - run), watch))
+        looks = min(len(one.loss) for one in found)
+        x = torch.cat([one.x for one in found])
+        result = Reconstruction(
+            attack=self.name,
+            x=x,
+            labels=problem.labels.cpu().float().repeat(len(found)),
+            lam=torch.cat([one.lam for one in found]),
+            run=torch.arange(len(found)).repeat_interleave(config.candidates),
+            steps=torch.tensor(min((one.steps for one in found), key=len)[:looks]),
+            loss=torch.stack([torch.stack(one.loss[:looks]) for one in found]),
+            layers=torch.stack([torch.stack(one.layers[:looks]) for one in found]),
+            layer_names=tuple(problem.groups),
+            status=tuple(one.status for one in found),
+            knowledge=knowledge,
+            settings=config.to_json(),
+            seconds=time.monotonic() - begun,
+            notes=(problem.note(self.name),),
+        )
+        return result.replace(selection=select(result))
+
+
+@dataclass
+class Solved:
+    """One restart: candidates, their multipliers, and looks at the loss and at every layer."""
+
+    x: Tensor
+    lam: Tensor
+    steps: list[int]
+    loss: list[Tensor]
+    layers: list[Tensor]
+    status: str
+
+
+class Problem:
+    """The network, what its gradients must add up to, and what a candidate is."""
+
+    def __init__(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, matching: Matching
+    ) -> None:
+        device, numbers = config.device, config.numbers
+        self.matching, self.config, self.knowledge = matching, config, knowledge
+        self.model = surface.model().to(device, numbers).requires_grad_(False)
+        target = {name: t.to(device, numbers) for name, t in gradient_like(surface).items()}
+        self.groups = {
+            layer: tuple(names)
+            for layer, names in by_layer(target).items()
+            if layer in surface.equations and any(bool(target[name].any()) for name in names)
+        }
+        self.target = target
+        self.shape, outputs = surface.shape(knowledge), surface.outputs
+        self.labels = Moment().labels(config.candidates, outputs, knowledge).to(device)
+        self.lam_shape = Moment().multiplier_shape(outputs)
+        self.prior = self._prior()
+
+    def _prior(self) -> Prior:
+        """None for samples that are no images."""
+        if len(self.shape) < 2:
+            return Prior()
+        known = self.knowledge.replace(shape=self.shape)
+        return PRIORS[self.matching.prior](self.matching.weight, knowledge=known)
+
+    def total(self, x: Tensor, lam: Tensor) -> Theta:
+        """T, differentiable in x and lam."""
+        leaves = {name: t.clone().requires_grad_() for name, t in parameters(self.model).items()}
+        outputs = functional_call(self.model, leaves, (x,))
+        # u follows the candidates; in theta it is not differentiated.
+        here = functional_call(self.model, parameters(self.model), (x,))
+        u = covectors(self.matching, here, self.labels, lam)
+        terms = torch.autograd.grad(
+            outputs, list(leaves.values()), u, create_graph=True, materialize_grads=True
+        )
+        return dict(zip(leaves, terms, strict=True))
+
+    def solve(self, run: int, seconds: float, watch: Watcher | None = None) -> Solved:
+        """One restart within ``seconds``: schedules follow the steps, or the clock where it is ahead."""
+        config, begun = self.config, time.monotonic()
+        generator = stream(self.matching.multipliers, config.seed, run)
+        x = torch.randn(config.candidates, *self.shape, generator=generator, dtype=torch.float64)
+        x = (config.sigma * x).to(config.device, config.numbers).requires_grad_()
+        lam = torch.rand(config.candidates, *self.lam_shape, generator=generator)
+        lam = (self._scale(x, lam.to(x)) * lam.to(x)).requires_grad_()
+        rate = float(lam.detach().mean()) * config.lr_x
+        adam = torch.optim.Adam([{"params": [x], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
+        box, share, solved = self.knowledge.box(x[0].detach()), 0.0, Solved(x, lam, [], [], [], "")
+        for step in range(config.steps):
+            share = max(share, step / config.steps, (time.monotonic() - begun) / seconds)
+            if step and share >= 1:
+                break
+            with second_derivatives():
+                parts = self.matching.measure(self.target, self.total(x, lam), self.groups)
+                loss = parts.mean() + self.prior.weight_at(share) * self._penalty(x)
+                gx, gl = torch.autograd.grad(
+                    loss, (x, lam), allow_unused=True, materialize_grads=True
+                )
+            if step % LOOK == 0:
+                solved.steps.append(step)
+                solved.loss.append(loss.detach().cpu().double())
+                solved.layers.append(parts.detach().cpu().double().expand(len(self.groups)))
+                if watch is not None:
+                    now = solved.loss[-1][None], solved.layers[-1][None]
+                    watch(Progress(step, config.steps, *now, tuple(self.groups)))
+            if not bool(loss.isfinite()):
+                break
+            x.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl
+            falling = config.lr_decay + (1 - config.lr_decay) * (1 + math.cos(math.pi * share)) / 2
+            for group, size in zip(adam.param_groups, (config.lr_x, rate), strict=True):
+                group["lr"] = falling * size
+            adam.step()
+            with torch.no_grad():
+                lam.clamp_(min=0)
+                if box is not None:
+                    x.copy_(x.clamp(*box))
+        finite = bool(x.isfinite().all())
+        solved.status = (
+            "diverged" if not finite else "time" if step < config.steps - 1 else "finished"
+        )
+        solved.x, solved.lam = x.detach().double().cpu(), lam.detach().double().cpu()
+        return solved
+
+    def _penalty(self, x: Tensor) -> Tensor:
+        return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
+
+    def _scale(self, x: Tensor, lam: Tensor) -> float:
+        """Multipliers for which the first candidates' gradients are as long as the target."""
+        with second_derivatives():
+            total = self.total(x, lam)
+        names = [name for own in self.groups.values() for name in own]
+        wanted, got = (
+            float(torch.stack([part[name].detach().square().sum() for name in names]).sum()) ** 0.5
+            for part in (self.target, total)
+        )
+        return wanted / got if got > 0 else 1.0
+
+    def note(self, name: str) -> str:
+        """What was compared."""
+        over = f"{len(self.groups)} layers" if self.matching.per_layer else "the whole network"
+        return (
+            f"{name}: {self.matching.distance} of the gradients over {over}, multipliers by "
+            f"{self.matching.multipliers}, prior {self.matching.prior}"
+        )

@@ -1,0 +1,121 @@
+"""Gradients matched for any module: the sum, both distances, an exact case and the floor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import residuum as rs
+from residuum.attacks import every_attack
+from residuum.attacks.invert import GEIPING, OURS, Problem, gradient_like
+from residuum.checkpoints import as_checkpoint
+from residuum.checkpoints.surfaces import SURFACES, surfaces
+from residuum.errors import InputError
+from residuum.similarity import ncc
+
+SHAPE = (1, 8, 8)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 6, 3, stride=2, padding=1)
+    return nn.Sequential(
+        conv, nn.Tanh(), nn.Flatten(), nn.Linear(96, 12), nn.Tanh(), nn.Linear(12, 3)
+    )
+
+
+def smooth(n: int, seed: int = 1) -> Tensor:
+    """Images of one bright disc each."""
+    generator = torch.Generator().manual_seed(seed)
+    at = 1 + 6 * torch.rand(n, 2, generator=generator)
+    grid = torch.arange(8.0)
+    far = (grid[:, None] - at[:, 0, None, None]) ** 2 + (grid - at[:, 1, None, None]) ** 2
+    return torch.exp(-far / 5)[:, None]
+
+
+def granted(model: nn.Module, x: Tensor, y: Tensor) -> rs.Knowledge:
+    """The gradient of the summed loss as a moment."""
+    loss = F.cross_entropy(model(x), y, reduction="sum")
+    parts = torch.autograd.grad(loss, list(model.parameters()))
+    moment = dict(zip(dict(model.named_parameters()), parts, strict=True))
+    return rs.Knowledge(shape=SHAPE, value_range=(0, 1), moment=moment)
+
+
+def problem(model: nn.Module, knowledge: rs.Knowledge, matching=GEIPING, m: int = 3) -> Problem:
+    surface = SURFACES["moment"](as_checkpoint(model, shape=SHAPE), knowledge)
+    return Problem(surface, knowledge, rs.AttackConfig(candidates=m), matching)
+
+
+def test_the_sum_is_the_gradient_of_the_loss_and_both_distances_vanish_there() -> None:
+    model, x, y = network().double(), smooth(3).double(), torch.tensor([0, 1, 2])
+    knowledge = granted(model, x, y)
+    at = problem(model, knowledge)
+    assert at.labels.tolist() == [0, 1, 2]
+    total = {name: t.detach() for name, t in at.total(x, torch.ones(3, 3)).items()}
+    assert knowledge.moment is not None
+    for name, wanted in knowledge.moment.items():
+        assert torch.allclose(total[name], wanted)
+    for matching in (OURS, GEIPING, replace(OURS, distance="squared")):
+        there = matching.measure(at.target, total, at.groups)
+        assert len(there) == (3 if matching.per_layer else 1)
+        assert float(there.abs().max()) < 1e-9
+    other = at.total(smooth(3, seed=2).double(), torch.ones(3, 3))
+    assert float(GEIPING.measure(at.target, other, at.groups).detach()) > 0.05
+    half = {name: 0.5 * t for name, t in total.items()}
+    assert float(OURS.measure(at.target, half, at.groups).max()) < 1e-9
+    squared = replace(OURS, distance="squared").measure(at.target, half, at.groups)
+    assert torch.allclose(squared, torch.full((3,), 0.25).double())
+
+
+def test_the_change_of_the_weights_is_turned_into_a_gradient() -> None:
+    model = network()
+    start = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
+    surface = SURFACES["weights - start"](
+        as_checkpoint(model, shape=SHAPE), rs.Knowledge(shape=SHAPE, theta0=start)
+    )
+    for part in gradient_like(surface).values():
+        assert torch.allclose(part, torch.full_like(part, 0.1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["invert-moment", "geiping2020-moment"])
+def test_a_sample_comes_back_from_its_gradient(name: str) -> None:
+    model, x, y = network(), smooth(1), torch.tensor([1])  # one candidate has the middle label
+    knowledge = granted(model, x, y)
+    config = rs.AttackConfig(objective=name, candidates=1, restarts=2, steps=150, lr_x=0.03, seed=3)
+    found = rs.attack(model, knowledge, config)
+    assert float(ncc(found.x, x.double()).max()) > 0.9
+    assert float(ncc(found.x, smooth(8, seed=9).double()).max()) < float(
+        ncc(found.x, x.double()).max()
+    )
+    assert found.status == ("finished", "finished")
+    assert float(found.loss[:, -1].min()) < 0.1 * float(found.loss[:, 0].min())
+
+
+def test_a_clock_shortens_it_and_says_so() -> None:
+    model, x, y = network(), smooth(2), torch.tensor([0, 1])
+    config = rs.AttackConfig(objective="invert-moment", candidates=2, steps=10**6, seconds=0.5)
+    seen = []
+    found = rs.attack(model, granted(model, x, y), config, watch=seen.append)
+    assert set(found.status) == {"time"}
+    assert found.seconds < 5
+    assert seen[0].layer_names == ("0", "3", "5")
+
+
+def test_when_it_applies_and_what_an_audit_leaves_to_others() -> None:
+    model, chain = network(), nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+    knowledge = granted(model, smooth(1), torch.tensor([0]))
+    surface = surfaces(as_checkpoint(model, shape=SHAPE), knowledge)["moment"]
+    weights = surfaces(as_checkpoint(model, shape=SHAPE), knowledge)["weights"]
+    ours, floor = (every_attack()[name] for name in ("invert-moment", "geiping2020-moment"))
+    assert ours.why_not(surface, knowledge) == ours.left_out(surface, knowledge) == ""
+    assert "optimiser" in ours.why_not(weights, knowledge)
+    assert "floor" in floor.left_out(surface, knowledge)
+    assert "theta0" in every_attack()["invert"].why_not(weights, knowledge)
+    dense = as_checkpoint(chain)
+    assert "closer" in ours.left_out(surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge())
+    with pytest.raises(InputError, match="initial weights"):
+        rs.attack(model, knowledge, rs.AttackConfig(objective="invert"))

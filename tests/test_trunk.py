@@ -1,0 +1,158 @@
+"""Images behind a trunk: which layer, what it spans, an exact case and its control."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import residuum as rs
+from residuum.attacks import every_attack, trunk
+from residuum.attacks.trunk import Behind, Trunk, behind, chosen, dense_behind, outside
+from residuum.checkpoints import as_checkpoint
+from residuum.checkpoints.surfaces import SURFACES
+from residuum.errors import InputError
+from residuum.similarity import ncc
+from tests.test_unmix import SHAPE, blocks
+
+
+class Pooling(nn.Module):
+    """A convolution and a pooling that are functions, then two dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 24, 3, padding=1)
+        self.dense, self.head = nn.Linear(24 * 12 * 12, 64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = F.max_pool2d(F.relu(self.conv(x)), 2)
+        return self.head(F.relu(self.dense(maps.flatten(1))))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return Pooling()
+
+
+def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
+    """A network, a moment whose dense layer mixes the features of ``n`` images, and these."""
+    model, x = network(), blocks(n)
+    x = x / x.abs().amax((1, 2, 3), keepdim=True)
+    C = torch.relu(torch.randn(64, n, generator=torch.Generator().manual_seed(5)))
+    moment = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    with torch.no_grad():
+        moment["dense.weight"] = C @ Trunk(model, "dense")(x)
+        moment["dense.bias"] = C.sum(1)
+    return model, rs.Knowledge(shape=SHAPE, value_range=(-1, 1), moment=moment), x
+
+
+def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
+    checkpoint = as_checkpoint(model, shape=SHAPE)
+    one = every_attack()[name]
+    kind = "weights" if knowledge.moment is None else one.surface
+    return one.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
+
+
+def layer_of(model: nn.Module, knowledge: rs.Knowledge) -> Behind:
+    surface = SURFACES["moment"](as_checkpoint(model, shape=SHAPE), knowledge)
+    found = behind(surface, knowledge)
+    assert isinstance(found, Behind)
+    return found
+
+
+def test_features_are_what_the_first_dense_layer_is_given_maps_and_all() -> None:
+    model, x = network(), blocks(3)
+    assert dense_behind(model, SHAPE) == ("dense", (24, 12, 12))
+    by_hand = F.max_pool2d(F.relu(model.conv(x)), 2).flatten(1)
+    assert torch.equal(Trunk(model, "dense")(x), by_hand)
+    assert dense_behind(nn.Sequential(nn.Flatten(), nn.Linear(1728, 4)), SHAPE) == ("", ())
+    pooled = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    )
+    assert dense_behind(pooled, SHAPE) == ("3", (8,))
+
+
+def test_the_share_outside_is_that_of_a_projection() -> None:
+    generator = torch.Generator().manual_seed(0)
+    V, f = (torch.randn(k, 40, generator=generator).double() for k in (5, 7))
+    V = torch.linalg.qr(V.T)[0].T
+    fit = torch.linalg.lstsq(V.T, f.T).solution
+    naive = (f.T - V.T @ fit).square().sum(0) / f.square().sum(1)
+    assert torch.allclose(outside(V)(f), naive)
+
+
+def test_training_images_lie_in_the_span_and_others_do_not() -> None:
+    model, knowledge, x = planted()
+    layer = layer_of(model, knowledge)
+    features = Trunk(model, "dense")
+    with torch.no_grad():
+        assert float(outside(layer.span)(features(x)).max()) < 1e-5
+        assert float(outside(layer.span)(features(blocks(6, seed=7))).min()) > 0.02
+
+
+def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk() -> None:
+    model, knowledge, x = planted()
+    config = rs.AttackConfig(objective="trunk-moment", seconds=6, seed=1)
+    found = rs.attack(model, knowledge, config)
+    near = ncc(found.x, x.double()).amax(0)
+    assert int((near > 0.9).sum()) >= 3
+    assert float(near.min()) > 0.7
+    assert float(ncc(found.x, blocks(6, seed=7).double()).max()) < 0.5
+    assert found.selection is not None
+    assert float(ncc(found.selection.x[:4], x.double()).amax(1).min()) > 0.7  # least outside first
+    assert "keep to 6 directions" in found.notes[0]
+
+
+def test_a_moment_of_nothing_gives_no_confidence() -> None:
+    model, knowledge, _ = planted()
+    noise = torch.randn(64, 8, generator=torch.Generator().manual_seed(2)) @ torch.randn(
+        8, 3456, generator=torch.Generator().manual_seed(3)
+    )
+    assert knowledge.moment is not None
+    empty = knowledge.replace(moment={**knowledge.moment, "dense.weight": noise})
+    config = rs.AttackConfig(objective="trunk-moment", seconds=2, seed=1)
+    chosen = rs.attack(model, empty, config).selection
+    assert chosen is not None
+    assert float(chosen.confidence.max()) < 0.01
+
+
+def test_the_share_outside_orders_what_is_chosen() -> None:
+    x = blocks(3).double()
+    found = chosen(torch.cat([x, x]), torch.zeros(6), torch.tensor([1e-5, 3e-4, 1e-2] * 2).double())
+    assert found.members.tolist() == [2, 2, 2]
+    assert found.confidence[0] > 0.9 > found.confidence[1] > 0.5 > found.confidence[2]
+
+
+def test_what_it_refuses() -> None:
+    model, knowledge, _ = planted()
+    assert why_not(model, knowledge, "trunk-moment") == ""
+    assert "optimiser" in why_not(model, rs.Knowledge(shape=SHAPE), "trunk-moment")
+    assert "neither small nor known" in why_not(model, rs.Knowledge(shape=SHAPE), "trunk")
+    start = {name: p.detach() for name, p in model.named_parameters()}
+    still = rs.Knowledge(shape=SHAPE, theta0=start)
+    assert "is its start" in why_not(model, still, "trunk")
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(1728, 8), nn.Tanh(), nn.Linear(8, 2))
+    assert "no dense layer lies behind" in why_not(dense, rs.Knowledge(shape=SHAPE), "trunk")
+    assert knowledge.moment is not None
+    full = torch.randn(64, 3456, generator=torch.Generator().manual_seed(2))
+    wide = knowledge.replace(moment={**knowledge.moment, "dense.weight": full})
+    assert "directions of dense are in use by 64 neurons" in why_not(model, wide, "trunk-moment")
+    with pytest.raises(InputError, match="does not apply: the start of dense"):
+        rs.attack(model, rs.Knowledge(shape=SHAPE), rs.AttackConfig(objective="trunk"))
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, knowledge, _ = planted()
+    monkeypatch.setattr(trunk, "MOST_BYTES", 2**18)
+    assert "GiB, above 0" in why_not(model, knowledge, "trunk-moment")
+
+
+def test_the_moment_of_a_module_that_does_not_show_its_shape_has_its_own_names() -> None:
+    model = network()
+    adam = torch.optim.Adam(model.parameters())
+    model(blocks(2)).sum().backward()
+    adam.step()
+    moment = rs.moment_of(adam, model)
+    assert {*moment} == {*dict(model.named_parameters())}
+    assert torch.allclose(moment["dense.weight"], 0.1 * model.dense.weight.grad)
