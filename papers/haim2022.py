@@ -166,7 +166,7 @@ POINTS, CANDIDATES = 20, 100
 CIRCLE = {
     "tiny": ((300,), 2500, 2500, 1),
     "small": ((400,), 4000, 5000, 4),
-    "paper": ((1000, 1000), 20_000, 20_000, 1),
+    "paper": ((1000, 1000), 20_000, 5000, 4),
 }
 FILTER_NOTE = (
     f"the published filter lambda < 5 belongs to one network's scale; here {LEAST:g} of the heaviest "
