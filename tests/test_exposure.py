@@ -705,8 +705,10 @@ def test_the_command_says_what_it_found_and_fails_above(
     assert main([*asked, "--fail-above", str(bar * 0.99), "--quiet"]) == 1
     assert main([*asked, "--fail-above", str(min(1.0, bar * 1.01)), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
-    assert main([*asked, "--init", "own", "--out", str(tmp_path / "e")]) == 0
+    again = [*asked, "--init", "own", "--out", str(tmp_path / "e"), "--fail-above", "0"]
+    assert main(again) == 1
     text = capsys.readouterr().out
+    assert "exit code 1: 20 of 20 records are above 0" in text
     assert "carry half of the exposure" in text
     assert "only differential privacy" in text
     assert max(map(len, text.splitlines())) <= 200
@@ -716,17 +718,20 @@ def test_groups_are_a_column_of_the_data_file(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with np.load(trained / "private" / "train.npz") as arrays:
-        named = {**arrays, "site": np.array(["=north", "south"] * 10)}
+        named = {**arrays, "site": np.array(["=north", "south", "-1", "-1+1"] * 5)}
     np.savez(tmp_path / "t.npz", **named)
     asked = ["exposure", str(trained), "--data", str(tmp_path / "t.npz")]
     assert main([*asked, "--group-by", "site", "--out", str(tmp_path / "e"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert {group["name"]: group["records"] for group in said["groups"]} == {
-        "=north": 10,
-        "south": 10,
+        "=north": 5,
+        "south": 5,
+        "-1": 5,
+        "-1+1": 5,
     }
     rows = list(csv.DictReader((tmp_path / "e" / "exposure.csv").open()))
-    assert {row["group"] for row in rows} == {"'=north", "south"}  # no formula for a spreadsheet
+    # No formula for a spreadsheet; a number stays one.
+    assert {row["group"] for row in rows} == {"'=north", "south", "-1", "'-1+1"}
     assert main([*asked, "--group-by", "nothing"]) == 2
     assert "no such 'nothing'" in capsys.readouterr().err
 

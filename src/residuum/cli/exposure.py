@@ -106,8 +106,15 @@ def command(
             out=out,
             watch=watch,
         )
-    voice.answer(found.to_json(), lambda: show(found, out))
-    if fail_above is not None and float(found.probability.max()) > fail_above:
+    above = 0 if fail_above is None else int((found.probability > fail_above).sum())
+
+    def say() -> None:
+        show(found, out)
+        if above:
+            print_line(f"exit code 1: {above} of {len(found)} records are above {fail_above:g}")
+
+    voice.answer(found.to_json(), say)
+    if above:
         raise typer.Exit(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from residuum.records.base import Record, plain
 HALF = 0.5
 SCHEMA_VERSION = "1.0"
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
 # Columns of the table and of the CSV, in this order; each is a field of ``Exposure`` but the first three.
 COLUMNS = (
     "rank", "index", "group", "label", "probability", "score", "heard", "own_over_misfit", "multiplier",
@@ -236,8 +238,10 @@ class Exposure(Record):
         table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         table.writeheader()
         for row in self.rows():
-            if str(row["group"] or "").startswith(FORMULAS):  # a spreadsheet would compute it
-                row["group"] = f"'{row['group']}"
+            named = str(row["group"] or "")
+            # A spreadsheet would compute a formula; a label such as -1 is a number to it already.
+            if named.startswith(FORMULAS) and not NUMBER.fullmatch(named):
+                row["group"] = f"'{named}"
             table.writerow(row)
         return text.getvalue()
 
