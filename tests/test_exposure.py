@@ -27,7 +27,7 @@ from residuum.networks import MLP, ConvNet
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.exposure import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
-from residuum.risk import canaries, gradients, kinks, multipliers, ranking, run
+from residuum.risk import canaries, gradients, kinks, ranking, run
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.run import Case, covectors, expose, informed_estimate, located
 from residuum.risk.span import RIDGE, SOFT, Span
@@ -154,10 +154,10 @@ def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(
     rows = Rows(torch.arange(15), torch.ones(15, 1, dtype=DOUBLE))
     target = {n: torch.randn_like(p) for n, p in model.named_parameters()}
     found = gradients_of(model, x, rows, ("layers.0", "layers.1"))
-    exact = multipliers.fit(found, target, 15, free)
-    monkeypatch.setattr(multipliers, "EXACT", 0)
-    monkeypatch.setattr(multipliers, "ITERATIONS", 5000)
-    descent = multipliers.fit(found, target, 15, free)
+    exact = gradients.explained(found, target, 15, free)
+    monkeypatch.setattr(gradients, "EXACT", 0)
+    monkeypatch.setattr(gradients, "ITERATIONS", 5000)
+    descent = gradients.explained(found, target, 15, free)
     assert (exact.method, descent.method) == ("exact", "descent")
     assert exact.gap < 1e-10
     assert descent.gap < 1e-3

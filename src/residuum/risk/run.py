@@ -31,8 +31,10 @@ from residuum.networks import dense_chain
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
 from residuum.records.exposure import CanaryBound, Exposure, GroupExposure, missing
-from residuum.risk import canaries, kinks, multipliers, ranking
-from residuum.risk.gradients import Gradients, blocks, gradients_of
+from residuum.risk.canaries import bound as bound_of
+from residuum.risk.gradients import Gradients, Multipliers, blocks, explained, gradients_of
+from residuum.risk.kinks import LEVEL, adjusted, has_kinks, kinks, ranked
+from residuum.risk.ranking import ATTACKS, FILLED, score
 from residuum.risk.span import Span
 from residuum.similarity import chunks, ncc, standardise
 from residuum.stationarity import Rows, Theta, by_layer, norm
@@ -117,7 +119,7 @@ def expose(
     bound = None
     if inserted is not None:
         kept = stage("canaries", lambda: case.canaries_part(inserted, watch))
-        bound = canaries.bound(kept.tensors, inserted.inserted, inserted.confidence, inserted.delta)
+        bound = bound_of(kept.tensors, inserted.inserted, inserted.confidence, inserted.delta)
     if watch is not None:
         watch(len(STAGES), len(STAGES), "")
     return _assembled(
@@ -248,14 +250,14 @@ class Case:
         return Rows(torch.arange(len(x), device=x.device), covectors(outputs, y, self.task))
 
     def weighed(
-        self, x: Tensor, y: Tensor, watch: multipliers.Watcher | None = None
-    ) -> tuple[Gradients, multipliers.Multipliers, Theta, Rows]:
+        self, x: Tensor, y: Tensor, watch: Watcher | None = None
+    ) -> tuple[Gradients, Multipliers, Theta, Rows]:
         """Gradients, best multipliers, and the misfit they leave in the layers explained."""
         rows = self.rows(x, y)
         try:
             gradients = gradients_of(self.model, x, rows, self.layers)
             free = self.task == "regression"
-            found = multipliers.fit(gradients, self.target, len(rows), free, watch)
+            found = explained(gradients, self.target, len(rows), free, watch)
         except (RuntimeError, NotImplementedError) as problem:  # of a forward of somebody's own
             raise InconclusiveError(
                 "The gradients of single records cannot be taken from this network: "
@@ -316,7 +318,7 @@ class Case:
             found["dual"] = self.span.dual(self.x, self.signals(self.x, self.y))
             if self.others is not None and self.others_y is not None:
                 control = self.span.dual(self.others, self.signals(self.others, self.others_y))
-                found["dual_p"] = kinks.ranked(found["dual"], control)
+                found["dual_p"] = ranked(found["dual"], control)
         return Part({name: t.cpu() for name, t in found.items()}, {"rank": self.span.rank}, notes)
 
     def signals(self, x: Tensor, y: Tensor) -> Tensor:
@@ -329,17 +331,17 @@ class Case:
     def kinks_part(self) -> Part:
         """Switches through every record, with p-values by rank among held-out records."""
         chain = dense_chain(self.model)
-        if chain is None or not kinks.has_kinks(chain):
+        if chain is None or not has_kinks(chain):
             return Part({}, notes=("no kinks: the network is not a chain of ReLU layers",))
-        counts = kinks.kinks(chain, self.x)
+        counts = kinks(chain, self.x)
         found = {"kinks": counts}
         notes: tuple[str, ...] = ()
         if self.others is None:
             notes = ("kinks have no chance level without held-out records",)
         else:
-            control = kinks.kinks(chain, self.others).sum(1)
-            found["p"] = kinks.ranked(counts.sum(1), control)
-            found["q"] = kinks.adjusted(found["p"])
+            control = kinks(chain, self.others).sum(1)
+            found["p"] = ranked(counts.sum(1), control)
+            found["q"] = adjusted(found["p"])
         return Part({name: t.cpu() for name, t in found.items()}, notes=notes)
 
     def canaries_part(self, given: Inserted, watch: Watcher | None) -> Part:
@@ -464,9 +466,9 @@ def _assembled(
     heard, nothing = spanned.tensors.get("heard"), missing(n)
     own = weighed.tensors["own"]
     rank = spanned.facts.get("rank")
-    score = ranking.score(own, heard, spanned.tensors.get("reach_ncc"), data.x[0].numel(), rank)
-    probability = torch.sigmoid(score)
-    chosen = score.argsort(descending=True, stable=True)[:top]
+    odds = score(own, heard, spanned.tensors.get("reach_ncc"), data.x[0].numel(), rank)
+    probability = torch.sigmoid(odds)
+    chosen = odds.argsort(descending=True, stable=True)[:top]
     shape = tuple(data.shape)
     informed = torch.zeros(0, *shape, dtype=torch.float64)
     if "columns" in weighed.tensors:
@@ -482,10 +484,10 @@ def _assembled(
     notes = [*weighed.notes, *spanned.notes, *kinked.notes]
     if case.surface.name != WEIGHTS:
         notes.append(f"looked at: {case.surface.name}; the probability was calibrated on weights")
-    if rank is not None and rank >= ranking.FILLED * data.x[0].numel():
+    if rank is not None and rank >= FILLED * data.x[0].numel():
         notes.append("clean directions fill the input space: heard and reach tell nothing apart")
-    if case.others is not None and (least := 1 / (len(case.others) + 1)) > kinks.LEVEL / n:
-        fewest = math.ceil(least * n / kinks.LEVEL)
+    if case.others is not None and (least := 1 / (len(case.others) + 1)) > LEVEL / n:
+        fewest = math.ceil(least * n / LEVEL)
         notes.append(
             f"{len(case.others)} held-out records: kinks can call {fewest} records together, no fewer"
         )
@@ -495,16 +497,16 @@ def _assembled(
         task=case.task,
         holdout=0 if case.others is None else len(case.others),
         layers=case.layers,
-        attacks=ranking.ATTACKS,
+        attacks=ATTACKS,
         rank=rank,
         misfit=weighed.facts["misfit"],
         gap=weighed.facts["gap"],
-        level=kinks.LEVEL,
+        level=LEVEL,
         labels=data.y,
         groups=names,
         grouped_by=by,
         probability=probability,
-        score=score,
+        score=odds,
         heard=nothing if heard is None else heard,
         own_over_misfit=own,
         multiplier=weighed.tensors["multiplier"],
@@ -579,7 +581,7 @@ def grouped(
     found = []
     for name, mine in members.items():
         own = probability[mine]
-        called = None if q is None else int((q[mine] <= kinks.LEVEL).sum())
+        called = None if q is None else int((q[mine] <= LEVEL).sum())
         found.append(
             GroupExposure(
                 name, len(mine), float(own.sum()), float(own.mean()), mean_interval(own), called
