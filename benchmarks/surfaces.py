@@ -81,9 +81,6 @@ CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 1, 6000, 600.0
 sizes = {"unmix": UNMIX_SECONDS}  # less where one core is all there is: --seconds
 
 
-SHOWN_FILES = ("momentum-500 as saved", "sklearn-100 as saved", "adam-100 as saved")
-
-
 def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool) -> Path:
     """The file of a victim, and ``.npz`` of its images beside it."""
     row = ROWS[name]
@@ -429,7 +426,7 @@ def main() -> int:
     elif options.command == "variants":
         variants(options.folder, options.out, options.device, list(options.rows), options.tiny)
     elif options.command == "picture":
-        picture(options.archive, options.out, SHOWN_FILES)
+        picture(options.archive, options.out, np.load(options.archive).files)
     elif options.command == "table":
         table(options.out, options.pool)
     else:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from benchmarks import pages as results
 
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.priors import PRIORS
@@ -155,6 +156,27 @@ def test_lists_of_pages_are_up_to_date() -> None:
     names = {page.name for page in PAGES}
     assert set(GIVEN) <= names
     assert set(NOTHING_TO_RUN) <= names
+
+
+# Tables of results.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_what_the_files_of_results_say(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"<!-- table: (\S+) -->", text)
+    assert len(names) == len(results.MARK.findall(text)) == text.count("<!-- /table -->")
+    assert results.filled(text) == text, "run: python -m benchmarks.pages"
+
+
+def test_a_number_that_no_file_has_is_written_over() -> None:
+    said = "Before.\n\n<!-- table: quick -->\n\n| 500 | 9.99 |\n\n<!-- /table -->\n\nAfter."
+    made = results.filled(said)
+    assert (
+        made
+        == f"Before.\n\n<!-- table: quick -->\n\n{results.quick()}\n\n<!-- /table -->\n\nAfter."
+    )
+    assert "9.99" not in made
 
 
 # Theory to code.
