@@ -19,9 +19,9 @@ paths             names of files and folders                            what it 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from torch import Tensor
 from residuum.checkpoints.inert import Block, Thing, key_of
 from residuum.checkpoints.releases import Release
 from residuum.checkpoints.starts import proved_start
+from residuum.errors import UnsafeFileError
 from residuum.records.base import Record
 from residuum.records.data import is_size
 
@@ -36,7 +37,7 @@ STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statis
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 KINDS = (STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS)
 SEVERITIES = ("high", "medium", "low")
-MOST_PLACES = 500_000
+MAX_DEPTH = 5000  # of values in each other: no pickler writes as many
 MOST_DENSE = 1 << 24  # values of a sparse array that is compared
 LONGEST = 120  # of a place, as it is shown
 FEW_VALUES = (
@@ -63,8 +64,7 @@ class Finding(Record):
     rows: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
+class Place(NamedTuple):
     """A value in the tree: its path, its own name, the class of the object it belongs to."""
 
     path: str
@@ -131,16 +131,15 @@ DROP_SKLEARN = "Before saving: del model._optimizer (predictions do not need it)
 
 def findings(release: Release) -> list[Finding]:
     """Every surface of a file, the gravest first."""
-    found: dict[tuple[str, ...], list[tuple[Finding, int]]] = {}
+    found: dict[tuple[str, ...], tuple[Finding, int, int]] = {}
     for one in _hits(release):
-        found.setdefault((one.kind, one.severity, one.what), []).append((one, one.count or 0))
+        kind = (one.kind, one.severity, one.what)
+        first, places, count = found.get(kind, (one, 0, 0))
+        found[kind] = (first, places + one.places, count + (one.count or 0))
     merged = []
-    for group in found.values():
-        first = group[0][0]
-        total = sum(count for _, count in group) or None
-        places = sum(one.places for one, _ in group)
+    for first, places, count in found.values():
         said = {name: printable(getattr(first, name)) for name in ("what", "where", "reason")}
-        merged.append(first.replace(places=places, count=total, **said))
+        merged.append(first.replace(places=places, count=count or None, **said))
     return sorted(merged, key=rank)
 
 
@@ -159,9 +158,7 @@ def _hits(release: Release) -> Iterator[Finding]:
     config = {k: v for k, v in release.config.items() if k in ADAPTER_TEXTS}
     yield from _adapters(release)
     for place in walk({"": release.content, "metadata": metadata, "adapter_config": config}):
-        if isinstance(place.value, list | tuple) and place.leaf not in MEASURED:
-            continue  # its parts speak for themselves
-        for look in (_stored, _words, _state, _start, _statistics, _paths):
+        for look in LOOKS.get(type(place.value), ()):
             yield from look(place)
 
 
@@ -170,19 +167,25 @@ ADAPTER_TEXTS = ("base_model_name_or_path", "dataset", "data_path", "output_dir"
 
 def walk(tree: Any) -> Iterator[Place]:
     """Every place of a tree once, parents before their parts, however often or deep they are held."""
-    waiting = [Place("", "", "", tree)]
+    waiting = [iter((Place("", "", "", tree),))]
     seen: set[int] = set()
-    count = 0
-    while waiting and count < MOST_PLACES:
-        place = waiting.pop()
+    while waiting:
+        place = next(waiting[-1], None)
+        if place is None:
+            waiting.pop()
+            continue
         value = place.value
         if isinstance(value, dict | list | tuple | Thing | Block):
             if id(value) in seen:
                 continue
             seen.add(id(value))
-        count += 1
+            if len(waiting) > MAX_DEPTH:
+                raise UnsafeFileError(
+                    f"Values may lie {MAX_DEPTH} deep in each other; in this file they lie deeper.",
+                    "Scan the parts of this model one by one.",
+                )
+            waiting.append(_parts(place))
         yield place
-        waiting += reversed(list(_parts(place)))
 
 
 def _parts(place: Place) -> Iterator[Place]:
@@ -503,6 +506,16 @@ def _paths(place: Place) -> Iterator[Finding]:
             f"such as {_shown(value)}: folders and file names tell what it was trained on",
             "Drop them before release: residuum strip FILE --out CLEAN.",
         )
+
+
+LOOKS: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
+    Thing: (_stored, _words, _start, _statistics),
+    Block: (_stored, _words, _state, _start, _statistics),
+    dict: (_words,),
+    list: (_statistics,),
+    int: (_start, _statistics),
+    str: (_paths,),
+}
 
 
 def _shown(text: str) -> str:

@@ -11,14 +11,16 @@ a dict, list, tuple, number or text    itself
 an object of any class, any other call :class:`Thing`: the name, what it was given, its attributes
 =====================================  ==========================================================
 
-So a release can be looked through without trusting it. What a file may ask for is counted: at most
-``MAX_WORK`` instructions, each of which keeps a hundred bytes or so, beside the bytes that it holds.
-Where a pickle calls what no model needs (``os.system`` and the like) it is refused by name.
+So a release can be looked through without trusting it. What a file may ask for is counted before it is
+given: at most ``MAX_WORK`` instructions, and small objects of ``MAX_KEPT`` bytes and the file's own size.
+A scan thus stays within 50 MB and twice what the file unpacks to. Where a pickle calls what no model needs
+(``os.system`` and the like) it is refused by name.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, ClassVar, Protocol
@@ -27,11 +29,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.checkpoints.pickles import STORAGES, Machine, Storage, View, Word, expect
+from residuum.checkpoints.pickles import STORAGES, TEXTS, Machine, Storage, View, Word, expect
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.data import is_size
 
 MAX_WORK = 1_000_000
+MAX_KEPT = 48 << 20
+# Bytes of Python's objects: a list or tuple with its place among those seen; a dict; an entry of it; a
+# bytes besides themselves; a number; a word; what a call leaves, such as a tensor with its view.
+HOLDER, DICT, ENTRY, BYTES, NUMBER, NAMED, CALLED = 160, 260, 64, 64, 32, 300, 500
 MAX_ITEM = 1 << 16  # bytes of one number or text of an array
 MAX_BITS = 1000  # of a whole number: longer ones cannot be printed
 MAX_INSIDE = 8  # pickles inside of arrays inside of pickles
@@ -73,7 +79,7 @@ class Storages(Protocol):
         """All bytes of a storage."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Kind:
     """The dtype of a numpy array: a letter and a size, such as f8, and ``>`` where bytes are swapped."""
 
@@ -89,7 +95,7 @@ class Kind:
         return size
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """An array as a file describes it; its numbers are read when they are asked for.
 
@@ -127,7 +133,7 @@ class Block:
             ) from problem
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Thing:
     """What stands for an object, or for what a call would have returned.
 
@@ -255,9 +261,11 @@ class Reader(Machine):
     def __init__(self, size: int, storages_of: Storages | None = None) -> None:
         super().__init__(size)
         self._allowed = self.max_work
+        self.held = 0  # bytes of small objects
         self._storages_of = storages_of
         self._stream: BinaryIO | None = None
         self._inside = 0
+        self._named: dict[str, Word] = {}
         self._encoded = 0
 
     def run(self, stream: BinaryIO) -> Any:
@@ -268,15 +276,21 @@ class Reader(Machine):
         finally:
             self._stream = outer
 
-    def charge(self, work: int) -> None:
-        """Count work before it is done."""
+    def charge(self, work: int, kept: int = 0) -> None:
+        """Count work and memory before they are taken."""
         self.work += work
-        if self.work > self._allowed:
+        self.held += kept
+        if self.work > self._allowed or self.held > MAX_KEPT + getattr(self._stream, "taken", 0):
             raise UnsafeFileError(
-                f"A pickle may ask for {self._allowed} steps of work, copies counted; this one asks "
-                "for more.",
+                f"A pickle may ask for {self._allowed} steps of work, copies counted, and "
+                f"{MAX_KEPT >> 20} MB of small objects; this one asks for more.",
                 "Scan a smaller model, or the parts of this one.",
             )
+
+    def _text(self, value: str) -> None:
+        """Letters beyond Latin-1 take two or four bytes each, of which the file has at least one."""
+        self.charge(0, sys.getsizeof(value) - len(value))
+        self.push(value)
 
     def _whole_number(self, value: int) -> None:
         self.push(value if value.bit_length() <= MAX_BITS else Opaque())
@@ -289,7 +303,10 @@ class Reader(Machine):
         name = argument.replace(" ", ".")
         if not name or len(name) > 300:
             raise ValueError("a word has at most 300 characters")
-        self.push(Word(name))
+        if name not in self._named:
+            self.charge(0, NAMED)
+            self._named[name] = Word(name)
+        self.push(self._named[name])
 
     def _call(self, _: None) -> None:
         word, arguments = self._last(2)
@@ -316,7 +333,7 @@ class Reader(Machine):
 
     def _made(self, word: Any, arguments: tuple[Any, ...]) -> Any:
         """What a call would return, by the name of what is called."""
-        self.charge(8)
+        self.charge(8, CALLED)
         if not isinstance(word, Word):  # a method of an object, or what another call returned
             raise UnsafeFileError(
                 "A model is made of calls of classes and functions; loading this file would call what "
@@ -336,7 +353,8 @@ class Reader(Machine):
             return self._bytes(*arguments)
         if (stand_in := self.calls.get(word.name)) is None:
             return Thing(word.name, arguments)
-        self.charge(sum(len(a) for a in arguments if type(a) in (list, tuple, dict)))
+        copied = sum(len(a) for a in arguments if type(a) in (list, tuple, dict))
+        self.charge(copied, ENTRY * copied)
         made = stand_in(*arguments)
         self.charge(len(made) // 64 if type(made) is str else 0)
         return made
@@ -408,11 +426,11 @@ class Reader(Machine):
         assert stream is not None
         if isinstance(kind, Kind) and kind.code[0] == "O":
             inner = type(self)(0)
-            inner.work, inner._inside = self.work, self._inside + 1
+            inner.work, inner.held, inner._inside = self.work, self.held, self._inside + 1
             if inner._inside > MAX_INSIDE:
                 raise ValueError("pickles lie inside of each other")
             found = inner.run(stream)
-            self.work = inner.work
+            self.work, self.held = inner.work, inner.held
             return expect(found, Block)
         if said.get("numpy_array_alignment_bytes") is not None:
             stream.read(stream.read(1)[0])
@@ -427,10 +445,12 @@ class Reader(Machine):
         return _numbers(raw, kind, shape, said.get("order") == "F")
 
     def _append(self, items: list[Any]) -> None:
+        self.charge(0, 9 * len(items))  # lists grow by an eighth more than they need
         target = self.stack[-1]
         (target.items if isinstance(target, Thing) else expect(target, list)).extend(items)
 
     def _set(self, items: list[Any]) -> None:
+        self.charge(0, ENTRY * (len(items) // 2))
         target = self.stack[-1]
         entries = target.entries if isinstance(target, Thing) else expect(target, dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -470,10 +490,6 @@ Reader.steps = {
     **dict.fromkeys(
         (
             "FLOAT",
-            "STRING",
-            "BINSTRING",
-            "UNICODE",
-            "BINUNICODE8",
             "BINBYTES",
             "SHORT_BINBYTES",
             "BINBYTES8",
@@ -482,6 +498,7 @@ Reader.steps = {
         Machine.push,
     ),
     **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), Reader._whole_number),
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", *TEXTS), Reader._text),
     "DUP": lambda machine, _: machine.push(machine.stack[-1]),
     "POP": Reader._pop,
     "POP_MARK": lambda machine, _: machine._above_mark() and None,
@@ -491,7 +508,7 @@ Reader.steps = {
     "ADDITEMS": lambda machine, _: machine._append(machine._above_mark()),
     "FROZENSET": lambda machine, _: machine.push(machine._above_mark()),
     "PUT": Machine._put,
-    "GET": lambda machine, i: machine.push(machine._memo[i]),
+    "GET": Machine._get,
     "NEWOBJ": Reader._new,
     "NEWOBJ_EX": Reader._new_with_names,
     "INST": Reader._inst,
@@ -504,6 +521,17 @@ Reader.steps = {
     "REDUCE": lambda machine, _: machine._call(None),
     "BUILD": lambda machine, _: machine._build(None),
     "BINPERSID": lambda machine, _: machine._persistent(None),
+}
+Reader.kept = {
+    **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET", "LIST", "FROZENSET"), HOLDER),
+    **dict.fromkeys(("EMPTY_DICT", "DICT"), DICT),
+    **dict.fromkeys(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MARK"), HOLDER),
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", *TEXTS), 16),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), BYTES),
+    **dict.fromkeys(("BININT", "BININT2", "BINFLOAT", "FLOAT", "INT", "LONG", "LONG1"), NUMBER),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), 9),
+    **dict.fromkeys(("NONE", "NEWTRUE", "NEWFALSE", "EMPTY_TUPLE", "BININT1", "DUP"), 9),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), 9),
 }
 Reader.calls = {
     **dict.fromkeys(

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 import pickletools
+import re
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
@@ -27,6 +28,10 @@ MAX_PICKLE_BYTES = 4 << 20
 MAX_WORK = 500_000
 WORK_PER_BYTE = 2
 CALL_WORK = 8
+FAR = 100  # bytes of an entry of a dict
+TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}  # bytes of their length
+OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
+MAX_WIDE, WIDE = 1 << 20, re.compile(rb"[\xc4-\xff]")
 MAX_DIMENSIONS = 16
 MAX_KEY = 1000
 EXPORT = (
@@ -104,12 +109,14 @@ class Machine:
     """Runs the instructions of a pickle over inert values and collects the storages it names.
 
     size: bytes of the pickles it will run, together; work: what they asked for so far. steps: the known
-    instructions; calls: words that may be called, and what stands for each; words: those only named.
+    instructions; calls: words that may be called, and what stands for each; words: those only named;
+    kept: bytes that an instruction leaves in memory, where they are counted.
     """
 
     steps: ClassVar[Mapping[str, Callable[[Any, Any], None]]]
     calls: ClassVar[Mapping[str, Callable[..., Any]]]
     words: ClassVar[Collection[str]] = {*STORAGES, *DTYPES}
+    kept: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, size: int) -> None:
         self.storages: dict[str, Storage] = {}
@@ -120,17 +127,20 @@ class Machine:
     def _forget(self) -> None:
         self.stack: list[Any] = []
         self._below: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
+        self._memo: list[
+            Any
+        ] = []  # 8 bytes for each that is numbered in turn, as all usual ones are
+        self._far: dict[int, Any] = {}
 
     def run(self, stream: BinaryIO) -> Any:
         """The value that one pickle of ``stream`` describes; the stream is left behind it."""
         try:
-            for opcode, argument, _ in pickletools.genops(stream):
-                self.charge(1)
-                if opcode.name == "STOP":
+            for name, argument in _instructions(stream):
+                self.charge(1, self.kept.get(name, 0))
+                if name == "STOP":
                     return self.stack.pop()
-                if (step := self.steps.get(opcode.name)) is None:
-                    self.refuse(f"the instruction {opcode.name}")
+                if (step := self.steps.get(name)) is None:
+                    self.refuse(f"the instruction {name}")
                 step(self, argument)
         except MALFORMED as problem:
             raise CheckpointError(
@@ -142,8 +152,8 @@ class Machine:
             self._forget()
         raise CheckpointError("The pickle has no end; the file is truncated.", "Copy it again.")
 
-    def charge(self, work: int) -> None:
-        """Count work before it is done."""
+    def charge(self, work: int, kept: int = 0) -> None:
+        """Count work before it is done; this reader bounds memory by it as well."""
         self.work += work
         if self.work > self._allowed:
             raise UnsafeFileError(
@@ -168,7 +178,17 @@ class Machine:
         return [self.stack.pop() for _ in range(count)][::-1]
 
     def _put(self, index: int) -> None:
-        self._memo[index] = self.stack[-1]
+        if index == len(self._memo):
+            self._memo.append(self.stack[-1])
+        elif 0 <= index < len(self._memo):
+            self._memo[index] = self.stack[-1]
+        else:
+            self.charge(0, FAR)
+            self._far[index] = self.stack[-1]
+
+    def _get(self, index: int) -> None:
+        near = 0 <= index < len(self._memo)
+        self.push(self._memo[index] if near else self._far[index])
 
     def _append(self, items: list[Any]) -> None:
         expect(self.stack[-1], list).extend(items)
@@ -223,6 +243,27 @@ class Machine:
                 f"A storage has one size; {key!r} is claimed with two.", "Save the weights again."
             )
         self.push(storage)
+
+
+def _instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """Names and arguments, as ``pickletools.genops``, which would decode any text without a bound."""
+    while code := stream.read(1):
+        opcode = OPCODES[code.decode("latin-1")]
+        if opcode.name in TEXTS:
+            yield opcode.name, _text(stream, TEXTS[opcode.name])
+        else:
+            yield opcode.name, None if opcode.arg is None else opcode.arg.reader(stream)
+
+
+def _text(stream: BinaryIO, width: int) -> str:
+    """One letter beyond Latin-1 makes Python take two or four bytes for each: none in a long text."""
+    count = int.from_bytes(stream.read(width), "little")
+    raw = stream.read(count)
+    if len(raw) < count:
+        raise ValueError("it ends within a text")
+    if len(raw) > MAX_WIDE and WIDE.search(raw):
+        raise ValueError(f"a text of more than {MAX_WIDE} bytes is of Latin letters")
+    return str(raw, "utf-8", "surrogatepass")
 
 
 def _rebuild_tensor(
@@ -283,8 +324,8 @@ Machine.steps = {
     "TUPLE2": lambda machine, _: machine.push(tuple(machine._last(2))),
     "TUPLE3": lambda machine, _: machine.push(tuple(machine._last(3))),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), Machine._put),
-    "MEMOIZE": lambda machine, _: machine._put(len(machine._memo)),
-    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, i: machine.push(machine._memo[i])),
+    "MEMOIZE": lambda machine, _: machine._put(len(machine._memo) + len(machine._far)),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), Machine._get),
     "APPEND": lambda machine, _: machine._append(machine._last(1)),
     "APPENDS": lambda machine, _: machine._append(machine._above_mark()),
     "SETITEM": lambda machine, _: machine._set(machine._last(2)),
