@@ -161,17 +161,17 @@ def ours(
     found = solver(model, shape, device, m, restarts)
     if found.problem.generic.side_by_side or device == "cpu":
         found.problem.generic.side_by_side = side_by_side
-    state, count = found._initial(), 200 if device != "cpu" else 3
+    state, count = found.start(), 200 if device != "cpu" else 3
     if device == "cpu":
         x, lam, moments = state.x.clone(), state.lam.clone(), dict[str, Tensor]()
 
         def steps(n: int) -> None:
             for _ in range(n):
-                found._step(x, lam, moments, 0, state.moving)
+                found.step(x, lam, moments, 0, state.moving)
     else:
 
         def steps(n: int) -> None:
-            found.static.run(state, n, False)
+            found.advance(state, n, False)
 
     steps(3)
     steps(3)  # a graph is captured at the end of the first call
@@ -241,16 +241,16 @@ def memory(device: str, small: bool) -> Row:
     # Making the solver evaluates already: the process is looked at before that.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found = solver(model, shape, device, m, 1)
-    state = found._initial()
+    state = found.start()
     if device == "cpu":
-        _, seconds = clock(lambda: found._gradients(state.x, state.lam, 0))
+        _, seconds = clock(lambda: found.gradients(state.x, state.lam, 0))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         steps = 1
     else:
         torch.cuda.reset_peak_memory_stats()
         steps = 20
-        found.static.run(state, 2, False)
-        _, seconds = clock(lambda: found.static.run(state, steps, False), device)
+        found.advance(state, 2, False)
+        _, seconds = clock(lambda: found.advance(state, steps, False), device)
         peak = torch.cuda.max_memory_reserved()
     room = found.problem.generic._room(found.problem.points[0], state.x[0, :1])
     row = {

@@ -114,14 +114,14 @@ def changes_in_a_step() -> int:
     checkpoint, known = Checkpoint(theta, arch), Knowledge(value_range=(0.0, 1.0))
     config = resolve(checkpoint, known, AttackConfig(restarts=1, steps=10))
     solver = prepare(checkpoint, known, config)
-    state = solver._initial()
-    x, lam = state.x.clone(), state.lam.clone()
+    state = solver.start()
+    x, lam, moving = state.x.clone(), state.lam.clone(), state.moving
     files: list[str] = []
     moments: dict[str, torch.Tensor] = {}
-    solver._step(x, lam, moments, 0, state.moving)  # what runs once is behind us
+    solver.step(x, lam, moments, 0, moving)  # what runs once is behind us
     before = x._version, lam._version
     with entered(files, lambda: (x._version, lam._version) != before):
-        solver._step(x, lam, moments, 1, state.moving)
+        solver.step(x, lam, moments, 1, moving)
     return sum(a != b for a, b in itertools.pairwise(files))
 
 

@@ -82,20 +82,13 @@ def case(m: int, layers: str, device: str) -> dict[str, Any]:
         restarts=1, steps=10**6, dtype="float32", layers=layers, device=device, lam_scale="mean"
     )
     solver = Solver(MLP(WIDTHS), BinaryKKT(), Knowledge(), config, WIDTHS[:1], 1, m)
-    state = solver._initial()
-    state = look(
-        state,
-        state.x,
-        state.lam,
-        *solver._gradients(state.x, state.lam, 0)[:2],
-        solver.problem.empty_loss,
-    )
+    state = solver.solve(solver.start(), 0)
     steps = max(2, 20_000 // m)
     if device.startswith("cuda"):
         x, lam, seconds = _on_gpu(solver, state, steps)
     else:
         x, lam, seconds = _on_cpu(solver, state, steps)
-    look(state, x, lam, *solver._gradients(x, lam, steps)[:2], solver.problem.empty_loss)
+    look(state, x, lam, *solver.gradients(x, lam, steps)[:2], solver.problem.empty_loss)
     assert solver.problem.explicit is not None
     expected = sum(evaluation_cost(solver.problem.explicit, 1, m).memory.values())
     return {
@@ -107,20 +100,20 @@ def case(m: int, layers: str, device: str) -> dict[str, Any]:
 
 def _on_cpu(solver: Solver, state: Any, steps: int) -> tuple[Tensor, Tensor, float]:
     x, lam, moments = state.x.clone(), state.lam.clone(), dict[str, Tensor]()
-    solver._step(x, lam, moments, 0, state.alive)
+    solver.step(x, lam, moments, 0, state.alive)
     times = []
     for step in range(1, steps + 1):
         start = time.perf_counter()
-        solver._step(x, lam, moments, step, state.alive)
+        solver.step(x, lam, moments, step, state.alive)
         times.append(time.perf_counter() - start)
     return x, lam, min(times)
 
 
 def _on_gpu(solver: Solver, state: Any, steps: int) -> tuple[Tensor, Tensor, float]:
-    solver.static.run(state, 25, False)
+    solver.advance(state, 25, False)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    x, lam, _ = solver.static.run(state, 25 * steps, False)
+    x, lam, _ = solver.advance(state, 25 * steps, False)
     torch.cuda.synchronize()
     return x, lam, (time.perf_counter() - start) / (25 * steps)
 

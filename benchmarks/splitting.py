@@ -6,13 +6,11 @@ shen2026:growth-ntk`` and ``shen2026:growth-kkt``.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 
 from benchmarks.harness import Report, median_time, only_on
 from residuum.attacks import AttackConfig
+from residuum.attacks.growth import Grower
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.solver import Solver
 from residuum.networks import MLP
@@ -42,20 +40,13 @@ def splitting(device: str) -> Report:
         sharpness_from=10.0,
     )
     solver = Solver(MLP(WIDTHS), BinaryKKT(), Knowledge(), config, WIDTHS[:1], 1, m)
-    state = solver._initial()
-    solver._adopt(state)
-    grower = solver.grower
-    assert grower is not None
-    solver.static.run(state, 25, True)
-    step = median_time(lambda: solver.static.run(state, 1000, True), 3, 1, device)[1] / 1000
+    state, grower = solver.solve(solver.start(), 0), Grower(solver)
+    solver.advance(state, 25, True)
+    step = median_time(lambda: solver.advance(state, 1000, True), 3, 1, device)[1] / 1000
     due = state.replace(step=STEPS)
-    solver.config = grower.config = replace(config, steps=2 * STEPS + 1)
-
-    def one_round() -> Any:
-        with solver.precision(False):
-            return grower.after(due, 10.0)
-
-    grown, seconds = median_time(one_round, 3, 1, device)
+    solver.config = grower.config = config.changed(steps=2 * STEPS + 1, anneal="none")
+    solver.sharpness = 10.0
+    grown, seconds = median_time(lambda: grower.after(due), 3, 1, device)
     share = seconds / (STEPS * step)
     figures = {
         "added": int(grown.population.active.sum()) - m,

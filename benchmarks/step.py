@@ -45,7 +45,7 @@ def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -
     model = network(d, width)
     torch.compiler.reset()  # every case is compiled for its own shapes
     solver = Solver(model, BinaryKKT(), Knowledge(), config, (d,), 1, config.candidates)
-    state = solver._initial()
+    state = solver.start()
     fast = config.precision in FAST
     with solver.precision(fast):
         if device == "cpu":
@@ -54,14 +54,12 @@ def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -
 
             def run() -> None:
                 for i in range(steps):
-                    solver._step(x, lam, moments, i, state.alive)
+                    solver.step(x, lam, moments, i, state.alive)
 
-            solver._step(x, lam, moments, 0, state.alive)
+            solver.step(x, lam, moments, 0, state.alive)
             return 1e3 * min(clock(run)[1] for _ in range(2)) / steps
-        solver.static.run(state, 25, fast)
-        seconds = [
-            clock(lambda: solver.static.run(state, steps, fast), device)[1] for _ in range(3)
-        ]
+        solver.advance(state, 25, fast)
+        seconds = [clock(lambda: solver.advance(state, steps, fast), device)[1] for _ in range(3)]
     return 1e3 * sorted(seconds)[1] / steps
 
 

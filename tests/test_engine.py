@@ -8,6 +8,7 @@ from torch import nn
 
 from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT
 from residuum.attacks.problem import Problem
+from residuum.attacks.run import search
 from residuum.attacks.solver import Solver
 from residuum.engine.explicit import ExplicitEquation, accumulate, times
 from residuum.networks import MLP, Linear, Polynomial
@@ -125,10 +126,10 @@ def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
         Solver(model, objective, Knowledge(), config, (5,), 3, 4)
         for model in (case.model, Wrapped(case.model))
     ]
-    ends = [solver.solve() for solver in solvers]
+    ends = [search(solver) for solver in solvers]
     assert close(ends[0].x, ends[1].x)
     assert close(ends[0].lam, ends[1].lam)
-    assert not close(ends[0].x, solvers[0]._initial().x, 1e-6)
+    assert not close(ends[0].x, solvers[0].start().x, 1e-6)
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, Wrapped])
@@ -286,7 +287,7 @@ def test_an_attack_in_chunks_is_the_attack_at_once():
     for workspace in (2**30, 2000):
         solver = Solver(case.model, MulticlassKKT(), Knowledge(), config, (5,), 3, 9)
         solver.problem.explicit.workspace = solver.problem.explicit.chunk = workspace
-        ends.append(solver.solve())
+        ends.append(search(solver))
     assert solver.problem.explicit.plan(2, 9).chunks > 1
     assert close(ends[1].x, ends[0].x, 1e-10)
     assert close(ends[1].lam, ends[0].lam, 1e-10)

@@ -10,6 +10,7 @@ import torch
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.objectives import BinaryKKT, Objective
+from residuum.attacks.run import search
 from residuum.attacks.solver import Solver
 from residuum.engine.graph import Repeater
 from residuum.networks import MLP
@@ -36,7 +37,7 @@ def solved(config: AttackConfig, objective: Objective | None = None) -> Solver:
     knowledge = Knowledge(value_range=(-1.0, 1.0), mean=torch.zeros(12))
     objective = objective or BinaryKKT()
     solver = Solver(MLP((12, 40, 30, 1)), objective, knowledge, config, (12,), 1, 30)
-    return solver.solve()
+    return search(solver)
 
 
 @pytest.mark.parametrize("layers", ["first", "all"])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
-from residuum.attacks.growth import GROWTH
+from residuum.attacks.growth import GROWTH, Grower
 from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
+from residuum.attacks.run import search
 from residuum.attacks.solver import Solver
 from residuum.cli.main import main
 from residuum.errors import InputError
@@ -87,7 +88,7 @@ def test_the_grown_attack_recovers_every_sample_and_the_fixed_one_does_not(k):
             config = CUBIC.changed(
                 split=split, seed=seed, steps=3000 - 300 * k if split != "none" else 600
             )
-            state = Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, k).solve()
+            state = search(Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, k))
             x = living(state, 0) if state.population else state.best_x[0]
             counts[split] = recovered(x, point.x)
         assert counts["curvature"] == 10
@@ -99,7 +100,7 @@ def test_other_ways_to_grow_recover_it_too():
     point, model = cubic(10, 12, 0)
     for split in ("random", "frank-wolfe"):
         config = CUBIC.changed(split=split)
-        state = Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, 3).solve()
+        state = search(Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, 3))
         assert recovered(living(state, 0), point.x) == 10
         assert {e["kind"] for e in state.population.events} <= {split, "merge", "prune", "stable"}
 
@@ -107,7 +108,7 @@ def test_other_ways_to_grow_recover_it_too():
 def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events():
     _, model = cubic(4, 6, 0)
     config = CUBIC.changed(split="curvature", steps=900, split_trigger="period")
-    state = Solver(model, BinaryKKT(), Knowledge(), config, (6,), 1, 2).solve()
+    state = search(Solver(model, BinaryKKT(), Knowledge(), config, (6,), 1, 2))
     splits = [e for e in state.population.events if e["kind"] == "split"]
     assert len(splits) >= 2
     known = set(range(2))
@@ -137,7 +138,7 @@ def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events
 )
 def test_every_objective_grows_and_no_round_raises_the_loss(split, objective, outputs):
     s = small_solver(SMALL.changed(split=split, surrogate="softplus"), objective, outputs)
-    state = s.solve()
+    state = search(s)
     events = [e for e in state.population.events if "loss_after" in e]
     assert any(e["kind"] in ("split", "random", "frank-wolfe") for e in events)
     assert all(e["loss_after"] <= e["loss_before"] for e in events)
@@ -171,19 +172,19 @@ def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
             **extra,
         )
         together = small_solver(config)
-        start, end = together._initial(), together.solve()
+        start, end = together.start(), search(together)
         sizes = end.population.active.sum(1).tolist()
         assert sizes[0] != sizes[1]
         for run in range(2):
             alone = small_solver(replace(config, restarts=1))
             # the second restart's random numbers are those of its own place in the batch
-            own_numbers = together.grower._generator
-            alone.grower._generator = lambda step, _, f=own_numbers, run=run: f(step, run)
-            one = alone._initial()
+            grower, own_numbers = Grower(alone), Grower(together).generator
+            grower.generator = lambda step, _, f=own_numbers, run=run: f(step, run)
+            one = alone.start()
             x, lam = start.x[[run]], start.lam[[run]]
             path = tmp_path / f"{run}-{len(extra)}-{config.growth.how}"
             one.replace(x=x, lam=lam, best_x=x, best_lam=lam).save(path)
-            own = alone.solve(path)
+            own = search(alone, path, grower=grower)
             assert int(own.population.active.sum()) == sizes[run]
             found = end.x[run][end.population.active[run]]
             wanted = own.x[0][own.population.active[0]]
@@ -193,25 +194,22 @@ def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
 
 
 def test_a_grown_attack_goes_on_from_where_it_was_stopped(tmp_path):
-    whole = small_solver().solve()
-    s = small_solver()
-    state = s._initial()
-    s._adopt(state)
-    while state.step < 70:
-        state = s._grow(s._chunk(state))
-    assert state.population.events
-    state.save(tmp_path / "state")
-    resumed = small_solver().solve(tmp_path / "state")
+    whole = search(small_solver())
+    paused = search(small_solver(), tmp_path / "state", until=70)
+    assert paused.population.events
+    assert not paused.stopped
+    assert 70 <= paused.step < whole.step
+    resumed = search(small_solver(), tmp_path / "state")
     assert same(resumed, whole)
     changed = SMALL.changed(split_every=31)
     with pytest.raises(InputError, match="other settings"):
-        small_solver(changed).solve(tmp_path / "state")
+        search(small_solver(changed), tmp_path / "state")
 
 
 def test_without_growth_nothing_is_different():
     config = SMALL.changed(split="none", split_every=7, split_cap=0.9)
     plain = small_solver(config.changed(split_cap=0.1, split_every=300))
-    a, b = small_solver(config).solve(), plain.solve()
+    a, b = search(small_solver(config)), search(plain)
     assert torch.equal(a.x, b.x)
     assert torch.equal(a.lam, b.lam)
     assert a.population is None
@@ -274,8 +272,8 @@ def test_growth_stops_at_its_limit_and_says_when_no_round_was_due():
 
 def test_the_gradient_triggers_a_round_too():
     low = SMALL.changed(split_trigger="gradient", split_tolerance=0.0)
-    assert not small_solver(low).solve().population.events
-    high = small_solver(low.changed(split_tolerance=1e9)).solve().population.events
+    assert not search(small_solver(low)).population.events
+    high = search(small_solver(low.changed(split_tolerance=1e9))).population.events
     assert {event["step"] for event in high} == {50, 100}
 
 

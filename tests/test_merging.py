@@ -15,7 +15,7 @@ from tests.test_growth import SMALL, small_solver
 
 def test_optimiser_state_goes_to_both_children():
     s = small_solver()
-    state = s._chunk(s._initial())
+    state = s.solve(s.start(), s.next_look(0))
     parent, slots = 2, state.x.shape[1]
     moved = state.x[0, parent] + 0.1
     new = Newcomer(
@@ -49,7 +49,7 @@ def exact_state(point, copies):
     x = torch.cat([point.x + shift for shift in shifts])[None]
     lam = (point.lam / copies).repeat(copies)[None]
     labels = point.y.repeat(copies)
-    state = s._initial().replace(x=x, lam=lam, population=Population.start(1, labels))
+    state = s.start().replace(x=x, lam=lam, population=Population.start(1, labels))
     return s.problem.with_labels(labels.expand(1, -1)), state
 
 

@@ -19,6 +19,7 @@ from residuum.attacks.objectives import (
     WeightDecay,
 )
 from residuum.attacks.problem import best_multipliers
+from residuum.attacks.run import search
 from residuum.attacks.solver import Solver
 from residuum.attacks.state import SolverState
 from residuum.errors import InputError
@@ -324,7 +325,7 @@ def perturbed_solver(point, model, surrogate, tmp_path, scale=0.02):
     x = point.x + scale * torch.randn(n, dim, generator=generator, dtype=torch.float64)
     lam = point.lam * (1 + scale * torch.randn(n, generator=generator, dtype=torch.float64))
     path = tmp_path / f"{id(model)}.safetensors"
-    solver._initial().replace(x=x[None], lam=lam[None]).save(path)
+    solver.start().replace(x=x[None], lam=lam[None]).save(path)
     return solver, path
 
 
@@ -352,7 +353,7 @@ def test_descent_returns_to_an_exact_point_unless_weights_are_shuffled(
     point = relu_point(depth, groups=n, size=1, width=2, seed=n)
     solver, path = perturbed_solver(point, point.model, surrogate, tmp_path)
     start = matched_errors(SolverState.load(path).x[0], point.x)
-    end = solver.solve(path)
+    end = search(solver, path)
     assert start.min() > 1e-2
     assert matched_errors(end.best_x[0], point.x).max() < 1e-4
     assert end.best_loss[0] < 1e-8
@@ -363,7 +364,7 @@ def test_descent_returns_to_an_exact_point_unless_weights_are_shuffled(
         for p in shuffled.parameters():
             p.copy_(p.flatten()[torch.randperm(p.numel(), generator=generator)].view_as(p))
     solver, path = perturbed_solver(point, shuffled, surrogate, tmp_path)
-    end = solver.solve(path)
+    end = search(solver, path)
     assert matched_errors(end.best_x[0], point.x).max() > 0.1
     assert end.best_loss[0] > 1e-3
 

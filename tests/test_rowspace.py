@@ -11,6 +11,7 @@ from residuum.attacks import AttackConfig, attack
 from residuum.attacks.objectives import BinaryKKT, WeightDecay
 from residuum.attacks.problem import Problem
 from residuum.attacks.rowspace import RowSpace
+from residuum.attacks.run import search
 from residuum.attacks.solver import Solver
 from residuum.cli.main import main
 from residuum.errors import InputError
@@ -85,9 +86,9 @@ def test_candidates_start_as_projections_of_full_ones():
     torch.manual_seed(0)
     model = MLP((8, 4, 1)).double()
     known = (BinaryKKT(), Knowledge())
-    full = Solver(model, *known, CONFIG.changed(rank_tolerance=0.0), (8,), 1, 6)._initial()
+    full = Solver(model, *known, CONFIG.changed(rank_tolerance=0.0), (8,), 1, 6).start()
     solver = Solver(model, *known, CONFIG, (8,), 1, 6)
-    small = solver._initial()
+    small = solver.start()
     assert small.x.shape == (2, 6, 4)
     row = torch.linalg.pinv(model.linears[0].weight.detach()) @ model.linears[0].weight.detach()
     assert close(solver.pixels(small.x), full.x @ row.T)
@@ -100,10 +101,10 @@ def test_gradients_of_priors_are_taken_in_pixels():
     config = replace(CONFIG, priors=(("value-box", 3.0),), constraint="penalty")
     solver = Solver(model, BinaryKKT(), knowledge, config, (8,), 1, 6)
     bare = Solver(model, BinaryKKT(), knowledge, replace(config, priors=()), (8,), 1, 6)
-    state = solver._initial()
+    state = solver.start()
     x = solver.pixels(state.x)
     over = x - x.clamp(-0.1, 0.1)
-    found, base = (s._gradients(state.x, state.lam, 0) for s in (solver, bare))
+    found, base = (s.gradients(state.x, state.lam, 0) for s in (solver, bare))
     assert close(found[0] - base[0], 3 * over.square().flatten(1).sum(1))
     assert close(found[2] - base[2], solver.space.reduce(6 * over))
 
@@ -132,8 +133,8 @@ def test_samples_of_an_exact_point_come_back(tmp_path):
     assert close(solver.pixels(start), x)  # nothing of the samples lies outside
     start = start + 0.03 * torch.randn(start.shape, generator=generator, dtype=torch.float64)
     solver.problem.labels = point.y[order].double()
-    solver._initial().replace(x=start, lam=1.02 * lam, best_x=start).save(tmp_path / "state")
-    end = solver.solve(tmp_path / "state")
+    solver.start().replace(x=start, lam=1.02 * lam, best_x=start).save(tmp_path / "state")
+    end = search(solver, tmp_path / "state")
     before = (solver.pixels(start) - x).norm(dim=2)
     after = (solver.pixels(end.best_x) - x).norm(dim=2)
     assert (after < 0.3 * before).all()
@@ -179,7 +180,7 @@ def test_what_row_space_mode_cannot_do():
 def test_multipliers_in_closed_form_work_in_the_row_space():
     config = CONFIG.changed(lam_every=10, rank_tolerance=0.3)
     solver = Solver(MLP((8, 6, 1)), WeightDecay(), Knowledge(), config, (8,), 1, 6)
-    end = solver.solve()
+    end = search(solver)
     assert (end.best_loss < 0.9 * end.first_loss).all()
 
 

@@ -14,7 +14,7 @@ from residuum.attacks.config import stream
 from residuum.attacks.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.problem import Problem, best_multipliers
-from residuum.attacks.run import FEWEST, MOST
+from residuum.attacks.run import FEWEST, MOST, search
 from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.checkpoints import build_model
 from residuum.errors import ArchitectureError, InputError
@@ -47,14 +47,14 @@ def close(a, b, tolerance):
 
 
 def test_two_runs_are_identical_to_the_last_bit():
-    assert same(solver().solve(), solver().solve())
-    assert not same(solver().solve().x, solver(replace(SHORT, seed=1)).solve().x)
+    assert same(search(solver()), search(solver()))
+    assert not same(search(solver()).x, search(solver(replace(SHORT, seed=1))).x)
 
 
 def test_every_restart_draws_from_a_seed_of_its_own():
     for distribution, draw in (("uniform", torch.rand), ("normal", torch.randn)):
         config = SHORT.changed(restarts=3, seed=2, lam_init=(0.5, 2.0))
-        state = solver(config.changed(lam_distribution=distribution))._initial()
+        state = solver(config.changed(lam_distribution=distribution)).start()
         spread = 2.0 if distribution == "normal" else 1.5
         for run in range(3):
             generator = stream("candidates", 2, run)
@@ -69,18 +69,18 @@ def test_no_attack_starts_at_the_numbers_that_data_are_made_of():
     generators = [torch.Generator().manual_seed(seed) for seed in range(50)]
     data = torch.cat([torch.randn(4, 5, generator=g, dtype=torch.float64) for g in generators])
     for seed in range(5):
-        start = solver(replace(SHORT, restarts=5, seed=seed))._initial().x.flatten(0, 1)
+        start = solver(replace(SHORT, restarts=5, seed=seed)).start().x.flatten(0, 1)
         assert float(torch.cdist(start / SHORT.sigma, data).min()) > 1e-2
 
 
 def test_restarts_do_not_see_each_other(tmp_path):
     together = solver(replace(SHORT, restarts=3))
-    start, end = together._initial(), together.solve()
+    start, end = together.start(), search(together)
     for run in range(3):
         alone, path = solver(replace(SHORT, restarts=1)), tmp_path / str(run)
         one = {"x": start.x[[run]], "lam": start.lam[[run]]}
-        alone._initial().replace(**one).save(path)
-        found = alone.solve(path)
+        alone.start().replace(**one).save(path)
+        found = search(alone, path)
         assert close(found.x[0], end.x[run], 1e-9)
         assert close(found.best_lam[0], end.best_lam[run], 1e-9)
         others = [r for r in range(3) if r != run]
@@ -110,19 +110,19 @@ def test_runs_with_settings_of_their_own_end_like_each_alone(names, rest, tmp_pa
         common = SHORT.changed(restarts=3, steps=40, **rest)
         runs = [common.changed(**{name: own[name] for name in names}) for own in VARIED]
         together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
-        start, end = together._initial(), together.solve()
+        start, end = together.start(), search(together)
         for run, config in enumerate(runs):
             alone = Solver(model, BinaryKKT(), Knowledge(), replace(config, restarts=1), (5,), 1, 4)
-            first, path = alone._initial(), tmp_path / f"{run}-{type(model).__name__}"
+            first, path = alone.start(), tmp_path / f"{run}-{type(model).__name__}"
             if run == 0:
                 assert close(first.x[0], start.x[0], 1e-15)
             first.replace(x=start.x[[run]], lam=start.lam[[run]]).save(path)
-            found = alone.solve(path)
+            found = search(alone, path)
             assert close(found.x[0], end.x[run], 1e-11)
             assert close(found.lam[0], end.lam[run], 1e-11)
             assert close(alone.multipliers(found.lam)[0], together.multipliers(end.lam)[run], 1e-11)
             assert close(found.best_loss[0], end.best_loss[run], 1e-10)
-        plain = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4).solve()
+        plain = search(Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4))
         assert not (close(plain.x, end.x, 1e-5) and close(plain.lam, end.lam, 1e-5))
 
 
@@ -133,13 +133,13 @@ def test_runs_may_have_priors_of_their_own(tmp_path):
     common = SHORT.changed(restarts=3, steps=40, constraint="penalty", lam_min=0.3, sigma=2.0)
     runs = [replace(common, priors=own) for own in priors]
     together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
-    start, end = together._initial(), together.solve()
+    start, end = together.start(), search(together)
     for run, config in enumerate(runs):
         alone = Solver(model, BinaryKKT(), Knowledge(), replace(config, restarts=1), (5,), 1, 4)
         path = tmp_path / str(run)
-        alone._initial().replace(x=start.x[[run]], lam=start.lam[[run]]).save(path)
-        assert close(alone.solve(path).x[0], end.x[run], 1e-11)
-    plain = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4).solve()
+        alone.start().replace(x=start.x[[run]], lam=start.lam[[run]]).save(path)
+        assert close(search(alone, path).x[0], end.x[run], 1e-11)
+    plain = search(Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4))
     assert close(plain.x[0], end.x[0], 1e-11)
     assert not close(plain.x[1], end.x[1], 1e-5)
 
@@ -153,8 +153,8 @@ def test_a_run_that_starts_near_zero_loss_has_not_diverged_when_it_leaves_it(tmp
     )
     solver.problem.labels = point.y
     path = tmp_path / "state"
-    solver._initial().replace(x=point.x[None], lam=point.lam[None]).save(path)
-    end = solver.solve(path)
+    solver.start().replace(x=point.x[None], lam=point.lam[None]).save(path)
+    end = search(solver, path)
     assert end.loss[0] < 1e-20
     assert float(end.loss[-1]) > 1e6 * float(end.loss[0])  # or the test would show nothing
     assert bool(end.alive.all())
@@ -168,7 +168,7 @@ def test_closed_form_multipliers_end_a_captured_chunk():
     solver.config, solver.check_every = replace(config, device="cuda"), 200
     ends, step = [], 0
     while step < config.steps:
-        step = solver._chunk_end(step)
+        step = solver.next_look(step)
         ends.append(step)
     assert ends == [*range(70, 1000, 70), 1000]
 
@@ -183,9 +183,9 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
         build([SHORT])
     with pytest.raises(InputError, match="may differ in lr_x"):
         build([SHORT, replace(SHORT, optimiser="sgd")])
-    build([SHORT, replace(SHORT, lr_x=0.5)]).solve(tmp_path / "state")
+    search(build([SHORT, replace(SHORT, lr_x=0.5)]), tmp_path / "state")
     with pytest.raises(InputError, match="holds an attack with other settings"):
-        build([SHORT, replace(SHORT, lr_x=0.4)]).solve(tmp_path / "state")
+        search(build([SHORT, replace(SHORT, lr_x=0.4)]), tmp_path / "state")
 
 
 def test_the_best_snapshot_is_kept(tmp_path):
@@ -194,8 +194,8 @@ def test_the_best_snapshot_is_kept(tmp_path):
     config = SHORT.changed(restarts=1, lr_x=0.5, lr_lam=0.5, lr_decay=1.0, lam_scale="one")
     s = Solver(point.model, BinaryKKT(), Knowledge(), config, (12,), 1, 2)
     x, lam = point.x.flip(0)[None], 1.03 * point.lam.flip(0)[None]  # label -1 first
-    s._initial().replace(x=x, lam=lam).save(tmp_path / "state")
-    end = s.solve(tmp_path / "state")
+    s.start().replace(x=x, lam=lam).save(tmp_path / "state")
+    end = search(s, tmp_path / "state")
     assert end.alive.all()
     assert end.loss[-1] > 10 * end.best_loss
     assert torch.equal(end.best_loss, torch.stack(end.loss, 1).min(1).values)
@@ -205,7 +205,7 @@ def test_the_best_snapshot_is_kept(tmp_path):
 
 
 def test_the_loss_falls():
-    end = solver(replace(SHORT, steps=300)).solve()
+    end = search(solver(replace(SHORT, steps=300)))
     assert (end.best_loss < 0.2 * end.first_loss).all()
     assert end.steps == tuple(range(0, 301, CHECK_EVERY))
 
@@ -218,18 +218,18 @@ def test_the_loss_falls():
 def test_a_diverging_run_is_stopped_and_the_others_finish(start, lam_every, tmp_path):
     config = SHORT.changed(lam_every=lam_every)
     s, path = solver(config), tmp_path / "state"
-    state = s._initial()
+    state = s.start()
     x = state.x.clone()
     x[0] = start
     calm = torch.full((2,), 1.0, dtype=torch.float64)  # what was seen before things went wrong
     state.replace(x=x, first_loss=calm).save(path)
-    end = s.solve(path)
+    end = search(s, path)
     assert end.alive.tolist() == [False, True]
     assert end.stopped == "finished"
     assert torch.equal(end.best_x[0], state.x[0])
     assert same(end.x[0].nan_to_num(), x[0].nan_to_num())  # it moved no more
     assert end.best_x.isfinite().all()
-    calm_run = solver(config).solve()
+    calm_run = search(solver(config))
     assert close(end.best_x[1], calm_run.best_x[1], 1e-9)
 
 
@@ -244,16 +244,16 @@ def test_an_absurd_rate_diverges_and_keeps_what_it_had():
 
 
 def test_the_clock_stops_and_a_resumed_attack_ends_like_one_never_stopped(tmp_path):
-    whole, path = solver().solve(), tmp_path / "state"
-    stopped = solver(replace(SHORT, seconds=1e-9)).solve(path)
+    whole, path = search(solver()), tmp_path / "state"
+    stopped = search(solver(replace(SHORT, seconds=1e-9)), path)
     assert (stopped.stopped, stopped.step) == ("time", CHECK_EVERY)
     assert (stopped.best_loss < stopped.first_loss).all()  # the steps before the stop count
-    second = solver(replace(SHORT, seconds=1e-9)).solve(path)
+    second = search(solver(replace(SHORT, seconds=1e-9)), path)
     assert (second.stopped, second.step) == ("time", 2 * CHECK_EVERY)
-    end = solver(SHORT).solve(path)
+    end = search(solver(SHORT), path)
     assert end.stopped == "finished"
     assert same(end, whole)
-    assert same(solver().solve(path), whole)  # finished: nothing is left to do
+    assert same(search(solver(), path), whole)  # finished: nothing is left to do
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -267,28 +267,28 @@ def test_an_interrupt_saves_and_the_end_is_the_same(optimiser, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        solver(config).solve(path, watch)
+        search(solver(config), path, watch)
     assert [progress.step for progress in seen] == [25, 50]
     assert seen[0].layers.shape == (2, 2)
     assert seen[0].layer_names == ("layers.0", "layers.1")
-    end = solver(config).solve(path)
-    assert same(end, solver(config).solve())
+    end = search(solver(config), path)
+    assert same(end, search(solver(config)))
     assert end.alive.all()
 
 
 def test_an_interrupt_between_looks_goes_back_to_the_last_one(tmp_path, monkeypatch):
     s, path = solver(), tmp_path / "state"
-    update = s._update
+    one_step = s.step
 
-    def interrupted(x, lam, gx, gl, moments, step, alive):
+    def interrupted(x, lam, moments, step, moving):
+        one_step(x, lam, moments, step, moving)
         if step == 40:
             raise KeyboardInterrupt
-        update(x, lam, gx, gl, moments, step, alive)
 
-    monkeypatch.setattr(s, "_update", interrupted)
+    monkeypatch.setattr(s, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        s.solve(path)
-    assert same(solver().solve(path), solver().solve())
+        search(s, path)
+    assert same(search(solver(), path), search(solver()))
 
 
 OTHERS = {
@@ -302,9 +302,9 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_resuming_with_other_settings_is_refused(name, tmp_path):
     path = tmp_path / "state"
-    solver().solve(path)
+    search(solver(), path)
     with pytest.raises(InputError, match="holds an attack with other settings"):
-        solver(*OTHERS[name]).solve(path)
+        search(solver(*OTHERS[name]), path)
 
 
 def test_resuming_on_other_weights_is_refused(tmp_path):
@@ -331,7 +331,7 @@ def test_updates_equal_those_of_torch(optimiser, decay):
         sigma=1.0,
     )
     s = solver(config)
-    state = s._initial()
+    state = s.start()
     x, lam = state.x.clone().requires_grad_(), state.lam.clone().requires_grad_()
     groups = [{"params": [x], "lr": 3e-4}, {"params": [lam], "lr": 7e-4}]
     if optimiser == "adam":
@@ -342,9 +342,9 @@ def test_updates_equal_those_of_torch(optimiser, decay):
         share = (1 + math.cos(math.pi * step / config.steps)) / 2
         for group, rate in zip(torchs.param_groups, (3e-4, 7e-4), strict=True):
             group["lr"] = rate * (decay + (1 - decay) * share)
-        _, _, x.grad, lam.grad = s._gradients(x.detach(), lam.detach(), step)
+        _, _, x.grad, lam.grad = s.gradients(x.detach(), lam.detach(), step)
         torchs.step()
-    end = s.solve()
+    end = search(s)
     assert close(end.x, x.detach(), 1e-12)
     assert close(end.lam, lam.detach(), 1e-12)
     assert end.alive.all()
@@ -356,13 +356,13 @@ def test_priors_enter_the_loss_with_their_weights():
     knowledge = BOX.replace(shape=(5,))
     s = solver(SHORT.changed(priors=priors, lam_min=0.8), knowledge)
     bare = solver(SHORT.changed(lam_min=0.8), knowledge)
-    state = s._initial()
+    state = s.start()
     x, lam = state.x.requires_grad_(), state.lam.requires_grad_()
     total = 0.0
     for name, weight in priors:
         total = total + weight * PRIORS[name](1.0, 0.8, knowledge).penalty(x, lam)
     gx, gl = torch.autograd.grad(total.sum(), (x, lam))
-    with_priors, without = s._gradients(x, lam, 0), bare._gradients(x, lam, 0)
+    with_priors, without = s.gradients(x, lam, 0), bare.gradients(x, lam, 0)
     for found, base, extra in zip(
         (with_priors[0], with_priors[2], with_priors[3]),
         (without[0], without[2], without[3]),
@@ -376,17 +376,17 @@ def test_priors_enter_the_loss_with_their_weights():
 def test_projection_keeps_candidates_in_the_box_and_multipliers_above_the_floor():
     config = SHORT.changed(lr_x=0.1, lr_lam=0.2, lam_min=3.0)  # a floor above what fits
     for steps in (3, 60):
-        end = solver(replace(config, steps=steps), BOX).solve()
+        end = search(solver(replace(config, steps=steps), BOX))
         images = end.x + 0.1
         assert images.min() >= -0.3 - 1e-12
         assert images.max() <= 0.4 + 1e-12
         assert 3.0 <= end.lam.min() < 3.1  # multipliers started below 1
         on_edge = torch.isclose(images.min(), torch.tensor(-0.3).double())
         assert on_edge or steps > 3  # what started outside was put on the edge
-    loose = solver(replace(config, constraint="penalty"), BOX).solve()
+    loose = search(solver(replace(config, constraint="penalty"), BOX))
     assert (loose.x + 0.1).max() > 0.5
     assert loose.lam.max() < 3.0
-    free = solver(config.changed(lam_init=(-1.0, 1.0)), BOX, WeightDecay()).solve()
+    free = search(solver(config.changed(lam_init=(-1.0, 1.0)), BOX, WeightDecay()))
     assert free.lam.min() < -0.1
 
 
@@ -397,8 +397,8 @@ def test_multipliers_are_stored_in_units_of_their_scale():
     for name, wanted in (("one", 1.0), ("mean", 0.25)):
         s = solver(SHORT.changed(lam_scale=name))
         assert s.scale == wanted
-        state = s._initial()
-        loss, layers, gx, gl = s._gradients(state.x, state.lam, 0)
+        state = s.start()
+        loss, layers, gx, gl = s.gradients(state.x, state.lam, 0)
         plain = s.problem.evaluate(state.x, state.lam * wanted, 20.0)
         assert torch.equal(s.multipliers(state.lam), state.lam * wanted)
         assert torch.equal(loss, plain.loss)
@@ -490,15 +490,14 @@ def test_runs_without_a_closed_form_keep_their_multipliers():
 def test_the_solver_takes_closed_form_multipliers_on_their_steps(monkeypatch):
     """Where they were just taken, multipliers above the floor have no slope left."""
     s, slopes = solver(SHORT.changed(lam_every=10)), {}
-    gradients = s._gradients
+    one_step = s.step
 
-    def seen(x, lam, step, measure=True):
-        found = gradients(x, lam, step, measure)
-        slopes[int(step)] = float(found[3][lam > 1e-9].abs().max())
-        return found
+    def seen(x, lam, moments, step, moving):
+        slopes[step] = float(s.gradients(x, lam, step)[3][lam > 1e-9].abs().max())
+        one_step(x, lam, moments, step, moving)
 
-    monkeypatch.setattr(s, "_gradients", seen)
-    s.solve()
+    monkeypatch.setattr(s, "step", seen)
+    search(s)
     assert all(slopes[step] < 1e-8 for step in (10, 20, 30, 40))
     assert all(slopes[step] > 1e-4 for step in (0, 9, 11, 19, 21))
 
@@ -682,7 +681,7 @@ def test_ntk_gradients_at_both_points_are_searched_together():
     theta0 = {name: t + 0.1 for name, t in model.state_dict().items()}
     config = SHORT.changed(steps=200, lam_init=(-0.5, 0.5))
     s = Solver(model, NTK("both"), Knowledge(theta0=theta0), config, (5,), 1, 4)
-    end = s.solve()
+    end = search(s)
     assert end.lam.shape == (2, 4, 2, 1)
     assert (end.best_loss < 0.8 * end.first_loss).all()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from residuum.attacks.growth import Grower
 from residuum.attacks.problem import MAX_UNKNOWNS
 from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.attacks.solver import CHECK_EVERY, Solver
@@ -81,7 +82,7 @@ def estimate(
             "Run it.",
         )
     solver = prepare(checkpoint, knowledge, config)
-    state = solver._initial()
+    state = solver.start()
     per_run = state.x[0].numel() + state.lam[0].numel()
     found, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURED if measured is None else measured)
@@ -89,7 +90,7 @@ def estimate(
     if config.multipliers.every and state.lam[0].numel() <= MAX_UNKNOWNS:
         looks += (state.lam[0].numel() + 1) / config.multipliers.every
     names = solver.problem.layer_names
-    if solver.grower is not None:
+    if Grower.of(solver) is not None:
         notes += ("the time is that of the first candidates; growth adds",)
     return Estimate(
         checkpoint.arch,
@@ -130,20 +131,20 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[Cost, tuple[str, ...]
 
 def _measure(solver: Solver, budget: float) -> float:
     """Seconds per step: steps are taken for about ``budget`` seconds, the first not counted."""
-    config, state = solver.config, solver._initial()
+    config, state = solver.config, solver.start()
     with solver.precision(config.precision in FAST):
         if config.device.startswith("cuda"):
-            solver.static.run(state, CHECK_EVERY, config.precision in FAST)
+            solver.advance(state, CHECK_EVERY, config.precision in FAST)
 
             def advance() -> int:
-                solver.static.run(state, 4 * CHECK_EVERY, config.precision in FAST)
+                solver.advance(state, 4 * CHECK_EVERY, config.precision in FAST)
                 torch.cuda.synchronize()
                 return 4 * CHECK_EVERY
         else:
             x, lam, moments = state.x.clone(), state.lam.clone(), dict[str, Tensor]()
 
             def advance() -> int:
-                solver._step(x, lam, moments, 0, state.moving)
+                solver.step(x, lam, moments, 0, state.moving)
                 return 1
 
         start = time.perf_counter()

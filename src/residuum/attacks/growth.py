@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +47,9 @@ from residuum.attacks.splitting import (
 from residuum.attacks.state import Newcomer, SolverState, population_of, recorded, remove, settle
 from residuum.errors import InputError
 from residuum.networks import ReLU, SigmoidReLU, Softplus
-from residuum.records import Knowledge
-from residuum.settings.attack import AttackConfig
+
+if TYPE_CHECKING:
+    from residuum.attacks.solver import Solver
 
 TRIED = 4  # places tried for every new candidate that is wanted
 ASCENT, FIRST, LAST = 60, 0.3, 0.01  # inner ascent: steps, and their length over the radius
@@ -73,24 +74,24 @@ class Round:
         population, self.runs = population_of(state), len(state.x)
         self.problem = grower.problem.with_labels(population.labels)
         self.grower, self.config, self.exact = grower, grower.config, grower.exact
-        self.labels, self.clamp = grower.labels, grower.clamp
+        self.labels, self.clamp = grower.solver.labels, grower.clamp
         self.x, self.lam, self.active = state.x, state.lam * grower.scale, population.active
         self.sharpness = sharpness
-        share, limit = self.config.growth.cap, grower.limit
+        share, limit = grower.how.cap, grower.limit
         self.quota = [
             min(max(1, int(share * count)), limit - count) if run in due else 0
             for run, count in enumerate(self.active.sum(1).tolist())
         ]
-        self.generators = [grower._generator(state.step, run) for run in range(self.runs)]
+        self.generators = [grower.generator(state.step, run) for run in range(self.runs)]
         self.noise = grower.noise(state.x, self.generators)
         self.free: Tensor | None = None
-        if grower.knowledge is not None:
-            low, high = box(grower.knowledge, state.x)
+        if grower.solver.box is not None:
+            low, high = box(grower.solver.box, state.x)
             self.free = ((state.x > low) & (state.x < high)).to(state.x)
 
     def draw(self, run: int, count: int) -> Tensor:
         """So many for this run."""
-        return self.grower.draw(run, count, self.generators[run]).to(self.x)
+        return self.grower.solver.draw(run, count, self.generators[run]).to(self.x)
 
     def length(self) -> Tensor:
         """(R,) median length of the living candidates."""
@@ -251,71 +252,75 @@ GROWTH: dict[str, Callable[[Round], Proposal]] = {
 }
 
 
-@dataclass
 class Grower:
-    """Grows the candidates of one solver.
+    """Grows the candidates of one solver, between its looks at the loss."""
 
-    draw(run, count, generator): random candidates as at the start; labels(count): labels for so
-    many; knowledge: gives the box, None where candidates are not put into one; scale: from stored to
-    plain-sum multipliers; candidates: of the start.
-    """
-
-    model: nn.Module
-    problem: Problem
-    config: AttackConfig
-    knowledge: Knowledge | None
-    scale: float | Tensor
-    candidates: int
-    draw: Callable[[int, int, torch.Generator], Tensor]
-    labels: Callable[[int], Tensor]
-
-    def __post_init__(self) -> None:
-        flat = any(isinstance(module, nn.ReLU) for module in self.model.modules())
-        if self.config.growth.how == "curvature" and self.problem.surrogate == "none" and flat:
+    def __init__(self, solver: Solver) -> None:
+        self.solver, self.problem, self.config = solver, solver.problem, solver.config
+        self.scale, self.how = solver.scale, solver.config.growth
+        flat = any(isinstance(module, nn.ReLU) for module in solver.model.modules())
+        if self.how.how == "curvature" and self.problem.surrogate == "none" and flat:
             raise InputError(
                 "Splitting needs curvature, and with true ReLU derivatives there is none: inside "
                 "an activation pattern f is affine in x, so S is zero almost everywhere.",
                 "Use --surrogate sigmoid or softplus, or --split random or frank-wolfe.",
             )
-        self.exact = exact_degree(self.model)
-        self.limit = self.config.growth.limit or 4 * self.candidates
+        self.exact = exact_degree(solver.model)
+        self.limit = self.how.limit or 4 * solver.sizes[1]
         self.notes: dict[str, str] = {}
 
-    def after(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
-        """The state after a look, grown where a run is due."""
+    @classmethod
+    def of(cls, solver: Solver) -> Grower | None:
+        """None where candidates do not grow."""
+        return None if solver.config.growth.how == "none" else cls(solver)
+
+    def next_round(self, step: int) -> int:
+        """The step at which a round may be due next, as far as the calendar says it."""
+        if self.how.trigger != "period":
+            return self.config.steps
+        return (step // self.how.every + 1) * self.how.every
+
+    def after(self, state: SolverState) -> SolverState:
+        """The state after a look, grown where a run is due; in full precision."""
+        if state.stopped:
+            return state
+        with self.solver.precision(False):
+            return self._grown(state, self.solver.sharpness_at(state.step))
+
+    def _grown(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
         due = [run for run in range(len(state.x)) if self._due(state, run, sharpness)]
         if not due:
             return state
         population = population_of(state)
         last = tuple(state.step if r in due else at for r, at in enumerate(population.last))
         state = state.replace(population=population.replace(last=last))
-        if self.config.growth.merge:
+        if self.how.merge:
             state = self._merge(state, due, sharpness)
         state, due = self._stop(state, due, sharpness)
         if not due:
             return state
         self._warn(state, sharpness)
-        proposal = GROWTH[self.config.growth.how](Round(self, state, due, sharpness))
+        proposal = GROWTH[self.how.how](Round(self, state, due, sharpness))
         return self._settle(state, due, proposal)
 
     def _due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
-        config, population = self.config, population_of(state)
-        if population.stopped[run] or not bool(state.alive[run]) or state.step >= config.steps:
+        how, population = self.how, population_of(state)
+        if population.stopped[run] or not bool(state.alive[run]) or state.step >= self.config.steps:
             return False
-        if config.growth.trigger == "period":
-            return state.step > 0 and state.step % config.growth.every == 0
+        if how.trigger == "period":
+            return state.step > 0 and state.step % how.every == 0
         start = population.last[run]
-        if state.step - start < config.growth.every:
+        if state.step - start < how.every:
             return False
-        if config.growth.trigger == "gradient":
+        if how.trigger == "gradient":
             found = self._evaluate(state, sharpness)
-            return float(found.grad_x[run].norm()) <= config.growth.tolerance
-        start = max(start, state.step - config.growth.every)
+            return float(found.grad_x[run].norm()) <= how.tolerance
+        start = max(start, state.step - how.every)
         middle = (start + state.step) / 2
         looks = list(zip(state.steps, state.loss, strict=True))
         early = [float(loss[run]) for step, loss in looks if start <= step <= middle]
         late = [float(loss[run]) for step, loss in looks if step > middle]
-        return bool(early and late) and min(late) > (1 - config.growth.tolerance) * min(early)
+        return bool(early and late) and min(late) > (1 - how.tolerance) * min(early)
 
     def _evaluate(self, state: SolverState, sharpness: float | Tensor) -> Evaluation:
         problem = self.problem.with_labels(population_of(state).labels)
@@ -326,7 +331,7 @@ class Grower:
     ) -> tuple[SolverState, list[int]]:
         """Runs whose loss is zero, or that hold as many candidates as allowed, grow no more."""
         population, loss = population_of(state), self._evaluate(state, sharpness).loss
-        zero = self.config.growth.zero * self.problem.empty_loss
+        zero = self.how.zero * self.problem.empty_loss
         stopped = list(population.stopped)
         for run in due:
             if float(loss[run]) <= zero:
@@ -361,11 +366,11 @@ class Grower:
 
     def clamp(self, x: Tensor) -> Tensor:
         """Into the known box."""
-        if self.knowledge is None:
+        if self.solver.box is None:
             return x
-        return x.clamp(*box(self.knowledge, x))
+        return x.clamp(*box(self.solver.box, x))
 
-    def _generator(self, step: int, run: int) -> torch.Generator:
+    def generator(self, step: int, run: int) -> torch.Generator:
         """Of its own for every round and run, so that neither other runs nor a resume matter."""
         return stream("growth", self.config.seed, run, step)
 
@@ -388,7 +393,7 @@ class Grower:
         ]
         state, numbers = settle(state, stored)
         events = []
-        kind = "split" if self.config.growth.how == "curvature" else self.config.growth.how
+        kind = "split" if self.how.how == "curvature" else self.how.how
         for run in due:
             before, after = float(proposal.before[run]), float(proposal.after[run])
             common = {"step": state.step, "run": run, "loss_before": before}
@@ -413,7 +418,7 @@ class Grower:
     def _warn(self, state: SolverState, sharpness: float | Tensor) -> None:
         """Say it once when the surrogate is so sharp that S vanishes for most candidates."""
         equation = self.problem.explicit
-        if self.config.growth.how != "curvature" or equation is None or "vanishing" in self.notes:
+        if self.how.how != "curvature" or equation is None or "vanishing" in self.notes:
             return
         activation = self.problem.activation(sharpness)
         if not isinstance(activation, SigmoidReLU | Softplus):
@@ -428,7 +433,7 @@ class Grower:
                 f"pre-activation above {VANISHING:g}); lower --sharpness to let them split"
             )
 
-    def verdict(self, state: SolverState, sharpness: float | Tensor) -> list[dict[str, Any]]:
+    def verdict(self, state: SolverState) -> list[dict[str, Any]]:
         """Per run: |grad_x L|, lam_min(Hess_x L) at the kept point, and whether it is stationary.
 
         eps-second-order stationary (Shen et al. 2026, Definition 5.1) with rho = 1:
@@ -436,12 +441,14 @@ class Grower:
         """
         population = population_of(state)
         problem = self.problem.with_labels(population.best_labels)
-        generators = [self._generator(self.config.steps + 1, run) for run in range(len(state.x))]
+        generators = [self.generator(self.config.steps + 1, run) for run in range(len(state.x))]
         start = self.noise(state.x, generators)
         mask = population.best_active.view(*start.shape[:2], *[1] * (start.ndim - 2))
-        found = second_order(
-            problem, state.best_x, state.best_lam * self.scale, sharpness, start * mask
-        )
+        sharpness = self.solver.sharpness_at(state.step)
+        with self.solver.precision(False):
+            found = second_order(
+                problem, state.best_x, state.best_lam * self.scale, sharpness, start * mask
+            )
         rows = []
         for gradient, lowest in zip(*(part.tolist() for part in found), strict=True):
             least = max(gradient, min(lowest, 0.0) ** 2)
@@ -449,9 +456,9 @@ class Grower:
                 {
                     "gradient": gradient,
                     "lowest_curvature": lowest,
-                    "eps": self.config.growth.eps,
+                    "eps": self.how.eps,
                     "least_eps": least,
-                    "stationary": least <= self.config.growth.eps,
+                    "stationary": least <= self.how.eps,
                 }
             )
         return rows

@@ -16,6 +16,7 @@ from residuum import plugins
 from residuum.attacks.appearance import Appearance, appearance
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
 from residuum.attacks.contract import Attack
+from residuum.attacks.growth import Grower
 from residuum.attacks.invert import GEIPING, OURS, Invert
 from residuum.attacks.kinks import Kinks
 from residuum.attacks.margins import AGREE
@@ -24,7 +25,7 @@ from residuum.attacks.polynomial import PolynomialAttack
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.selection import select
 from residuum.attacks.solver import Solver
-from residuum.attacks.state import Population, SolverState, Watcher
+from residuum.attacks.state import Population, SolverState, Watcher, load_state, progress
 from residuum.attacks.trunk import BehindTrunk
 from residuum.attacks.unmix import Unmix
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
@@ -45,6 +46,7 @@ from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.settings.attack import LR_LAM, AttackConfig
 
 SPARSE, MARGINS, SLOW = 60.0, 0.3, 0.003  # SLOW: the rate of multipliers beside a sparse prior
+SAVE_EVERY = 20.0  # seconds between saves of an attack that is kept
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 
 
@@ -105,6 +107,66 @@ NOT_ATTACKED = "optimiser state in this file was not attacked: --surface moment 
 UNMIX = {WEIGHTS: "unmix", CHANGE: "unmix", MOMENT: "unmix-moment"}  # a start it subtracts itself
 
 
+def search(
+    solver: Solver,
+    path: str | Path | None = None,
+    watch: Watcher | None = None,
+    until: int | None = None,
+    grower: Grower | None = None,
+) -> SolverState:
+    """An attack from look to look: between them candidates grow, a watcher is told, the clock is read.
+
+    path: where the state is kept, and taken up again. until: pause at the first look from this step on;
+    the state that comes back has not stopped, and is gone on with.
+    """
+    config, path = solver.config, None if path is None else Path(path)
+    grower = grower or Grower.of(solver)
+    start = saved = time.monotonic()
+    state = load_state(path, solver.fingerprint, config.device) or solver.start()
+    try:
+        while not state.stopped and (until is None or state.step < until):
+            next_ = solver.next_look(state.step)
+            if grower is not None:
+                next_ = min(next_, grower.next_round(state.step))
+            state = solver.solve(state, next_)
+            if grower is not None:
+                state = grower.after(state)
+            if watch is not None:
+                watch(progress(state, config.steps, solver.problem.layer_names, solver.pixels))
+            now = time.monotonic()
+            if not state.stopped and now - start > config.seconds:
+                state = state.replace(stopped="time")
+            if path is not None and now - saved > SAVE_EVERY:
+                state.save(path)
+                saved = now
+    finally:
+        if path is not None:
+            state.save(path)
+    return state
+
+
+def advance(
+    checkpoint: Checkpoint,
+    knowledge: Knowledge,
+    config: AttackConfig,
+    state_path: Path,
+    until: int,
+    per_run: Sequence[AttackConfig] | None = None,
+) -> bool:
+    """The steps of an attack up to ``until``, kept at ``state_path``; False when none are left.
+
+    :func:`attack` with the same settings and state goes on from there.
+    """
+    config = resolve(checkpoint, knowledge, config)
+    per_run = None if per_run is None else [resolve(checkpoint, knowledge, one) for one in per_run]
+    method = every_attack()[config.objective]
+    first: Any = getattr(
+        method, "first", method
+    )  # what is polished afterwards takes its steps first
+    solver = prepare(checkpoint, knowledge, config, per_run, first.objective)
+    return not search(solver, state_path, until=until).stopped
+
+
 class Stationarity(Attack):
     """Descent on the residual of the surface's equation, with the covectors of an objective."""
 
@@ -145,13 +207,14 @@ class Stationarity(Attack):
         """All restarts side by side; a saved state is gone on with."""
         start = time.monotonic()
         solver = prepare(surface.checkpoint, knowledge, config, per_run, self.objective)
-        state = solver.solve(Path(state_path) if state_path is not None else None, watch)
+        grower = Grower.of(solver)
+        state = search(solver, state_path, watch, grower=grower)
         runs = config.restarts
         status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
         lam, x = solver.multipliers(state.best_lam), solver.pixels(state.best_x)
         population = state.population or Population.start(runs, solver.problem.labels)
         living = population.best_active.cpu().flatten()
-        notes, second_order = grown_facts(solver, state)
+        notes, second_order = grown_facts(grower, state)
         found = Reconstruction(
             attack=config.objective,
             x=_flat(x)[living],
@@ -224,14 +287,12 @@ def every_attack() -> dict[str, Attack]:
 
 
 def grown_facts(
-    solver: Solver, state: SolverState
+    grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
     """What an attack that grew says of itself: notes, stationarity of its end."""
-    if solver.grower is None or state.population is None:
+    if grower is None or state.population is None:
         return (), ()
-    with solver.precision(False):
-        found = solver.grower.verdict(state, solver._sharpness(state.step))
-    notes = list(solver.grower.notes.values())
+    found, notes = grower.verdict(state), list(grower.notes.values())
     kinds = {event["kind"] for event in state.population.events}
     if not kinds & {"split", "random", "frank-wolfe"}:
         why = "no candidate was unstable" if kinds else "no round was due within the steps"

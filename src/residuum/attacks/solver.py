@@ -1,5 +1,8 @@
 """Minimise the attack's loss over candidates and multipliers, R restarts side by side.
 
+``Solver.step`` is one update, ``Solver.solve`` the one loop over it. What happens between looks at the
+loss (growth, a watcher, the clock, saving, pausing) is ``search`` in ``run.py``.
+
 Every random number comes from the seed; nothing here knows a dataset. A run whose loss leaves the
 finite numbers is put back to its best point, stopped, and reported as "diverged"; the others go on.
 
@@ -13,31 +16,20 @@ A step never looks at the values of a tensor, so that a CUDA graph can hold it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from residuum.attacks.config import PerRun, stream
-from residuum.attacks.growth import Grower
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box, derivatives, penalty
 from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
 from residuum.attacks.rowspace import RowSpace
-from residuum.attacks.state import (
-    Population,
-    SolverState,
-    Watcher,
-    fingerprint,
-    load_state,
-    look,
-    progress,
-)
+from residuum.attacks.state import Population, SolverState, fingerprint, look
 from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
 from residuum.records import Knowledge
 from residuum.settings.attack import FAST, LR_LAM, AttackConfig
@@ -46,7 +38,6 @@ if TYPE_CHECKING:
     from residuum.settings.attack import Step
 
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
-SAVE_EVERY = 20.0
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
 
 Moments = dict[str, Tensor]
@@ -54,7 +45,7 @@ OneStep = Callable[[Tensor, Tensor, Moments, "Step", Tensor], None]
 
 
 class Solver:
-    """One attack on one network. ``solve`` runs it to its end, or on from a saved state.
+    """One attack on one network: ``solve(start())`` runs it to its end.
 
     per_run: settings of each restart where they differ, see ``PerRun``.
     """
@@ -74,6 +65,7 @@ class Solver:
         if knowledge.mean is not None:  # once: a copy from the host cannot be part of a CUDA graph
             knowledge = knowledge.replace(mean=knowledge.mean.to(config.device))
         self.config, self.knowledge, self.shape = config, knowledge, shape
+        self.model, self.objective, self.outputs = model, objective, outputs
         self.dtype = config.numbers
         self.settings = PerRun(config, per_run, self.dtype, config.device)
         configs = [config, *self.settings.runs]
@@ -86,8 +78,7 @@ class Solver:
                 model, objective, knowledge, shape, config.numerics.rank_tolerance
             )
             self.notes, boxed = self.space.notes(boxed), False
-        self.problem = self._problem(model, objective, candidates, outputs)
-        self.nonnegative = objective.nonnegative
+        self.problem = self._problem(model, candidates)
         self.box = knowledge if boxed else None  # whose box candidates are put into
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
@@ -110,43 +101,72 @@ class Solver:
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
         self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
-        self.grower: Grower | None = None
-        if config.growth.how != "none":
-            self.grower = Grower(
-                model,
-                self.problem,
-                config,
-                self.box,
-                self.scale,
-                candidates,
-                lambda run, count, rng: self._draw(self.settings.one(run).sigma, rng, count),
-                lambda count: objective.labels(count, outputs, knowledge),
-            )
         # A step of any network is many small operations already: one of them fills a graph.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
-        self.static = StaticSteps(self._step, config, self.dtype, self.captured)
+        self._static = StaticSteps(self.step, config, self.dtype, self.captured)
 
-    def solve(self, path: Path | None = None, watch: Watcher | None = None) -> SolverState:
-        """Minimise; with ``path`` the state is saved there and taken up again."""
-        start = saved = time.monotonic()
-        state = load_state(path, self.fingerprint, self.config.device) or self._initial()
+    def solve(self, state: SolverState, until: int | None = None) -> SolverState:
+        """Steps from this state to ``until``, by default the last, with a look at the loss after some.
+
+        The state that comes back says "finished" in ``stopped`` when no step is left to take, or no
+        run alive to take it.
+        """
+        config = self.config
+        until = config.steps if until is None else min(until, config.steps)
         self._adopt(state)
-        try:
-            while not state.stopped:
-                state = self._grow(self._chunk(state))
-                if watch is not None:
-                    names = self.problem.layer_names
-                    watch(progress(state, self.config.steps, names, self.pixels))
-                now = time.monotonic()
-                if not state.stopped and now - start > self.config.seconds:
-                    state = state.replace(stopped="time")
-                if path is not None and now - saved > SAVE_EVERY:
-                    state.save(path)
-                    saved = now
-        finally:
-            if path is not None:
-                state.save(path)
+        if not state.steps:  # where the runs begin
+            state = self._look(state)
+        while not state.stopped and state.step < until:
+            end = min(self.next_look(state.step), until)
+            x, lam, moments = self.advance(state, end - state.step)
+            state = self._look(state.replace(x=x, lam=lam, moments=moments, step=end))
+            if end == config.steps or not bool(state.alive.any()):
+                state = state.replace(stopped="finished")
         return state
+
+    def advance(
+        self, state: SolverState, count: int, fast: bool | None = None
+    ) -> tuple[Tensor, Tensor, Moments]:
+        """Candidates, multipliers and moments after ``count`` steps, without a look.
+
+        fast: whether matrix products may round, by default while the search is on.
+        """
+        end = state.step + count
+        fast = self.searching(end) if fast is None else fast
+        with self.precision(fast):
+            if self.config.device.startswith("cuda"):
+                if self._closed_form_due(state.step):
+                    state = state.replace(lam=self._closed_form(state.x, state.lam, state.step))
+                return self._static.run(state, count, fast)
+            x, lam = state.x.clone(), state.lam.clone()
+            moments = {name: moment.clone() for name, moment in state.moments.items()}
+            for step in range(state.step, end):
+                if self._closed_form_due(step):
+                    lam = self._closed_form(x, lam, step)
+                self.step(x, lam, moments, step, state.moving)
+            return x, lam, moments
+
+    def step(self, x: Tensor, lam: Tensor, moments: Moments, step: Step, moving: Tensor) -> None:
+        """One update of candidates and multipliers, in place; moving: see ``SolverState.moving``."""
+        share, sharpness, rate = self.config.at(step, self.sharpness)
+        _, _, gx, gl = self._gradients(x, lam, share, sharpness, measure=False)
+        self._update(x, lam, gx, gl, moments, step, rate, moving)
+
+    def next_look(self, step: int) -> int:
+        """The step after which the loss is looked at next.
+
+        A captured chunk ends where closed-form multipliers are due: no graph can hold them.
+        """
+        end = min(step + self.check_every, self.config.steps)
+        every = self.config.multipliers.every
+        if every and self.config.device.startswith("cuda"):
+            end = min(end, (step // every + 1) * every)
+        return end
+
+    def searching(self, step: int) -> bool:
+        """Whether matrix products may round up to this step: ``polish`` is the share of the last ones."""
+        config = self.config
+        return config.precision in FAST and step <= config.steps * (1 - config.numerics.polish)
 
     def multipliers(self, lam: Tensor) -> Tensor:
         """Plain-sum multipliers of stored ones."""
@@ -156,7 +176,7 @@ class Solver:
         """Candidates as the network receives them, whatever they are searched in."""
         return x if self.space is None else self.space.lift(x)
 
-    def _initial(self) -> SolverState:
+    def start(self) -> SolverState:
         """Random candidates and multipliers; each restart has a generator of its own."""
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
@@ -172,9 +192,13 @@ class Solver:
         infinite = torch.full((config.restarts,), math.inf, dtype=self.dtype, device=config.device)
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
         state = SolverState(x, lam, x, lam, infinite, infinite, alive, 0, self.fingerprint)
-        if self.grower is None:
+        if config.growth.how == "none":
             return state
         return state.replace(population=Population.start(config.restarts, self.problem.labels))
+
+    def draw(self, run: int, count: int, generator: torch.Generator) -> Tensor:
+        """So many more candidates for this run, as at its start."""
+        return self._draw(self.settings.one(run).sigma, generator, count)
 
     def _draw(self, sigma: float, generator: torch.Generator, count: int = 0) -> Tensor:
         """(m, *shape) normal numbers; in row-space mode the coefficients of their projection."""
@@ -183,65 +207,21 @@ class Solver:
         x = x.mul_(sigma)
         return x if self.space is None else self.space.reduce(x)
 
-    def _grow(self, state: SolverState) -> SolverState:
-        """More candidates where a run is due, in full precision."""
-        if self.grower is None or state.stopped:
-            return state
-        with self.precision(False):
-            grown = self.grower.after(state, self._sharpness(state.step))
-        assert grown.population is not None
-        if grown.population.active is not self.active:  # else nobody came or went
-            self._adopt(grown)
-        return grown
-
     def _adopt(self, state: SolverState) -> None:
         """Labels of the state's own candidates, and buffers for as many as it has."""
-        if (population := state.population) is None:
+        population = state.population
+        if population is None or population.active is self.active:  # nobody came or went
             return
         self.problem.labels, self.active = population.labels, population.active
-        self.static = StaticSteps(self._step, self.config, self.dtype, self.captured)
+        self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
         nobody = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
         charge = penalty(self.priors, self.pixels(nobody[0]), nobody[1])
         self.padding = charge * (~population.active).sum(1)
 
-    def _chunk(self, state: SolverState) -> SolverState:
-        """Up to CHECK_EVERY steps, then a look at where each run stands."""
-        config = self.config
-        x, lam = state.x.clone(), state.lam.clone()
-        moments = {name: t.clone() for name, t in state.moments.items()}
-        end = self._chunk_end(state.step)
-        fast = config.precision in FAST and end <= config.steps * (1 - config.numerics.polish)
-        if not state.steps:
-            state = look(
-                state, state.x, state.lam, *self._gradients(x, lam, 0)[:2], self.problem.empty_loss
-            )
-        with self.precision(fast):
-            if config.device.startswith("cuda"):
-                if self._closed_form_due(state.step):
-                    state = state.replace(lam=self._closed_form(x, lam, state.step))
-                x, lam, moments = self.static.run(state, end - state.step, fast)
-            else:
-                for step in range(state.step, end):
-                    if self._closed_form_due(step):
-                        lam = self._closed_form(x, lam, step)
-                    self._step(x, lam, moments, step, state.moving)
-        loss, layers, _, _ = self._gradients(x, lam, end)
-        state = look(state.replace(step=end), x, lam, loss, layers, self.problem.empty_loss)
-        state = state.replace(x=x, lam=lam, moments=moments, step=end)
-        if end == config.steps or not bool(state.alive.any()):
-            state = state.replace(stopped="finished")
-        return state
-
-    def _chunk_end(self, step: int) -> int:
-        """A captured chunk ends where closed-form multipliers are due: no graph can hold them."""
-        end = min(step + self.check_every, self.config.steps)
-        if self.config.multipliers.every and self.config.device.startswith("cuda"):
-            end = min(
-                end, (step // self.config.multipliers.every + 1) * self.config.multipliers.every
-            )
-        if self.config.growth.how != "none" and self.config.growth.trigger == "period":
-            end = min(end, (step // self.config.growth.every + 1) * self.config.growth.every)
-        return end
+    def _look(self, state: SolverState) -> SolverState:
+        """History, best points and divergence, see :func:`look`."""
+        loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
+        return look(state, state.x, state.lam, loss, layers, self.problem.empty_loss)
 
     def _closed_form_due(self, step: int) -> bool:
         return bool(
@@ -261,20 +241,19 @@ class Solver:
             if equation is not None:
                 equation.half = False
 
-    def _step(
-        self, x: Tensor, lam: Tensor, moments: dict[str, Tensor], step: Step, alive: Tensor
-    ) -> None:
-        """One update of candidates and multipliers, in place."""
-        _, _, gx, gl = self._gradients(x, lam, step, measure=False)
-        self._update(x, lam, gx, gl, moments, step, alive)
-
-    def _gradients(
-        self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
+    def gradients(
+        self, x: Tensor, lam: Tensor, step: Step
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
-        share = self.config.share_at(step)
+        share, sharpness, _ = self.config.at(step, self.sharpness)
+        return self._gradients(x, lam, share, sharpness)
+
+    def _gradients(
+        self, x: Tensor, lam: Tensor, share: Step, sharpness: Step, measure: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same; measure: the loss is wanted too, and not its gradients alone."""
         margins = None if self.margins is None else self.margins.at(share)
-        found = self.problem.evaluate(x, lam * self.scale, self._sharpness(step), measure, margins)
+        found = self.problem.evaluate(x, lam * self.scale, sharpness, measure, margins)
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
             total, prior_x, prior_lam = derivatives(self.priors, self.pixels(x), lam, share)
@@ -291,27 +270,29 @@ class Solver:
         gl: Tensor,
         moments: Moments,
         step: Step,
+        rate: Step,
         alive: Tensor,
     ) -> None:
         """Change x, lam and moments; gx and gl are used up.
 
-        alive: (R,) runs or (R, m) candidates; the others stay put.
+        rate: factor on both learning rates; alive: (R,) runs or (R, m) candidates; the others stay put.
         """
         moves = []
         for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
             mask = _over(alive, variable)
             direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
             moves.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
-        factor = self.config.rate_at(step)
-        for variable, direction, rate in moves:
-            variable.sub_(direction.mul_(rate * factor))
+        for variable, direction, own in moves:
+            variable.sub_(direction.mul_(own * rate))
         if self.config.constraint != "project":
             return
         if self.box is not None:
             x.clamp_(*box(self.box, x))
-        if self.nonnegative and alive.ndim == 1:
+        if self.objective.nonnegative and alive.ndim == 1:
             lam.clamp_(min=self.lam_min)
-        elif self.nonnegative:  # an empty slot has no multiplier, whatever the least one is
+        elif (
+            self.objective.nonnegative
+        ):  # an empty slot has no multiplier, whatever the least one is
             lam.copy_(torch.where(_over(alive, lam), lam.clamp(min=self.lam_min), lam))
 
     def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
@@ -341,27 +322,29 @@ class Solver:
                 own_problem,
                 x[run, there][None],
                 lam[run, there][None],
-                own.multipliers.least if self.nonnegative else None,
+                own.multipliers.least if self.objective.nonnegative else None,
                 scale,
                 own.sharpness_at(step),
             )[0]
         return best
 
-    def _sharpness(self, step: Step) -> Step:
+    def sharpness_at(self, step: Step) -> Step:
+        """Of the surrogate at a step; a tensor where runs differ in it."""
         return self.config.sharpness_at(step, self.sharpness)
 
-    def _problem(
-        self, model: nn.Module, objective: Objective, candidates: int, outputs: int
-    ) -> Problem:
+    def labels(self, count: int) -> Tensor:
+        """Labels for so many candidates."""
+        return self.objective.labels(count, self.outputs, self.knowledge)
+
+    def _problem(self, model: nn.Module, candidates: int) -> Problem:
         config, knowledge, space = self.config, self.knowledge, self.space
-        labels = objective.labels(candidates, outputs, knowledge)
         if space is not None:
             model, knowledge = space.reduce_model(model), space.reduce_knowledge(knowledge)
         return Problem(
             model,
-            objective,
+            self.objective,
             knowledge,
-            labels,
+            self.labels(candidates),
             surrogate=config.surrogate.kind,
             normalise=config.normalise,
             layers=config.layers,

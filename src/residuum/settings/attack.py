@@ -307,6 +307,10 @@ class AttackConfig(Settings):
 
         return torch.float32 if self.precision in FAST else getattr(torch, self.precision)
 
+    def at(self, step: Step, sharpness: Step | None = None) -> tuple[Step, Step, Step]:
+        """Share of the steps, sharpness, and factor on both learning rates at a step."""
+        return self.share_at(step), self.sharpness_at(step, sharpness), self.rate_at(step)
+
     def sharpness_at(self, step: Step, sharpness: Step | None = None) -> Step:
         """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device.
 

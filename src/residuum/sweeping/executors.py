@@ -33,7 +33,8 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack, select
-from residuum.attacks.state import Progress, SolverState
+from residuum.attacks.run import advance
+from residuum.attacks.state import SolverState
 from residuum.errors import InputError, MissingExtraError
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.sweeping.space import COMPLETE, EXPECTED, FAILED, SEEDS, Params, Trial, configured
@@ -89,10 +90,6 @@ class Outcome:
     state: bytes | None = None
     reason: str = ""
     seconds: float = 0.0
-
-
-class Pause(KeyboardInterrupt):
-    """Ends an attack on purpose: an interrupt is what makes a solver save its state and stop."""
 
 
 def jobs(params: Mapping[int, Params], seed: int, batch: int) -> list[Job]:
@@ -174,26 +171,15 @@ def _attacked(task: Task, job: Job) -> Outcome:
     configs = [configured(base, params) for params in job.params.values()]
     stacked = [dataclasses.replace(config, restarts=runs) for config in configs]
 
-    def watch(progress: Progress) -> None:
-        if job.until and job.until <= progress.step < progress.steps:
-            raise Pause
-
+    per_run = [config for config in stacked for _ in range(own)]
     with tempfile.TemporaryDirectory(prefix="residuum-") as folder:
         path = Path(folder) / "state.safetensors" if job.until or job.state else None
         if path is not None and job.state is not None:
             path.write_bytes(job.state)
-        try:
-            found = attack(
-                task.checkpoint,
-                task.knowledge,
-                stacked[0],
-                state_path=path,
-                watch=watch if job.until else None,
-                per_run=[config for config in stacked for _ in range(own)],
-            )
-        except Pause:
-            assert path is not None
+        given = task.checkpoint, task.knowledge, stacked[0]
+        if path is not None and job.until and advance(*given, path, job.until, per_run):
             return Outcome(job, state=path.read_bytes())
+        found = attack(*given, state_path=path, per_run=per_run)
     if len(configs) == 1:
         return Outcome(job, (found,))
     parts = (_part(found, i * own, own, config) for i, config in enumerate(configs))
