@@ -75,15 +75,16 @@ def audited(
     outcome: str = LEAK,
     names: tuple[str, ...] = (),
     seed: int = 0,
+    every: int = 3,
     **changes: Any,
 ) -> AuditResult:
-    """An audit that got a third of the samples back, or none without a leak.
+    """An audit that got one of ``every`` few samples back, or none without a leak.
 
     names: hostile ones, wherever text goes; changes: other fields of the result.
     """
     rng = np.random.default_rng(seed)
     x, labels = samples(count, shape, seed)
-    got = (np.arange(count) % 3 == 0) & (outcome == LEAK)
+    got = (np.arange(count) % every == 0) & (outcome == LEAK)
     noise = np.where(got, 0.25, 2.2).reshape(-1, *[1] * len(shape))
     found = (x + noise * rng.normal(size=x.shape) * x.std()) if count else x
     scores = np.array([ncc(a, b) for a, b in zip(found, x, strict=True)])

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import residuum as rs
+from residuum.attacks.state import Progress
 from residuum.auditing.artifacts import AuditRun
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
@@ -205,7 +206,7 @@ def test_save_load_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert listing(tmp_path / "a") == sorted([*FILES, "model.safetensors"])
     assert same(rs.AuditResult.load(tmp_path / "a").verdict, found.verdict)
     found.show()
-    assert "verdict: no-leak-found" in capsys.readouterr().out
+    assert "NO LEAK FOUND BY THESE ATTACKS" in capsys.readouterr().out
     assert "<img" not in found._repr_html_()
     with pytest.raises(OutputError, match="holds an audit already"):
         found.save(tmp_path / "a")
@@ -256,8 +257,8 @@ def test_nothing_found_is_0_and_untrained_is_3(
     assert json.loads(capsys.readouterr().out)["verdict"]["outcome"] == NO_LEAK_FOUND
     assert main([*files["untrained"], "--out", str(tmp_path / "u")]) == 3
     shown = capsys.readouterr().out
-    assert "verdict: inconclusive" in shown
-    assert "it has not explained these weights" in shown
+    assert "INCONCLUSIVE" in shown
+    assert "it has not explained these weights" in " ".join(shown.split())
     assert shown.splitlines()[-1] == f"report: {tmp_path / 'u' / 'report.html'}"
 
 
@@ -389,8 +390,9 @@ def test_samples_on_another_scale_are_said_loudly(
     assert main([*command, *scaled, "--out", str(out)]) in (0, 1, 3)
     shown = capsys.readouterr().out
     for text in ("outside the granted value range 0 to 0.9", "on another scale than training"):
-        (note,) = (n for n in json.loads((out / "result.json").read_text())["notes"] if text in n)
-        assert f"note: {note}" in shown
+        warnings = json.loads((out / "result.json").read_text())["warnings"]
+        (warning,) = (line for line in warnings if text in line)
+        assert f"warning: {warning}" in " ".join(shown.split())
         assert text in (out / "report.html").read_text()
         assert text in (out / "model_card.md").read_text()
 
@@ -420,7 +422,7 @@ def test_stages_are_told_as_they_begin() -> None:
     assert told == ["inspect", "attack", "controls", "score", "permuted", "certify", "exposure"]
 
 
-def test_scoring_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stage_is_said_unless_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -428,11 +430,25 @@ def test_scoring_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.Mon
     for visible, stream in ((True, Terminal()), (False, Terminal()), (True, io.StringIO())):
         monkeypatch.setattr("sys.stderr", stream)
         with _progress(visible) as (watch, stage):
-            seen = watch is not None
-            for name in ("inspect", "attack", *AFTER) if seen else ():
+            assert (watch is not None) == visible
+            for name in ("inspect", "attack", *AFTER) if visible else ():
                 stage(name)
-        assert seen == (visible and stream.isatty())
-        assert {text in stream.getvalue() for text in AFTER.values()} == {seen}
+        assert {text in stream.getvalue() for text in AFTER.values()} == {visible}
+        assert stream.isatty() or "\x1b" not in stream.getvalue()
+
+
+def test_progress_counts_restarts_and_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the log of a pipeline a plain line now and then, no more than one in ten seconds."""
+    stream, clock = io.StringIO(), iter([0.0, 0.0, 5.0, *[72.0] * 5])
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    at = Progress(500, 2000, torch.ones(4), torch.ones(4, 1), ("layers.0",))
+    with _progress(True, "1m30s") as (watch, _):
+        watcher = watch("binary-kkt", 4, 12)
+        watcher(at)
+        watcher(at)
+    line = "attacking: 25%  binary-kkt  restart 5-8 of 12  step 500 of 2000  1m12s of 1m30s\n"
+    assert stream.getvalue() == line
 
 
 def test_an_audits_folder_is_not_scored_over(

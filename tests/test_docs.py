@@ -34,6 +34,7 @@ NOTHING_TO_RUN = {
     "ci.md": "a workflow of another system; its command lines are checked",
     "defenses.md": "audits of minutes; its command lines are checked",
     "index.md": "a table of contents",
+    "glossary.md": "words; tests/test_screen.py compares them with those of the report",
     "papers.md": "figures of a GPU; tests/test_papers_page.py compares them with the files",
     "polynomial.md": "command lines on files of the reader; tests/test_identify.py runs them",
     "reproduce.md": "command lines of minutes to hours; tests/test_papers.py runs the tiny ones",

@@ -37,6 +37,7 @@ seed = 0
 EXACT = {"arch", "exit_code", "input_shape", "n", "name", "outputs", "parameters", "pool"}
 EXACT |= {"restarts", "schema_version", "seed", "steps", "subsets"}
 MASKED = {"created", "environment", "version"}  # the clock, and what is installed
+MASKED |= {"commands"}  # they name the folder of the run
 MASKED |= {"blocked_by"}  # which of several walls a candidate meets first
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 HASH = re.compile(r"[0-9a-f]{12,}")

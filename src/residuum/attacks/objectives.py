@@ -266,7 +266,7 @@ class WeightDecay(Objective):
         """A classifier that nobody said was decayed."""
         if task == self.task or knowledge.weight_decay is not None:
             return ""
-        return "sound for networks trained with weight decay, and none was granted"
+        return "needs the weight decay of the training; grant it with --weight-decay"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
         """One per output."""

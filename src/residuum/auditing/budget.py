@@ -36,7 +36,8 @@ MOST_STRETCH = 2.0  # a restart is never more than twice as long as its preset s
 AROUND, FLOOR = 8.0, 14.0
 MAX_RESTARTS = 64
 MAX_CANDIDATES = 20_000  # of all restarts of one attack: bounds the memory of the scoring
-UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+UNITS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
+UNITS |= {"h": 3600.0, "hour": 3600.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +51,31 @@ class Batch(Record):
 
 
 def seconds_of(budget: str | float) -> float:
-    """``"90s"``, ``"10min"``, ``"1.5h"`` or a number of seconds."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(budget))
-    value = float(found[1]) * UNITS.get(found[2], math.nan) if found else math.nan
-    if not 0 < value < math.inf:
+    """``"90s"``, ``"1m30s"``, ``"1.5h"``, ``"5 minutes"`` or a number of seconds."""
+    text = "".join(str(budget).split())
+    parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
+    whole = "".join(number + unit for number, unit in parts) == text
+    # Only the last number may be without a unit, and only where it is the only one: seconds.
+    sizes = [
+        UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) if unit else math.nan
+        for _, unit in parts
+    ]
+    if len(parts) == 1 and not parts[0][1]:
+        sizes = [1.0]
+    value = sum(float(number) * size for (number, _), size in zip(parts, sizes, strict=True))
+    if not whole or sorted(sizes, reverse=True) != sizes or not 0 < value < math.inf:
         raise InputError(
-            f"A budget is a time such as 90s, 10min or 1h; got {str(budget)[:40]!r}.",
+            f"A budget is a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
             "Say --budget 1min.",
         )
     return value
+
+
+def duration(seconds: float) -> str:
+    """A time as a person writes it, and as :func:`seconds_of` reads it."""
+    whole = max(1, round(seconds))
+    parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
+    return "".join(f"{count}{unit}" for count, unit in parts if count)
 
 
 @dataclass
@@ -161,8 +178,8 @@ def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
     checks = CHECK_SHARE * seconds
     total = max(attacks + rest + checks + AROUND, seconds)
     said = (
-        f"budget {seconds:.0f} s: attacks {attacks:.0f} s, scoring and certificates {rest:.0f} s, "
-        f"controls, permuted target and twin at most {checks:.0f} s; about {total:.0f} s in all"
+        f"budget {duration(seconds)}: attacks {duration(attacks)}, scoring and certificates "
+        f"{duration(rest)}, controls and twin at most {duration(checks)}; about {duration(total)} in all"
     )
     if total > 1.3 * seconds:
         said += ", longer than the budget, which is too short for less"
@@ -172,6 +189,6 @@ def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
             whole = PARTS * each / ATTACK_SHARE * len(plans)
             said += (
                 f"; {plan.batch.attack} gets {plan.batch.steps} of its {plan.steps} steps and may "
-                f"explain nothing: --budget {whole / 60:.0f}min would allow all"
+                f"explain nothing: --budget {duration(60 * math.ceil(whole / 60))} would allow all"
             )
     return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
@@ -20,6 +20,11 @@ from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction,
 from residuum.records.certificate import Uniqueness
 from residuum.records.exposure import Exposure
 from residuum.records.scores import MetricScore
+
+if TYPE_CHECKING:
+    from residuum.auditing.screen import Screen
+
+SUITE = 1  # of all attacks: one more when an attack gets stronger or a new one comes
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +56,10 @@ class AuditResult(Record):
     tests together; selected: of the attacks' own choice alone; certificate: see ``certificate_of``,
     the reason where it is None; batches: what was run, enough to repeat it; controls, checks: what
     the verdict may rest on; membership: beside it, None without held-out samples and labels; exposure:
-    beside it likewise; applies: what was tried, what was not, and why; seconds: by stage; inputs:
-    settings and hashes of what was read.
+    beside it likewise; warnings: what in the input may mislead, notes: what else was met; applies:
+    what was tried, what was not, and why; suite, suite_attacks: version and names of the attacks it could
+    choose from; files: what was read and written as the user named it, for the next command;
+    seconds: by stage; inputs: settings and hashes of what was read.
     """
 
     subject: str
@@ -77,6 +84,7 @@ class AuditResult(Record):
     hashes: dict[str, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     limitations: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     findings: Findings | None = None
     shown: str = ""
@@ -85,11 +93,36 @@ class AuditResult(Record):
     membership: Membership | None = None
     exposure: Exposure | None = None
     applies: tuple[Applies, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    suite: int = 0
+    suite_attacks: tuple[str, ...] = ()
+
+    @property
+    def newer(self) -> tuple[str, ...]:
+        """What this version of residuum tries beyond what the audit could, one clause each."""
+        from residuum.attacks import every_attack
+
+        added = [name for name in every_attack() if name not in self.suite_attacks]
+        said = (
+            [f"attacks that it did not know: {', '.join(added)}"]
+            if self.suite_attacks and added
+            else []
+        )
+        if self.suite < SUITE:
+            said.append(f"version {SUITE} of the attack suite, this audit ran version {self.suite}")
+        return tuple(said)
 
     @property
     def fit(self) -> Fit | None:
         """How well the network as read does."""
         return self.checks.fit
+
+    @property
+    def screen(self) -> Screen:
+        """What a person reads first, and what to do next."""
+        from residuum.auditing.screen import screen
+
+        return screen(self)
 
     @property
     def exit_code(self) -> int:
@@ -164,15 +197,11 @@ class AuditResult(Record):
         super(AuditResult, self.replace(reconstructions=())).save(path)
 
     def summary(self) -> str:
-        """Verdict, reasons and scores as plain text."""
-        lines = [] if self.fit is None else [self.fit.line]
-        lines += [f"verdict: {self.verdict.outcome}", *(f"  {r}" for r in self.verdict.reasons)]
-        if self.scores is not None:
-            lines.append(self.scores.table())
-        return "\n".join(lines)
+        """The first screen as plain text."""
+        return self.screen.text()
 
     def show(self) -> None:
-        """Print the summary; the whole report is in ``save(folder)``, file report.html."""
+        """Print the first screen; the whole report is in ``save(folder)``, file report.html."""
         sys.stdout.write(self.summary() + "\n")
 
     def _repr_html_(self) -> str:

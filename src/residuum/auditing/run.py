@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from residuum import plugins
 from residuum.attacks import PRESETS, AttackConfig, every_attack
-from residuum.attacks.state import Watcher
 from residuum.auditing import applies
 from residuum.auditing.budget import (
     CHECK_SHARE,
@@ -41,8 +40,8 @@ from residuum.auditing.exposed import exposed
 from residuum.auditing.inputs import Data, as_dataset, check_fit, fit_of, scale_notes, task_of
 from residuum.auditing.judging import judge
 from residuum.auditing.membership import membership
-from residuum.auditing.result import AuditResult
-from residuum.auditing.stages import Attacked, AttackStage, certified
+from residuum.auditing.result import SUITE, AuditResult
+from residuum.auditing.stages import Attacked, AttackStage, Watch, certified
 from residuum.auditing.stored import Stored, audit_records, network_and_records
 from residuum.auditing.twin import audit_twin
 from residuum.auditing.verdict import (
@@ -92,7 +91,7 @@ def audit(
     stored: Stored | None = None,
     batches: Sequence[Batch] = (),
     store: AuditRun | None = None,
-    watch: Callable[[str], Watcher] | None = None,
+    watch: Watch | None = None,
     hashes: dict[str, str] | None = None,
     stage: Callable[[str], None] | None = None,
     say: Callable[[str], None] | None = None,
@@ -259,6 +258,8 @@ def audit(
         hashes=dict(hashes or {}),
         assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),
         limitations=limitations(verdict, judged.scores, knowledge),
+        suite=SUITE,
+        suite_attacks=tuple(every_attack()),
         controls=controls,
         checks=checks,
         membership=beside,
@@ -275,10 +276,12 @@ def audit(
                 uniqueness=certificates["uniqueness_reason"],
             ),
         ),
-        notes=(
+        warnings=(
             *([head.note] if head else ()),
             *(fit.notes if fit else ()),
             *contradictions,
+        ),
+        notes=(
             *controls.notes,
             *_notes(attacked, judged.scores),
             _spent(allowance.spent, seconds),

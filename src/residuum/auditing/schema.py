@@ -37,11 +37,26 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class Suite(_Model):
+    """The attacks that the audit could choose from; version: grows when one of them gets stronger."""
+
+    version: Count
+    attacks: list[str]
+
+
 class Tool(_Model):
     """What wrote the result."""
 
     name: Literal["residuum"]
     version: str
+    suite: Suite | None = None
+
+
+class Step(_Model):
+    """What to do next, and the commands for it."""
+
+    text: str
+    commands: list[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +147,7 @@ class PublishedChecks(_Model):
 class Result(_Model):
     """The whole of ``result.json``."""
 
-    schema_version: Literal["3.2"]
+    schema_version: Literal["3.1", "3.2"]
     tool: Tool
     created: str
     subject: str
@@ -166,7 +181,9 @@ class Result(_Model):
     request: dict[str, Any] | None
     assumptions: list[str]
     limitations: list[str]
+    warnings: list[str] = Field(default=[], description="what in the input may mislead")
     notes: list[str]
+    next_step: Step | None = Field(default=None, description="since 3.2")
     inputs: dict[str, str] = Field(description="sha256 of what was read")
     artifacts: dict[str, str] = Field(description="sha256 of every other file of the run")
 
@@ -189,6 +206,7 @@ def publish(
         "settings",
         "assumptions",
         "limitations",
+        "warnings",
         "notes",
     )
     measured = ("arch", "parameters", "input_shape", "outputs", "homogeneity_order", "balance")
@@ -196,7 +214,12 @@ def publish(
         {
             **{name: getattr(result, name) for name in same},
             "schema_version": SCHEMA_VERSION,
-            "tool": {"name": "residuum", "version": version("residuum")},
+            "tool": {
+                "name": "residuum",
+                "version": version("residuum"),
+                "suite": {"version": result.suite, "attacks": result.suite_attacks},
+            },
+            "next_step": vars(result.screen.next),
             "verdict": {
                 **vars(verdict),
                 "exit_code": verdict.exit_code,

@@ -28,6 +28,7 @@ from residuum.auditing.budget import (
     CERTIFICATE_SHARE,
     LEAST_BASELINE,
     LEAST_UNIQUENESS,
+    MAX_RESTARTS,
     UNIQUENESS_SHARE,
     Batch,
     Plan,
@@ -48,6 +49,7 @@ from residuum.theory.uniqueness import uniqueness
 if TYPE_CHECKING:
     from residuum.auditing.artifacts import AuditRun
 
+Watch = Callable[[str, int, int], Watcher]  # attack, its restarts done before, and in all
 CONVICTS_ONLY = "it leaves no residual, so what it does not find says nothing"
 MOST_SAMPLES = 1000  # of a KKT certificate: its multipliers are a problem in as many unknowns
 MOST_BYTES = 2 << 30  # of its gradients
@@ -72,9 +74,9 @@ class AttackStage:
     """Everything the attacks need.
 
     store: keeps finished batches, so that an interrupted audit goes on; batches: exactly these
-    instead of what the budget allows; say: told what it will all take; exact: whether the steps of
-    ``config`` were asked for; samples: of the training set, for the forecast;
-    only: these attacks.
+    instead of what the budget allows; watch: makes the watcher of a batch; say: told what it will all
+    take; exact: whether the steps of ``config`` were asked for; samples: of the training set, for the
+    forecast; only: these attacks.
     """
 
     checkpoint: Checkpoint
@@ -82,7 +84,7 @@ class AttackStage:
     config: AttackConfig
     seconds: float
     store: AuditRun | None = None
-    watch: Callable[[str], Watcher] | None = None
+    watch: Watch | None = None
     batches: tuple[Batch, ...] = ()
     baselines: bool = True
     say: Callable[[str], None] | None = None
@@ -200,7 +202,9 @@ class AttackStage:
         parts: list[Reconstruction] = []
         batches: list[Batch] = []
         for batch in self._schedule(name, plan, share, parts):
-            parts.append(self._batch(one, surface, batch))
+            done = sum(before.restarts for before in batches)
+            every = self._restarts(name, plan, share, done, parts)
+            parts.append(self._batch(one, surface, batch, done, max(every, done + batch.restarts)))
             batches.append(batch)
         if not parts:
             raise NotAsked
@@ -229,7 +233,19 @@ class AttackStage:
             candidates = len(parts[-1].x) // max(1, parts[-1].restarts)
             batch = next_batch(done, candidates, share)
 
-    def _batch(self, one: Attack, surface: Surface, batch: Batch) -> Reconstruction:
+    def _restarts(
+        self, name: str, plan: Plan | None, share: float, done: int, parts: list[Reconstruction]
+    ) -> int:
+        """How many restarts an attack will have in all, by what one took or should take."""
+        if plan is None:
+            return sum(batch.restarts for batch in self.batches if batch.attack == name)
+        took = sum(part.seconds for part in parts) if done else plan.seconds
+        each = took / (done or plan.batch.restarts)
+        return min(MAX_RESTARTS, int(share / each)) if each > 0 else MAX_RESTARTS
+
+    def _batch(
+        self, one: Attack, surface: Surface, batch: Batch, done: int, every: int
+    ) -> Reconstruction:
         """One batch: read back where it is finished, otherwise run, or gone on with."""
         if self.store and (found := self.store.load(batch)) is not None:
             return found
@@ -241,7 +257,7 @@ class AttackStage:
             seed=batch.seed,
         )
         config = resolve(self.checkpoint, self.knowledge, config)
-        watch = self.watch(batch.attack) if self.watch else None
+        watch = self.watch(batch.attack, done, every) if self.watch else None
         state = self.store.state(batch) if self.store else None
         found = one.run(surface, self.knowledge, config, state_path=state, watch=watch)
         if self.store:

@@ -35,18 +35,19 @@ HEADLINES = {
 }
 NEAR_COPY, RESEMBLES, CLASS_LIKE = "near-copy", "resembles", "class-like"
 GRADES = {  # of a leak, the worst first
-    NEAR_COPY: "nearer to the sample, by a quarter, than any held-out sample and than the mean of its "
-    "class",
-    RESEMBLES: "nearer to the sample, by a quarter, than the held-out mean of its class",
-    CLASS_LIKE: "hardly nearer to the sample than the held-out mean of its class: public samples give "
-    "as good a picture",
+    NEAR_COPY: "what came back is nearer to the training sample, by a quarter, than any held-out sample "
+    "and than the mean of its class",
+    RESEMBLES: "what came back is nearer to the training sample, by a quarter, than the held-out mean of "
+    "its class",
+    CLASS_LIKE: "what came back is hardly nearer to the training sample than the held-out mean of its "
+    "class: public samples give as good a picture",
 }
 VOUCHED = "the auditor vouches that network and records were read rightly (--vouch)"
 HURRIED = "no time was left for it"
 EXPLAINED = 0.5  # of the residual that the same attack leaves on the permuted target
 BASELINE_MEANING = {
-    "first-layer-weights": "rows of the first layer resemble training samples",
-    "model-inversion": "inputs of extreme output resemble training samples",
+    "first-layer-weights": "rows of the first layer look like training samples",
+    "model-inversion": "inputs that the network is surest of look like training samples",
 }
 
 STATE_THERE = (
@@ -220,8 +221,18 @@ class Twin(Record):
         return not self.reason and self.recovered > 0 and self.p_value <= SIGNIFICANCE
 
     @property
+    def short(self) -> str:
+        """What it says about the audit, in one line."""
+        if self.reason:
+            return f"no twin was trained: {self.reason}"
+        return (
+            f"from a twin, a network known to hold its data, this audit brings back {self.recovered} of "
+            f"{self.n} samples; chance gives {self.expected_by_chance:.2g}"
+        )
+
+    @property
     def sentence(self) -> str:
-        """What it says about the audit."""
+        """What it says about the audit, and how the twin was made and attacked."""
         if self.reason:
             return f"no twin: {self.reason}"
         without = f" (not by {'; '.join(self.left_out)})" if self.left_out else ""
@@ -320,30 +331,43 @@ class Verdict(Record):
             return f"{said} Of {self.n} training samples {self.recovered} stand in it{control}."
         if self.recovered is None or self.n is None:
             return (
-                "Nothing was compared with a held-out control, so these reconstructions are "
-                "evidence for neither a leak nor its absence."
+                "Nothing was compared with samples the network never saw, so what came back shows "
+                "neither a leak nor that there is none."
             )
-        expected, p = self.expected_by_chance, self.p_value
-        chance = f"where chance alone explains {'–' if expected is None else f'{expected:.3g}'}"
-        if p is not None:
-            chance += "; p < 0.001" if p < 0.001 else f"; p = {p:.3f}"
-            chance += f" over {self.tests} tests" if self.tests > 1 else ""
+        chance = "–" if self.expected_by_chance is None else f"{self.expected_by_chance:.2g}"
         if self.outcome == LEAK:
-            excess = ""
-            if self.interval is not None:
-                excess = (
-                    f"95% interval of the excess {self.interval[0]:.1f} to {self.interval[1]:.1f}"
-                )
-            beside = "; ".join(filter(None, (self.rule, excess)))
-            count = f"{self.recovered} of {self.n} training samples{beside and f' ({beside})'}"
-            did = "matched" if self.grade == CLASS_LIKE else "brought back"
+            did = "were matched closely" if self.grade == CLASS_LIKE else "came back"
             graded = f" Grade {self.grade}: {GRADES[self.grade]}." if self.grade else ""
-            return f"The attacks {did} {count}, {chance}.{graded}"
-        rule = f" ({self.rule})" if self.rule else ""
-        said = f"No test matched more of {self.n} training samples than chance{rule}, {chance}"
+            return (
+                f"{self.recovered} of {self.n} training samples {did}; chance alone gives {chance}."
+                f"{graded}"
+            )
+        attacks = "The attack" if self.tests == 1 else f"None of {self.tests} attacks"
+        did = "did not bring" if self.tests == 1 else "brought"
+        said = (
+            f"{attacks} {did} back more of the {self.n} training samples than chance does, which "
+            f"gives {chance}."
+        )
         if self.outcome == NO_LEAK_FOUND:
-            return f"{said}; attacks that were not run may still succeed."
-        return f"{said}; under these conditions that supports neither a leak nor its absence."
+            return f"{said} Attacks that were not run may still succeed."
+        return f"{said} That shows neither a leak nor that there is none."
+
+    @property
+    def sure(self) -> str:
+        """Threshold, p and interval of the count; empty where nothing was counted."""
+        if self.recovered is None or self.p_value is None or self.stored:
+            return ""
+        tests = f" over {self.tests} attacks" if self.tests > 1 else ""
+        p = "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.3f}"
+        said = f"{p}{tests}; a leak needs {SIGNIFICANCE:g} or less"
+        if self.outcome == LEAK and self.interval is not None:
+            low, high = self.interval
+            said += f". Beyond chance came {low:.1f} to {high:.1f} samples (95% interval)"
+        if not self.rule:
+            return said
+        least = " or ".join(rule.partition(" > ")[2] or rule for rule in self.rule.split(", "))
+        by = ", by attack" if " or " in least else ""
+        return f"{said}. A match counts with {self.metric.upper()} above {least}{by}"
 
 
 def decide(
@@ -382,10 +406,6 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
         return _verdict(INCONCLUSIVE, (*checks.failures, *beside), found)
     if not open_question(found, checks):
         return _verdict(LEAK, (*_survivors(attacks, found), *beside), found)
-    missing = (
-        f"none of {found.tests} test{'' if found.tests == 1 else 's'} survives: the smallest p over all "
-        f"of them is {found.p_value:.2g}, the level {SIGNIFICANCE:g}"
-    )
     explained = acquitting(attacks)
     reasons: list[str] = []
     if not explained:
@@ -399,12 +419,10 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
         twin = Twin(reason="none was made") if checks.twin is None else checks.twin
         reasons.append(f"nothing shows that this audit would have seen a leak: {twin.sentence}")
     if reasons:
-        return _verdict(
-            INCONCLUSIVE, (missing, *reasons, *_remedy(explained, checks), *beside), found
-        )
+        return _verdict(INCONCLUSIVE, (*reasons, *beside), found)
     assert checks.twin is not None
     vouched = tuple(f"vouched for by the auditor, though {why}" for why in checks.strangers)
-    said = (missing, *map(_explanation, explained), checks.twin.sentence, *vouched, *beside)
+    said = (*map(_explanation, explained), checks.twin.sentence, *vouched, *beside)
     return _verdict(NO_LEAK_FOUND, said, found)
 
 
@@ -443,22 +461,6 @@ def _verdict(outcome: str, reasons: tuple[str, ...], found: Findings) -> Verdict
         grade=found.grade if outcome == LEAK else "",
         tests=found.tests,
     )
-
-
-def _remedy(explained: list[AttackOutcome], checks: Checks) -> tuple[str, ...]:
-    """The one thing to try."""
-    if not explained or checks.hurried:
-        return (
-            "try: a longer --budget, or --preset with more steps, so that an attack explains more",
-        )
-    if not checks.vouched and checks.strangers:
-        return (
-            "try: check architecture, preprocessing, labels and records; where they are right and the "
-            "network generalises or was trained privately, say --vouch",
-        )
-    if checks.twin is not None and checks.twin.reason:
-        return ("try: give more held-out samples, or leave out --no-twin",)
-    return ("try: say how the network was trained (--recipe), or a longer --budget",)
 
 
 def _survivors(attacks: tuple[AttackOutcome, ...], found: Findings) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ residuum audit --config a/config.toml --out again
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,12 +27,21 @@ import typer
 from residuum import plugins
 from residuum.cli import options
 from residuum.cli.options import Granted, Tuned, option
-from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
+from residuum.cli.output import (
+    columns,
+    number,
+    print_line,
+    print_notes,
+    print_table,
+    print_wrapped,
+    progress,
+)
 from residuum.errors import InputError
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
-    from residuum.auditing import Verdict
+    from residuum.attacks.state import Progress
+    from residuum.auditing import AuditResult
     from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun
     from residuum.records import Checkpoint, Dataset, Knowledge
@@ -51,6 +62,7 @@ HOW = (
     "surface",
 )
 SAMPLES = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
+ALREADY_SAID = ("network",)  # before the attacks began
 AFTER = {
     "controls": "trying what holds nothing of the network",
     "score": "scoring against the held-out control",
@@ -72,7 +84,7 @@ class Compared:
         "Samples the network never saw, likewise; at least 100.", metavar="DATA"
     )
     budget: str | None = option(
-        "Wall clock, such as 90s, 10min or 1h (default: 1min).", metavar="TIME"
+        "Time it may take, as 90s, 1m30s or 1h (default: 1min).", metavar="TIME"
     )
 
 
@@ -152,6 +164,10 @@ def command(
         "--dry-run",
     ),
     blur: bool = option("Images of the report are blurred until asked for.", False, "--blur"),
+    explain: bool = option(
+        "Print every figure too, with what it means, and the words used.", False, "--explain"
+    ),
+    open_report: bool = option("Open the report in a browser.", False, "--open"),
     no_plugins: bool = options.NO_PLUGINS,  # seen by ``main`` before anything is read
     voice: options.Voice,
 ) -> None:
@@ -175,65 +191,89 @@ def command(
     if out is None:
         raise InputError("An audit needs a folder to write.", "Say --out runs/a.")
     options.check_device(settings.device or "cpu")
-    with _progress(voice.spoken) as (watch, stage):
-        say = print_line if voice.spoken else None
-        summary, verdict = audit_into(
+    with _progress(voice.spoken, settings.budget) as (watch, stage):
+        say = print_wrapped if voice.spoken else None
+        summary, result = audit_into(
             out, settings, watch=watch, stage=stage, say=say, blur=blur, trusted=trust_code
         )
-    voice.answer(summary, lambda: show(summary, out))
-    raise typer.Exit(0 if exit_zero else exit_code(verdict, conditions))
+    voice.answer(summary, lambda: show(result, out, explain))
+    if open_report:
+        import webbrowser
+
+        webbrowser.open((out / "report.html").resolve().as_uri())
+    raise typer.Exit(0 if exit_zero else exit_code(result.verdict, conditions))
 
 
-def show(summary: dict[str, Any], out: Path) -> None:
-    """The audit as a person reads it; the last line says where the report is."""
-    verdict = summary["verdict"]
+def show(result: AuditResult, out: Path, explain: bool = False) -> None:
+    """The first screen; the last line says where the rest is."""
+    print_line(result.screen.text(columns(), ALREADY_SAID))
+    print_notes(result.warnings, "warning")
+    if explain:
+        _explain(result)
+    else:
+        print_line("--explain prints every figure and the words used here.")
+    print_line(f"report: {out / 'report.html'}")
+
+
+def _explain(result: AuditResult) -> None:
+    """Every figure of the audit, each with what it means, then the words."""
+    from residuum.report.glossary import GLOSSARY, used
+
+    print_line("")
+    for reason in result.verdict.reasons:
+        print_wrapped(reason, "because ")
+    show_applies([vars(row) for row in result.applies])
     rows = [
         (
-            row["name"],
-            str(row["restarts"]),
-            number(row["residual"], 2),
+            row.name,
+            str(row.restarts),
+            number(row.residual, 2),
             "-"
-            if row["recovered"] is None
-            else f"{row['recovered']}, {row['rule']} ({number(row['expected_by_chance'], 2)})",
-            number(row["p_value"] if row["adjusted"] is None else row["adjusted"], 2),
+            if row.recovered is None
+            else f"{row.recovered} ({number(row.expected_by_chance, 2)})",
+            row.rule or "-",
+            number(row.p_value if row.adjusted is None else row.adjusted, 2),
         )
-        for row in summary["attacks"]
-        if row["ran"]
+        for row in result.attacks
+        if row.ran
     ]
-    show_applies(summary["applies"])
-    columns = ("attack", "restarts", "residual", "recovered, rule\n(chance)", "p")
-    print_table(f"{summary['network']['arch']}: attacks", columns, rows)
-    certificate = summary["certificate"]
-    if certificate is not None:
-        print_line(
-            f"KKT residual of the {summary['certificate_of']}: plain "
-            f"{number(certificate['residual_plain'])}, Clarke {number(certificate['residual_clarke'])}"
+    heads = ("attack", "restarts", "residual", "recovered\n(chance)", "counts with", "p")
+    print_table("attacks: what each brought back by itself", heads, rows)
+    if result.controls.rows:
+        checked = [
+            (
+                row.name,
+                str(row.candidates),
+                f"{row.recovered} ({number(row.expected_by_chance, 2)})",
+                number(row.p_value, 2),
+            )
+            for row in result.controls.rows
+        ]
+        print_table(
+            "controls: candidates that hold nothing of the network",
+            ("control", "candidates", "recovered\n(chance)", "p"),
+            checked,
         )
-    checked = [
-        (
-            row["name"],
-            str(row["candidates"]),
-            f"{row['recovered']} ({number(row['expected_by_chance'], 2)})",
-            number(row["p_value"], 2),
+    if result.checks.twin is not None:
+        print_wrapped(result.checks.twin.sentence, "twin: ", "  ")
+    if (found := result.certificate) is not None:
+        print_wrapped(
+            f"certificate of the {result.certificate_of}: they leave {found.residual_plain:.4g} of the "
+            f"weights unexplained, {found.residual_clarke:.4g} where a neuron that switches exactly at a "
+            "sample may count as half on",
+            rest="  ",
         )
-        for row in summary["controls"]["rows"]
-    ]
-    if checked:
-        heads = ("control", "candidates", "recovered\n(chance)", "p")
-        print_table("candidates that hold nothing of the network", heads, checked)
-    if (beside := summary["membership"]) is not None:
-        _show_membership(beside)
-    if summary["exposure"] is not None:
-        print_line("exposure, beside the verdict and no part of it:")
-        for line in summary["exposure"]["lines"]:
-            print_line(f"  {line}")
-    granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in summary["knowledge"])
-    print_line(f"granted to the attacker: {granted or 'nothing but the weights'}")
-    print_notes(summary["notes"])
-    print_line(f"verdict: {verdict['outcome']}. {verdict['sentence']}")
-    for reason in verdict["reasons"]:
-        print_line(f"  {reason}")
-    print_line(f"report: {out / 'report.html'}")
+    for title, lines in (
+        ("membership", result.membership.lines if result.membership else ()),
+        ("exposure", result.exposure.lines if result.exposure else ()),
+    ):
+        for line in lines:
+            print_wrapped(line, f"{title}: ", "  ")
+    print_notes(result.notes)
+    said = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
+    print_line("words:")
+    for word in used(said):
+        print_wrapped(GLOSSARY[word], f"  {word}: ", "    ")
 
 
 def show_applies(rows: list[dict[str, Any]]) -> None:
@@ -242,25 +282,16 @@ def show_applies(rows: list[dict[str, Any]]) -> None:
     print_table("what applies, what was tried, and why", ("what", "status", "why"), cells)
 
 
-def _show_membership(beside: dict[str, Any]) -> None:
-    from residuum.auditing.membership import Separation
-
-    print_line("membership, beside the verdict and no part of it:")
-    for part in (beside["loss"], beside["margin"]):
-        if part is not None:
-            print_line(f"  {Separation(**part).line}")
-
-
 def audit_into(
     out: Path,
     settings: AuditSettings,
     *,
-    watch: Callable[[str], Any] | None,
+    watch: Callable[[str, int, int], Any] | None,
     blur: bool,
     trusted: bool = False,
     stage: Callable[[str], None] | None = None,
     say: Callable[[str], None] | None = None,
-) -> tuple[dict[str, Any], Verdict]:
+) -> tuple[dict[str, Any], AuditResult]:
     """Run, resume or show again the audit of ``settings``, files and all, in the folder ``out``."""
     from residuum.auditing import AuditResult, audit
     from residuum.auditing.artifacts import AuditRun, read_result, write_artifacts
@@ -308,10 +339,10 @@ def audit_into(
         folder.claim(request)
         if folder.complete:
             folder.finish()
-            summary = read_result(out)
-            if say is not None and summary["fit"] is not None:
-                say(summary["fit"]["line"])
-            return summary, AuditResult.load(out).verdict
+            found = AuditResult.load(out)
+            if say is not None and found.fit is not None:
+                say(found.fit.line)
+            return read_result(out), found
         result = audit(
             released,
             data=data.get("data"),
@@ -326,6 +357,9 @@ def audit_into(
             stage=stage,
             say=say,
         ).replace(subject=path.name)
+        named = {"checkpoint": settings.checkpoint, "out": str(out)}
+        named |= {name: str(file) for name, file in files.items()}
+        result = result.replace(files=named)
         if settings.model is not None:
             result = result.replace(settings={**result.settings, "model": settings.model})
         inputs = {"checkpoint": path, **files}
@@ -335,7 +369,7 @@ def audit_into(
         summary = write_artifacts(
             folder, result, request=request, sources=sources, file=str(locate(path)), blur=blur
         )
-    return summary, result.verdict
+    return summary, result
 
 
 def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
@@ -473,18 +507,34 @@ def _request(
 
 
 @contextmanager
-def _progress(visible: bool) -> Iterator[tuple[Any, Any]]:
-    """A watcher per attack, one bar at a time, and what to tell of the stages after the attacks."""
+def _progress(visible: bool, budget: str | float | None = None) -> Iterator[tuple[Any, Any]]:
+    """A watcher for every batch of an attack, and what to tell of the stages after the attacks."""
+    from residuum.auditing.budget import duration, seconds_of
+
+    begun, allowed = time.monotonic(), duration(seconds_of("1min" if budget is None else budget))
+
+    def state(attack: str, done: int, every: int, at: Progress) -> tuple[int, int, str]:
+        at_once = len(at.loss)
+        which = f"{done + 1}" if at_once == 1 else f"{done + 1}-{done + at_once}"
+        spent = duration(time.monotonic() - begun)
+        said = f"{attack}  restart {which} of {every}  step {at.step} of {at.steps}"
+        return at.step, at.steps, f"{said}  {spent} of {allowed}"
+
     with ExitStack() as shown:
-        watch = shown.enter_context(attack_progress(visible))
+        watch = shown.enter_context(progress("attacking", state, visible))
         if watch is None:
             yield None, None
             return
         from rich.console import Console
 
         def stage(name: str) -> None:
-            if name in AFTER:
-                shown.close()  # the attacks' bar, or the stage before
-                shown.enter_context(Console(stderr=True).status(AFTER[name]))
+            if name not in AFTER:
+                return
+            shown.close()  # the attacks' bar, or the stage before
+            console = Console(stderr=True)
+            if console.is_terminal:
+                shown.enter_context(console.status(AFTER[name]))
+            else:
+                sys.stderr.write(f"{AFTER[name]}, {duration(time.monotonic() - begun)}\n")
 
-        yield lambda _name: watch, stage
+        yield lambda *batch: partial(watch, *batch), stage

@@ -106,7 +106,7 @@ def show(found: Certificate, title: str) -> None:
         (
             "KKT residual, Clarke",
             number(found.residual_clarke),
-            f"gates free at {found.kinks_freed} of {found.kinks} kinks",
+            f"neurons that switch at a sample count in part: {found.kinks_freed} of {found.kinks}",
         ),
         *(
             (f"  {part.name}", number(part.residual), "plain, over its own norm")

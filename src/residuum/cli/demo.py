@@ -51,7 +51,7 @@ def command(
         checkpoint = _networks(out, split, voice.spoken)
         for audit, network in NETWORKS.items():
             with attack_progress(voice.spoken) as watch:
-                watcher = None if watch is None else lambda _name, watch=watch: watch
+                watcher = None if watch is None else lambda *_batch, watch=watch: watch
                 audit_into(out / audit, _settings(out, network), watch=watcher, blur=False)
         photos = _photos(out, voice.spoken)
     results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}

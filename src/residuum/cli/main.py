@@ -51,8 +51,8 @@ def _root(
 
 
 NAMES = (
-    "demo scan strip train inspect attack score exposure certify alternatives identify defend audit "
-    "sweep report schema doctor"
+    "audit scan strip attack score exposure certify alternatives identify defend sweep report train "
+    "inspect demo schema doctor"
 )
 COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split()}
 # Installed plug-ins take part in these, from the reading of the architecture on.

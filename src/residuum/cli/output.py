@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from residuum.training import Progress as TrainingProgress
 
 State = tuple[int, int, str]  # steps done, steps in all, and a line on where it stands
+LOG_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 def print_json(value: Any) -> None:
@@ -28,23 +32,71 @@ def print_line(text: str) -> None:
 
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """A table; cells are plain text, whatever a file put into them."""
+    """A table; cells are plain text, whatever a file put into them.
+
+    Words are never broken: where the terminal is too narrow for that, every row is a short list.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    console, heads, cells = Console(), [*columns], [[*row] for row in rows]
+    widths = _widths(heads, cells, console.width - 3 * len(heads) - 1)
+    if widths is None:
+        print_line(title)
+        for row in cells:
+            print_line(f"- {row[0]}")
+            for head, cell in zip(heads[1:], row[1:], strict=True):
+                name = " ".join(head.split())
+                print_wrapped(cell, f"    {name}: " if name else "    ")
+        return
     table = Table(title=escape(title), title_justify="left", title_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    Console().print(table)
+    for column, width in zip(heads, widths, strict=True):
+        table.add_column(escape(column), overflow="fold", min_width=width, max_width=width)
+    for row in cells:
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def _widths(heads: list[str], rows: list[list[str]], room: int) -> list[int] | None:
+    """Of columns: what they would like, or less where ``room`` is short; None where words would break."""
+    columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
+    liked = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
+    least = [
+        max((len(word) for cell in cells for word in cell.split()), default=1) for cells in columns
+    ]
+    if sum(least) > room:
+        return None
+    widths = liked
+    while sum(widths) > room:  # the widest gives way
+        widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i]) * widths[i])
+        widths[widest] -= 1
+    return widths
+
+
+def print_wrapped(text: str, first: str = "", rest: str | None = None) -> None:
+    """A paragraph as wide as the terminal, broken between words only."""
+    rest = " " * len(first) if rest is None else rest
+    for line in textwrap.wrap(
+        text,
+        columns(),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]:
+        print_line(line)
+
+
+def columns() -> int:
+    """Of the terminal, 80 where there is none; no more than are read with ease."""
+    return min(shutil.get_terminal_size().columns, 110)
 
 
 def print_notes(notes: Iterable[str], kind: str = "note") -> None:
     """What else is to be said, one line each."""
     for note in notes:
-        print_line(f"{kind}: {note}")
+        print_wrapped(f"{kind}: {note}", rest="  ")
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -54,16 +106,33 @@ def number(value: float | None, digits: int = 4) -> str:
 
 @contextmanager
 def progress(title: str, state: Callable[..., State], visible: bool) -> Iterator[Any]:
-    """A watcher: one bar on standard error with the ``state`` of what it is told; None for nobody."""
-    if not visible or not sys.stderr.isatty():
+    """A watcher of the ``state`` of what it is told; None for nobody.
+
+    On a terminal one bar on standard error; elsewhere, as in the log of a pipeline, a plain line there
+    every ``LOG_EVERY`` seconds.
+    """
+    if not visible:
         yield None
+        return
+    if not sys.stderr.isatty():
+        said = [time.monotonic()]
+
+        def log(*told: Any) -> None:
+            if time.monotonic() - said[0] >= LOG_EVERY:
+                said[0] = time.monotonic()
+                step, steps, line = state(*told)
+                share = f"{step / steps:.0%}  " if steps else ""
+                sys.stderr.write(f"{title}: {share}{line}\n")
+                sys.stderr.flush()
+
+        yield log
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     told = TextColumn("{task.fields[state]}", markup=False)
-    columns = (TextColumn(title), BarColumn(bar_width=10), told, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    bar = (TextColumn(title), BarColumn(bar_width=10), told, TimeRemainingColumn())
+    with Progress(*bar, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None, state="")
 
         def watch(*told: Any) -> None:

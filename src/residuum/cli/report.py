@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from residuum.cli.options import Voice, option
-from residuum.cli.output import print_line
+from residuum.cli.output import print_line, print_wrapped
 
 
 def command(
@@ -26,6 +26,7 @@ def command(
     out: Path | None = option(
         "File to write (default: report-again.html or report-redacted.html in RUN)."
     ),
+    open_report: bool = option("Open it in a browser.", False, "--open"),
     voice: Voice,
 ) -> None:
     """Write the HTML report of a finished audit again, redacted or blurred where asked."""
@@ -43,5 +44,23 @@ def command(
         ) from problem
     target = out if out is not None else run / f"report-{'redacted' if redact else 'again'}.html"
     write_atomic(target, text)
-    summary = {"report": str(target), "verdict": result.verdict.outcome, "redacted": redact}
-    voice.answer(summary, lambda: print_line(f"report: {target}"))
+    summary = {
+        "report": str(target),
+        "verdict": result.verdict.outcome,
+        "redacted": redact,
+        "newer": list(result.newer),
+    }
+    voice.answer(summary, lambda: _show(target, result.newer))
+    if open_report:
+        import webbrowser
+
+        webbrowser.open(target.resolve().as_uri())
+
+
+def _show(target: Path, newer: tuple[str, ...]) -> None:
+    """Where it is; and that a new audit would try more, where it would."""
+    for line in newer:
+        print_wrapped(
+            f"note: this version of residuum has {line}. Audit again to run them.", rest="  "
+        )
+    print_line(f"report: {target}")

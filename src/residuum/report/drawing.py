@@ -394,7 +394,7 @@ def grey_or_colour(values: Array) -> Content:
 
 
 def difference(found: Array, sample: Array) -> Content:
-    """Signed: orange above, blue below the sample, full colour at the sample's own range."""
+    """Signed: orange where above the sample, blue where below, full colour at the sample's own range."""
     if found.shape != sample.shape:
         return "", ("–",)
     if not is_image(found.shape):

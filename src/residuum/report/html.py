@@ -29,6 +29,7 @@ from residuum.evaluation.scoring import joined, whole_pool
 from residuum.records.data import with_mean
 from residuum.report import drawing
 from residuum.report.drawing import Array
+from residuum.report.glossary import GLOSSARY, anchor, pattern
 from residuum.similarity import cosine
 from residuum.theory.kkt import EXACT, NEAR
 
@@ -44,9 +45,10 @@ MAX_LENGTH = 600
 # Cc: controls; Cf: direction marks, zero-width; Cs: halves of a pair, no UTF-8; Co, Cn: without a meaning.
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # in Markdown
+BEST = 3  # matches on the first screen
 MAX_CARDS = 120
 MAX_CANDIDATES = 60  # cards without data
-MAX_BYTES = 6_000_000  # of pictures in one file: it is mailed, and opened on phones
+MAX_BYTES = 2_000_000  # of pictures in one file: it is mailed, and opened on phones
 BEYOND = 1e300
 STATUS = {  # of a KKT certificate, in words
     "kkt": f"Clarke residual at most {EXACT:g}: a KKT point up to rounding",
@@ -82,9 +84,13 @@ def page(
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
     """The whole report. blur: images are shown when asked for; redact: the file holds no image."""
     control = result.control
-    cards = cards_of(items_of(result), result.shape, redact=redact)
+    items = items_of(result)
+    best = [] if redact else cards_of(items[:BEST], result.shape)
+    if control is not None:  # what chance explains is no finding
+        items = tuple(item for item in items if item.recovered)
+    cards = cards_of(items, result.shape, redact=redact)
     chosen = sum(len(part.selection) for part in result.reconstructions if part.selection)
-    total = chosen if result.scores is None else result.scores.n
+    total = chosen if result.scores is None else len(items) if control else result.scores.n
     shown = [card.item for card in cards]
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
     table = drawing.threshold_table(*evidence) if evidence else None
@@ -102,6 +108,10 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         script="report.js",
         page=result,
         verdict=result.verdict,
+        screen=result.screen,
+        best=best,
+        link=Linked(),
+        glossary=[(word, anchor(word), text) for word, text in GLOSSARY.items()],
         cards=cards,
         subject=result.subject,
         created=_clock(result),
@@ -258,6 +268,28 @@ def isolated(value: object) -> Markup:
     if len(text) > MAX_LENGTH:
         text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
     return Markup("<bdi>") + escape(visible(text)) + Markup("</bdi>")
+
+
+class Linked:
+    """Text whose words of the glossary lead there, each where it stands first on the page."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def __call__(self, text: str) -> Markup:
+        """Escaped and isolated like every text of a page."""
+        parts, end, known = [], 0, {word.lower(): word for word in GLOSSARY}
+        text = visible(text[:MAX_LENGTH])
+        for match in pattern().finditer(text):
+            word = known[match[1].lower()]
+            if word not in self.seen:
+                self.seen.add(word)
+                parts += [escape(text[end : match.start()])]
+                parts += [
+                    Markup('<a class="term" href="#{}">{}</a>').format(anchor(word), match[0])
+                ]
+                end = match.end()
+        return Markup("<bdi>{}</bdi>").format(Markup("").join([*parts, escape(text[end:])]))
 
 
 def markdown(value: object) -> str:

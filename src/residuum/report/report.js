@@ -89,6 +89,26 @@
     if (cards.length) filter();
   };
 
+  // A link to a folded section or word opens it; printing opens all.
+  const unfold = (hash) => {
+    const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
+    const folded = target && (target.closest("details") || target.querySelector("details"));
+    if (folded) folded.open = true;
+    if (folded) target.scrollIntoView();
+  };
+  window.addEventListener("hashchange", () => unfold(location.hash));
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (link) unfold(link.getAttribute("href"));
+    const copy = event.target.closest(".copy");
+    if (copy) {
+      const code = copy.parentElement.querySelector("code");
+      getSelection().selectAllChildren(code);
+      navigator.clipboard?.writeText(code.textContent).then(() => { copy.textContent = "Copied"; }, () => {});
+    }
+  });
+  unfold(location.hash);
+
   if (slider) {
     slider.value = table.start; // a browser may restore what was moved before a reload
     slider.addEventListener("input", threshold);
