@@ -22,7 +22,7 @@ from torch import Tensor
 
 from residuum.auditing import applies
 from residuum.auditing.dryrun import NO_DATA, DryRun
-from residuum.auditing.result import AuditResult
+from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
     LEAK,
@@ -244,6 +244,7 @@ def audit_records(
         hashes=hashes,
         limitations=limitations(verdict, None, knowledge)[:1],
         applies=applies.attacks((row,)),
+        suite=SUITE,
         notes=(*stored.notes, stored.kept[0].finding.remedy),
     )
 
