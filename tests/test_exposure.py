@@ -21,6 +21,7 @@ import residuum as rs
 from papers.points import relu_point
 from residuum.auditing.exposed import exposed
 from residuum.checkpoints import checkpoint_from_module
+from residuum.cli.exposure import show
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError
 from residuum.networks import MLP, ConvNet
@@ -427,6 +428,8 @@ def digits() -> tuple[Checkpoint, rs.Split, dict[str, Tensor]]:
 
 def test_exposure_of_digits_fits_its_schema_and_its_table(
     digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint, split, _ = digits
     found = rs.exposure(checkpoint, split.train, split.holdout, top=4)
@@ -444,6 +447,12 @@ def test_exposure_of_digits_fits_its_schema_and_its_table(
     assert sum(group.expected for group in found.by_group) == pytest.approx(found.expected)
     for group in found.by_group:
         assert group.interval[0] <= group.probability <= group.interval[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    many = found.replace(kinks=found.kinks + 1000, found_ncc=found.reach)
+    show(many, None)
+    text = capsys.readouterr().out
+    assert all(f" {count} " in text for count in many.kinks.sum(1)[many.order[:4]].tolist())
+    assert all(head in text for head in ("record", "informed", "margin"))  # none is broken in two
 
 
 def test_records_in_another_order_have_the_same_exposure(

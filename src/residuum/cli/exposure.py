@@ -135,7 +135,10 @@ def show(found: Exposure, out: Path | None) -> None:
         (
             str(row["index"]),
             row["group"] or "-",
-            *(number(row[name], 2) for name in figures.values()),
+            *(
+                number(v, 2)
+                for v in map(row.get, figures.values())
+            ),
         )
         for row in found.rows(len(found.top))
     ]
@@ -148,7 +151,7 @@ def show(found: Exposure, out: Path | None) -> None:
             number(one.expected, 3),
             number(one.probability, 2),
             f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
-            number(one.called),
+            "-" if one.called is None else str(one.called),
         )
         for one in found.by_group[:GROUPS]
     ]
