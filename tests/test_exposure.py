@@ -28,7 +28,7 @@ from residuum.networks import MLP, ConvNet
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.exposure import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
-from residuum.risk import canaries, gradients, kinks, ranking, run
+from residuum.risk import canaries, gradients, kinks, ranking
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.run import Case, covectors, expose, informed_estimate, located
 from residuum.risk.span import RIDGE, SOFT, Span
@@ -539,7 +539,7 @@ def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
     monkeypatch.setattr(Case, "outputs_part", lambda self: pytest.fail("work was done"))
     with pytest.raises(DataError, match="one for every record"):
         expose(checkpoint, split.train, groups=["a"] * 29)
-    monkeypatch.setattr(run, "MOST_GROUPS", 20)
+    monkeypatch.setattr(ranking, "MOST_GROUPS", 20)
     with pytest.raises(DataError, match="20 different names"):
         expose(checkpoint, split.train, groups=[str(i) for i in range(30)])
 

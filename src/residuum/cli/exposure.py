@@ -136,7 +136,7 @@ def show(found: Exposure, out: Path | None) -> None:
             str(row["index"]),
             row["group"] or "-",
             *(
-                number(v, 2)
+                str(v) if isinstance(v, int) else number(v, 2)
                 for v in map(row.get, figures.values())
             ),
         )

@@ -1,4 +1,4 @@
-"""Who would come back first: a score per record and the probability that an attack recovers it.
+"""Who would come back first: a score per record, the probability that an attack recovers it, and groups.
 
 Two kinds of attack read the layer on the input, and each has its own odds, logistic in
 
@@ -21,12 +21,19 @@ import math
 import torch
 from torch import Tensor
 
+from residuum.errors import DataError
+from residuum.records import Dataset
+from residuum.records.exposure import GroupExposure
+from residuum.risk.kinks import LEVEL
+
 FLOOR = 1e-4
 FILLED = 0.9  # share of all directions from which the clean ones tell records no more apart
 STATIONARITY = (-5.081, -2.230, 0.254)  # 1, log(1 - heard), log own
 UNMIXING = (-9.267, -0.755, 0.361, 2.109, 2.835)  # 1, log(1 - reach^2), log own, log(d/n), log(n/r)
 EITHER = (-0.486, 0.923)  # 1, logit(q)
 OWN_ALONE = (-1.061, 0.814, 1.060)  # 1, log own, log(d/n)
+MOST_GROUPS = 200
+DRAWS, MANY = 1000, 2000  # of bootstraps; records of a group above which the mean is normal
 ATTACKS = (
     "of being recovered (NCC beyond 99% of chance; unmix up to sign) by stationarity, 2 restarts of "
     "1500 steps, or unmix, 40 s on a CPU"
@@ -57,3 +64,58 @@ def _sum(coefficients: tuple[float, ...], *parts: Tensor | float) -> Tensor:
     for coefficient, part in zip(coefficients[1:], parts, strict=True):
         total = total + coefficient * part
     return total
+
+
+def named_groups(
+    data: Dataset, task: str, groups: tuple[str, ...], grouped_by: str
+) -> tuple[tuple[str, ...], str]:
+    """The group of every record: as given, by class, or none for a regression; and by what."""
+    if groups:
+        if len(groups) != len(data):
+            raise DataError(
+                f"Groups name one for every record; got {len(groups)} for {len(data)}.",
+                "Give as many as there are records.",
+            )
+        if len(set(groups)) > MOST_GROUPS:
+            raise DataError(
+                f"Groups may have {MOST_GROUPS} different names; got {len(set(groups))}.",
+                "Name a column with fewer values.",
+            )
+        return groups, grouped_by or "group"
+    if task == "regression":
+        return (), ""
+    named = data.classes if task == "multiclass" else ()
+    return tuple(
+        named[int(y)] if 0 <= int(y) < len(named) else f"{float(y):g}" for y in data.y.tolist()
+    ), "class"
+
+
+def grouped(
+    names: tuple[str, ...], probability: Tensor, q: Tensor | None
+) -> tuple[GroupExposure, ...]:
+    """Every group with its mean probability and interval, most exposed first."""
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        members.setdefault(name, []).append(i)
+    found = []
+    for name, mine in members.items():
+        own = probability[mine]
+        called = None if q is None else int((q[mine] <= LEVEL).sum())
+        found.append(
+            GroupExposure(
+                name, len(mine), float(own.sum()), float(own.mean()), mean_interval(own), called
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.probability))
+
+
+def mean_interval(values: Tensor, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap of the mean over records, from the same draws every time; of many normal."""
+    n = len(values)
+    if n > MANY:
+        half = 1.96 * float(values.std()) / math.sqrt(n)
+        return float(values.mean()) - half, float(values.mean()) + half
+    generator = torch.Generator().manual_seed(0)
+    means = values[torch.randint(n, (DRAWS, n), generator=generator)].mean(1)
+    low, high = means.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(means)).tolist()
+    return low, high

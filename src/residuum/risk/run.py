@@ -30,11 +30,11 @@ from residuum.errors import DataError, InconclusiveError, require_known
 from residuum.networks import dense_chain
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
-from residuum.records.exposure import CanaryBound, Exposure, GroupExposure, missing
+from residuum.records.exposure import CanaryBound, Exposure, missing
 from residuum.risk.canaries import bound as bound_of
 from residuum.risk.gradients import Gradients, Multipliers, blocks, explained, gradients_of
 from residuum.risk.kinks import LEVEL, adjusted, has_kinks, kinks, ranked
-from residuum.risk.ranking import ATTACKS, FILLED, score
+from residuum.risk.ranking import ATTACKS, FILLED, grouped, named_groups, score
 from residuum.risk.span import Span
 from residuum.similarity import chunks, ncc, standardise
 from residuum.stationarity import Rows, Theta, by_layer, norm
@@ -45,8 +45,6 @@ TOP = 10
 AUTO = "auto"
 NAMED = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}
 FEWEST_HELD_OUT = 100
-MOST_GROUPS = 200
-DRAWS, MANY = 1000, 2000  # of bootstraps; records of a group above which the mean is normal
 Watcher = Callable[[int, int, str], None]
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
 
@@ -105,36 +103,26 @@ def expose(
     """The exposure of every record of ``data``; see :func:`residuum.exposure`."""
     start, store = time.monotonic(), store or Nowhere()
     case = Case.of(checkpoint, data, holdout, knowledge or Knowledge(), surface, task, device)
-    names, by = named_groups(data, case.task, tuple(groups), grouped_by)
+    named = named_groups(data, case.task, tuple(groups), grouped_by)
 
     def stage(name: str, make: Callable[[], Part]) -> Part:
         if watch is not None:
             watch(STAGES.index(name), len(STAGES), name)
         return store.part(name, make)
 
-    plain = stage("outputs", case.outputs_part)
-    weighed = stage("multipliers", lambda: case.multipliers_part(watch))
-    spanned = stage("span", lambda: case.span_part(weighed))
-    kinked = stage("kinks", case.kinks_part)
+    parts = {
+        "outputs": stage("outputs", case.outputs_part),
+        "multipliers": stage("multipliers", lambda: case.multipliers_part(watch)),
+        "span": stage("span", case.span_part),
+        "kinks": stage("kinks", case.kinks_part),
+    }
     bound = None
     if inserted is not None:
         kept = stage("canaries", lambda: case.canaries_part(inserted, watch))
         bound = bound_of(kept.tensors, inserted.inserted, inserted.confidence, inserted.delta)
     if watch is not None:
         watch(len(STAGES), len(STAGES), "")
-    return _assembled(
-        case,
-        plain,
-        weighed,
-        spanned,
-        kinked,
-        bound,
-        names=names,
-        by=by,
-        found=found,
-        top=top,
-        start=start,
-    )
+    return _assembled(case, parts, bound, named, found, top, start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +290,7 @@ class Case:
         facts = {"misfit": norm(misfit) / max(scale, 1e-300), "gap": found.gap}
         return Part(tensors, facts, tuple(notes))
 
-    def span_part(self, weighed: Part) -> Part:
+    def span_part(self) -> Part:
         """What the layer on the input holds of every record, and the dual-vector statistic."""
         if self.span is None:
             return Part({}, notes=(f"no row space and no dual vector: {self.no_span}",))
@@ -449,19 +437,15 @@ def _check_inserted(place: Tensor, inserted: Tensor) -> None:
 
 def _assembled(
     case: Case,
-    plain: Part,
-    weighed: Part,
-    spanned: Part,
-    kinked: Part,
+    parts: dict[str, Part],
     bound: CanaryBound | None,
-    *,
-    names: tuple[str, ...],
-    by: str,
+    named: tuple[tuple[str, ...], str],
     found: Tensor | None,
     top: int,
     start: float,
 ) -> Exposure:
-    """All figures in one record."""
+    """All figures in one record; named: the group of every record, and by what."""
+    plain, weighed, spanned, kinked = parts.values()
     n, data = len(case.x), case.data
     heard, nothing = spanned.tensors.get("heard"), missing(n)
     own = weighed.tensors["own"]
@@ -503,8 +487,8 @@ def _assembled(
         gap=weighed.facts["gap"],
         level=LEVEL,
         labels=data.y,
-        groups=names,
-        grouped_by=by,
+        groups=named[0],
+        grouped_by=named[1],
         probability=probability,
         score=odds,
         heard=nothing if heard is None else heard,
@@ -521,7 +505,7 @@ def _assembled(
         margin=plain.tensors["margin"],
         loss=plain.tensors["loss"],
         found_ncc=found_ncc,
-        by_group=grouped(names, probability, q),
+        by_group=grouped(named[0], probability, q),
         canaries=bound,
         top=chosen,
         images=data.x[chosen].double(),
@@ -545,58 +529,3 @@ def best_candidates(found: Tensor, x: Tensor, chosen: Tensor) -> tuple[Tensor, T
     at = best.indices[chosen]
     sign = similarity[chosen, at].sign().reshape(-1, *[1] * (x.ndim - 1))
     return best.values.double(), sign * found[at]
-
-
-def named_groups(
-    data: Dataset, task: str, groups: tuple[str, ...], grouped_by: str
-) -> tuple[tuple[str, ...], str]:
-    """The group of every record: as given, by class, or none for a regression; and by what."""
-    if groups:
-        if len(groups) != len(data):
-            raise DataError(
-                f"Groups name one for every record; got {len(groups)} for {len(data)}.",
-                "Give as many as there are records.",
-            )
-        if len(set(groups)) > MOST_GROUPS:
-            raise DataError(
-                f"Groups may have {MOST_GROUPS} different names; got {len(set(groups))}.",
-                "Name a column with fewer values.",
-            )
-        return groups, grouped_by or "group"
-    if task == "regression":
-        return (), ""
-    named = data.classes if task == "multiclass" else ()
-    return tuple(
-        named[int(y)] if 0 <= int(y) < len(named) else f"{float(y):g}" for y in data.y.tolist()
-    ), "class"
-
-
-def grouped(
-    names: tuple[str, ...], probability: Tensor, q: Tensor | None
-) -> tuple[GroupExposure, ...]:
-    """Every group with its mean probability and interval, most exposed first."""
-    members: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        members.setdefault(name, []).append(i)
-    found = []
-    for name, mine in members.items():
-        own = probability[mine]
-        called = None if q is None else int((q[mine] <= LEVEL).sum())
-        found.append(
-            GroupExposure(
-                name, len(mine), float(own.sum()), float(own.mean()), mean_interval(own), called
-            )
-        )
-    return tuple(sorted(found, key=lambda one: -one.probability))
-
-
-def mean_interval(values: Tensor, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap of the mean over records, from the same draws every time; of many normal."""
-    n = len(values)
-    if n > MANY:
-        half = 1.96 * float(values.std()) / math.sqrt(n)
-        return float(values.mean()) - half, float(values.mean()) + half
-    generator = torch.Generator().manual_seed(0)
-    means = values[torch.randint(n, (DRAWS, n), generator=generator)].mean(1)
-    low, high = means.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(means)).tolist()
-    return low, high
