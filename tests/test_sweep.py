@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
 from residuum.sweeping import Plan, Setting, Sweep, executors, sweep
-from residuum.sweeping.executors import ENGINES, Processes, Resources, outcomes
+from residuum.sweeping.executors import ENGINES, Job, Local, Outcome, Resources, Task, outcomes
 from residuum.sweeping.run import JOURNAL, Study, opened
 from residuum.sweeping.scoring import SweepRun
 from residuum.sweeping.space import COMPLETE, ETA, FAILED, PRUNED, SAMPLERS, SEEDS
@@ -48,15 +50,53 @@ def stop_after(count: int) -> Any:
     return watch
 
 
-def test_engines_agree_to_the_last_bit(tmp_path: Path) -> None:
-    wanted = plan(5, sampler="sobol", batch=2)
+def test_processes_compute_what_this_one_computes_and_one_that_dies_takes_its_own_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, marker = plan(7, sampler="sobol", batch=2), tmp_path / "deaths"
     here = run(tmp_path / "a", wanted)
-    there = run(tmp_path / "b", wanted, engine="processes", resources=Resources(workers=2))
-    assert [facts(t) for t in here.trials] == [facts(t) for t in there.trials]
-    assert here.order[0].number == there.order[0].number
-    assert same(here.found.replace(settings={}), there.found.replace(settings={}))
-    assert [t.number for t in here.trials] == list(range(5))
+    assert [t.number for t in here.trials] == list(range(7))
     assert {t.state for t in here.trials} == {COMPLETE}
+    monkeypatch.setattr(
+        "residuum.sweeping.run.Task", lambda *parts: Deadly(Task(*parts), marker, 1)
+    )
+    once = Resources(workers=2, retries=0)
+    there = run(tmp_path / "b", wanted, engine="processes", resources=once)
+    lost = [t for t in there.trials if t.state == FAILED]
+    assert {t.reason for t in lost} == {"its worker died 1 times: exit code 3"}
+    assert len({t.number // 2 for t in lost}) == 1, "the trials of one job"
+    for mine, its in zip(here.trials, there.trials, strict=True):
+        if its not in lost:
+            assert facts(mine) == facts(its)
+            name = f"trials/{mine.number:06d}.safetensors"
+            kept = [Reconstruction.load(tmp_path / part / name) for part in "ab"]
+            assert same(*(found.replace(seconds=0.0) for found in kept))
+
+
+class Mortal(Local):
+    """An engine of two places whose workers die of some jobs, so many times each."""
+
+    def __init__(self, deaths: dict[int, int]) -> None:
+        super().__init__(task(), Resources())
+        self.deaths = deaths
+
+    def room(self) -> int:
+        return 2
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        if self.deaths.get(job.numbers[0], 0) == 0:
+            return super().submit(job)
+        self.deaths[job.numbers[0]] -= 1
+        died: Future[Outcome] = Future()
+        died.set_exception(EOFError("gone"))
+        return died
+
+
+def test_a_job_whose_worker_died_is_tried_again_and_reported_in_the_end() -> None:
+    ended = list(outcomes(Mortal({1: 2, 2: 3}), some_jobs(4), retries=2))
+    assert sorted(o.job.numbers[0] for o in ended) == list(range(4))
+    reasons = {o.job.numbers[0]: o.reason for o in ended if not o.found}
+    assert reasons == {2: "its worker died 3 times: EOFError: gone"}
 
 
 def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
@@ -211,23 +251,6 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
     assert {t.reason for t in alone.trials} == {"out of memory: no more"}
 
 
-def test_a_process_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
-    work = some_jobs(4)
-    engine = Processes(Deadly(task(), tmp_path / "deaths", 1), Resources(workers=2))  # type: ignore[arg-type]
-    try:
-        ended = list(outcomes(engine, work, retries=2))
-    finally:
-        engine.close()
-    assert sorted(o.job.numbers[0] for o in ended) == list(range(4))
-    assert all(o.found for o in ended)
-    engine = Processes(Deadly(task(), tmp_path / "more", 99), Resources(workers=1))  # type: ignore[arg-type]
-    try:
-        (lost,) = outcomes(engine, work[:1], retries=1)
-    finally:
-        engine.close()
-    assert lost.reason == "its worker died 2 times: exit code 3"
-
-
 def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
     done, summary = killed_and_resumed(tmp_path)
     assert 12 - summary["session"]["trials"] in (done - 1, done, done + 1)
@@ -276,22 +299,22 @@ def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
     assert [facts(t) for t in held.trials.values()] == [facts(t) for t in first.trials]
 
 
-def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
-    code = (
-        "import sys, residuum.cli.main, residuum.sweeping.run;"
-        "print(sorted({'ray', 'optuna', 'sqlalchemy'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_without_the_extra_a_line_says_what_to_install(tmp_path: Path) -> None:
+def test_nothing_heavy_is_imported_before_it_is_needed_and_what_is_missing_is_said_in_a_line(
+    tmp_path: Path,
+) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    code = (
-        "import sys; sys.modules['ray'] = None; from residuum.cli.main import main;"
-        f"sys.exit(main(['sweep', {str(model)!r}, '--engine', 'ray', '--out', {str(tmp_path / 's')!r}]))"
-    )
+    said = ["sweep", str(model), "--engine", "ray", "--out", str(tmp_path / "s")]
+    code = f"""
+import sys, residuum.cli.main, residuum.sweeping.run
+print(sorted({{"ray", "optuna", "sqlalchemy"}} & sys.modules.keys()))
+sys.modules["ray"] = None
+print(residuum.cli.main.main({said}))
+del sys.modules["ray"]
+print(residuum.cli.main.main({[*said, "--address", "nonsense"]}))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install 'residuum[cluster]'" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout.split("\n")[:3] == ["[]", "2", "2"], done.stderr
+    without, unreached = done.stderr.strip().splitlines()
+    assert "pip install 'residuum[cluster]'" in without
+    if importlib.util.find_spec("ray"):
+        assert "No Ray cluster answers at 'nonsense'" in unreached

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from residuum.checkpoints import save_checkpoint
 from residuum.records import same
 from residuum.sweeping import Sweep, sweep
 from residuum.sweeping.executors import LOOPBACK, QUIET, Ray, Resources, outcomes
-from tests.program import start
 from tests.sweeps import (
     KNOWLEDGE,
     Deadly,
@@ -59,11 +57,8 @@ def run(out: Path, cluster: Any, wanted: Any, **options: Any) -> Sweep:
     return sweep(victim(), KNOWLEDGE, wanted, out=out, engine="ray", resources=resources, **options)
 
 
-@pytest.mark.parametrize("sampler", ["random", "sobol"])
-def test_a_cluster_computes_what_this_process_computes(
-    cluster: Any, sampler: str, tmp_path: Path
-) -> None:
-    wanted = plan(6, sampler=sampler)
+def test_a_cluster_computes_what_this_process_computes(cluster: Any, tmp_path: Path) -> None:
+    wanted = plan(6, sampler="tpe", wave=4, batch=2)
     here = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "here")
     there = run(tmp_path / "there", cluster, wanted)
     assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
@@ -72,22 +67,22 @@ def test_a_cluster_computes_what_this_process_computes(
 
 
 def test_a_node_that_dies_and_one_that_comes(cluster: Any, tmp_path: Path) -> None:
-    wanted = plan(24, 400)
+    wanted = plan(15, 400)
     seen: list[int] = []
 
     def watch(progress: Any) -> None:
         seen.append(progress.done)
-        if progress.done == 8:
+        if progress.done == 5:
             cluster.remove_node(cluster.second, allow_graceful=False)
-        if progress.done == 16:
+        if progress.done == 10:
             cluster.second = cluster.add_node(**cluster.node_args)
 
     done = run(tmp_path / "s", cluster, wanted, watch=watch)
-    assert seen == list(range(1, 25))
-    assert [t.number for t in done.trials] == list(range(24))
+    assert seen == list(range(1, 16))
+    assert [t.number for t in done.trials] == list(range(15))
     assert {t.state for t in done.trials} == {"complete"}
-    assert stored_numbers(tmp_path / "s") == list(range(24))
-    assert len(list((tmp_path / "s/trials").iterdir())) == 24
+    assert stored_numbers(tmp_path / "s") == list(range(15))
+    assert len(list((tmp_path / "s/trials").iterdir())) == 15
 
 
 def test_a_driver_killed_goes_on_from_the_storage(cluster: Any, tmp_path: Path) -> None:
@@ -108,13 +103,3 @@ def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_is_reported(
         assert sorted(o.job.numbers[0] for o in ended) == list(range(count))
         assert all(o.found for o in ended) == (times == 1)
     assert ended[0].reason.startswith("its worker died 2 times: WorkerCrashedError")
-
-
-def test_a_cluster_that_does_not_answer_is_said_in_a_line(tmp_path: Path) -> None:
-    model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = ["sweep", str(model), "--engine", "ray", "--address", "nonsense"]
-    process = start(*said, "--out", str(tmp_path / "s"))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "No Ray cluster answers at 'nonsense'" in err
-    assert len(err.strip().splitlines()) == 1
