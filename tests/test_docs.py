@@ -8,6 +8,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,39 +119,39 @@ def test_code_blocks_run(page: Path, elsewhere: None, capsys: pytest.CaptureFixt
     CHECKED.get(page.name, lambda _: None)(namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_command_lines_name_commands_and_options_that_exist(page: Path) -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for block in documents.blocks(page):
-        for command, *arguments in documents.command_lines(block):
-            if command.startswith("-"):
+def test_command_lines_name_commands_and_options_that_exist() -> None:
+    for page in PAGES:
+        commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+        for block in documents.blocks(page):
+            for command, *arguments in documents.command_lines(block):
+                if command.startswith("-"):
+                    continue
+                assert command in commands, f"{page.name}:{block.line}: no command {command}"
+                known = {o for p in commands[command].params for o in (*p.opts, *p.secondary_opts)}
+                options = {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)}
+                assert options <= known | {"--help"}, f"{page.name}:{block.line}: {options - known}"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in documents.links(page):
+            target, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", target):
+                assert target.startswith("https://"), link
                 continue
-            assert command in commands, f"{page.name}:{block.line}: no command {command}"
-            known = {o for p in commands[command].params for o in (*p.opts, *p.secondary_opts)}
-            options = {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)}
-            assert options <= known | {"--help"}, f"{page.name}:{block.line}: {options - known}"
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), f"{page.name}: {link}"
+            assert ROOT in (file, *file.parents), f"{page.name}: {link} leaves the repository"
+            assert not anchor or anchor in documents.anchors(file), f"{page.name}: {link}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in documents.links(page):
-        target, _, anchor = link.partition("#")
-        if re.match(r"[a-z]+:", target):
-            assert target.startswith("https://"), link
-            continue
-        file = (page.parent / target).resolve() if target else page
-        assert file.exists(), f"{page.name}: {link}"
-        assert ROOT in (file, *file.parents), f"{page.name}: {link} leaves the repository"
-        assert not anchor or anchor in documents.anchors(file), f"{page.name}: {link}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_block_that_is_not_run_says_why(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    marks = len(re.findall("<!-- not run", text))
-    reasons = [block.reason for block in documents.blocks(page) if block.reason]
-    assert len(reasons) == marks
-    assert all(len(reason) > 10 for reason in reasons)
+def test_a_block_that_is_not_run_says_why() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        marks = len(re.findall("<!-- not run", text))
+        reasons = [block.reason for block in documents.blocks(page) if block.reason]
+        assert len(reasons) == marks
+        assert all(len(reason) > 10 for reason in reasons)
 
 
 def test_lists_of_pages_are_up_to_date() -> None:
@@ -190,18 +191,23 @@ def theory_rows() -> list[list[str]]:
     return [row for row in rows if len(row) == 3 and "::" in row[2]]
 
 
-@pytest.mark.parametrize("row", theory_rows(), ids=lambda row: row[0].strip()[:40])
-def test_every_equation_has_its_function_and_its_test(row: list[str]) -> None:
-    names = re.findall(r"`([^`]+)`", row[1])
-    tests = re.findall(r"`([^`]+)`", row[2])
-    assert names
-    assert tests
-    for name in names:
-        assert resolve(name) is not None, name
-    for test in tests:
-        file, _, function = test.partition("::")
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        assert function in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}, test
+def test_every_equation_has_its_function_and_its_test() -> None:
+    defined = lru_cache(
+        lambda file: {
+            node.name
+            for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef)
+        }
+    )
+    for row in theory_rows():
+        names, tests = (re.findall(r"`([^`]+)`", cell) for cell in row[1:3])
+        assert names, row
+        assert tests, row
+        for name in names:
+            assert resolve(name) is not None, name
+        for test in tests:
+            file, _, function = test.partition("::")
+            assert function in defined(file), test
 
 
 def resolve(name: str) -> Any:

@@ -81,31 +81,33 @@ class Wrapped(nn.Module):
     trace = MLP.trace
 
 
-@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus", "none"])
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
-def test_the_engine_equals_the_naive_loop(objective, outputs, surrogate):
-    for seed, (hidden, bias) in enumerate(NETWORKS):
-        case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
-        problem = AllLayers(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
-        assert problem.explicit is not None
-        found = problem.evaluate(case.x, case.lam, SHARPNESS)
-        assert_same(found, naive(case, problem, surrogate))
-        assert float(found.grad_x.norm()) > 1e-4  # agreement on zeros would say nothing
+def test_the_engine_equals_the_naive_loop(objective, outputs):
+    for surrogate in ["sigmoid", "softplus", "none"]:
+        for seed, (hidden, bias) in enumerate(NETWORKS):
+            case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
+            problem = AllLayers(
+                case.model, objective, case.knowledge, case.labels, surrogate=surrogate
+            )
+            assert problem.explicit is not None
+            found = problem.evaluate(case.x, case.lam, SHARPNESS)
+            assert_same(found, naive(case, problem, surrogate))
+            assert float(found.grad_x.norm()) > 1e-4  # agreement on zeros would say nothing
 
 
-@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
-def test_the_generic_path_equals_the_engine(objective, outputs, surrogate):
-    for seed, (hidden, bias) in enumerate(NETWORKS):
-        case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
-        known = (objective, case.knowledge, case.labels)
-        generic = AllLayers(Wrapped(case.model), *known, surrogate=surrogate)
-        assert generic.explicit is None
-        explicit = AllLayers(case.model, *known, surrogate=surrogate)
-        wanted = generic.evaluate(case.x, case.lam, SHARPNESS)
-        found = explicit.evaluate(case.x, case.lam, SHARPNESS)
-        assert_same(found, (wanted.loss, wanted.layers, wanted.grad_x, wanted.grad_lam))
-        assert explicit.layer_names == generic.layer_names
+def test_the_generic_path_equals_the_engine(objective, outputs):
+    for surrogate in ["sigmoid", "softplus"]:
+        for seed, (hidden, bias) in enumerate(NETWORKS):
+            case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
+            known = (objective, case.knowledge, case.labels)
+            generic = AllLayers(Wrapped(case.model), *known, surrogate=surrogate)
+            assert generic.explicit is None
+            explicit = AllLayers(case.model, *known, surrogate=surrogate)
+            wanted = generic.evaluate(case.x, case.lam, SHARPNESS)
+            found = explicit.evaluate(case.x, case.lam, SHARPNESS)
+            assert_same(found, (wanted.loss, wanted.layers, wanted.grad_x, wanted.grad_lam))
+            assert explicit.layer_names == generic.layer_names
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -133,25 +135,27 @@ def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, Wrapped])
-@pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("layers", ["all", "first"])
-@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
-def test_layer_weights(wrap, normalise, layers, surrogate):
+def test_layer_weights(wrap):
     """Both paths, each layer over its own size or not, all layers or the first alone."""
-    for objective, outputs in ((BinaryKKT(), 1), (NTK("both"), 2)):
-        case = attack_case(MLP((5, 6, 4, outputs), "hidden"), objective, outputs, (5,))
-        problem = AllLayers(
-            wrap(case.model),
-            objective,
-            case.knowledge,
-            case.labels,
-            surrogate=surrogate,
-            normalise=normalise,
-            layers=layers,
-        )
-        found = problem.evaluate(case.x, case.lam, SHARPNESS)
-        assert_same(found, naive(case, problem, surrogate, normalise, layers))
-        assert (found.layers > 0).all()  # a layer that drives nothing is reported all the same
+    for normalise in [True, False]:
+        for layers in ["all", "first"]:
+            for surrogate in ["sigmoid", "softplus"]:
+                for objective, outputs in ((BinaryKKT(), 1), (NTK("both"), 2)):
+                    case = attack_case(MLP((5, 6, 4, outputs), "hidden"), objective, outputs, (5,))
+                    problem = AllLayers(
+                        wrap(case.model),
+                        objective,
+                        case.knowledge,
+                        case.labels,
+                        surrogate=surrogate,
+                        normalise=normalise,
+                        layers=layers,
+                    )
+                    found = problem.evaluate(case.x, case.lam, SHARPNESS)
+                    assert_same(found, naive(case, problem, surrogate, normalise, layers))
+                    assert (
+                        found.layers > 0
+                    ).all()  # a layer that drives nothing is reported all the same
 
 
 def test_unless_told_an_mlp_is_attacked_through_its_first_layer_and_others_through_all():
@@ -231,33 +235,33 @@ def test_products_round_their_factors_and_never_the_running_total(half):
 # Chunks of candidates
 
 
-@pytest.mark.parametrize("measure", [True, False])
-@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
-def test_chunks_of_candidates_give_the_same_results(objective, outputs, surrogate, measure):
-    for hidden, bias in (((5, 6), "all"), ((5, 6, 4), "none"), ((5, 4, 6, 3), "hidden")):
-        for layers in ("all", "first"):
-            case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 11)
-            problem = Problem(
-                case.model,
-                objective,
-                case.knowledge,
-                case.labels,
-                surrogate=surrogate,
-                layers=layers,
-            )
-            assert problem.explicit.plan(2, 11).chunks == 1
-            whole = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
-            wanted = (whole.loss, whole.layers, whole.grad_x, whole.grad_lam)
-            plans = set()
-            for chunk, workspace in ((1, 1), (9000, 1), (9000, 9000), (20_000, 9000)):
-                problem.explicit.chunk, problem.explicit.workspace = chunk, workspace
-                plan = problem.explicit.plan(2, 11)
-                plans.add((plan.chunk, plan.kept))
-                found = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
-                assert_same(found, wanted, 1e-12)
-            assert (1, 0) in plans
-            assert any(kept > 0 for _, kept in plans)
+def test_chunks_of_candidates_give_the_same_results(objective, outputs):
+    for measure in [True, False]:
+        for surrogate in ["sigmoid", "softplus"]:
+            for hidden, bias in (((5, 6), "all"), ((5, 6, 4), "none"), ((5, 4, 6, 3), "hidden")):
+                for layers in ("all", "first"):
+                    case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 11)
+                    problem = Problem(
+                        case.model,
+                        objective,
+                        case.knowledge,
+                        case.labels,
+                        surrogate=surrogate,
+                        layers=layers,
+                    )
+                    assert problem.explicit.plan(2, 11).chunks == 1
+                    whole = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
+                    wanted = (whole.loss, whole.layers, whole.grad_x, whole.grad_lam)
+                    plans = set()
+                    for chunk, workspace in ((1, 1), (9000, 1), (9000, 9000), (20_000, 9000)):
+                        problem.explicit.chunk, problem.explicit.workspace = chunk, workspace
+                        plan = problem.explicit.plan(2, 11)
+                        plans.add((plan.chunk, plan.kept))
+                        found = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
+                        assert_same(found, wanted, 1e-12)
+                    assert (1, 0) in plans
+                    assert any(kept > 0 for _, kept in plans)
 
 
 def test_chunks_cover_all_candidates_and_keep_to_the_workspace():

@@ -62,23 +62,23 @@ def inputs(n: int, d: int, seed: int = 1) -> Tensor:
 # Activations
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_derivatives_are_those_of_autograd(name: str) -> None:
-    activation = EXAMPLES[name]()
-    z = Z.clone().requires_grad_()
-    (first,) = torch.autograd.grad(activation(z).sum(), z, create_graph=True)
-    torch.testing.assert_close(activation.derivative(Z), first.detach(), rtol=1e-13, atol=1e-15)
-    second = torch.zeros_like(Z)
-    if first.requires_grad:
-        (second,) = torch.autograd.grad(first.sum(), z)
-    torch.testing.assert_close(activation.second_derivative(Z), second, rtol=1e-11, atol=1e-13)
+def test_derivatives_are_those_of_autograd() -> None:
+    for name in EXAMPLES:
+        activation = EXAMPLES[name]()
+        z = Z.clone().requires_grad_()
+        (first,) = torch.autograd.grad(activation(z).sum(), z, create_graph=True)
+        torch.testing.assert_close(activation.derivative(Z), first.detach(), rtol=1e-13, atol=1e-15)
+        second = torch.zeros_like(Z)
+        if first.requires_grad:
+            (second,) = torch.autograd.grad(first.sum(), z)
+        torch.testing.assert_close(activation.second_derivative(Z), second, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_second_derivative_by_finite_differences(name: str) -> None:
-    activation, h = EXAMPLES[name](), 1e-6
-    slope = (activation.derivative(Z + h) - activation.derivative(Z - h)) / (2 * h)
-    torch.testing.assert_close(activation.second_derivative(Z), slope, rtol=1e-5, atol=1e-6)
+def test_second_derivative_by_finite_differences() -> None:
+    for name in EXAMPLES:
+        activation, h = EXAMPLES[name](), 1e-6
+        slope = (activation.derivative(Z + h) - activation.derivative(Z - h)) / (2 * h)
+        torch.testing.assert_close(activation.second_derivative(Z), slope, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["relu", "linear", "softplus", "softplus-1", "cubic", "mixed"])
@@ -332,34 +332,34 @@ def test_polynomial_network_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize("bias", ["first", "hidden", "all", "none"])
-@pytest.mark.parametrize("surrogate", [None, "sigmoid", "softplus"])
-def test_traces_and_signals_against_autograd(bias: str, surrogate: str | None) -> None:
-    model = seeded(f"mlp:5-7-6-3,bias={bias}")
-    if surrogate is not None:
-        model.activation = SURROGATES[surrogate](3.0)
-    assert isinstance(model, MLP)
-    x = inputs(4, 5)
-    trace = model.trace(x)
-    h = x
-    for layer, linear in enumerate(model.linears):
-        assert torch.equal(trace.inputs[layer], h)
-        z = h @ linear.weight.T + (linear.bias if linear.bias is not None else 0)
-        torch.testing.assert_close(trace.pre[layer], z, rtol=1e-13, atol=1e-14)
-        h = model.activation(trace.pre[layer])
-    assert torch.equal(trace.output, model(x))
-    index = torch.tensor([0, 2, 2, 3, 1])
-    covectors = inputs(5, 3, 4)
-    signals = model.signals(trace, covectors, index)
-    for r, i in enumerate(index.tolist()):
-        pre = [p[i] for p in trace.pre]
-        value = covectors[r] @ trace.output[i]
-        wanted = torch.autograd.grad(value, trace.pre, retain_graph=True)
-        for signal, part, p in zip(signals, wanted, pre, strict=True):
-            assert signal[r].shape == p.shape
-            torch.testing.assert_close(signal[r], part[i], rtol=1e-12, atol=1e-14)
-    plain = model.signals(trace, covectors[:4])
-    again = model.signals(trace, covectors[:4], torch.arange(4))
-    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+def test_traces_and_signals_against_autograd(bias: str) -> None:
+    for surrogate in [None, "sigmoid", "softplus"]:
+        model = seeded(f"mlp:5-7-6-3,bias={bias}")
+        if surrogate is not None:
+            model.activation = SURROGATES[surrogate](3.0)
+        assert isinstance(model, MLP)
+        x = inputs(4, 5)
+        trace = model.trace(x)
+        h = x
+        for layer, linear in enumerate(model.linears):
+            assert torch.equal(trace.inputs[layer], h)
+            z = h @ linear.weight.T + (linear.bias if linear.bias is not None else 0)
+            torch.testing.assert_close(trace.pre[layer], z, rtol=1e-13, atol=1e-14)
+            h = model.activation(trace.pre[layer])
+        assert torch.equal(trace.output, model(x))
+        index = torch.tensor([0, 2, 2, 3, 1])
+        covectors = inputs(5, 3, 4)
+        signals = model.signals(trace, covectors, index)
+        for r, i in enumerate(index.tolist()):
+            pre = [p[i] for p in trace.pre]
+            value = covectors[r] @ trace.output[i]
+            wanted = torch.autograd.grad(value, trace.pre, retain_graph=True)
+            for signal, part, p in zip(signals, wanted, pre, strict=True):
+                assert signal[r].shape == p.shape
+                torch.testing.assert_close(signal[r], part[i], rtol=1e-12, atol=1e-14)
+        plain = model.signals(trace, covectors[:4])
+        again = model.signals(trace, covectors[:4], torch.arange(4))
+        assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
 def test_images_are_flattened() -> None:
@@ -690,11 +690,11 @@ def test_smooth_activations_are_named_as_people_name_them(sizes: str) -> None:
         assert str(Architecture.parse(f"{sizes},activation={said}")) == f"{sizes},activation={name}"
 
 
-@pytest.mark.parametrize("name", ["softplus", "Mish", "hard_swish", "relu6"])
-@pytest.mark.parametrize("sizes", ["mlp:5-3-1", "convnet:1x8x8-4-1"])
-def test_other_activations_are_known_and_refused_with_the_reason(name: str, sizes: str) -> None:
-    with pytest.raises(ArchitectureError) as caught:
-        Architecture.parse(f"{sizes},activation={name}")
-    assert "No string says activation=" in caught.value.message
-    assert "Give the network itself" in caught.value.remedy
-    assert "Did you mean" not in str(caught.value)
+def test_other_activations_are_known_and_refused_with_the_reason() -> None:
+    for name in ["softplus", "Mish", "hard_swish", "relu6"]:
+        for sizes in ["mlp:5-3-1", "convnet:1x8x8-4-1"]:
+            with pytest.raises(ArchitectureError) as caught:
+                Architecture.parse(f"{sizes},activation={name}")
+            assert "No string says activation=" in caught.value.message
+            assert "Give the network itself" in caught.value.remedy
+            assert "Did you mean" not in str(caught.value)

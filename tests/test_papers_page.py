@@ -114,20 +114,20 @@ def agrees(text: str, value: Any) -> bool:
     return abs(Decimal(value) - shown) <= Decimal((0, (5,), int(shown.as_tuple().exponent) - 1))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_result_says_what_was_run(path: Path) -> None:
-    result = json.loads(path.read_text(encoding="utf-8"))
-    assert result["id"] in FIGURES
-    stem = result["id"].replace(":", "-")
-    assert path.stem == (f"{stem}-seed{result['seed']}" if result["seed"] else stem)
-    assert result["title"] == FIGURES[result["id"]].title
-    assert result["scale"] == "paper"
-    assert result["device"] in ("cuda", "cpu")
-    assert result["seconds"] > 0
-    assert {"torch", "numpy"} <= result["environment"]["packages"].keys()
-    assert result["details"]
-    assert {row["what"] for row in result["rows"]} >= result["measured"].keys() > set()
-    assert path.stat().st_size < 40_000
+def test_a_result_says_what_was_run() -> None:
+    for path in FILES:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        assert result["id"] in FIGURES
+        stem = result["id"].replace(":", "-")
+        assert path.stem == (f"{stem}-seed{result['seed']}" if result["seed"] else stem)
+        assert result["title"] == FIGURES[result["id"]].title
+        assert result["scale"] == "paper"
+        assert result["device"] in ("cuda", "cpu")
+        assert result["seconds"] > 0
+        assert {"torch", "numpy"} <= result["environment"]["packages"].keys()
+        assert result["details"]
+        assert {row["what"] for row in result["rows"]} >= result["measured"].keys() > set()
+        assert path.stat().st_size < 40_000
 
 
 def test_what_was_not_run_is_named() -> None:

@@ -94,17 +94,21 @@ VARIED = [
 ]
 
 
-@pytest.mark.parametrize("names", [("lr_x",), ("lam_min",), ("sharpness",), tuple(VARIED[0])])
 @pytest.mark.parametrize(
-    "rest",
+    ("name", "rest"),
     [
-        {"lam_scale": "auto", "anneal": "geometric"},
-        {"lam_scale": "mean", "optimiser": "sgd", "lam_every": 20},
-        {"constraint": "penalty", "priors": (("multiplier-floor", 2.0),), "lam_scale": "auto"},
+        ("lr_x", {"lam_scale": "auto", "anneal": "geometric"}),
+        ("lam_min", {"lam_scale": "mean", "optimiser": "sgd", "lam_every": 20}),
+        (
+            "sharpness",
+            {"constraint": "penalty", "priors": (("multiplier-floor", 2.0),), "lam_scale": "auto"},
+        ),
     ],
 )
-def test_runs_with_settings_of_their_own_end_like_each_alone(names, rest, tmp_path):
+@pytest.mark.parametrize("every", [False, True], ids=["alone", "with all others"])
+def test_runs_with_settings_of_their_own_end_like_each_alone(name, every, rest, tmp_path):
     """Side by side in one program, each with its own rates, scale, sharpness and floor."""
+    names = tuple(VARIED[0]) if every else (name,)
     torch.manual_seed(0)
     for model in (MLP((5, 8, 1), "all"), Wrapped(MLP((5, 8, 1), "all"))):
         common = SHORT.changed(restarts=3, steps=40, **rest)
@@ -459,20 +463,22 @@ def test_closed_form_multipliers_equal_dense_least_squares(floor, layers):
             assert found[run].min() >= floor
 
 
-@pytest.mark.parametrize("surrogate", ["sigmoid", "softplus"])
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
-def test_closed_form_multipliers_never_raise_the_loss(objective, outputs, surrogate):
-    for seed in range(3):
-        case = attack_case(MLP((5, 7, 4, outputs)), objective, outputs, (5,), 4, seed)
-        problem = AllLayers(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
-        floor = 0.05 if objective.nonnegative else None
-        lam = case.lam.clamp(min=0.05)
-        found = best_multipliers(problem, case.x, lam, floor, 0.5, 4.0)
-        before = problem.evaluate(case.x, 0.5 * lam, 4.0).loss
-        after = problem.evaluate(case.x, 0.5 * found, 4.0)
-        assert (after.loss < before).all()
-        slope = after.grad_lam if floor is None else after.grad_lam[found > floor + 1e-9]
-        assert slope.abs().max() < 1e-8  # nothing is left to gain inside the constraint
+def test_closed_form_multipliers_never_raise_the_loss(objective, outputs):
+    for surrogate in ["sigmoid", "softplus"]:
+        for seed in range(3):
+            case = attack_case(MLP((5, 7, 4, outputs)), objective, outputs, (5,), 4, seed)
+            problem = AllLayers(
+                case.model, objective, case.knowledge, case.labels, surrogate=surrogate
+            )
+            floor = 0.05 if objective.nonnegative else None
+            lam = case.lam.clamp(min=0.05)
+            found = best_multipliers(problem, case.x, lam, floor, 0.5, 4.0)
+            before = problem.evaluate(case.x, 0.5 * lam, 4.0).loss
+            after = problem.evaluate(case.x, 0.5 * found, 4.0)
+            assert (after.loss < before).all()
+            slope = after.grad_lam if floor is None else after.grad_lam[found > floor + 1e-9]
+            assert slope.abs().max() < 1e-8  # nothing is left to gain inside the constraint
 
 
 def test_runs_without_a_closed_form_keep_their_multipliers():
@@ -686,8 +692,8 @@ def test_ntk_gradients_at_both_points_are_searched_together():
     assert (end.best_loss < 0.8 * end.first_loss).all()
 
 
-@pytest.mark.parametrize("name", ["lr_x", "lr_lam", "lr_decay", "sigma", "sharpness", "lam_min"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_settings_are_finite_numbers(name, value):
-    with pytest.raises(InputError, match=name):
-        AttackConfig.of(**{name: value})
+def test_settings_are_finite_numbers():
+    for name in ["lr_x", "lr_lam", "lr_decay", "sigma", "sharpness", "lam_min"]:
+        for value in [float("nan"), float("inf")]:
+            with pytest.raises(InputError, match=name):
+                AttackConfig.of(**{name: value})

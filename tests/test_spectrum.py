@@ -42,28 +42,30 @@ def with_spectrum(values: np.ndarray, h: int, d: int, seed: int = 0) -> np.ndarr
 
 
 @pytest.mark.parametrize("kind", NOISE)
-@pytest.mark.parametrize("shape", [(100, 64), (60, 60), (50, 300)])
-@pytest.mark.parametrize("rank", [1, 7, 30])
-def test_planted_directions_are_counted(kind: str, shape: tuple[int, int], rank: int) -> None:
-    scale = 1e-4
-    edge = scale * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
-    rng = np.random.default_rng(rank)
-    planted = with_spectrum(np.geomspace(1, 3 * edge, rank) if rank > 1 else np.ones(1), *shape)
-    count, of = found(planted + scale * NOISE[kind](rng, shape))
-    assert (count, of[:20]) == (rank, "above the noise edge")
-    left = scale * (math.sqrt(shape[0] - rank) + math.sqrt(shape[1] - rank))
-    percent = float(of.split(", ")[1].split("%")[0])
-    assert left < percent / 100 < 1.2 * left
+def test_planted_directions_are_counted(kind: str) -> None:
+    for shape in [(100, 64), (60, 60), (50, 300)]:
+        for rank in [1, 7, 30]:
+            scale = 1e-4
+            edge = scale * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
+            rng = np.random.default_rng(rank)
+            planted = with_spectrum(
+                np.geomspace(1, 3 * edge, rank) if rank > 1 else np.ones(1), *shape
+            )
+            count, of = found(planted + scale * NOISE[kind](rng, shape))
+            assert (count, of[:20]) == (rank, "above the noise edge")
+            left = scale * (math.sqrt(shape[0] - rank) + math.sqrt(shape[1] - rank))
+            percent = float(of.split(", ")[1].split("%")[0])
+            assert left < percent / 100 < 1.2 * left
 
 
 @pytest.mark.parametrize("kind", NOISE)
-@pytest.mark.parametrize("shape", [(100, 64), (64, 64), (40, 300), (10, 10), (30, 2), (1, 5)])
-def test_noise_has_no_directions(kind: str, shape: tuple[int, int]) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        count, of = found(1e-4 * NOISE[kind](rng, shape))
-        assert count is None
-        assert "no direction stands out" in of
+def test_noise_has_no_directions(kind: str) -> None:
+    for shape in [(100, 64), (64, 64), (40, 300), (10, 10), (30, 2), (1, 5)]:
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            count, of = found(1e-4 * NOISE[kind](rng, shape))
+            assert count is None
+            assert "no direction stands out" in of
 
 
 def test_layers_never_trained_have_no_directions() -> None:

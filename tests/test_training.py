@@ -103,9 +103,8 @@ def test_losses_must_fit_the_task() -> None:
 # Settings
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_settings_are_checked() -> None:
+    for settings in [
         {"method": "adam"},
         {"loss": "hinge"},
         {"init": "large"},
@@ -129,12 +128,10 @@ def test_losses_must_fit_the_task() -> None:
         {"stop_margin": math.nan},
         {"stop_loss": math.nan},
         {"stop_residual": math.inf},
-    ],
-)
-def test_settings_are_checked(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError) as caught:
-        TrainingConfig(**settings)
-    assert caught.value.remedy
+    ]:
+        with pytest.raises(InputError) as caught:
+            TrainingConfig(**settings)
+        assert caught.value.remedy
 
 
 def test_settings_as_json() -> None:
@@ -189,28 +186,30 @@ def test_gd_equals_a_hand_written_loop() -> None:
             torch.testing.assert_close(ours, naive, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("loss", ["logistic", "exponential", "squared"])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.05)])
-def test_momentum_and_decay_equal_those_of_torch(loss: str, momentum: float, decay: float) -> None:
-    data = toy(6)
-    config = TrainingConfig(
-        method="gd",
-        loss=loss,
-        lr=0.05,
-        momentum=momentum,
-        weight_decay=decay,
-        steps=12,
-        init="default",
-    )
-    model = initialise(Architecture.parse(ARCH), config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=decay)
-    for _ in range(12):
-        optimizer.zero_grad()
-        LOSSES[loss](model(data.x), data.y.double()).backward()
-        optimizer.step()
-    found = train(ARCH, data, config).theta
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(found[name], p.detach(), rtol=1e-12, atol=1e-14)
+def test_momentum_and_decay_equal_those_of_torch(momentum: float, decay: float) -> None:
+    for loss in ["logistic", "exponential", "squared"]:
+        data = toy(6)
+        config = TrainingConfig(
+            method="gd",
+            loss=loss,
+            lr=0.05,
+            momentum=momentum,
+            weight_decay=decay,
+            steps=12,
+            init="default",
+        )
+        model = initialise(Architecture.parse(ARCH), config)
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.05, momentum=momentum, weight_decay=decay
+        )
+        for _ in range(12):
+            optimizer.zero_grad()
+            LOSSES[loss](model(data.x), data.y.double()).backward()
+            optimizer.step()
+        found = train(ARCH, data, config).theta
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name], p.detach(), rtol=1e-12, atol=1e-14)
 
 
 def descent(n: int, batch: int, seed: int = 0) -> GradientDescent:

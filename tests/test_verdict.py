@@ -146,39 +146,32 @@ def test_decision_table(
     assert verdict.exit_code == {LEAK: 1, NO_LEAK_FOUND: 0, INCONCLUSIVE: 3}[outcome]
 
 
-@pytest.mark.parametrize(("findings", "attacks", "checks", "outcome", "reason"), TABLE)
-@pytest.mark.parametrize("p_value", [0.002, 0.01, 0.011, None])
-def test_a_significant_baseline_is_said_and_decides_nothing(
-    p_value: float | None,
-    findings: Findings | None,
-    attacks: list[AttackOutcome],
-    checks: Checks,
-    outcome: str,
-    reason: str,
-) -> None:
-    beside = AttackOutcome(
-        "first-layer-weights",
-        False,
-        True,
-        True,
-        "",
-        recovered=None if p_value is None else 5,
-        expected_by_chance=None if p_value is None else 0.28,
-        p_value=p_value,
-    )
-    verdict = decide(findings, (*attacks, beside), checks)
-    plain = decide(findings, tuple(attacks), checks)
-    assert (verdict.outcome, verdict.exit_code) == (plain.outcome, plain.exit_code)
-    said = [text for text in verdict.reasons if text not in plain.reasons]
-    calibrated = findings is not None and not findings.reason
-    if calibrated and p_value is not None and p_value <= 0.01:
-        (line,) = said
-        assert line.startswith(
-            "the baseline first-layer-weights matches 5 of 20 (0.28 by chance, p"
-        )
-        assert "decides nothing" in line
-    else:
-        assert said == []
+def test_a_significant_baseline_is_said_and_decides_nothing() -> None:
+    for findings, attacks, checks, *_ in TABLE:
+        for p_value in [0.002, 0.01, 0.011, None]:
+            beside = AttackOutcome(
+                "first-layer-weights",
+                False,
+                True,
+                True,
+                "",
+                recovered=None if p_value is None else 5,
+                expected_by_chance=None if p_value is None else 0.28,
+                p_value=p_value,
+            )
+            verdict = decide(findings, (*attacks, beside), checks)
+            plain = decide(findings, tuple(attacks), checks)
+            assert (verdict.outcome, verdict.exit_code) == (plain.outcome, plain.exit_code)
+            said = [text for text in verdict.reasons if text not in plain.reasons]
+            calibrated = findings is not None and not findings.reason
+            if calibrated and p_value is not None and p_value <= 0.01:
+                (line,) = said
+                assert line.startswith(
+                    "the baseline first-layer-weights matches 5 of 20 (0.28 by chance, p"
+                )
+                assert "decides nothing" in line
+            else:
+                assert said == []
 
 
 def test_a_test_that_does_not_survive_is_named_where_it_would_by_itself() -> None:
@@ -201,9 +194,8 @@ def test_an_attack_that_was_not_run_has_done_nothing() -> None:
     assert not idle.survives
 
 
-@pytest.mark.parametrize(
-    ("attack", "status"),
-    [
+def test_what_became_of_an_attack_in_a_word() -> None:
+    for outcome, status in [
         (NEAR, "explained"),
         (STUCK, "not explained"),
         (ran(0.4, None), "ran"),
@@ -212,10 +204,8 @@ def test_an_attack_that_was_not_run_has_done_nothing() -> None:
         (ran(None, ran=False), "not run"),
         (ran(None, ran=False, applies=False), "not applicable"),
         (ran(None, ran=False, decides=False), "not run"),
-    ],
-)
-def test_what_became_of_an_attack_in_a_word(attack: AttackOutcome, status: str) -> None:
-    assert attack.status == status
+    ]:
+        assert outcome.status == status
 
 
 @pytest.mark.parametrize(
@@ -276,9 +266,8 @@ def verdict(outcome: str, recovered: int | None, p_value: float | None = 0.5) ->
     return Verdict(outcome, (), 20, recovered, None if recovered is None else 0.5, None, p_value)
 
 
-@pytest.mark.parametrize(
-    ("conditions", "found", "code"),
-    [
+def test_gates() -> None:
+    for conditions, found, code in [
         (["leak"], verdict(LEAK, 6), 1),
         (["near-copy"], verdict(LEAK, 6).replace(grade=NEAR_COPY), 1),
         (["near-copy"], verdict(LEAK, 6).replace(grade=RESEMBLES), 0),
@@ -300,15 +289,12 @@ def verdict(outcome: str, recovered: int | None, p_value: float | None = 0.5) ->
         (["expected<1"], verdict(NO_LEAK_FOUND, 0), 1),
         (["recovered>=0"], verdict(INCONCLUSIVE, None), 3),
         (["recovered>=1"], verdict(INCONCLUSIVE, 1), 1),
-    ],
-)
-def test_gates(conditions: list[str], found: Verdict, code: int) -> None:
-    assert exit_code(found, [read_condition(text) for text in conditions]) == code
+    ]:
+        assert exit_code(found, [read_condition(text) for text in conditions]) == code
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_other_conditions_are_refused() -> None:
+    for text in [
         "",
         "recoverd>=5",
         "recovered",
@@ -321,11 +307,9 @@ def test_gates(conditions: list[str], found: Verdict, code: int) -> None:
         "__import__('os')>=1",
         "recovered>=5 or 1",
         "p_value!=1",
-    ],
-)
-def test_other_conditions_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--fail-on"):
-        read_condition(text)
+    ]:
+        with pytest.raises(InputError, match="--fail-on"):
+            read_condition(text)
 
 
 @given(st.text(max_size=40))
@@ -344,24 +328,29 @@ def test_a_quantity_that_is_not_known_fulfils_nothing() -> None:
             assert not read_condition(f"{name}{sign}0").holds(unknown)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
+def test_budgets() -> None:
+    for text, seconds in [
         *[("90s", 90), ("10min", 600), ("1.5h", 5400), ("2m", 120), (30, 30), ("1m30s", 90)],
         *[("5 minutes", 300), ("1h 2min 3s", 3723), ("0.5 hours", 1800), (".5", 0.5)],
-    ],
-)
-def test_budgets(text: str | float, seconds: float) -> None:
-    assert seconds_of(text) == seconds
+    ]:
+        assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "fast", "-1min", "0", "1e999h", "10 parsecs", "nan", "2s1min", "1min2", "5 minuets"],
-)
-def test_other_budgets_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="A budget is a time"):
-        seconds_of(text)
+def test_other_budgets_are_refused() -> None:
+    for text in [
+        "",
+        "fast",
+        "-1min",
+        "0",
+        "1e999h",
+        "10 parsecs",
+        "nan",
+        "2s1min",
+        "1min2",
+        "5 minuets",
+    ]:
+        with pytest.raises(InputError, match="A budget is a time"):
+            seconds_of(text)
 
 
 @given(st.text(max_size=20))
