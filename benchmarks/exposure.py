@@ -4,7 +4,7 @@
     python -m benchmarks.exposure ranking FOLDER --pool tune     victims that formulas were chosen on
     python -m benchmarks.exposure fit                            coefficients of risk/ranking.py, by those
     python -m benchmarks.exposure draw                           seeds of claims, formulas being committed
-    python -m benchmarks.exposure ranking FOLDER --jobs 16       24 victims, attacks, scores
+    python -m benchmarks.exposure ranking FOLDER --device cuda   26 victims, attacks, scores (--jobs N)
     python -m benchmarks.exposure kinks FOLDER --device cuda     CIFAR n = 100: members, halves, strangers
     python -m benchmarks.exposure leftout FOLDER --jobs 16       20 records x 3 seeds, trained without
     python -m benchmarks.exposure epsilon                        DP-SGD at 1, 4, 8, and none (opacus)
