@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 import residuum as rs
 from residuum.auditing.stored import ROUNDING, nearest, stored_in
+from residuum.checkpoints.releases import open_release
 from residuum.cli.main import main
+from residuum.errors import CheckpointError
 from tests.program import printed
 
 N, HELD = 30, 120
@@ -145,6 +147,22 @@ def test_an_array_beside_a_network_counts_where_samples_stand_in_it(
     assert len(result.attacks) > 1
     assert (result.exit_code == 1) is own
     assert own or any(why.startswith("not confirmed: an array") for why in result.verdict.reasons)
+
+
+def test_damaged_records_are_an_error_that_says_so_or_said_to_be_there(
+    network: dict[str, Tensor], tmp_path: Path
+) -> None:
+    held = torch.full((N, 6), 3.0)
+    torch.save({"model": network, "X_train": held}, tmp_path / "m.pt")
+    raw, numbers = (tmp_path / "m.pt").read_bytes(), held.numpy().tobytes()
+    assert numbers in raw
+    (tmp_path / "m.pt").write_bytes(raw.replace(numbers, b"\1" + numbers[1:]))  # no longer its sum
+    kept = stored_in(tmp_path / "m.pt")
+    assert kept is not None
+    assert (kept.count, kept.kept[0].records) == (N, None)
+    block = open_release(tmp_path / "m.pt").content["X_train"]
+    with pytest.raises(CheckpointError, match="CRC"):
+        block.tensor()
 
 
 def test_a_parameter_is_no_record_whatever_it_is_called(tmp_path: Path) -> None:

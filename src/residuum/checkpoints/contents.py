@@ -29,7 +29,7 @@ from torch import Tensor
 from residuum.checkpoints.inert import Block, Thing, key_of
 from residuum.checkpoints.releases import Release
 from residuum.checkpoints.starts import proved_start
-from residuum.errors import UnsafeFileError
+from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.base import Record
 from residuum.records.data import is_size
 
@@ -261,12 +261,15 @@ def records_in(release: Release) -> list[Kept]:
 
 def _records(value: Any) -> Tensor | None:
     """(N, d) numbers of an array, a sparse array or a tree; None where there are none to compare."""
-    if isinstance(value, Thing) and "_shape" in value.attributes:
-        return _dense(value)
-    block = _tree_data(value) if isinstance(value, Thing) else value
-    if not isinstance(block, Block) or block.read is None:
+    try:
+        if isinstance(value, Thing) and "_shape" in value.attributes:
+            return _dense(value)
+        block = _tree_data(value) if isinstance(value, Thing) else value
+        if not isinstance(block, Block) or block.read is None:
+            return None
+        found = block.tensor().flatten(1)
+    except CheckpointError:  # damaged: that they are there is to be said all the same
         return None
-    found = block.tensor().flatten(1)
     return None if found.is_complex() or not found.numel() else found.double()
 
 

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, ClassVar, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -69,6 +70,8 @@ TORCH_KINDS = {
     "ComplexFloat": torch.complex64,
     "ComplexDouble": torch.complex128,
 }
+# What reading the numbers of a damaged file can raise, long after it was opened.
+UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, OSError, EOFError, BadZipFile)
 PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
 
 
@@ -126,7 +129,7 @@ class Block:
             )
         try:
             return self.read()
-        except (ValueError, TypeError, RuntimeError, OverflowError) as problem:
+        except UNREADABLE as problem:
             raise CheckpointError(
                 f"An array must be in the file as it is described; this one is not ({problem}).",
                 "Copy or save the file again.",
