@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
-from residuum.attacks.state import Progress
+from residuum.attacks.contract import Progress
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge

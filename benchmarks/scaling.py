@@ -19,8 +19,7 @@ from torch import Tensor
 
 from benchmarks.harness import Report
 from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.solver import Solver
-from residuum.attacks.state import look
+from residuum.attacks.solver import Solver, look
 from residuum.engine.explicit import evaluation_cost
 from residuum.networks import MLP
 from residuum.records import Knowledge

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from benchmarks.harness import RESULTS, clock, draw_seeds, threads
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.config import stream
+from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
     Setting,
     Sources,

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.state import Progress
+from residuum.attacks.contract import Progress
 from residuum.auditing.artifacts import AuditRun
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes

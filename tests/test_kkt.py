@@ -24,8 +24,7 @@ from residuum.stationarity import (
     weighted_gradient,
 )
 from residuum.theory import certify
-from residuum.theory.clarke import _columns, find_kinks
-from residuum.theory.kkt import fit_multipliers
+from residuum.theory.kkt import _columns, find_kinks, fit_multipliers
 from residuum.theory.rows import constraint_rows, normalise_labels
 from tests.cases import multiclass_point, relu_point
 from tests.reference import dense_nnls, row_gradients, theta_vector

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from residuum.attacks.growth import merge, patterns, prune
+from residuum.attacks.growth import Newcomer, merge, patterns, population_of, prune, remove, settle
 from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.solver import Solver
-from residuum.attacks.state import Newcomer, Population, population_of, remove, settle
+from residuum.attacks.solver import Population, Solver
 from residuum.records import Knowledge
 from tests.cases import relu_point
 from tests.test_growth import SMALL, small_solver

@@ -20,8 +20,7 @@ from residuum.attacks.objectives import (
 )
 from residuum.attacks.problem import best_multipliers
 from residuum.attacks.run import search
-from residuum.attacks.solver import Solver
-from residuum.attacks.state import SolverState
+from residuum.attacks.solver import Solver, SolverState
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge

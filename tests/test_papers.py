@@ -29,7 +29,7 @@ from papers.refael2025 import compare, repeats
 from papers.runs import RELEASED, SCALES, Context, Outcome, load, save
 from papers.shen2026 import ARMS, Case, cases, grown, top_rule
 from papers.uniqueness import from_balance, some_neurons
-from residuum.attacks.state import SolverState
+from residuum.attacks.solver import SolverState
 from residuum.errors import InputError
 from residuum.report.drawing import Cell
 from residuum.theory.kkt_sets import KKTSet

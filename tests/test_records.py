@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save
 
 import residuum.records.rundir as files
 from residuum.attacks.problem import Explained
-from residuum.attacks.solver import SolverState
-from residuum.attacks.state import Population
+from residuum.attacks.solver import Population, SolverState
 from residuum.checkpoints import Inspection, ParameterSummary
 from residuum.checkpoints.contents import Finding
 from residuum.errors import (

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import lsq_linear
 
 from residuum.attacks import PRESETS, AttackConfig, attack
-from residuum.attacks.config import stream
+from residuum.attacks.contract import stream
 from residuum.attacks.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.problem import Problem, best_multipliers

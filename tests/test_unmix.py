@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks.config import stream
+from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
     Layer,
     Setting,

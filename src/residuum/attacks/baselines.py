@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks.config import stream
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, stream
 from residuum.attacks.priors import box
 from residuum.attacks.selection import select
 from residuum.checkpoints import first_layer

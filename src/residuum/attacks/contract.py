@@ -6,19 +6,39 @@ Whoever writes one fills in ``why_not`` and ``run``, here or in an installed pac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from residuum.attacks.state import Watcher
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings.attack import AttackConfig
 
 MOST_CANDIDATES = 20_000  # of one attack: bounds the memory of the scoring
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher sees: losses (R,) and relative squared residuals (R, L) at a step.
+
+    living: the candidates of every run at this moment, worked out when asked for.
+    """
+
+    step: int
+    steps: int
+    loss: Tensor
+    layers: Tensor
+    layer_names: tuple[str, ...]
+    living: Callable[[], list[Tensor]] | None = None
+
+
+Watcher = Callable[[Progress], None]
 
 
 class Attack:
@@ -101,3 +121,13 @@ def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Re
 
 def _wrong(wanted: str, got: object) -> InputError:
     return InputError(f"An attack must return {wanted}; got {got}.", "Correct the attack.")
+
+
+def stream(*names: str | int) -> torch.Generator:
+    """A generator of its own for these names: equal ones give equal numbers, on any machine.
+
+    Datasets, initial weights and attacks all take small seeds. With one generator per plain seed an
+    attack could start at the very numbers that synthetic data were made of, and find what it was given.
+    """
+    digest = hashlib.sha256(repr(("attack", *names)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

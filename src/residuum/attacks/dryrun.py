@@ -90,7 +90,8 @@ def estimate(
     if config.multipliers.every and state.lam[0].numel() <= MAX_UNKNOWNS:
         looks += (state.lam[0].numel() + 1) / config.multipliers.every
     names = solver.problem.layer_names
-    if Grower.of(solver) is not None:
+    if config.growth.how != "none":
+        Grower(solver)  # refuses what it cannot do
         notes += ("the time is that of the first candidates; growth adds",)
     return Estimate(
         checkpoint.arch,

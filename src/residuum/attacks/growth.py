@@ -28,13 +28,13 @@ priors, at the surrogate of that step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import stream
+from residuum.attacks.contract import stream
 from residuum.attacks.priors import box
 from residuum.attacks.problem import Evaluation, Problem
 from residuum.attacks.splitting import (
@@ -44,12 +44,11 @@ from residuum.attacks.splitting import (
     lowest_curvature,
     second_order,
 )
-from residuum.attacks.state import Newcomer, SolverState, population_of, recorded, remove, settle
 from residuum.errors import InputError
 from residuum.networks import ReLU, SigmoidReLU, Softplus
 
 if TYPE_CHECKING:
-    from residuum.attacks.solver import Solver
+    from residuum.attacks.solver import Population, Solver, SolverState
 
 TRIED = 4  # places tried for every new candidate that is wanted
 ASCENT, FIRST, LAST = 60, 0.3, 0.01  # inner ascent: steps, and their length over the radius
@@ -57,6 +56,23 @@ SAME = 0.95  # cosine above which two maxima are one
 VANISHING = 20.0  # sharpness times pre-activation above which a surrogate has no curvature left
 TRIES = 8  # pairs per round and run
 CLOSE = 0.1  # distance over length, for networks without gates
+OWN = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")  # of a population
+PER_SLOT = ("x", "lam", "best_x", "best_lam")  # of a state
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """One candidate more. parent: the slot that it splits from, whose other half takes ``moved``.
+
+    lam: stored multiplier, of both halves where there is a parent; figures: of the split, for its event.
+    """
+
+    x: Tensor
+    lam: Tensor
+    label: Tensor
+    parent: int | None = None
+    moved: Tensor | None = None
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 class Round:
@@ -268,11 +284,6 @@ class Grower:
         self.exact = exact_degree(solver.model)
         self.limit = self.how.limit or 4 * solver.sizes[1]
         self.notes: dict[str, str] = {}
-
-    @classmethod
-    def of(cls, solver: Solver) -> Grower | None:
-        """None where candidates do not grow."""
-        return None if solver.config.growth.how == "none" else cls(solver)
 
     def next_round(self, step: int) -> int:
         """The step at which a round may be due next, as far as the calendar says it."""
@@ -555,4 +566,87 @@ def patterns(problem: Problem, x: Tensor) -> Tensor | None:
     hidden = equation.pre_activations(x.flatten(1), problem.true_activation)
     return torch.cat(
         [x[:, :0].flatten(1), *(torch.where(z > 0, 1.0, -1.0).to(x) for z in hidden)], 1
+    )
+
+
+def population_of(state: SolverState) -> Population:
+    """The state's population; only states of attacks that grow have one."""
+    assert state.population is not None
+    return state.population
+
+
+def recorded(state: SolverState, events: list[dict[str, Any]]) -> SolverState:
+    """With these events after those before."""
+    population = population_of(state)
+    return state.replace(population=population.replace(events=(*population.events, *events)))
+
+
+def settle(
+    state: SolverState, newcomers: list[list[Newcomer]]
+) -> tuple[SolverState, list[list[tuple[int, ...]]]]:
+    """Give every run's newcomers slots, empty ones first, and numbers; optimiser state is inherited.
+
+    Returns the numbers of each newcomer: (child, child) of a split, (candidate,) otherwise.
+    """
+    if not any(newcomers):
+        return state, [[] for _ in newcomers]
+    population, m = population_of(state), state.x.shape[1]
+    wanted = [int(a.sum()) + len(new) for a, new in zip(population.active, newcomers, strict=True)]
+    state = widen(state, max(m, *wanted))
+    population = population_of(state)
+    tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
+    moments = {name: t.clone() for name, t in state.moments.items()}
+    own = {name: getattr(population, name).clone() for name in ("labels", "active", "ident")}
+    born = list(population.born)
+    numbers: list[list[tuple[int, ...]]] = []
+    for run, new in enumerate(newcomers):
+        empty = (~population.active[run]).nonzero()[:, 0].tolist()
+        numbers.append([])
+        for slot, one in zip(empty, new, strict=False):
+            tensors["x"][run, slot], tensors["lam"][run, slot] = one.x, one.lam
+            own["labels"][run, slot], own["active"][run, slot] = one.label, True
+            own["ident"][run, slot] = born[run]
+            fresh: tuple[int, ...] = (born[run],)
+            if one.parent is not None and one.moved is not None:
+                tensors["x"][run, one.parent] = one.moved
+                tensors["lam"][run, one.parent] = one.lam
+                own["ident"][run, one.parent] = born[run] + 1
+                fresh = (born[run] + 1, born[run])
+            for moment in moments.values():
+                moment[run, slot] = 0.0 if one.parent is None else moment[run, one.parent]
+            born[run] += len(fresh)
+            numbers[run].append(fresh)
+    population = population.replace(**own, born=tuple(born))
+    return state.replace(**tensors, moments=moments, population=population), numbers
+
+
+def remove(state: SolverState, gone: Tensor) -> SolverState:
+    """Empty these slots (R, m)."""
+    population = population_of(state)
+
+    def emptied(tensor: Tensor) -> Tensor:
+        return tensor.masked_fill(gone.view(*gone.shape, *[1] * (tensor.ndim - 2)), 0.0)
+
+    return state.replace(
+        x=emptied(state.x),
+        lam=emptied(state.lam),
+        moments={name: emptied(t) for name, t in state.moments.items()},
+        population=population.replace(active=population.active & ~gone),
+    )
+
+
+def widen(state: SolverState, slots: int) -> SolverState:
+    """The same with empty slots at the end, up to so many."""
+    more = slots - state.x.shape[1]
+    if more <= 0:
+        return state
+
+    def padded(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor.new_zeros(len(tensor), more, *tensor.shape[2:])], 1)
+
+    population = population_of(state)
+    return state.replace(
+        **{name: padded(getattr(state, name)) for name in PER_SLOT},
+        moments={name: padded(t) for name, t in state.moments.items()},
+        population=population.replace(**{name: padded(getattr(population, name)) for name in OWN}),
     )

@@ -26,12 +26,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from residuum.attacks.config import stream
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, Progress, Watcher, stream
 from residuum.attacks.objectives import Moment
 from residuum.attacks.priors import PRIORS, Prior
 from residuum.attacks.selection import select
-from residuum.attacks.state import Progress, Watcher
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, Surface
 from residuum.errors import InputError
 from residuum.networks import dense_chain

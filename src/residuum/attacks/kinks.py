@@ -20,11 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, Watcher
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.attacks.priors import PRIORS, Prior, penalty
 from residuum.attacks.selection import select
-from residuum.attacks.state import Watcher
 from residuum.checkpoints.surfaces import Surface
 from residuum.networks import dense_chain
 from residuum.records import Knowledge, Reconstruction

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.attacks.config import stream
+from residuum.attacks.contract import stream
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, box, penalty

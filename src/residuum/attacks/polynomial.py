@@ -25,8 +25,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import stream
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, stream
 from residuum.attacks.power import BUDGET, Growth, grow, levenberg_marquardt, refinement_cost
 from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import Surface

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from residuum import plugins
 from residuum.attacks.appearance import Appearance, appearance
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, Watcher
 from residuum.attacks.growth import Grower
 from residuum.attacks.invert import GEIPING, OURS, Invert
 from residuum.attacks.kinks import Kinks
@@ -24,8 +24,7 @@ from residuum.attacks.objectives import OBJECTIVES, BinaryKKT, Objective
 from residuum.attacks.polynomial import PolynomialAttack
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.selection import select
-from residuum.attacks.solver import Solver
-from residuum.attacks.state import Population, SolverState, Watcher, load_state, progress
+from residuum.attacks.solver import Population, Solver, SolverState, load_state
 from residuum.attacks.trunk import BehindTrunk
 from residuum.attacks.unmix import Unmix
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
@@ -120,7 +119,8 @@ def search(
     the state that comes back has not stopped, and is gone on with.
     """
     config, path = solver.config, None if path is None else Path(path)
-    grower = grower or Grower.of(solver)
+    if grower is None and config.growth.how != "none":
+        grower = Grower(solver)
     start = saved = time.monotonic()
     state = load_state(path, solver.fingerprint, config.device) or solver.start()
     try:
@@ -132,7 +132,7 @@ def search(
             if grower is not None:
                 state = grower.after(state)
             if watch is not None:
-                watch(progress(state, config.steps, solver.problem.layer_names, solver.pixels))
+                watch(solver.progress(state))
             now = time.monotonic()
             if not state.stopped and now - start > config.seconds:
                 state = state.replace(stopped="time")
@@ -207,7 +207,7 @@ class Stationarity(Attack):
         """All restarts side by side; a saved state is gone on with."""
         start = time.monotonic()
         solver = prepare(surface.checkpoint, knowledge, config, per_run, self.objective)
-        grower = Grower.of(solver)
+        grower = None if config.growth.how == "none" else Grower(solver)
         state = search(solver, state_path, watch, grower=grower)
         runs = config.restarts
         status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())

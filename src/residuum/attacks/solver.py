@@ -1,7 +1,8 @@
 """Minimise the attack's loss over candidates and multipliers, R restarts side by side.
 
-``Solver.step`` is one update, ``Solver.solve`` the one loop over it. What happens between looks at the
-loss (growth, a watcher, the clock, saving, pausing) is ``search`` in ``run.py``.
+``SolverState`` is an attack at one moment, ``Solver.step`` one update of it, ``Solver.solve`` the one
+loop over steps. What happens between looks at the loss (growth, a watcher, the clock, saving, pausing)
+is ``search`` in ``run.py``.
 
 Every random number comes from the seed; nothing here knows a dataset. A run whose loss leaves the
 finite numbers is put back to its best point, stopped, and reported as "diverged"; the others go on.
@@ -11,6 +12,11 @@ finite numbers is put back to its best point, stopped, and reported as "diverged
            p <- p - rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
 A step never looks at the values of a tensor, so that a CUDA graph can hold it.
+
+Runs side by side share tensors (R, m, ...) and may hold different numbers of candidates. A slot is
+alive or empty; an empty one holds zeros, its multiplier is zero and never moves, so it adds nothing
+to the equation. Every candidate has a number of its own, never used again in its run: those of the
+start are 0..m-1, and a split gives two new ones.
 """
 
 from __future__ import annotations
@@ -18,30 +24,101 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.config import PerRun, stream
+from residuum.attacks.contract import Progress, stream
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box, derivatives, penalty
 from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
 from residuum.attacks.rowspace import RowSpace
-from residuum.attacks.state import Population, SolverState, fingerprint, look
 from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
-from residuum.records import Knowledge
-from residuum.settings.attack import FAST, LR_LAM, AttackConfig
+from residuum.errors import InputError
+from residuum.records import Knowledge, Record
+from residuum.records.rundir import another, digest
+from residuum.settings.attack import FAST, LR_LAM, NUMBERS, VARIED, AttackConfig
 
 if TYPE_CHECKING:
     from residuum.settings.attack import Step
 
+DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
 
 Moments = dict[str, Tensor]
 OneStep = Callable[[Tensor, Tensor, Moments, "Step", Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Population(Record):
+    """labels, active, ident: (R, m), and the same of the best point of every run.
+
+    born: numbers used up in each run; last: step of each run's latest round; events: what happened,
+    see ``growth.py``; stopped: why a run grows no more, "" while it may.
+    """
+
+    labels: Tensor
+    active: Tensor
+    ident: Tensor
+    best_labels: Tensor
+    best_active: Tensor
+    best_ident: Tensor
+    born: tuple[int, ...]
+    last: tuple[int, ...]
+    stopped: tuple[str, ...]
+    events: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def start(cls, runs: int, labels: Tensor) -> Population:
+        """Every run with the same candidates, all alive; labels: (m,)."""
+        m = len(labels)
+        own = labels.expand(runs, m).clone()
+        active = torch.ones(runs, m, dtype=torch.bool, device=labels.device)
+        ident = torch.arange(m, device=labels.device).expand(runs, m).clone()
+        return cls(own, active, ident, own, active, ident, (m,) * runs, (0,) * runs, ("",) * runs)
+
+    def keep_best(self, better: Tensor) -> Population:
+        """Runs (R,) that reached a better point remember who was alive there."""
+        now = {f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")}
+        kept = {n: torch.where(better[:, None], t, getattr(self, n)) for n, t in now.items()}
+        return self.replace(**kept)
+
+
+@dataclass(frozen=True, eq=False)
+class SolverState(Record):
+    """An attack at one moment: all that is needed to go on.
+
+    x, best_x: (R, m, *shape), or (R, m, r) in row-space mode; tensors may share memory, so none of
+    them is ever changed in place. population: of an attack whose candidates grow, None otherwise.
+    """
+
+    x: Tensor
+    lam: Tensor
+    best_x: Tensor
+    best_lam: Tensor
+    best_loss: Tensor
+    first_loss: Tensor
+    alive: Tensor
+    step: int
+    fingerprint: str
+    moments: dict[str, Tensor] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    loss: tuple[Tensor, ...] = ()
+    layers: tuple[Tensor, ...] = ()
+    stopped: str = ""
+    population: Population | None = None
+
+    @property
+    def moving(self) -> Tensor:
+        """(R,) runs, or (R, m) candidates of them, that steps may change."""
+        if self.population is None:
+            return self.alive
+        return self.alive[:, None] & self.population.active
 
 
 class Solver:
@@ -97,7 +174,9 @@ class Solver:
         self.scale = self._stored_scale(candidates, lam_ndim)
         # Growth looks at the curvature of the residual alone.
         kappa = (config.margins.weight or 0.0) if config.growth.how == "none" else 0.0
-        self.margins = EqualMargins.promised(objective, knowledge, shape, kappa, self.scale)
+        self.margins: EqualMargins | None = None
+        if kappa > 0:
+            self.margins = EqualMargins.promised(objective, knowledge, shape, kappa, self.scale)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
         self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
@@ -167,6 +246,20 @@ class Solver:
         """Whether matrix products may round up to this step: ``polish`` is the share of the last ones."""
         config = self.config
         return config.precision in FAST and step <= config.steps * (1 - config.numerics.polish)
+
+    def progress(self, state: SolverState) -> Progress:
+        """The state as a watcher sees it."""
+
+        def living() -> list[Tensor]:
+            x, population = self.pixels(state.x), state.population
+            if population is None:
+                return list(x)
+            return [x[run][population.active[run]] for run in range(len(x))]
+
+        names = self.problem.layer_names
+        return Progress(
+            state.step, self.config.steps, state.loss[-1], state.layers[-1], names, living
+        )
 
     def multipliers(self, lam: Tensor) -> Tensor:
         """Plain-sum multipliers of stored ones."""
@@ -411,3 +504,141 @@ class StaticSteps:
         self.repeaters[fast].run(count)
         kept = {name: moment.clone() for name, moment in moments.items()}
         return live["x"].clone(), live["lam"].clone(), kept
+
+
+def look(
+    state: SolverState, x: Tensor, lam: Tensor, loss: Tensor, layers: Tensor, empty_loss: float
+) -> SolverState:
+    """History, best snapshots, and runs that left the finite numbers.
+
+    empty_loss: what no candidates at all would cost; a run that began near zero may come back to it.
+    """
+    first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
+    fine = torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=empty_loss))
+    better = state.alive & fine & (loss < state.best_loss)
+    # A run stopped by the clock has been looked at where it goes on from.
+    population = state.population
+    past = len(state.steps) - (state.step in state.steps[-1:])
+    return state.replace(
+        best_x=_where(better, x, state.best_x),
+        best_lam=_where(better, lam, state.best_lam),
+        best_loss=torch.where(better, loss, state.best_loss),
+        first_loss=first,
+        alive=state.alive & fine,
+        steps=(*state.steps[:past], state.step),
+        loss=(*state.loss[:past], loss.detach().cpu().double()),
+        layers=(*state.layers[:past], layers.detach().cpu().double()),
+        population=population if population is None else population.keep_best(better),
+    )
+
+
+def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """new for these runs, old for the others; no copy where one of them serves all."""
+    if bool(runs.all()):
+        return new
+    if not bool(runs.any()):
+        return old
+    return torch.where(runs.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+class PerRun:
+    """Settings of R runs that share one program and one set of weights.
+
+    runs: one configuration each, or none where all are alike. A setting that is the same in every
+    run stays a plain number; one that differs is a tensor with one value per run, shaped to
+    broadcast against (R, m, ...).
+    """
+
+    def __init__(
+        self,
+        config: AttackConfig,
+        runs: Sequence[AttackConfig] | None,
+        dtype: torch.dtype = torch.float64,
+        device: str = "cpu",
+    ) -> None:
+        self.runs = tuple(runs or ())
+        self.config = config
+        self._numbers: dict[str, Any] = {"dtype": dtype, "device": device}
+        if self.runs:
+            self._check()
+        self._tensors = {
+            name: torch.tensor(values, **self._numbers)
+            for name in NUMBERS
+            if len(set(values := [run.value(name) for run in self.runs])) > 1
+        }
+
+    def value(self, name: str, ndim: int = 1) -> float | Tensor:
+        """One number for all runs, or a tensor (R, 1, ...) of ``ndim`` dimensions."""
+        if name not in self._tensors:
+            return self.one(0).value(name)
+        tensor = self._tensors[name]
+        return tensor.view(-1, *[1] * (ndim - 1))
+
+    def priors(self) -> list[tuple[str, float | Tensor]]:
+        """Every prior that some run has, with its weight: a number, or (R,) with 0 where it is absent."""
+        if len({run.priors for run in self.runs}) < 2:
+            return list(self.one(0).priors or ())
+        own = [dict(run.priors or ()) for run in self.runs]
+        names = dict.fromkeys(name for priors in own for name in priors)
+        return [
+            (name, torch.tensor([priors.get(name, 0.0) for priors in own], **self._numbers))
+            for name in names
+        ]
+
+    def one(self, run: int) -> AttackConfig:
+        """The settings of one run."""
+        return self.runs[run] if self.runs else self.config
+
+    def _check(self) -> None:
+        if len(self.runs) != self.config.restarts:
+            raise InputError(
+                f"Settings per run must be as many as restarts; got {len(self.runs)} for "
+                f"{self.config.restarts}.",
+                "Give one configuration per restart.",
+            )
+        for run in self.runs:
+            common = {name: self.config.value(name) for name in VARIED}
+            if run.changed(**common) != self.config:
+                raise InputError(
+                    f"Runs side by side may differ in {', '.join(VARIED)} alone.",
+                    "Run configurations that differ otherwise one after the other.",
+                )
+
+
+def fingerprint(
+    model: nn.Module,
+    objective: Objective,
+    knowledge: Knowledge,
+    configs: Sequence[AttackConfig],
+    candidates: int,
+) -> str:
+    """Hash of everything that decides an attack but its wall clock.
+
+    configs: the settings of all runs together, then each run's own where they differ.
+    """
+    settings = [{k: v for k, v in config.to_json().items() if k != "seconds"} for config in configs]
+    tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
+    known = [t for t in (*tensors, knowledge.mean, knowledge.norms) if t is not None]
+    rest = [knowledge.shape, knowledge.value_range, knowledge.sample_count, knowledge.label_balance]
+    told = [rest, knowledge.loss, knowledge.weight_decay]
+    return digest([*settings, repr(objective), candidates], *known, told)
+
+
+def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState | None:
+    """The state saved at ``path``, None where there is none; another attack's state is refused."""
+    if path is None or not path.exists():
+        return None
+    state = SolverState.load(path)
+    if state.fingerprint != fingerprint:
+        raise another(path.parent, "an attack", "settings or on other weights")
+    stopped = "" if state.stopped == "time" else state.stopped
+    population = None if state.population is None else _moved(state.population, device)
+    moments = {name: t.to(device) for name, t in state.moments.items()}
+    state = state.replace(moments=moments, stopped=stopped, population=population)
+    return _moved(state, device)
+
+
+def _moved(record: Any, device: str) -> Any:
+    """With its tensors on another device; a history of them stays where it is."""
+    tensors = {name: t for name, t in vars(record).items() if isinstance(t, Tensor)}
+    return record.replace(**{name: t.to(device) for name, t in tensors.items()})

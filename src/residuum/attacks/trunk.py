@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from residuum.attacks.config import stream
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, stream
 from residuum.attacks.priors import Prior, SparseGradients
 from residuum.attacks.unmix import (
     MOST_BYTES,

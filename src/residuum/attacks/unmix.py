@@ -45,8 +45,7 @@ import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor, nn
 
-from residuum.attacks.config import stream
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, stream
 from residuum.checkpoints.inspection import noise_edge
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError

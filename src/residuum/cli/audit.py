@@ -40,7 +40,7 @@ from residuum.errors import InputError
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
-    from residuum.attacks.state import Progress
+    from residuum.attacks.contract import Progress
     from residuum.auditing import AuditResult
     from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun

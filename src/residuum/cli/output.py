@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from residuum.attacks.state import Progress as AttackProgress
+    from residuum.attacks.contract import Progress as AttackProgress
     from residuum.sweeping.run import Progress as SweepProgress
     from residuum.training import Progress as TrainingProgress
 

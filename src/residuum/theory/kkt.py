@@ -6,6 +6,17 @@
 Refael et al. 2025, Definition 3: eps = ||theta - sum lam_r grad m_r|| (a norm), delta =
 max_r lam_r (m_r - p) with p = min_r m_r. eps is not scale free, so residuals are eps / ||theta||.
 All of it in float64.
+
+The Clarke residual is the same where gates at kinks are free. Trained ReLU networks put many samples on
+the kinks of their neurons, where the derivative is any number in [0, 1]; taking 0 there leaves a residual
+that no training removes. On kink pairs (row r, neuron j) the gate is a variable:
+
+    min || theta - sum_r lam_r g_r - sum_(r,j) mu_rj e_rj ||   s.t.  lam >= 0,  0 <= mu_rj <= lam_r
+
+g_r: gradient with those gates closed; e_rj: what opening gate j adds. A convex quadratic programme,
+solved with an explicit error variable (the normal-equations form stalls). With several hidden
+layers the gates of different layers multiply, so one layer is freed at a time, the others stay at
+their sign: an upper bound. Too many kinks: the most useful ones are freed, again an upper bound.
 """
 
 from __future__ import annotations
@@ -13,23 +24,37 @@ from __future__ import annotations
 import copy
 import math
 import time
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor, nn
 
 from residuum import stationarity
 from residuum.errors import DataError
-from residuum.networks import balance, dense_chain, homogeneity_order
+from residuum.networks import MLP, ReLU, Trace, balance, dense_chain, homogeneity_order
 from residuum.networks.probing import second_derivatives
 from residuum.records import Certificate, LayerResidual
-from residuum.stationarity import Rows, layer_residuals, norm, parameters, project, residual
+from residuum.stationarity import (
+    Rows,
+    Theta,
+    flatten,
+    layer_residuals,
+    mlp_gram,
+    norm,
+    parameters,
+    project,
+    residual,
+)
 from residuum.theory import multipliers as mult
-from residuum.theory.clarke import clarke_residual
+from residuum.theory.multipliers import DENSE_BYTES, Factor, factor_dense, factor_gram
 from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
 
-KINK_TOLERANCE = 1e-3
-KINK_LIMIT = 1200
-EXACT, NEAR = 1e-6, 0.1
+KINK_TOLERANCE = 1e-3  # of |w_j| |x_i|, see find_kinks
+KINK_LIMIT = 1200  # gates freed in one programme, whose cost grows with their cube
+ROUNDS = 4  # of choosing gates to free, each by what the one before left over
+EXACT, NEAR = 1e-6, 0.1  # relative residual up to which a point is called KKT, or near it
 MOST_VALUES = 1 << 22  # of samples that go through a network at once
 
 
@@ -165,3 +190,196 @@ def _status(relative: float, margin: float | None) -> str:
     if margin is not None and margin <= 0:
         return "not_separated"
     return "kkt" if relative <= EXACT else "near_kkt" if relative <= NEAR else "far_from_kkt"
+
+
+@dataclass(frozen=True)
+class Kinks:
+    """Pairs (row, neuron) of hidden layer ``layer`` whose pre-activation is zero to tolerance."""
+
+    layer: int
+    row: Tensor
+    neuron: Tensor
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, chosen: Tensor) -> Kinks:
+        """The chosen pairs."""
+        return Kinks(self.layer, self.row[chosen], self.neuron[chosen])
+
+
+@torch.no_grad()
+def clarke_residual(
+    model: MLP, x: Tensor, rows: Rows, plain: Theta, tolerance: float, limit: int, end: float
+) -> tuple[float, int, int, bool]:
+    """Smallest residual norm over free gates, one hidden layer at a time; at most the plain one.
+
+    end: on the monotonic clock; what is found by then counts. Returned with it: how many kinks there
+    are, how many had a free gate, and whether every programme was solved.
+    """
+    best, kinks, freed, solved = norm(plain), 0, 0, True
+    trace = model.trace(x)
+    for layer in range(len(model.linears) - 1 if isinstance(model.activation, ReLU) else 0):
+        pairs = find_kinks(model, trace, rows, layer, tolerance)
+        kinks += len(pairs)
+        if len(pairs):
+            value, used, fine = _free_layer(model, trace, rows, pairs, plain, limit, end)
+            solved = solved and fine
+            freed += used
+            best = min(best, value)
+    return best, kinks, freed, solved
+
+
+def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: float) -> Kinks:
+    """|pre_ij| <= tolerance |(w_j, b_j)| |(a_i, 1)|, neurons without weights left out."""
+    linear, inputs = model.linears[layer], trace.inputs[layer]
+    weight, bias = linear.weight.detach(), linear.bias
+    neuron, sample = weight.square().sum(1), inputs.square().sum(1)
+    if bias is not None:
+        neuron, sample = neuron + bias.detach().square(), sample + 1
+    scale = sample.sqrt()[:, None] * neuron.sqrt()
+    near = (trace.pre[layer].abs() <= tolerance * scale) & (neuron > 1e-24 * neuron.max())
+    row, unit = near[rows.index].nonzero(as_tuple=True)
+    return Kinks(layer, row, unit)
+
+
+def _free_layer(
+    model: MLP, trace: Trace, rows: Rows, pairs: Kinks, plain: Theta, limit: int, end: float
+) -> tuple[float, int, bool]:
+    """Column generation: free the pairs of the largest first-order gain, solve, price again."""
+    gates = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
+    chosen = torch.zeros(len(pairs), dtype=torch.bool)
+    residual, value, fine = plain, norm(plain), True
+    for _ in range(ROUNDS):
+        gain = _first_order_gain(model, trace, rows, pairs, residual)
+        gain = torch.where(gates, -gain, gain).masked_fill(chosen, -torch.inf)
+        room = limit - int(chosen.sum())
+        wanted = gain.topk(min(room, len(pairs))).indices if len(pairs) > limit else gain.argsort()
+        wanted = wanted[gain[wanted] > 1e-12 * norm(plain) ** 2] if len(pairs) > limit else wanted
+        if room <= 0 or not len(wanted) or chosen.all():
+            break
+        if time.monotonic() >= end:
+            fine = False
+            break
+        # Half of what is left per round, so that later rounds can price with a better residual.
+        chosen[wanted if len(pairs) <= limit else wanted[: max(1, room // 2)]] = True
+        found, fine = _solve(model, trace, rows, pairs.take(chosen), end)
+        if norm(found) < value:
+            residual, value = found, norm(found)
+    return value, int(chosen.sum()), fine
+
+
+def _first_order_gain(
+    model: MLP, trace: Trace, rows: Rows, pairs: Kinks, residual: Theta
+) -> Tensor:
+    """<e_rj, r>: positive when opening gate j for row r would shrink the residual."""
+    # Of the layer's pre-activations, were theta moved by r.
+    change = torch.zeros((), dtype=torch.float64)
+    for i, layer in enumerate(model.linears[: pairs.layer + 1]):
+        if i:
+            change = change * model.activation.derivative(trace.pre[i - 1]) @ layer.weight.T
+        change = change + trace.inputs[i] @ residual[f"layers.{i}.weight"].T
+        if layer.bias is not None:
+            change = change + residual[f"layers.{i}.bias"]
+    strength = _strength(model, trace, rows, pairs.layer)
+    return (strength * change[rows.index])[pairs.row, pairs.neuron]
+
+
+def _strength(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
+    """(R, h) derivative of each row's output in the activation (not the pre-activation) of a layer."""
+    signals = model.signals(trace, rows.covectors, rows.index)
+    return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
+
+
+def _columns(model: MLP, trace: Trace, rows: Rows, pairs: Kinks) -> tuple[Tensor, list[Tensor]]:
+    """Sample index and backward signals of all columns: rows with closed gates, then opened gates."""
+    layer = pairs.layer
+    strength = _strength(model, trace, rows, layer)
+    gate = model.activation.derivative(trace.pre[layer])[rows.index]
+    gate = gate.index_put((pairs.row, pairs.neuron), torch.zeros((), dtype=gate.dtype))
+    opened = torch.zeros(len(pairs), strength.shape[1], dtype=strength.dtype)
+    opened[torch.arange(len(pairs)), pairs.neuron] = strength[pairs.row, pairs.neuron]
+    index = torch.cat([rows.index, rows.index[pairs.row]])
+    signals = [torch.cat([strength * gate, opened])]
+    for below in range(layer, 0, -1):
+        gates = model.activation.derivative(trace.pre[below - 1])[index]
+        signals.append(signals[-1] @ model.linears[below].weight.detach() * gates)
+    above = model.signals(trace, rows.covectors, rows.index)[layer + 1 :]
+    padded = [torch.cat([s, s.new_zeros(len(pairs), s.shape[1])]) for s in above]
+    return index, signals[::-1] + padded
+
+
+def _solve(model: MLP, trace: Trace, rows: Rows, pairs: Kinks, end: float) -> tuple[Theta, bool]:
+    """The quadratic programme; returns the residual recomputed explicitly from its solution."""
+    index, signals = _columns(model, trace, rows, pairs)
+    theta = parameters(model)
+    factor = _factor(model, trace, index, signals)
+    z, fine = _quadratic_programme(factor, len(rows), pairs.row, end - time.monotonic())
+    residual: Theta = {}
+    for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
+        weighted = z[:, None] * signal
+        name = f"layers.{i}"
+        residual[f"{name}.weight"] = theta[f"{name}.weight"] - weighted.T @ trace.inputs[i][index]
+        if layer.bias is not None:
+            residual[f"{name}.bias"] = theta[f"{name}.bias"] - weighted.sum(0)
+    return residual, fine
+
+
+def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> Factor:
+    """QR of the dense columns where they fit, the Gram matrix otherwise."""
+    theta = parameters(model)
+    size = sum(t.numel() for t in theta.values())
+    if len(index) * size * 8 > DENSE_BYTES // 2:
+        inner = torch.zeros(len(index), dtype=torch.float64)
+        for i, signal in enumerate(signals):
+            inner += (signal * trace.pre[i][index]).sum(1)  # <d a^T, W> + <d, b> = <d, pre>
+        return factor_gram(mlp_gram(model, trace, index, signals), inner)
+    parts = []
+    for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
+        parts.append((signal[:, :, None] * trace.inputs[i][index][:, None, :]).flatten(1))
+        parts += [signal] if layer.bias is not None else []
+    return factor_dense(torch.cat(parts, 1), flatten(theta))
+
+
+def _quadratic_programme(
+    factor: Factor, rows: int, owner: Tensor, seconds: float = math.inf
+) -> tuple[Tensor, bool]:
+    """min ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner]; z = (lam, mu)."""
+    import clarabel
+
+    matrix, target = factor.matrix.numpy(), factor.target.numpy()
+    # Columns and target brought to unit size; the bounds mu <= lam carry the scales.
+    scale = np.linalg.norm(matrix, axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    size = max(float(np.linalg.norm(target)), 1e-300)
+    k, columns = matrix.shape
+    kinks, owners = columns - rows, owner.numpy()
+    upper = sparse.csc_matrix(
+        (
+            np.concatenate([1 / scale[rows:], -1 / scale[owners]]),
+            (np.tile(np.arange(kinks), 2), np.concatenate([rows + np.arange(kinks), owners])),
+        ),
+        shape=(kinks, columns),
+    )
+    equality = sparse.hstack([sparse.csc_matrix(matrix / scale), sparse.identity(k)])
+    bounds = sparse.hstack(
+        [sparse.vstack([-sparse.identity(columns), upper]), sparse.csc_matrix((columns + kinks, k))]
+    )
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.time_limit = max(seconds, 0.1)
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    solver = clarabel.DefaultSolver(
+        sparse.block_diag([sparse.csc_matrix((columns, columns)), 2 * sparse.identity(k)], "csc"),
+        np.zeros(columns + k),
+        sparse.vstack([equality, bounds], "csc"),
+        np.concatenate([target / size, np.zeros(columns + kinks)]),
+        [clarabel.ZeroConeT(k), clarabel.NonnegativeConeT(columns + kinks)],
+        settings,
+    )
+    solution = solver.solve()
+    z = np.asarray(solution.x)[:columns] * size / scale
+    z = np.maximum(np.nan_to_num(z), 0)  # exactly feasible, so that the residual is one that exists
+    z[rows:] = np.minimum(z[rows:], z[owners])
+    fine = str(solution.status) in ("Solved", "AlmostSolved")
+    return torch.from_numpy(z), fine
