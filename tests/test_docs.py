@@ -176,7 +176,7 @@ def test_a_number_that_no_file_has_is_written_over() -> None:
     made = results.filled(said)
     assert (
         made
-        == f"Before.\n\n<!-- table: quick -->\n\n{results.quick()}\n\n<!-- /table -->\n\nAfter."
+        == f"Before.\n\n<!-- table: quick -->\n\n{results.TABLES['quick']()}\n\n<!-- /table -->\n\nAfter."
     )
     assert "9.99" not in made
 

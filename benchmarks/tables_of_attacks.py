@@ -1,0 +1,375 @@
+"""Tables of attacks: what came back, how fast, beside chance."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from benchmarks import stationarity as stationary
+from benchmarks import unmix as unmixing
+from benchmarks.markdown import (
+    Figures,
+    each,
+    grid,
+    grouped,
+    means,
+    read,
+    short,
+    table,
+    victims_of,
+    with_chance,
+)
+
+# Unmix, stationarity and surfaces: means of victims on different images.
+
+SURFACES = {
+    "cifar-50": "CIFAR n=50, margin",
+    "cifar-100": "CIFAR n=100, margin",
+    "cifar-200": "CIFAR n=200, margin",
+    "cifar-500": "CIFAR n=500, margin",
+    "cifar-100-gd": "CIFAR n=100, gradient descent, 1e4 epochs",
+    "mnist-100": "MNIST n=100, margin",
+    "cifar-100-momentum": "CIFAR n=100, momentum buffer, batches of 50",
+    "sklearn-100": "MLPClassifier, CIFAR n=100, centred, Adam moment",
+    "sklearn-100-raw": "the same, pixels in [0, 1]",
+}
+
+
+@table
+def unmix() -> str:
+    """Both claims, the second one below the first."""
+    rows = []
+    for file, claim in (("unmix-h200", ""), ("unmix-again-h200", ", second claim")):
+        for name, title in SURFACES.items():
+            entries = victims_of(file, name)
+            if not entries:
+                continue
+            one, rival = (means([e[arm] for e in entries]) for arm in ("unmix", "stationarity"))
+            counts = ", ".join(str(e["unmix"]["recovered"]) for e in entries)
+            wanted = unmixing.ROWS[name].wanted.items()
+            aims = [f"{v}" + (f" above {k}" if k[0] == "0" else "") for k, v in wanted]
+            rows.append(
+                [
+                    title + claim,
+                    f"{counts} ({short(one['expected'])}; {one['threshold']:.2f})",
+                    " / ".join(short(one[str(level)]) for level in unmixing.LEVELS),
+                    short(one["0.8 held out"]),
+                    short(means(entries)["seconds"]),
+                    f"{short(rival['0.8'])} / {short(rival['0.9'])}",
+                    ", ".join(aims),
+                ]
+            )
+    head = "surface | recovered, per victim (chance; threshold) | NCC > 0.7 / 0.8 / 0.9 / 0.95"
+    rest = "held out > 0.8 | seconds | stationarity > 0.8 / 0.9 | aimed at"
+    return grid(f"{head} | {rest}", rows)
+
+
+@table
+def unmix_backed() -> str:
+    """Sources that half of the runs find again, and how many of them are images."""
+    rows = []
+    for name, title in SURFACES.items():
+        sources = [s for e in victims_of("unmix-h200", name) for s in e["sources"]]
+        backed = [similar for share, _, similar, _ in sources if share >= 0.5]
+        shares = [mean(similar > level for similar in backed) for level in (0.8, 0.7)]
+        rows.append([title, len(backed), *(f"{share:.0%}" for share in shares)])
+    return grid("surface | sources | above NCC 0.8 | above 0.7", rows)
+
+
+STATIONARY = {
+    "cifar-500": "CIFAR n=500",
+    "cifar-1000": "CIFAR n=1000",
+    "mnist-500": "MNIST n=500",
+    "cifar-200": "CIFAR n=200",
+    "cifar-100-default": "CIFAR n=100, default start",
+    "cifar-100-ten": "CIFAR n=100, ten classes",
+    "cifar-100-gd": "CIFAR n=100, gradient descent, 1e4 epochs",
+    "cifar-100-gd-long": "CIFAR n=100, gradient descent, 1e5 epochs",
+    "cifar-100-batches": "CIFAR n=100, batches of 50",
+    "cifar-100-decay": "CIFAR n=100, weight decay 1e-3",
+}
+ARMS = {
+    "published": "published settings",
+    "plain": "without the terms",
+    "margins": "equal margins alone",
+    "prior": "sparse prior alone",
+    "all": "residuum",
+    "both": "both: residuum",
+    "kinks": "both, then kinks",
+    "patches": "patch prior alone",
+    "unmix": "unmix",
+    "with unmix": "residuum and unmix",
+}
+
+
+def arms_of(name: str) -> dict[str, list[Figures]]:
+    """Figures of every arm of a row that was scored, victim by victim."""
+    entries = [v["arms"] for v in victims_of("stationarity-h200", name)]
+    scored = {arm: [e[arm] for e in entries if "candidates" in e.get(arm, {})] for arm in ARMS}
+    return {arm: found for arm, found in scored.items() if found}
+
+
+@table
+def stationarity() -> str:
+    """What the attack chooses by itself, beside the published settings and beside none of the terms."""
+    rows = []
+    for name, title in STATIONARY.items():
+        row = stationary.ROWS[name]
+        sizes = f"{row.attack['restarts']} x {row.attack.get('candidates', 2 * row.n)}"
+        for arm, entries in arms_of(name).items():
+            one = means(entries)
+            ssim = f"{with_chance(one, 'ssim3')}; {one['top10']:.2f}" if "ssim3" in one else ""
+            rows.append(
+                [
+                    f"{title}; {sizes}; {len(entries)} victims",
+                    ARMS[arm],
+                    ssim,
+                    with_chance(one, "0.7", "0.8", "0.9"),
+                    f"{short(one['recovered'])} ({short(one['expected'])})",
+                    f"{one['seconds']:.0f}",
+                    ", ".join(f"{k}: {v}" for k, v in row.wanted.items()) if arm == "all" else "",
+                ]
+            )
+    head = "victims | attack | ssim3 > 0.4; top ten | NCC > 0.7 / 0.8 / 0.9"
+    return grid(f"{head} | recovered (chance) | seconds | aimed at", rows, left=2)
+
+
+@table
+def ablation() -> str:
+    """Each term by itself and together, one restart, at n = 500 and n = 100."""
+    cells: dict[str, list[str]] = {arm: [] for arm in ARMS}
+    for name in ("cifar-500-ablation", "cifar-100-ablation"):
+        found = {arm: means(entries) for arm, entries in arms_of(name).items()}
+        for arm in ARMS:
+            if arm in found:
+                one = found[arm]
+                cells[arm] += [with_chance(one, "ssim3", "0.8", "0.9"), f"{one['seconds']:.0f}"]
+    head = "attack | n=500: ssim3 > 0.4 / NCC > 0.8 / 0.9 | seconds | n=100: the same | seconds"
+    return grid(head, [[ARMS[arm], *row] for arm, row in cells.items() if row])
+
+
+@table
+def quick() -> str:
+    """Time to published quality: one short restart."""
+    found = read("stationarity-h200")["quick"]
+    return grid(
+        "steps | seconds, capture included | ssim3 > 0.4 (held out) | top ten",
+        [
+            [steps, f"{one['seconds']:.2f}", with_chance(one, "ssim3"), f"{one['top10']:.2f}"]
+            for steps, one in sorted(found.items(), key=lambda pair: int(pair[0]))
+            if steps != "1"
+        ],
+    )
+
+
+FILES = {
+    "momentum-500": "torch.save after SGD with momentum, 3072-1000-1000-1, n=500",
+    "sklearn-100": "joblib.dump of `MLPClassifier((200,))`, n=100, centred",
+    "sklearn-100-raw": "the same, pixels in [0, 1]",
+    "adam-100": "torch.save after Adam, 3072-1000-10, n=100, centred",
+    "adam-100-raw": "the same, pixels in [0, 1]",
+}
+
+
+@table
+def surfaces() -> str:
+    """Files as saved, and stripped of everything but the weights."""
+    rows = []
+    for name, title in FILES.items():
+        file = "surfaces-h200" if name == "momentum-500" else "surfaces-cpu"
+        for arm in ("as saved", "weights alone"):
+            own = [e[arm]["all"] for e in victims_of(file, name) if "all" in e.get(arm, {})]
+            if own:
+                one = means(own)
+                above = ", ".join(str(e["0.9"]) for e in own)
+                rows.append(
+                    [
+                        f"{title}, {len(own)} files",
+                        "stripped" if arm == "weights alone" else arm,
+                        with_chance(one, "0.8"),
+                        f"{with_chance(one, '0.9')}: {above}",
+                        f"{short(one['recovered'])} ({short(one['expected'])})",
+                        f"{one['seconds']:.0f}",
+                    ]
+                )
+    head = "file | attacked | NCC > 0.8 (held out) | NCC > 0.9 (held out): per file"
+    return grid(f"{head} | recovered (chance) | seconds", rows, left=2)
+
+
+# Real images on one GPU, and steps.
+
+EXPERIMENTS = {
+    "cifar-50": 10,
+    "cifar-50-8runs": 8,
+    "cifar-100": 8,
+    "cifar-500": 2,
+    "mnist-50": 10,
+    "mnist-500": 2,
+    "multiclass-cifar-500": 2,
+}
+
+
+@table
+def reconstruction() -> str:
+    """The default attack of the time, without prior and margins."""
+    rows = []
+    for name, restarts in EXPERIMENTS.items():
+        for one in read(f"reconstruction-{name}")["seeds"]:
+            scores = one["scores"]
+            ncc, ssim = scores["metrics"]["ncc"], scores["metrics"]["ssim3"]
+            above = [ssim[f"above_published_threshold{k}"] for k in ("", "_holdout")]
+            rows.append(
+                [
+                    name.removesuffix("-8runs"),
+                    one["seed"],
+                    f"{restarts} x {scores['m'] // restarts}",
+                    f"{ncc['recovered']} ({ncc['expected_by_chance']:.1f})",
+                    f"{ncc['threshold_null99']:.2f}",
+                    one["capacity"],
+                    f"{above[0]} ({above[1]}); {ssim['top10_mean']:.2f}",
+                    scores["ncc_above_0.9"],
+                    f"{one['attack_seconds']:.1f}",
+                ]
+            )
+    head = "victim | seed | restarts x m | recovered (chance) | NCC above | rank of W1 at 1%"
+    return grid(f"{head} | ssim3 > 0.4 (held out); top ten | NCC > 0.9 | seconds", rows)
+
+
+@table
+def baselines() -> str:
+    """What needs no equation."""
+    rows = []
+    for name in ("cifar-500", "mnist-500"):
+        for baseline in ("first-layer-weights", "model-inversion"):
+            metrics = read(f"reconstruction-{name}")["seeds"][0][baseline]["metrics"]
+            ncc, ssim = metrics["ncc"], metrics["ssim3"]
+            above = [ssim[f"above_published_threshold{k}"] for k in ("", "_holdout")]
+            counts = f"{ncc['recovered']} ({ncc['expected_by_chance']:.1f})"
+            rows.append([name, baseline, counts, f"{above[0]} ({above[1]})"])
+    return grid("victim | baseline | recovered (chance) | ssim3 > 0.4 (held out)", rows, left=2)
+
+
+@table
+def agreement() -> str:
+    """Groups that at least three of ten restarts hold."""
+    rows = []
+    for name in ("mnist-50", "cifar-50"):
+        for one in read(f"reconstruction-{name}")["seeds"]:
+            (group,) = (g for g in one["selection"]["by_support"] if g["support"] == 3)
+            shares = [f"{group[k]:.0%}" for k in ("true_ncc_0.8", "control_ncc_0.8")]
+            rows.append(
+                [name, one["seed"], group["clusters"], *shares, group["distinct_above_0.9"]]
+            )
+    head = (
+        "victim | seed | groups of support >= 3 | NCC > 0.8 with a sample | with a held-out image"
+    )
+    return grid(f"{head} | distinct samples above 0.9", rows)
+
+
+@table
+def steps() -> str:
+    """Milliseconds of one step, on two cores and on one GPU."""
+    figures = [one for name in ("step-h200", "step-cpu") for one in read(name)["figures"]]
+    last = ("floor", "share of floor", "ratio")
+    names = [k for figure in figures for k in figure if k not in (*last, "shape")]
+    rows = [
+        [name, *(f"{one[name]:.3g}" if name in one else "" for one in figures)]
+        for name in dict.fromkeys((*names, *last))
+    ]
+    return grid(
+        "ms per step | H200, cifar | H200, mnist | two cores, cifar | two cores, mnist", rows
+    )
+
+
+@table
+def products() -> str:
+    """One attack with three kinds of matrix products."""
+    return grid(
+        "products | recovered (chance) | ssim3 > 0.4 (held out) | seconds",
+        [
+            [
+                name,
+                f"{one['ncc_recovered']} ({one['ncc_by_chance']:.1f})",
+                f"{one['ssim3_above_0.4']} ({one['ssim3_above_0.4_holdout']})",
+                f"{one['attack_seconds']:.1f}",
+            ]
+            for name, one in read("precision-h200")["rows"].items()
+        ],
+    )
+
+
+@table
+def bars() -> str:
+    """Speed against the published way, both in one run."""
+    names = ("margin-cpu", "certificate-cpu", "step-cpu", "rowspace-cpu", "step-h200")
+    files = {name: read(name) for name in names}
+    return grid(
+        "benchmark | compared | ratio | bar",
+        [
+            [
+                f"`{n}`",
+                f["what"],
+                f"{f['ratio']:.3g}" if f["ratio"] < 999 else f"{f['ratio']:.0f}",
+                short(f["bar"]),
+            ]
+            for n, f in files.items()
+        ],
+        left=2,
+    )
+
+
+@table
+def rowspace() -> str:
+    """Recovered samples against the tolerance of row-space mode."""
+    found = read("rowspace-recovery")
+    digits = grouped(found["digits"]["rows"], "rank_tolerance")
+    mnist = grouped((r for r in found["mnist"]["rows"] if not r["box"]), "rank_tolerance")
+    rows = [[t, each(digits[t], "recovered"), each(mnist[t], "recovered")] for t in digits]
+    return grid("rank tolerance | digits n=20, three victims | MNIST n=50, two victims", rows)
+
+
+@table
+def convnets() -> str:
+    """Convnets attacked by the residuals of all layers."""
+    rows = []
+    for one in read("convnet-cpu")["convnets"]:
+        name = f"`{one['arch'].removeprefix('convnet:')}`" + (
+            ", never trained" * (not one["trained"])
+        )
+        counts = f"{one['recovered']} ({one['expected_by_chance']:.2f})"
+        ncc = f"{one['best_ncc']:.2f}; {one['threshold_null99']:.2f}"
+        left = ", ".join(f"{value:.2f}" for value in one["residuals"].values())
+        rows.append([name, one["n"], one["seed"], counts, f"{one['p_value']:.2g}", ncc, left])
+    head = "convnet | n | seed | recovered (chance) | p | best NCC; threshold"
+    return grid(f"{head} | residuals: conv 1, conv 2, head", rows)
+
+
+@table
+def by_margin() -> str:
+    """Who is recovered: sums over three victims, on the margin and off it, and by quintiles."""
+    victims = grouped(read("convnet-cpu")["mlp_by_margin"], "n")
+    chance = {n: mean(one["expected_by_chance"] / n for one in own) for n, own in victims.items()}
+
+    def row(title: str, *parts: list[Figures]) -> list[str]:
+        cells = []
+        for n, part in zip(victims, parts, strict=True):
+            found, of = (sum(p[k] for p in part) for k in ("recovered", "samples"))
+            cells += [f"{found} of {of}", f"{of * chance[n]:.1f}"]
+        return [title, *cells]
+
+    names = {
+        "on": "on the margin",
+        "off_near": "off it, nearer half",
+        "off_far": "off it, farther half",
+    }
+    rows = [
+        row(title, *([one["by_margin"][key] for one in own] for own in victims.values()))
+        for key, title in names.items()
+    ]
+    rows += [
+        row(
+            f"quintile {k + 1}",
+            *([one["margin_bins"][k] for one in own] for own in victims.values()),
+        )
+        for k in range(5)
+    ]
+    return grid("samples | " + " | ".join(f"n = {n} | by chance" for n in victims), rows)
