@@ -10,10 +10,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import tables_of_attacks, tables_of_defenses, tables_of_uniqueness
+from benchmarks import (
+    tables_of_attacks,
+    tables_of_defenses,
+    tables_of_uniqueness,
+    tables_of_verdicts,
+)
 from benchmarks.markdown import TABLES
 
-__all__ = ["TABLES", "filled", "tables_of_attacks", "tables_of_defenses", "tables_of_uniqueness"]
+__all__ = [
+    "TABLES",
+    "filled",
+    "tables_of_attacks",
+    "tables_of_defenses",
+    "tables_of_uniqueness",
+    "tables_of_verdicts",
+]
 DOCS = Path(__file__).parents[1] / "docs"
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
