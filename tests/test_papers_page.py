@@ -1,4 +1,4 @@
-"""Results of the papers at paper scale: the files, and that pages quote them as they are.
+"""Results of the papers at paper scale: the files, and that their page quotes them as they are.
 
 A table is compared when its head begins with an id (`paper:figure`) or with "figure". A cell is
 ``measured [published] (chance)``; a number agrees when it is the value rounded to the digits shown.
@@ -21,7 +21,7 @@ from tests.documents import ROOT
 
 FILES = sorted((ROOT / "benchmarks" / "results" / "papers").glob("*.json"))
 PICTURES = sorted((ROOT / "docs" / "figures" / "papers").glob("*.png"))
-PAGES = [ROOT / "docs" / "papers.md", ROOT / "docs" / "results.md"]
+PAGE = ROOT / "docs" / "papers.md"
 COLUMNS = ("published", "corrected", "measured", "chance")
 SHORT = {"recovered": "recovered (NCC beyond 99% of chance)"}
 CELL = re.compile(r"(?P<measured>[^\[(]*?)(?: \[(?P<published>.+)\])?(?: \((?P<chance>[^)]+)\))?")
@@ -146,34 +146,12 @@ def test_what_was_not_run_is_named() -> None:
         assert [*(ROOT / "benchmarks" / "results").glob(file)], name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_quoted_figures_are_those_of_the_files(page: Path) -> None:
-    assert check_page(page.read_text(encoding="utf-8")) > 40
-
-
-def test_thresholds_beside_counts_are_those_of_the_files() -> None:
-    text = PAGES[1].read_text(encoding="utf-8")
-    seen = 0
-    for head, *rows in tables(text):
-        if head[0] != "victim" or "NCC above" not in head:
-            continue
-        for row in rows:
-            cells = dict(zip(head, row, strict=True))
-            runs = "-8runs" if cells.get("restarts x m") == "8 x 100" else ""
-            file = f"reconstruction-{cells['victim']}{runs}.json"
-            seeds = json.loads((ROOT / "benchmarks" / "results" / file).read_text())["seeds"]
-            found = next(one for one in seeds if one["seed"] == int(cells.get("seed", 0)))
-            ncc = found[cells.get("baseline", "scores")]["metrics"]["ncc"]
-            count, chance = cells["recovered (chance)"].rstrip(")").split(" (")
-            assert int(count) == ncc["recovered"], row
-            assert agrees(chance, ncc["expected_by_chance"]), row
-            assert agrees(cells["NCC above"], ncc["threshold_null99"]), row
-            seen += 1
-    assert seen == 17
+def test_quoted_figures_are_those_of_the_files() -> None:
+    assert check_page(PAGE.read_text(encoding="utf-8")) > 200
 
 
 def test_every_published_picture_is_shown_and_small() -> None:
-    text = PAGES[0].read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     assert {*re.findall(r"\]\(figures/papers/([\w-]+\.png)\)", text)} == {p.name for p in PICTURES}
     assert sum(path.stat().st_size for path in PICTURES) < 3_000_000
 
