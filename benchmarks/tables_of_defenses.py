@@ -7,6 +7,7 @@ unaware to the adaptive attacker where they differ; told: the attacker who was g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import mean
 from typing import Any
 
@@ -48,7 +49,7 @@ def defenses() -> str:
             prices.append(f"{points:+.1f}" if points else "0")
         verdict = next((v for start, v in VERDICTS.items() if defense.startswith(start)), "")
         rows.append([f"`{defense}`", *cells, " / ".join(prices), verdict])
-    for above, row in reversed([*zip(rows, rows[1:], strict=False)]):
+    for above, row in reversed([*pairwise(rows)]):
         row[-1] = "" if row[-1] == above[-1] else row[-1]  # said once
     names = " | ".join(f"{c['data']}, of {c['n']}" for c in contents)
     return grid(f"defense | {names} | accuracy, points | verdict", rows)
