@@ -38,7 +38,6 @@ NOTHING_TO_RUN = {
     "glossary.md": "words; tests/test_screen.py compares them with those of the report",
     "papers.md": "figures of a GPU; tests/test_papers_page.py compares them with the files",
     "polynomial.md": "command lines on files of the reader; tests/test_identify.py runs them",
-    "reproduce.md": "command lines of minutes to hours; tests/test_papers.py runs the tiny ones",
     "responsible-use.md": "no code",
     "results.md": "benchmarks of minutes to hours",
     "splitting.md": "command lines of minutes; tests/test_growth.py runs them",

@@ -131,7 +131,7 @@ def test_a_result_says_what_was_run() -> None:
 
 
 def test_what_was_not_run_is_named() -> None:
-    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     stated = [
         re.search(f"{start}([^\n]+)", text)
         for start in ("Not run at this scale: ", "Run at it before")
