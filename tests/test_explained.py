@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import residuum as rs
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.objectives import NTK, BinaryKKT
-from residuum.attacks.problem import Problem, explained
+from residuum.attacks.problem import Problem
+from residuum.attacks.solution import explained
+from residuum.attacks.solver import sharpness_at
 from residuum.auditing.budget import Batch
 from residuum.auditing.verdict import NO_LEAK_FOUND
 from residuum.checkpoints import as_checkpoint, build_model
@@ -124,7 +126,7 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
     best = int(np.argmin(worst))
     mine = found.run == best
     of = BinaryKKT() if objective == "binary-kkt" else NTK()
-    sharpness = config.sharpness_at(int(found.steps[kept[best]]))
+    sharpness = sharpness_at(config, int(found.steps[kept[best]]))
     squared = naive_objective(
         mlp_forward,
         [theta],

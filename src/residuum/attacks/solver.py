@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,15 +43,13 @@ from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest
 from residuum.settings.attack import FAST, LR_LAM, NUMBERS, VARIED, AttackConfig
 
-if TYPE_CHECKING:
-    from residuum.settings.attack import Step
-
 DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
 
+Step = float | Tensor  # a tensor stays on its device: a CUDA graph holds the whole step
 Moments = dict[str, Tensor]
-OneStep = Callable[[Tensor, Tensor, Moments, "Step", Tensor], None]
+OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +225,7 @@ class Solver:
 
     def step(self, x: Tensor, lam: Tensor, moments: Moments, step: Step, moving: Tensor) -> None:
         """One update of candidates and multipliers, in place; moving: see ``SolverState.moving``."""
-        share, sharpness, rate = self.config.at(step, self.sharpness)
+        share, sharpness, rate = schedule(self.config, step, self.sharpness)
         _, _, gx, gl = self._gradients(x, lam, share, sharpness, measure=False)
         self._update(x, lam, gx, gl, moments, step, rate, moving)
 
@@ -338,7 +336,7 @@ class Solver:
         self, x: Tensor, lam: Tensor, step: Step
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
-        share, sharpness, _ = self.config.at(step, self.sharpness)
+        share, sharpness, _ = schedule(self.config, step, self.sharpness)
         return self._gradients(x, lam, share, sharpness)
 
     def _gradients(
@@ -417,13 +415,13 @@ class Solver:
                 lam[run, there][None],
                 own.multipliers.least if self.objective.nonnegative else None,
                 scale,
-                own.sharpness_at(step),
+                sharpness_at(own, step),
             )[0]
         return best
 
     def sharpness_at(self, step: Step) -> Step:
         """Of the surrogate at a step; a tensor where runs differ in it."""
-        return self.config.sharpness_at(step, self.sharpness)
+        return sharpness_at(self.config, step, self.sharpness)
 
     def labels(self, count: int) -> Tensor:
         """Labels for so many candidates."""
@@ -462,6 +460,43 @@ class Solver:
         x = self._draw(spread, stream("scale"))[None]
         x = x.to(self.config.device, self.dtype)
         return balancing_scale(self.problem, x, self.lam_shape, sharpness)
+
+
+def schedule(
+    config: AttackConfig, step: Step, sharpness: Step | None = None
+) -> tuple[Step, Step, Step]:
+    """Share of the steps that are done, sharpness of the surrogate, factor on both learning rates."""
+    return share_at(config, step), sharpness_at(config, step, sharpness), rate_at(config, step)
+
+
+def share_at(config: AttackConfig, step: Step) -> Step:
+    """Of the steps, 1 at the last one."""
+    return _at_most(step / max(1, config.steps - 1), 1.0)
+
+
+def sharpness_at(config: AttackConfig, step: Step, sharpness: Step | None = None) -> Step:
+    """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device.
+
+    sharpness: the one at the end, by default the configuration's own.
+    """
+    how = config.surrogate
+    sharpness = how.sharpness if sharpness is None else sharpness
+    if how.anneal == "loo2024":  # as released: a decade every 20 000 steps, up to 200
+        return _at_most(10 + 10 ** (step / 20000), 200.0)
+    if how.anneal == "geometric" and how.sharpness_from:
+        return how.sharpness_from * (sharpness / how.sharpness_from) ** share_at(config, step)
+    return sharpness
+
+
+def rate_at(config: AttackConfig, step: Step) -> Step:
+    """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""
+    angle = math.pi * _at_most(step / max(1, config.steps), 1.0)
+    cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
+    return config.lr_decay + (1 - config.lr_decay) * (1 + cosine) / 2
+
+
+def _at_most(value: Step, limit: float) -> Step:
+    return value.clamp(max=limit) if isinstance(value, Tensor) else min(value, limit)
 
 
 def _over(alive: Tensor, like: Tensor) -> Tensor:

@@ -18,9 +18,8 @@ import torch
 from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
 from residuum.attacks.contract import Watcher, checked
 from residuum.attacks.objectives import permuted
-from residuum.attacks.problem import Explained, explained
 from residuum.attacks.run import FEWEST, Stationarity, resolve
-from residuum.attacks.solution import best_residual, best_rows, solution
+from residuum.attacks.solution import Explained, best_residual, best_rows, explained, solution
 from residuum.auditing.budget import (
     ATTACK_SHARE,
     BASELINE_SHARE,

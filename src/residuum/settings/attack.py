@@ -10,9 +10,6 @@ from residuum.settings import Settings, setting
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
-
-    Step = float | Tensor  # a tensor stays on its device: a CUDA graph holds the whole step
 
 FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the search is on
 ATTACKS = (  # built in; the keys of ``every_attack()``
@@ -306,34 +303,3 @@ class AttackConfig(Settings):
         import torch
 
         return torch.float32 if self.precision in FAST else getattr(torch, self.precision)
-
-    def at(self, step: Step, sharpness: Step | None = None) -> tuple[Step, Step, Step]:
-        """Share of the steps, sharpness, and factor on both learning rates at a step."""
-        return self.share_at(step), self.sharpness_at(step, sharpness), self.rate_at(step)
-
-    def sharpness_at(self, step: Step, sharpness: Step | None = None) -> Step:
-        """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device.
-
-        sharpness: the one at the end, by default this configuration's own.
-        """
-        how = self.surrogate
-        sharpness = how.sharpness if sharpness is None else sharpness
-        if how.anneal == "loo2024":
-            return _at_most(10 + 10 ** (step / 20000), 200.0)
-        if how.anneal == "geometric" and how.sharpness_from:
-            return how.sharpness_from * (sharpness / how.sharpness_from) ** self.share_at(step)
-        return sharpness
-
-    def share_at(self, step: Step) -> Step:
-        """Of the steps, 1 at the last one."""
-        return _at_most(step / max(1, self.steps - 1), 1.0)
-
-    def rate_at(self, step: Step) -> Step:
-        """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""
-        angle = math.pi * _at_most(step / max(1, self.steps), 1.0)
-        cosine = math.cos(angle) if isinstance(angle, float) else angle.cos()
-        return self.lr_decay + (1 - self.lr_decay) * (1 + cosine) / 2
-
-
-def _at_most(value: Step, limit: float) -> Step:
-    return min(value, limit) if isinstance(value, float | int) else value.clamp(max=limit)
