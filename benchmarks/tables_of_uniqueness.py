@@ -28,24 +28,6 @@ def sphere() -> str:
 
 
 @table
-def objective() -> str:
-    """What the objective is made of when an attack ends."""
-    rows = []
-    for one in read("uniqueness-objective")["rows"]:
-        left = f"{one['objective']:.0f}"
-        rows.append(
-            [
-                one["victim"],
-                f"{one['training_loss']:.0e}",
-                one["attack"],
-                left,
-                f"{one['cosine_with_initial']:.2f}",
-            ]
-        )
-    return grid("victim | training loss | attack | objective | cosine with theta_0", rows)
-
-
-@table
 def shift() -> str:
     """Shifted CIFAR images, biases rewritten or the network trained again."""
     rows = []
@@ -121,23 +103,6 @@ def partial() -> str:
         )
     head = "known | recovered of 50, per victim | rank of that part of W1 at 1%"
     return grid(f"{head} | mean NCC of the ten best", rows)
-
-
-@table
-def convnet_splits() -> str:
-    """Change of the relative KKT residual by splits of a share of the budget."""
-    rows = []
-    for one in read("uniqueness-convnet")["rows"]:
-        changes = [f"{one[f'change_at_{share}']:.0e}" for share in (0.5, 0.99, 1.1, 2.0, 5.0)]
-        rows.append(
-            [
-                one["seed"],
-                f"{one['residual']:.3f}",
-                f"{one['budget_median'] / one['norm']:.0e}",
-                *changes,
-            ]
-        )
-    return grid("seed | KKT residual | budget / \\|x\\| | 0.5 | 0.99 | 1.1 | 2 | 5", rows)
 
 
 @table
