@@ -201,6 +201,11 @@ def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
         assert again.fresh == 0
         assert [facts(t) for t in again.trials] == [facts(t) for t in whole.trials]
         assert stored_numbers(tmp_path / "s") == list(range(6))
+    path = tmp_path / "s/trials/000002.safetensors"
+    kept = Reconstruction.load(path)
+    kept.replace(settings=kept.settings | {"lr_x": 0.125}).save(path)
+    journal.unlink()
+    assert run(tmp_path / "s").trials[2].params["lr_x"] == 0.125, "as found, not as drawn again"
     journal.write_text("no journal\n" + journal.read_text())
     with pytest.raises(InputError, match=r"lines of JSON.*Remove it"):
         run(tmp_path / "s")

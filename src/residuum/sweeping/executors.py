@@ -404,6 +404,8 @@ class Ray(Engine):
             "num_cpus": self._resources.workers * self._resources.cpus or None,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
+            # Workers import while the cluster starts, not with their first trial.
+            "_system_config": {"preload_python_modules": [__name__]},
         }
         options: dict[str, Any] = {"address": address} if address else alone
         try:

@@ -357,10 +357,13 @@ class Driver:
         return Sweep(plan, self.task, trials, found, pool, said)
 
     def _adopt(self, params: dict[int, Params]) -> None:
-        """Candidates whose line was not written before the sweep was stopped."""
+        """Candidates whose line was not written before the sweep was stopped, with the settings that
+        they were found with: another version of Optuna may draw others.
+        """
         for number in params.keys() - self.trials.keys():
             if (found := self.folder.load(number)) is not None:
-                self.study.tell(judged(number, params[number], found, self.plan.objectives))
+                own = {name: found.settings[name] for name in self.plan.space}
+                self.study.tell(judged(number, own, found, self.plan.objectives))
 
     def _advance(self, engine: Engine, params: dict[int, Params], until: int = 0) -> None:
         """Living trials of a wave up to a step, or to their end; a job that ran out of memory is
