@@ -23,14 +23,23 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, BinaryIO, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.checkpoints.pickles import STORAGES, TEXTS, Machine, Storage, View, Word, expect
+from residuum.checkpoints.pickles import (
+    KINDS,
+    STORAGES,
+    TEXTS,
+    Machine,
+    Storage,
+    View,
+    Word,
+    expect,
+)
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.data import is_size
 
@@ -56,20 +65,6 @@ DANGEROUS = {
     "operator.attrgetter", "operator.methodcaller", "functools.reduce", "torch.load",
     "torch.hub", "numpy.testing", "sqlite3", "site", "venv", "ensurepip", "lib2to3", "logging.config",
 }  # fmt: skip
-TORCH_KINDS = {
-    "Double": torch.float64,
-    "Float": torch.float32,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
-}
 # What reading the numbers of a damaged file can raise, long after it was opened.
 UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, OSError, EOFError, BadZipFile)
 PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
@@ -259,11 +254,9 @@ def key_of(value: Any) -> Any:
 class Reader(Machine):
     """Runs any pickle over inert values; ``storages_of`` brings the bytes of torch's storages."""
 
-    max_work: ClassVar[int] = MAX_WORK
-
     def __init__(self, size: int, storages_of: Storages | None = None) -> None:
         super().__init__(size)
-        self._allowed = self.max_work
+        self._allowed = MAX_WORK
         self.held = 0  # bytes of small objects
         self._storages_of = storages_of
         self._stream: BinaryIO | None = None
@@ -312,10 +305,6 @@ class Reader(Machine):
         self.push(self._named[name])
 
     def _call(self, _: None) -> None:
-        word, arguments = self._last(2)
-        self.push(self._made(word, expect(arguments, tuple)))
-
-    def _new(self, _: None) -> None:
         word, arguments = self._last(2)
         self.push(self._made(word, expect(arguments, tuple)))
 
@@ -371,7 +360,7 @@ class Reader(Machine):
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Block:
         view = View(expect(storage, Storage), offset, tuple(size), tuple(stride))
-        kind, source = TORCH_KINDS.get(storage.kind), self._storages_of
+        kind, source = KINDS.get(storage.kind), self._storages_of
         read: Callable[[], Tensor] | None = None
         if kind is not None and source is not None:
             dtype = kind
@@ -512,18 +501,13 @@ Reader.steps = {
     "FROZENSET": lambda machine, _: machine.push(machine._above_mark()),
     "PUT": Machine._put,
     "GET": Machine._get,
-    "NEWOBJ": Reader._new,
+    "NEWOBJ": Reader._call,
     "NEWOBJ_EX": Reader._new_with_names,
     "INST": Reader._inst,
     "OBJ": Reader._obj,
     **dict.fromkeys(
         ("PERSID", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"), Reader._no_more
     ),
-    # Those of Machine that this class does otherwise are looked up again.
-    "GLOBAL": lambda machine, argument: machine._word(argument),
-    "REDUCE": lambda machine, _: machine._call(None),
-    "BUILD": lambda machine, _: machine._build(None),
-    "BINPERSID": lambda machine, _: machine._persistent(None),
 }
 Reader.kept = {
     **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET", "LIST", "FROZENSET"), HOLDER),
@@ -552,13 +536,10 @@ Reader.calls = {
     ),
     **dict.fromkeys(
         (
-            f"pathlib.{name}"
+            f"{home}.{name}"
+            for home in ("pathlib", "pathlib._local")
             for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
         ),
-        lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/"),
-    ),
-    **dict.fromkeys(
-        ("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
         lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/"),
     ),
     **dict.fromkeys(

@@ -21,6 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
+import torch
+
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.data import is_size
 
@@ -39,11 +41,21 @@ EXPORT = (
     "safetensors.torch.save_file(model.state_dict(), path)."
 )
 
-ITEM_SIZES = {
-    "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2,
-    "Char": 1, "Byte": 1, "Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16,
-}  # fmt: skip
-STORAGES = {f"torch.{name}Storage": size for name, size in ITEM_SIZES.items()}
+KINDS = {
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+}
+STORAGES = {f"torch.{name}Storage": kind.itemsize for name, kind in KINDS.items()}
 MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 DTYPES = {f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64", "int64")}
 UNSUPPORTED = {
@@ -330,11 +342,12 @@ Machine.steps = {
     "APPENDS": lambda machine, _: machine._append(machine._above_mark()),
     "SETITEM": lambda machine, _: machine._set(machine._last(2)),
     "SETITEMS": lambda machine, _: machine._set(machine._above_mark()),
-    "GLOBAL": Machine._word,
+    # By name: another reader does these otherwise.
+    "GLOBAL": lambda machine, argument: machine._word(argument),
     "STACK_GLOBAL": lambda m, _: m._word(" ".join(expect(part, str) for part in m._last(2))),
-    "REDUCE": Machine._call,
-    "BUILD": Machine._build,
-    "BINPERSID": Machine._persistent,
+    "REDUCE": lambda machine, _: machine._call(None),
+    "BUILD": lambda machine, _: machine._build(None),
+    "BINPERSID": lambda machine, _: machine._persistent(None),
 }
 Machine.calls = {
     "collections.OrderedDict": lambda: {},

@@ -66,20 +66,6 @@ OTHERS = {
         "Unpack it first.",
     ),
 }
-SAFETENSOR_KINDS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,20 +304,18 @@ def _safetensors(
     header, metadata, start = safe.checked_header(stream, size, size)
 
     def block(entry: dict[str, Any]) -> Block:
-        kind, shape = SAFETENSOR_KINDS.get(entry["dtype"]), tuple(entry["shape"])
+        kind, shape = safe.KINDS[entry["dtype"]], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
             with path.open("rb") as again:
                 again.seek(start + begin)
                 raw = bytearray(again.read(end - begin))
-            assert kind is not None  # no way to read it is offered otherwise
             if not raw:
                 return torch.zeros(shape, dtype=kind)
             return torch.frombuffer(raw, dtype=kind).reshape(shape)
 
-        named = str(kind).removeprefix("torch.") if kind else entry["dtype"]
-        return Block(shape, named, read if kind else None)
+        return Block(shape, str(kind).removeprefix("torch."), read)
 
     return {name: block(entry) for name, entry in header.items()}, metadata
 

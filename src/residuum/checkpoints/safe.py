@@ -34,10 +34,24 @@ from residuum.networks import refuse_by_name
 from residuum.records.data import is_size, open_zip
 
 MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
-ITEM_SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1, "C64": 8,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
-}  # fmt: skip
+KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "BOOL": torch.bool,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+}
 AGAIN = "Copy or save the file again."
 ZIP_MAGIC = b"PK\x03\x04"
 PICKLE_MAGIC = b"\x80"
@@ -118,11 +132,11 @@ def _span(name: str, entry: Any) -> tuple[int, int, int, str]:
     """Where a tensor's bytes begin and end, how many its shape claims, and its name."""
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]} if (
-            dtype in ITEM_SIZES
+            dtype in KINDS
             and len(shape) <= MAX_DIMENSIONS
             and all(map(is_size, (*shape, begin, end)))
         ):
-            return begin, end, math.prod(shape) * ITEM_SIZES[dtype], name
+            return begin, end, math.prod(shape) * KINDS[dtype].itemsize, name
     _damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
 
 

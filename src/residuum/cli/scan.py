@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from residuum.checkpoints.contents import Finding
     from residuum.verbs.scanning import Scan
 
-FOUND = 1
-
 
 def command(
     release: Annotated[
