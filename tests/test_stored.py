@@ -149,6 +149,19 @@ def test_an_array_beside_a_network_counts_where_samples_stand_in_it(
     assert own or any(why.startswith("not confirmed: an array") for why in result.verdict.reasons)
 
 
+def test_a_name_alone_decides_only_what_the_network_could_be_fed_with(
+    network: dict[str, Tensor], tmp_path: Path
+) -> None:
+    for shape, code in (((N, 6), 1), ((3, 1, 1), 3)):
+        torch.save({"model": network, "dataset": {"mean": torch.ones(shape)}}, tmp_path / "m.pt")
+        result = rs.audit(tmp_path / "m.pt", budget=2, steps=5)
+        assert result.exit_code == code
+        assert any("an array named mean" in why for why in result.verdict.reasons)
+    result = rs.audit(saved({"dataset": {"mean": np.ones((3, 1, 1))}}, tmp_path / "m.pkl"))
+    assert result.exit_code == 3  # there is no network to tell
+    assert any("not confirmed" in why for why in result.verdict.reasons)
+
+
 def test_damaged_records_are_an_error_that_says_so_or_said_to_be_there(
     network: dict[str, Tensor], tmp_path: Path
 ) -> None:

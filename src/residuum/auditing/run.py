@@ -42,7 +42,7 @@ from residuum.auditing.judging import judge
 from residuum.auditing.membership import membership
 from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.stages import Attacked, AttackStage, Watch, certified
-from residuum.auditing.stored import Stored, audit_records, network_and_records
+from residuum.auditing.stored import Stored, audit_records, network_and_records, unconfirmed
 from residuum.auditing.twin import audit_twin
 from residuum.auditing.verdict import (
     VOUCHED,
@@ -236,7 +236,7 @@ def audit(
         (
             *vouched,
             *([head.note] if head else ()),
-            *(f"not confirmed: {row.reason}" for row in outright if not row.stands),
+            *unconfirmed(outright),
             *checkpoint.assumptions,
         ),
     )

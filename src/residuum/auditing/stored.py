@@ -21,7 +21,7 @@ from scipy.stats import hypergeom
 from torch import Tensor
 
 from residuum.auditing import applies
-from residuum.auditing.dryrun import NO_DATA, DryRun
+from residuum.auditing.dryrun import NO_DATA, REACHABLE, DryRun
 from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
@@ -38,6 +38,8 @@ from residuum.checkpoints.contents import Kept, records_in
 from residuum.checkpoints.inert import Thing
 from residuum.checkpoints.releases import open_release
 from residuum.errors import ResiduumError
+from residuum.evaluation.null import SIGNIFICANCE
+from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction
 from residuum.records.reconstruction import Selection
 from residuum.records.rundir import environment
@@ -51,19 +53,28 @@ NO_NETWORK = "the file holds no network"
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What a file holds outright; model: the class of what it holds; scalings: of
-    ``scalings_in``; notes: why it is no network, where it is none.
+    """What a file holds outright.
+
+    model: the class of what it holds; scalings: of ``scalings_in``; inputs: of the network beside it;
+    notes: why it is no network, where it is none.
     """
 
     model: str
     kept: tuple[Kept, ...]
     scalings: tuple[tuple[Tensor, Tensor], ...] = ()
+    inputs: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def certain(self) -> bool:
         """Whether more than the name of an array says that these are records."""
         return any(one.certain for one in self.kept)
+
+    @property
+    def likely(self) -> bool:
+        """Whether rows could be fed to the network beside them, where none are given to compare with."""
+        widths = {one.records.shape[1] for one in self.kept if one.records is not None}
+        return self.certain or self.inputs in widths
 
     @property
     def count(self) -> int:
@@ -78,7 +89,8 @@ class Stored:
         """Less what is a parameter of the network itself, whatever its name says."""
         own = tuple(checkpoint.source_names.values())
         kept = tuple(k for k in self.kept if k.certain or not k.finding.where.endswith(own))
-        return replace(self, kept=kept) if kept else None
+        inputs = Architecture.parse(checkpoint.arch).inputs
+        return replace(self, kept=kept, inputs=inputs) if kept else None
 
     def found(self, samples: Tensor) -> Tensor:
         """(n,) how far each sample is from the nearest record: 0 for the same bits, inf for none.
@@ -95,14 +107,18 @@ class Stored:
         return least
 
     def row(self, train: Dataset | None, control: Dataset | None) -> AttackOutcome:
-        """Its row in the table of tests; it decides unless only a name speaks for it, and no sample."""
+        """Its row in the table of tests.
+
+        It decides where whatever wrote the file puts records there; where only a name says so, by the
+        samples that stand there, or without any by the width.
+        """
         where = "; ".join(
             f"{k.finding.what}{f' ({n})' if (n := k.finding.count) else ''}, at {k.finding.where}"
             for k in self.kept
         )
         whole = AttackOutcome(
             NAME,
-            True,
+            self.likely,
             True,
             True,
             where,
@@ -126,11 +142,18 @@ class Stored:
         if control is None or control.shape != train.shape:
             return row.replace(expected_by_chance=None)
         others = int(self.found(control.x).isfinite().sum())
+        p = float(hypergeom.sf(near - 1, n + len(control), near + others, n))
         return row.replace(
+            decides=self.certain or p <= SIGNIFICANCE,
             reason=f"{row.reason}; of {len(control)} held-out samples {others}",
             expected_by_chance=n * others / len(control),
-            p_value=float(hypergeom.sf(near - 1, n + len(control), near + others, n)),
+            p_value=p,
         )
+
+
+def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
+    """What is to be said where an array's name alone speaks for records in it."""
+    return tuple(f"not confirmed: {row.reason}" for row in rows if not row.stands)
 
 
 def stored_in(path: str | Path) -> Stored | None:
@@ -167,11 +190,13 @@ def foretold(run: DryRun, stored: Stored) -> DryRun:
     """A dry run of a file with records outright: how the audit will end, network or none."""
     row = stored.row(None, None)
     why = "the file itself holds records outright"
-    name_only = "" if stored.certain else ", unless samples are given and none stands there"
-    other = f"cannot be reached: {why}{name_only}"
-    ends = {LEAK: f"certain: {why}{name_only}", NO_LEAK_FOUND: other, INCONCLUSIVE: other}
+    other = f"cannot be reached: {why}"
+    ends = {LEAK: f"certain: {why}", NO_LEAK_FOUND: other, INCONCLUSIVE: other}
+    if not stored.certain:
+        by_name = "an array is named as records: where samples stand in it, that is a leak"
+        ends = {**run.verdicts, LEAK: f"{REACHABLE}: {by_name}"}
     return run.replace(
-        doubts=tuple(d for d in run.doubts if not d.startswith(NO_DATA)),
+        doubts=tuple(d for d in run.doubts if not (stored.certain and d.startswith(NO_DATA))),
         applies=(*applies.attacks((row,), applies.PLANNED), *run.applies),
         verdicts=run.verdicts if run.obstacles else ends,
     )
@@ -217,7 +242,7 @@ def audit_records(
 ) -> AuditResult:
     """The audit of a file that is no network: what it stores outright, and nothing else to try."""
     row = stored.row(train, control)
-    verdict = decide(None, (row,))
+    verdict = decide(None, (row,), assumed=unconfirmed((row,)))
     records = [one.records for one in stored.kept if one.records is not None]
     shape = _shape(records[0].shape[1], knowledge, train) if records else ()
     name = stored.model or "records"
