@@ -43,11 +43,13 @@ from residuum.theory.polynomial import (
     signal_subspace,
 )
 
-PAIRS = 10
-STEPS = 10
-CERTIFIED_RESIDUAL = 1e-3
-BALANCE_LIMIT = 1e-2
-MIN_EIGENGAP = 1e-10
+PAIRS = 10  # random pairs of slices: the one whose eigenvalues lie farthest apart is used
+STEPS = 10  # of Levenberg-Marquardt from there
+CERTIFIED_RESIDUAL = 1e-3  # relative: a sample whose equations hold to this is called certified
+BALANCE_LIMIT = (
+    1e-2  # relative gap of |W_j|^2 = alpha a_j^2 up to which f at the neurons is trusted
+)
+MIN_EIGENGAP = 1e-10  # relative: nearer eigenvalues belong to no vectors in particular
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
 

@@ -24,14 +24,22 @@ from torch import Tensor
 
 from residuum.theory.polynomial import Interpolant
 
-STARTS, CLIMB, SHIFT = 48, 100, 0.3
-INNER, FINAL = 15, 100
-RESTARTS, CHEAP = 8, 1 / 16  # of the budget
-SOLVED, FITTED, SAME = 1e-10, 1e-2, 10.0
-PROGRESS = 1e-3
+STARTS, CLIMB = 48, 100  # random directions side by side, and power steps of each
+SHIFT = 0.3  # of the last direction kept in a step: without it an even form makes them oscillate
+INNER, FINAL = 15, 100  # Levenberg-Marquardt steps after every sample, and at the end
+RESTARTS, CHEAP = (
+    8,
+    1 / 16,
+)  # growths tried again while they take less than this share of the budget
+SOLVED = 1e-10  # relative misfit that is rounding
+FITTED, SAME = (
+    1e-2,
+    10.0,
+)  # misfits that count as an explanation; as good as the least, up to this factor
+PROGRESS = 1e-3  # a sample that lowers the misfit by a smaller share adds nothing
 BUDGET = 2.0**36  # multiplications of one growth: seconds
-KERNEL_SIDE = 1500
-RANK_TOLERANCE = 1e-10
+KERNEL_SIDE = 1500  # unknowns c above which the kernel is not factorised
+RANK_TOLERANCE = 1e-10  # of the kernel's largest eigenvalue
 
 
 @dataclass(frozen=True)

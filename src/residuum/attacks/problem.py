@@ -33,7 +33,7 @@ from residuum.records import Knowledge
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
-MAX_UNKNOWNS = 2000
+MAX_UNKNOWNS = 2000  # multipliers of a run: the Gram matrix takes an evaluation for each of them
 
 
 @dataclass(frozen=True)
@@ -277,11 +277,14 @@ def best_multipliers(
             found = problem.evaluate(here, values.view_as(own) * scale, sharpness)
             return found.grad_lam.flatten().double() * scale
 
+        # The loss is |target - G lam|^2 in the layers' weights, so its gradient is 2 (G'G lam - G'target):
+        # at lam = 0 it gives the right side, at the i-th unit vector the i-th column of the Gram matrix.
         right = -gradient(torch.zeros_like(own)) / 2  # <g_i, target>_w
         gram, shift = torch.stack([gradient(e) / 2 + right for e in units]).cpu(), floor or 0.0
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
             solved.append(own)
             continue
+        # lam = floor + nu: what the floor explains already is taken off the right side.
         factor = factor_gram(gram, right.cpu() - shift * gram.sum(1))
         solved.append((shift + solve(factor, free=floor is None)).to(lam).view_as(own))
     return torch.cat(solved)

@@ -29,7 +29,7 @@ from torch import Tensor
 from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-SIMILARITY = 0.9
+SIMILARITY = 0.9  # cosine of a candidate and the centre of its group
 FEATURES = (
     "support share",
     "log relative multiplier",
@@ -37,7 +37,7 @@ FEATURES = (
     "agreement",
     "agreement x log effective dimension",
 )
-BLOCK = 1024
+BLOCK = 1024  # centres compared at once: bounds memory for any number of candidates
 FEW_VALUES, DUPLICATE = 8, 0.03  # 0.03: the duplicate radius of Haim et al. 2022 on the unit circle
 WEIGHT_FLOOR = 1e-3  # candidates lighter than this share of the heaviest of their run carry nothing
 

@@ -33,11 +33,11 @@ from residuum.records import Checkpoint
 
 EXACT = 1e-6  # relative imbalance that only a common root explains
 BALANCED = 0.05  # relative imbalance of a network that training left near balance
-DRAWS, LEVEL = 199, 0.01
+DRAWS, LEVEL = 199, 0.01  # permutations of the biases (least p 1/200), and the p that is believed
 FEW = 8  # different neurons below which biases cannot be permuted in enough ways
-SAME = 1e-6
+SAME = 1e-6  # of the largest: neurons whose probes differ by less are copies of one
 RANK = 1e-2  # singular values of W, over the largest, that a vector shift is sought along
-STARTS, TIE = 24, 1.5
+STARTS, TIE = 24, 1.5  # choices of signs tried; minima within this factor of the least are rivals
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
 

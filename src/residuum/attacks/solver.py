@@ -45,7 +45,8 @@ from residuum.settings.attack import FAST, LR_LAM, NUMBERS, VARIED, AttackConfig
 
 DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
+BETA1, BETA2 = 0.9, 0.999  # of Adam, as everywhere
+EPSILON = 1e-12  # below any gradient that matters: losses near zero have small ones
 
 Step = float | Tensor  # a tensor stays on its device: a CUDA graph holds the whole step
 Moments = dict[str, Tensor]

@@ -42,7 +42,9 @@ from residuum.engine.explicit import Candidates
 from residuum.networks import Polynomial
 from residuum.theory.multipliers import factor_dense, solve
 
-ITERATIONS = 20
+ITERATIONS = (
+    20  # of Lanczos: what is wanted is a direction of negative curvature, not its last digits
+)
 HALVINGS = 14  # step lengths that a line search tries, each half of the one before
 Product = Callable[[Tensor], Tensor]
 

@@ -321,6 +321,8 @@ class ExplicitEquation:
         grad_x: Tensor | None = None
         grad_lam, ubars = torch.zeros_like(at.lam), []
         for point, one in enumerate(passes):
+            # u = d_D is where the backward chain begins, so its derivative is the last dbar; through u
+            # the loss reaches lam, and the outputs where the objective looks at them.
             ubar, zbars = self._upwards(point, one, errors)
             outbar, lambar = objective.pullback(point, one.outputs, at.labels, at.lam, ubar)
             if bars is not None and point == 0:
@@ -341,12 +343,15 @@ class ExplicitEquation:
         dbar: Tensor | None = None
         zbars: list[Tensor | None] = []
         for i, error in enumerate(errors):
+            # d_l made d_{l-1} = (d_l W_l) o s'(z_{l-1}), so dbar_{l-1} comes back through the gate and W_l^T.
             if dbar is not None:
                 dbar = matmul(dbar * one.slopes[i - 1], layers[i][0].T)
+            # d_l stands in T_l itself: a_{l-1} E_l^T for the weights, e_l for the bias.
             if error is not None:
                 dbar = accumulate(dbar, one.inputs[i], error[0].transpose(1, 2), half=self.half)
                 if error[1] is not None:
                     dbar = dbar.add_(error[1][:, None])
+            # The gate s'(z_l) of the backward chain moves with z_l: that is where s'' comes in.
             if i < len(layers) - 1:
                 zbars.append(None if dbar is None else dbar * one.ungated[i] * one.curvatures[i])
         assert dbar is not None
@@ -363,11 +368,13 @@ class ExplicitEquation:
         """Along the forward chain, from the derivative in the outputs to that in x."""
         layers, matmul = self.points[point], self._matmul()
         for i in range(len(layers) - 1, -1, -1):
+            # a_{l-1} has two readers: z_l = a_{l-1} W_l^T, and T_l, where it meets d_l.
             abar = None if zbar is None else matmul(zbar, layers[i][0])
             if (error := errors[i]) is not None:
                 abar = accumulate(abar, one.signals[i], error[0], half=self.half)
             if i == 0:
-                break
+                break  # a_0 is x
+            # z_{l-1} has two as well: the gate of the backward chain (``_upwards``), and s(z_{l-1}).
             zbar = zbars[i - 1]
             if abar is not None:
                 above = abar * one.slopes[i - 1]

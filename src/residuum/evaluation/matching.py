@@ -22,8 +22,8 @@ from residuum.evaluation.metrics import Metric, display
 from residuum.records.data import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MIN_POOL = 100
-MOST_CLASSES = 1000
+MIN_POOL = 100  # held-out samples: one in a hundred of them is the threshold
+MOST_CLASSES = 1000  # labels with more values are no classes to balance held-out sets by
 MAX_POOL = 2000  # held-out samples used; more sharpen little and cost memory (m x pool)
 STATE = 1 << 24  # candidates held in memory over all subsets that are matched at once
 

@@ -42,8 +42,11 @@ from residuum.errors import InputError
 from residuum.evaluation.matching import STATE, Array, greedy_in_sets, why_not_calibrated
 
 ONE_IN = 100  # one false positive in this many
-SIGNIFICANCE = 0.01
-MIN_SUBSETS, SUBSETS = 200, 2000
+SIGNIFICANCE = 0.01  # of a verdict
+MIN_SUBSETS, SUBSETS = (
+    200,
+    2000,
+)  # the least p is 1 / (subsets + 1), to be well below
 PILOT = 16  # held-out sets by which a floor is chosen
 SAFE = 5  # the best 1 in 20 are looked at, where 1 in 100 decides
 

@@ -45,7 +45,7 @@ from residuum.records.reconstruction import Reconstruction
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 
 DECIDING = "ncc"
-BINS = 5
+BINS = 5  # equally large slices of the samples, by margin
 PILOT = 16  # sets that a control is timed on before it is drawn
 
 

@@ -41,8 +41,10 @@ EXAMPLE = (
     "Example: --arch mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 or "
     "polynomial:12-36-1,coefficients=0/0/0/1."
 )
-MAX_PARAMETERS = 10**9
-MAX_LENGTH = 2000
+MAX_PARAMETERS = (
+    10**9
+)  # an architecture is text of a stranger's: what is built from it stays bounded
+MAX_LENGTH = 2000  # characters of that text
 # What a bare file leaves open: at most metadata.MAX_TEXT characters, for it is saved with the weights.
 ASSUMED_RELU = (
     "activation assumed ReLU: the weights do not say; for a network with another this result is void. "

@@ -25,7 +25,7 @@ from residuum.networks import dense_chain
 from residuum.theory.budgets import exact_budgets, unit
 from residuum.theory.patterns import ROUNDING, HypothesisError, sizes, slope_matrix, switches
 
-ROUNDS = 4
+ROUNDS = 4  # linear programmes at most, each budget at least as long as the last
 SECONDS = 30.0  # for one linear programme: past a thousand neurons they take minutes
 WALL = 1e6  # softest: a switch this many times nearer than the farthest counts as no nearer
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from residuum.errors import InconclusiveError
 
-MAX_CONDITION = 1e12
-DENSE_BYTES = 1 << 30
+MAX_CONDITION = 1e12  # of the Gram matrix: above, fewer than four digits of lam are left
+DENSE_BYTES = 1 << 30  # of the dense gradients that a QR may hold
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
             "The network is dead on these samples; check the data's preprocessing.",
         )
     lowest = float(values[0])
+    # G = V diag(values) V': F = diag(sqrt) V' and h = diag(1/sqrt) V'<g, theta> over what is not rounding.
     keep = values > 1e-14 * top
     root = values[keep].sqrt()
     # Rounding in the column of a dead row would pass for a gradient, to be met by a huge multiplier.

@@ -31,11 +31,11 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records.identification import Identification
 
-BALANCED = 1e-6
-DEAD = 1e-6
+BALANCED = 1e-6  # relative gap of |W_j|^2 = alpha a_j^2: above, a note says that it does not hold
+DEAD = 1e-6  # of the largest neuron: a smaller one carries nothing but rounding
 SPECTRAL_TOLERANCE, SINGLE_TOLERANCE = 1e-8, 1e-5  # weights kept in float64, or in less
-KERNEL_TOLERANCE = 1e-12
-CARRIED = 0.999
+KERNEL_TOLERANCE = 1e-12  # of the kernel's largest eigenvalue: what is smaller counts as zero
+CARRIED = 0.999  # share of |theta|^2 by which neurons are counted
 
 
 @dataclass(frozen=True)

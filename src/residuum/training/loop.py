@@ -25,8 +25,8 @@ from residuum.training import methods
 from residuum.training.methods import LOSSES, choose_loss
 
 SAVE_EVERY = 20.0  # seconds between checkpoints of a run
-HISTORY_POINTS = 400
-RESIDUAL_CHECKS = 50
+HISTORY_POINTS = 400  # of a run: enough for its curve
+RESIDUAL_CHECKS = 50  # of a run that stops at a residual, each a least-squares problem
 GOALS = ("margin", "residual", "loss")
 
 

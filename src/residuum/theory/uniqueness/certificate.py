@@ -48,9 +48,8 @@ from residuum.theory.patterns import slope_matrix
 from residuum.theory.uniqueness.programme import Polytope, least
 from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, pinned
 
-SHARE = (
-    0.1  # least part of a candidate's weight that an image must carry to count as another sample
-)
+# Least part of a candidate's weight that an image must carry to count as another sample.
+SHARE = 0.1
 IDLE = 1e-9  # of the largest multiplier: below, a candidate takes no part
 # Of a switch's slope times (1 + |x|): nearer to zero, its side is a matter of rounding.
 KINK = 1e-10
@@ -183,6 +182,8 @@ class Cells:
 
     def polytope(self, some: Tensor, rows: Tensor, free: Tensor, own: Tensor) -> Polytope:
         """Where x' may be. free: (b,) nothing but K is known; own: (b,) sums of the candidate alone."""
+        # As in the head: 0 <= r(x') <= sum_j lam_j r(x_j) / w for every r, and both x' and
+        # (M - w x') / (L - w) in the box.
         count, lam = rows.shape[1], self.given.lam[:, None]
         r, x = self.values[some, :count], self.given.x[some].flatten(1)
         g, w = self.groups.index[some], self.share * lam[some]
@@ -191,10 +192,13 @@ class Cells:
             whole = self.groups.total(lam * values)[g]
             return torch.where(own[:, None], lam[some] * values[some], whole)
 
+        # Rows of length one, in a = x' - x: r(x') = r + <row, a>, so -r <= <row, a> <= total / w - r. A
+        # switch whose slope is zero says nothing.
         size = rows.norm(dim=2)
         seen = size > 0
         unit = torch.where(seen, size, 1.0)
         high = torch.where(free[:, None], torch.inf, total(self.values[:, :count]) / w)
+        # low <= (M - w x') / (L - w) <= high, solved for x'.
         moment, rest = total(self.given.x.flatten(1)), total(torch.ones_like(lam)) - w
         low_x, high_x = self.low[some], self.high[some]
         left = torch.where(free[:, None], low_x, torch.maximum(low_x, (moment - rest * high_x) / w))

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-STEPS, GAP = 60, 1e-6
+STEPS, GAP = 60, 1e-6  # interior-point steps at most; |x0|^2 times this: bound and example have met
 START, SHORT = 1e-2, 0.995  # first complementarity, share of the way to the nearest end
 WIDEN = 1e-12  # of |x0|: by what a wall may be misplaced by rounding
 ROUNDING = 1e-12  # of the terms of a bound
 PINNED = 1e-9  # of |x0|: a pixel with less room is held by the solver, not by the bound
 INSIDE = 1 - 1e-9  # an example does not touch a wall: at zero a gate is a matter of rounding
-STIFF = 1e20
+STIFF = 1e20  # of a wall: keeps the factorisation finite where a distance has become zero
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,19 @@ class _State:
 
     def step(self) -> None:
         """One predictor-corrector step."""
+        # What is still wrong: stationarity a + x0 = G'(alpha - beta), and p, q as distances of z = G a.
         z = self._ahead(self.a)
         self.drift = self.x0 + self.a - self._back(self.alpha - self.beta)
         self.miss_p = self.below * (z - self.low - self.p)
         self.miss_q = self.above * (self.high - z - self.q)
+        # p, q, alpha, beta eliminated: I + G' diag(alpha/p + beta/q) G, the pixels' part being diagonal.
         stiff = (self.alpha / self.p + self.beta / self.q).clamp(max=STIFF)
         k = self.rows.shape[1]
         hessian = self.rows.mT @ (stiff[:, :k, None] * self.rows)
         hessian.diagonal(dim1=1, dim2=2).add_(1 + stiff[:, k:])
         self.factor, failed = torch.linalg.cholesky_ex(hessian)
+        # Predictor: straight for complementarity zero. How far that gets says how much to centre, and
+        # its second-order term is put right in the corrector (Mehrotra).
         gap = self._complementarity(0, (self.a,) * 5)
         move = self._solve(0.0, 0.0)
         ahead = self._complementarity(self._longest(move), move)
