@@ -54,6 +54,7 @@ from residuum.settings.attack import AttackConfig
 
 ROUNDING = 1e-7  # of float32, as a share of the largest singular value
 CLIFF = 10.0  # fall between two singular values that only the end of the samples explains
+SOUND = 1e-5  # share of the largest singular value of float32 sources below which is rounding
 SAME = 0.9  # cosine from which two sources are one
 COLUMNS = 1 << 16  # of a wide layer that are in float64 at a time
 Domain = Callable[[Tensor], Tensor]
@@ -682,12 +683,14 @@ def told(
     centres: (groups,) the first source of each group. All members of a group have one sign.
     """
     X = found.x[centres].double()
-    C = torch.linalg.lstsq(X.T, layer.rows.double().T, driver="gelsd").solution.T  # (h, groups)
+    # Sources are in float32: of their directions, those below SOUND of the largest are rounding.
+    C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
     on = (C.square() * (layer.weight.double() @ X.T)).sum(0)
     votes, said = 1.5 * on.sign(), ["the network"]
     size = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
-        inverse = torch.linalg.lstsq(C, layer.bias.double()[:, None], driver="gelsd").solution[:, 0]
+        b = layer.bias.double()[:, None]
+        inverse = torch.linalg.lstsq(C, b, rcond=SOUND, driver="gelsd").solution[:, 0]
         votes, size = votes + inverse.sign(), 1 / inverse.abs().clamp(min=1e-12)
         size = size.clamp(size.median() / 3, 3 * size.median())
         said.append("the bias")
