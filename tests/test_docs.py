@@ -16,6 +16,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import pages as results
+from benchmarks.markdown import means, read, victims_of
 
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.priors import PRIORS
@@ -178,6 +179,49 @@ def test_a_number_that_no_file_has_is_written_over() -> None:
         == f"Before.\n\n<!-- table: quick -->\n\n{results.TABLES['quick']()}\n\n<!-- /table -->\n\nAfter."
     )
     assert "9.99" not in made
+
+
+def headlines() -> dict[str, list[float]]:
+    """Figures of running text: how they are said, and what the files have."""
+    mine = means([v["arms"]["all"] for v in victims_of("stationarity-h200", "cifar-500")])
+    ablated = [v["arms"] for v in victims_of("stationarity-h200", "cifar-500-ablation")]
+    quick = read("stationarity-h200")["quick"]
+    first, again = (
+        {n: means([v["unmix"] for v in victims_of(file, f"cifar-{n}")]) for n in (200, 500)}
+        for file in ("unmix-h200", "unmix-again-h200")
+    )
+    slope = (quick["1500"]["seconds"] - quick["300"]["seconds"]) / 1.2
+    return {
+        r"(\d+(?:\.\d+)?) (?:pass the published rule|above 0.4 \(three other victims\))": [
+            mine["ssim3"]
+        ],
+        r"missed its aim first\*\* \((\d+(?:\.\d+)?) above 0.8": [first[500]["0.8"]],
+        r"it finds (\d+(?:\.\d+)?) with (\d+(?:\.\d+)?) held out": [
+            again[500]["0.8"],
+            again[500]["0.8 held out"],
+        ],
+        r"victims give (\d+(?:\.\d+)?) instead of (\d+(?:\.\d+)?)": [
+            again[200]["0.8"],
+            first[200]["0.8"],
+        ],
+        r"the ablation below\) n = 500 gives (\d+(?:\.\d+)?)": [
+            means([a["unmix"] for a in ablated])["0.8"]
+        ],
+        r"at 500 steps in (\d+(?:\.\d+)?) s": [quick["500"]["seconds"]],
+        r"a step takes (\d+(?:\.\d+)?) ms": [slope],
+    }
+
+
+def test_headlines_are_those_of_the_files() -> None:
+    pages = [" ".join(page.read_text(encoding="utf-8").split()) for page in PAGES]
+    for said, values in headlines().items():
+        found = [match for text in pages for match in re.findall(said, text)]
+        assert found, said
+        for match in found:
+            figures = [match] if isinstance(match, str) else match
+            for shown, value in zip(figures, values, strict=True):
+                digits = len(shown.partition(".")[2])
+                assert shown == f"{value:.{digits}f}", (said, shown, value)
 
 
 # Theory to code.
