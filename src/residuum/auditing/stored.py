@@ -33,8 +33,8 @@ from residuum.auditing.verdict import (
     limitations,
 )
 from residuum.checkpoints import Inspection, locate
-from residuum.checkpoints.beside import scalings_in
 from residuum.checkpoints.contents import Kept, records_in
+from residuum.checkpoints.estimators import scalings_in
 from residuum.checkpoints.inert import Thing
 from residuum.checkpoints.releases import open_release
 from residuum.errors import ResiduumError

@@ -5,48 +5,30 @@ optimiser was given them, or by name. Numbers are matched with the tensors of th
 order where all shapes agree, fewer with the last ones (a head), otherwise shape by shape.
 
     moment   a mean of the last gradients, weight decay taken out (``surfaces.moment_of``)
-    start    of a scikit-learn network, proved by the weights (:mod:`.starts`)
+    start    of a scikit-learn network, proved by the weights (:mod:`.estimators`)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from residuum.checkpoints.contents import AVERAGES, FIRST, SECOND, walk
-from residuum.checkpoints.inert import Block, Thing
+from residuum.checkpoints.contents import FIRST, SECOND
+from residuum.checkpoints.estimators import moment_and_start
+from residuum.checkpoints.inert import AVERAGES, Block, Thing, walk
 from residuum.checkpoints.reading import locate
 from residuum.checkpoints.releases import Release, open_release
 from residuum.checkpoints.safe import MAX_DEPTH, WRAPPERS
-from residuum.checkpoints.starts import proved_start
-from residuum.checkpoints.surfaces import moment_of, without_decay
-from residuum.errors import CheckpointError, InputError, ResiduumError
+from residuum.checkpoints.surfaces import without_decay
+from residuum.errors import CheckpointError, ResiduumError
 from residuum.records import Checkpoint, Knowledge
 
 RELEASE = "release"  # where a fact comes from that the file itself holds
-ESTIMATORS = ("MLPClassifier", "MLPRegressor")
-CENTRES = {
-    "StandardScaler": "mean_",
-    "RobustScaler": "center_",
-    "MinMaxScaler": "min_",
-    "MaxAbsScaler": "none",
-}
 MOMENTS = ("exp_avg", "momentum_buffer")
-# What arithmetic on values of any kind can raise.
-STRANGE = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    ArithmeticError,
-    LookupError,
-    RuntimeError,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,79 +59,11 @@ def beside(path: str | Path, checkpoint: Checkpoint) -> Beside:
     except ResiduumError:  # what could be read as weights and no further has nothing to add
         return Beside()
     if release.kind == "pickle":
-        return _of_estimator(release)
+        return Beside(*moment_and_start(release))
     if release.kind != "torch":
         return Beside()
     moment, notes = _of_optimiser(release, checkpoint)
     return Beside(moment or None, None, notes)
-
-
-def estimator_in(release: Release) -> SimpleNamespace | None:
-    """A look-alike of the first fitted MLP of scikit-learn in a pickle: its attributes, no methods."""
-    found = next((t for t in _things(release.content) if t.short in ESTIMATORS), None)
-    if found is None or "coefs_" not in found.attributes:
-        return None
-    return _alike(found)
-
-
-def scalers_in(release: Release) -> tuple[str, ...]:
-    """Steps of a pipeline that stand before the network."""
-    names = (thing.short for thing in _things(release.content))
-    return tuple(dict.fromkeys(n for n in names if n.endswith(("Scaler", "Transformer", "PCA"))))
-
-
-def scalings_in(release: Release) -> list[tuple[Tensor, Tensor]]:
-    """(factor, shift) of the scalers of a pipeline, in their order: each hands on factor x + shift."""
-    found = []
-    for thing in _things(release.content):
-        own = thing.attributes
-        names = ("scale_", CENTRES.get(thing.short, "none"))
-        scale, centre = (
-            b.tensor().double() if isinstance(b := own.get(n), Block) else None for n in names
-        )
-        if thing.short == "MinMaxScaler" and scale is not None and centre is not None:
-            found.append((scale, centre))
-        elif thing.short in CENTRES and (scale is not None or centre is not None):
-            factor = torch.ones(()) if scale is None else 1 / scale
-            found.append((factor, torch.zeros(()) if centre is None else -centre * factor))
-    return found
-
-
-def _things(content: Any) -> Iterator[Thing]:
-    return (place.value for place in walk(content) if isinstance(place.value, Thing))
-
-
-def _alike(value: Any, depth: int = 0) -> Any:
-    """Numbers of arrays, lists of them, and what belongs to an object as attributes."""
-    if isinstance(value, Block):
-        return value.tensor().numpy() if value.read is not None else list(value.objects or ())
-    if isinstance(value, list | tuple) and depth < MAX_DEPTH:
-        return [_alike(part, depth + 1) for part in value]
-    if isinstance(value, Thing) and depth < MAX_DEPTH:
-        wanted = value.attributes.items()
-        return SimpleNamespace(**{name: _alike(part, depth + 1) for name, part in wanted})
-    return value
-
-
-def _of_estimator(release: Release) -> Beside:
-    thing = next((t for t in _things(release.content) if t.short in ESTIMATORS), None)
-    if thing is None:
-        return Beside()
-    start, moment = proved_start(thing), None
-    try:
-        moment = moment_of(_alike(thing))
-    except InputError:  # no optimiser was kept
-        pass
-    except STRANGE as problem:
-        raise CheckpointError(
-            f"The optimiser of an estimator must fit its weights; this one does not "
-            f"({type(problem).__name__}).",
-            "Save the estimator again.",
-        ) from problem
-    if moment is not None and not all(bool(t.isfinite().all()) for t in moment.values()):
-        moment = None
-    notes = () if start is None else (f"the start of the network was {start.said}",)
-    return Beside(moment, None if start is None else start.theta0, notes)
 
 
 def _of_optimiser(

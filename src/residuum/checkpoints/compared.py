@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints.beside import flat, weights_of
-from residuum.checkpoints.contents import ADAPTER, LONGEST, START, TOUCHED, Finding, adapter_pairs
-from residuum.checkpoints.inert import Block
+from residuum.checkpoints.contents import ADAPTER, START, TOUCHED, Finding
+from residuum.checkpoints.inert import LONGEST, Block
 from residuum.checkpoints.releases import Release
 from residuum.checkpoints.touched import NONE, touched_rows
+from residuum.checkpoints.tuning import WRAPPED, adapter_pairs, change_of
 from residuum.errors import CheckpointError
 
-WRAPPED = re.compile(r"^(module\.|_orig_mod\.|base_model\.model\.|model\.)+")
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
 LEAST_TABLE = 100  # rows
 MOST_VALUES = 400_000_000  # of a tensor that is compared
@@ -162,18 +162,3 @@ def _adapter(
         "Attack it before release: residuum audit BASE --adapter ADAPTER.",
         places=len(sizes),
     )
-
-
-def change_of(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
-    """B A times alpha / r (or its root, as the configuration says)."""
-    A, B = a.tensor().double(), b.tensor().double()
-    alpha, rank = config.get("lora_alpha"), A.shape[0]
-    factor = 1.0
-    if isinstance(alpha, int | float) and not isinstance(alpha, bool):
-        factor = float(alpha) / (rank**0.5 if config.get("use_rslora") is True else rank)
-    if A.ndim != 2 or B.ndim != 2 or B.shape[1] != rank:
-        raise CheckpointError(
-            f"An adapter's parts are (r, in) and (out, r); got {a.shape} and {b.shape}.",
-            "Save the adapter again.",
-        )
-    return factor * (B @ A)

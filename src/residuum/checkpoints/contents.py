@@ -21,15 +21,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from residuum.checkpoints.inert import Block, Thing, key_of
+from residuum.checkpoints.estimators import NETWORKS, proved_start
+from residuum.checkpoints.inert import (
+    LONGEST,
+    OPTIMISERS,
+    Block,
+    Place,
+    Thing,
+    joined,
+    key_of,
+    walk,
+)
 from residuum.checkpoints.releases import Release
-from residuum.checkpoints.starts import proved_start
-from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.checkpoints.tuning import adapter_pairs
+from residuum.errors import CheckpointError
 from residuum.records.base import Record
 from residuum.records.data import is_size
 
@@ -37,9 +47,7 @@ STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statis
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 KINDS = (STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS)
 SEVERITIES = ("high", "medium", "low")
-MAX_DEPTH = 5000  # of values in each other: no pickler writes as many
 MOST_DENSE = 1 << 24  # values of a sparse array that is compared
-LONGEST = 120  # of a place, as it is shown
 FEW_VALUES = (
     50  # categories of one column up to here are a list of labels, above it records' values
 )
@@ -62,21 +70,6 @@ class Finding(Record):
     places: int = 1
     count: int | None = None
     rows: tuple[int, ...] = ()
-
-
-class Place(NamedTuple):
-    """A value in the tree: its path, its own name, the class of the object it belongs to."""
-
-    path: str
-    name: str
-    owner: str
-    value: Any
-    inside: str = ""  # the part of a checkpoint that it lies in: "state" of an optimiser, "average"
-
-    @property
-    def leaf(self) -> str:
-        """The last part of the name: that of ``layer1.0.bn.running_mean`` is ``running_mean``."""
-        return self.name.rpartition(".")[2]
 
 
 # Of scikit-learn: attribute -> classes that it belongs to, () for any.
@@ -107,12 +100,6 @@ MEASURED = {
 }  # fmt: skip
 FIRST = {"exp_avg", "momentum_buffer", "grad_avg", "velocities", "ms", "mu", "trace"}
 SECOND = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "vs", "nu"}
-OPTIMISERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
-AVERAGES = re.compile(
-    r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
-    r"^(state_dict_ema|shadow_params)$",
-    re.IGNORECASE,
-)
 SEEDS = re.compile(
     r"^(seed|random_?seed|manual_seed|global_seed|.*rng_state|rng_states|data_seed)$", re.I
 )
@@ -122,7 +109,7 @@ PATH = re.compile(
     r"|sqlite|db)$",
     re.IGNORECASE,
 )
-LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?$")
+
 
 NAMED = "its name says that it holds training data"
 DROP_STATE = "Drop it before release: residuum strip FILE --out CLEAN."
@@ -163,60 +150,6 @@ def _hits(release: Release) -> Iterator[Finding]:
 
 
 ADAPTER_TEXTS = ("base_model_name_or_path", "dataset", "data_path", "output_dir", "train_file")
-
-
-def walk(tree: Any) -> Iterator[Place]:
-    """Every place of a tree once, parents before their parts, however often or deep they are held."""
-    waiting = [iter((Place("", "", "", tree),))]
-    seen: set[int] = set()
-    while waiting:
-        place = next(waiting[-1], None)
-        if place is None:
-            waiting.pop()
-            continue
-        value = place.value
-        if isinstance(value, dict | list | tuple | Thing | Block):
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if len(waiting) > MAX_DEPTH:
-                raise UnsafeFileError(
-                    f"Values may lie {MAX_DEPTH} deep in each other; in this file they lie deeper.",
-                    "Scan the parts of this model one by one.",
-                )
-            waiting.append(_parts(place))
-        yield place
-
-
-def _parts(place: Place) -> Iterator[Place]:
-    value, inside = place.value, place.inside
-    if isinstance(value, Thing):
-        owner = value.short
-        if owner in OPTIMISERS:
-            inside = "state"
-        for name, part in value.attributes.items():
-            yield Place(_join(place.path, name), name, owner, part, inside)
-        rest = [value.entries, value.items, value.arguments]
-        if not isinstance(value.state, dict):
-            rest.append(value.state)
-        for part in rest:
-            if part:
-                yield Place(place.path, place.name, owner, part, inside)
-    elif isinstance(value, dict):
-        if "state" in value and "param_groups" in value:
-            inside = "state"
-        for key, part in value.items():
-            name = str(key)[:200] if isinstance(key, str | int) else "?"
-            within = "average" if any(map(AVERAGES.match, name.split("."))) else inside
-            within = "step" if inside == "state" and name == "step" else within
-            yield Place(_join(place.path, name), name, place.owner, part, within)
-    elif isinstance(value, list | tuple):
-        for i, part in enumerate(value):
-            yield Place(f"{place.path}[{i}]"[:LONGEST], place.name, place.owner, part, inside)
-
-
-def _join(path: str, name: str) -> str:
-    return (f"{path}.{name}" if path else name)[:LONGEST]
 
 
 def rows_of(value: Any) -> int | None:
@@ -429,14 +362,14 @@ def _state(place: Place) -> Iterator[Finding]:
 
 def _start(place: Place) -> Iterator[Finding]:
     value, name = place.value, place.name
-    if isinstance(value, Thing) and value.short in ("MLPClassifier", "MLPRegressor"):
+    if isinstance(value, Thing) and value.short in NETWORKS:
         proof = proved_start(value)
         if proof is not None:
             yield Finding(
                 START,
                 "high",
                 f"the start of {value.short}",
-                _join(place.path, proof.where),
+                joined(place.path, proof.where),
                 f"{proof.said}: W - W0 is a sum over training samples",
                 proof.remedy,
                 count=proof.values,
@@ -540,13 +473,3 @@ def _adapters(release: Release) -> Iterator[Finding]:
             places=len(pairs),
             count=sum(a.numel + b.numel for a, b in pairs.values()),
         )
-
-
-def adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
-    """A and B by the layer that they change."""
-    found: dict[str, dict[str, Block]] = {}
-    for place in walk(content):
-        if isinstance(place.value, Block) and (match := LORA.match(place.path)):
-            part = match[2].rpartition("_")[2] or match[2]
-            found.setdefault(match[1], {})[part] = place.value
-    return {name: (ab["A"], ab["B"]) for name, ab in found.items() if {*ab} == {"A", "B"}}

@@ -31,8 +31,6 @@ from residuum.checkpoints import safe
 from residuum.errors import (
     ArchitectureError,
     CheckpointError,
-    InputError,
-    ResiduumError,
     UnsafeFileError,
 )
 from residuum.networks import (
@@ -76,53 +74,12 @@ def load_checkpoint(
     try:
         content, metadata, size = _read(locate(path), max_bytes)
     except (UnsafeFileError, CheckpointError):
-        if (found := _pickled(locate(path))) is None:
-            refuse_estimator(locate(path))
+        from residuum.checkpoints.estimators import network_in  # upon this file
+
+        if (found := network_in(locate(path))) is None:
             raise
         return found if arch is None else _checkpoint(dict(found.theta), NOTHING_SAID, arch=arch)
     return _checkpoint(content, decode_metadata(metadata), size, arch, input_shape)
-
-
-def refuse_estimator(path: Path) -> None:
-    """Where a pickle holds an estimator that is no network, say which, and what can be done with it."""
-    from residuum.checkpoints.inert import Thing
-    from residuum.checkpoints.releases import open_release
-
-    try:
-        content = open_release(path).content
-    except ResiduumError:
-        return
-    if isinstance(content, Thing) and content.name.startswith("sklearn."):
-        raise UnsafeFileError(
-            f"Attacks need a network; {path.name!r} is a pickle of a {content.short[:60]}, which is not run.",
-            f"Say residuum scan {path.name[:80]}: what it stores outright needs no attack.",
-        )
-
-
-def _pickled(path: Path) -> Checkpoint | None:
-    """The network of scikit-learn in a pickle, read without running it; None where there is none."""
-    from residuum.checkpoints.beside import STRANGE, estimator_in, scalers_in  # upon this file
-    from residuum.checkpoints.releases import open_release
-
-    try:
-        release = open_release(path)
-        found = estimator_in(release) if release.kind == "pickle" else None
-    except (InputError, UnsafeFileError):
-        return None
-    if found is None:
-        return None
-    before = scalers_in(release)
-    note = f"samples are taken as {', '.join(before)} in the file hands them on"
-    try:
-        checkpoint = _estimator(found)
-        build_model(checkpoint)
-    except STRANGE as problem:
-        raise CheckpointError(
-            f"A fitted MLPClassifier or MLPRegressor must be whole; {path.name!r} holds one that is not "
-            f"({type(problem).__name__}).",
-            "Save it again.",
-        ) from problem
-    return checkpoint.replace(assumptions=(*checkpoint.assumptions, *([note] if before else [])))
 
 
 def as_checkpoint(
@@ -143,7 +100,9 @@ def as_checkpoint(
     if isinstance(model, Mapping):
         return _checkpoint(dict(model), NOTHING_SAID, arch=arch)
     if hasattr(model, "coefs_") and hasattr(model, "intercepts_"):
-        return _estimator(model)
+        from residuum.checkpoints.estimators import network_of  # upon this file
+
+        return network_of(model)
     raise CheckpointError(
         "A network is a Checkpoint, a module, its state_dict(), a fitted MLPClassifier or MLPRegressor "
         f"of scikit-learn or the path of a file; got {type(model).__name__}.",
@@ -393,27 +352,6 @@ def _describe(
     if arch is not None:
         return arch, model.state_dict(keep_vars=True)
     return same_function(model, shape)
-
-
-def _estimator(model: Any) -> Checkpoint:
-    """A fitted MLPClassifier or MLPRegressor; its outputs before softmax or sigmoid.
-
-    Its activation is known, so nothing is assumed; labels are numbers of classes, in its order.
-    """
-    theta: dict[str, Tensor] = {}
-    for i, (weight, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
-        theta[f"layers.{i}.weight"] = torch.from_numpy(weight.T.copy())
-        theta[f"layers.{i}.bias"] = torch.from_numpy(bias.copy())
-    widths = [len(model.coefs_[0]), *(len(bias) for bias in model.intercepts_)]
-    arch = Architecture.parse(
-        f"mlp:{'-'.join(map(str, widths))},bias=all,activation="
-        f"{model.activation.replace('identity', 'linear')}"
-    )
-    classes = tuple(str(c)[:MAX_TEXT] for c in getattr(model, "classes_", ()))
-    theta, _, notes = safe.clean_state(theta)
-    one = {False: "regression", True: "binary" if widths[-1] == 1 else "multiclass"}
-    task = one[bool(classes)]
-    return Checkpoint(theta, str(arch), (), classes, task, tuple(notes))
 
 
 def _keep(model: nn.Module, shape: tuple[int, ...]) -> Checkpoint:

@@ -10,14 +10,15 @@ feature space, and are compared with the features of the data.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from residuum.checkpoints.compared import WRAPPED, change_of
-from residuum.checkpoints.contents import adapter_pairs
+from residuum.checkpoints.inert import Block, walk
 from residuum.checkpoints.reading import build_model, load_checkpoint, locate
 from residuum.checkpoints.releases import Release, open_release
 from residuum.errors import CheckpointError
@@ -26,12 +27,39 @@ from residuum.networks.modules import bias_rule
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.stationarity import by_layer, moved_layers
 
+WRAPPED = re.compile(r"^(module\.|_orig_mod\.|base_model\.model\.|model\.)+")
+LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?$")
 FEATURES = (
     "{} kept their start, so samples were seen through fixed features only: candidates are features, "
     "compared with those of the data ({} numbers each); features are not samples, though inverting them "
     "may be possible; layers are counted from the first one that moved"
 )
 CHUNK = 1000
+
+
+def adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
+    """A and B by the layer that they change."""
+    found: dict[str, dict[str, Block]] = {}
+    for place in walk(content):
+        if isinstance(place.value, Block) and (match := LORA.match(place.path)):
+            part = match[2].rpartition("_")[2] or match[2]
+            found.setdefault(match[1], {})[part] = place.value
+    return {name: (ab["A"], ab["B"]) for name, ab in found.items() if {*ab} == {"A", "B"}}
+
+
+def change_of(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
+    """B A times alpha / r (or its root, as the configuration says)."""
+    A, B = a.tensor().double(), b.tensor().double()
+    alpha, rank = config.get("lora_alpha"), A.shape[0]
+    factor = 1.0
+    if isinstance(alpha, int | float) and not isinstance(alpha, bool):
+        factor = float(alpha) / (rank**0.5 if config.get("use_rslora") is True else rank)
+    if A.ndim != 2 or B.ndim != 2 or B.shape[1] != rank:
+        raise CheckpointError(
+            f"An adapter's parts are (r, in) and (out, r); got {a.shape} and {b.shape}.",
+            "Save the adapter again.",
+        )
+    return factor * (B @ A)
 
 
 def adapter_in(path: str | Path) -> Release | None:
