@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 from statistics import mean
 from typing import Any
 
@@ -26,6 +27,15 @@ def grid(head: str, rows: Iterable[Sequence[object]], left: int = 1) -> str:
     dashes = ["---" if k < left else "---:" for k in range(len(names))]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (names, *rows)]
     return "\n".join([lines[0], f"|{'|'.join(dashes)}|", *lines[1:]])
+
+
+def once(rows: Sequence[Sequence[object]], column: int = 0) -> list[list[object]]:
+    """Rows in which a cell that repeats the one above is blank."""
+    shown = [[*row] for row in rows]
+    for (above, row), copy in zip(pairwise(rows), shown[1:], strict=True):
+        if row[column] == above[column]:
+            copy[column] = ""
+    return shown
 
 
 @cache

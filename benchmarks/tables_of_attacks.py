@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib.resources import files
 from statistics import mean
 
 from benchmarks import stationarity as stationary
@@ -12,6 +14,7 @@ from benchmarks.markdown import (
     grid,
     grouped,
     means,
+    once,
     read,
     short,
     table,
@@ -109,10 +112,11 @@ def stationarity() -> str:
         sizes = f"{row.attack['restarts']} x {row.attack.get('candidates', 2 * row.n)}"
         for arm, entries in arms_of(name).items():
             one = means(entries)
+            victims = f"{len(entries)} victims" if len(entries) > 1 else "**one victim**"
             ssim = f"{with_chance(one, 'ssim3')}; {one['top10']:.2f}" if "ssim3" in one else ""
             rows.append(
                 [
-                    f"{title}; {sizes}; {len(entries)} victims",
+                    f"{title}; {sizes}; {victims}",
                     ARMS[arm],
                     ssim,
                     with_chance(one, "0.7", "0.8", "0.9"),
@@ -122,7 +126,7 @@ def stationarity() -> str:
                 ]
             )
     head = "victims | attack | ssim3 > 0.4; top ten | NCC > 0.7 / 0.8 / 0.9"
-    return grid(f"{head} | recovered (chance) | seconds | aimed at", rows, left=2)
+    return grid(f"{head} | recovered (chance) | seconds | aimed at", once(rows), left=2)
 
 
 @table
@@ -226,6 +230,15 @@ def reconstruction() -> str:
         )
     head = "victim | restarts x m | recovered, every seed (chance) | NCC above"
     return grid(f"{head} | ssim3 > 0.4 (held out) | top ten | NCC > 0.9 | seconds", rows)
+
+
+@table
+def confidence() -> str:
+    """Confidence against truth, each half of the victims judged by the fit to the other."""
+    file = files("residuum.attacks") / "calibration.json"
+    bins = json.loads(file.read_text("utf-8"))["provenance"]["reliability_other_half"]
+    rows = [[f"{b['confidence']:.2f}", f"{b['true']:.2f}", b["groups"]] for b in bins]
+    return grid("confidence | share with NCC > 0.8 | groups", rows)
 
 
 @table

@@ -7,11 +7,10 @@ unaware to the adaptive attacker where they differ; told: the attacker who was g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from benchmarks.markdown import Figures, grid, grouped, read, table
+from benchmarks.markdown import Figures, grid, grouped, once, read, table
 
 FILES = ("defenses-cpu", "defenses-mnist", "defenses-cifar10")
 MISSING = "·"
@@ -52,10 +51,8 @@ def defenses() -> str:
             prices.append(f"{points:+.1f}" if points else "0")
         verdict = next((v for start, v in VERDICTS.items() if defense.startswith(start)), "")
         rows.append([f"`{defense}`", *cells, " / ".join(prices), verdict])
-    for above, row in reversed([*pairwise(rows)]):
-        row[-1] = "" if row[-1] == above[-1] else row[-1]  # said once
     names = " | ".join(f"{c['data']}, of {c['n']}" for c in contents)
-    return grid(f"defense | {names} | accuracy, points | verdict", rows)
+    return grid(f"defense | {names} | accuracy, points | verdict", once(rows, -1))
 
 
 @table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.markdown import Figures, grid, read, table
+from benchmarks.markdown import Figures, grid, once, read, table
 
 CASES = {
     ("level", None): "never saw the claimed digits, 1 to 12 tests, mean granted to half",
@@ -34,7 +34,7 @@ def verdicts() -> str:
             codes = Counter(row[key] for row in own)
             vouched = ("yes" if key == "exit" else "no") if sound else ""
             rows.append([title, vouched, *(codes[code] for code in (0, 1, 3))])
-    return grid("network | `--vouch` | exit 0 | exit 1 | exit 3", rows, left=2)
+    return grid("network | `--vouch` | exit 0 | exit 1 | exit 3", once(rows), left=2)
 
 
 @table
@@ -57,7 +57,7 @@ def grades() -> str:
         rows.append(
             [f"brought back by the attack (chance {chance:.1f})", name, *_sums(found[file])]
         )
-    return grid("candidates | data | " + " | ".join(GRADES), rows, left=2)
+    return grid("candidates | data | " + " | ".join(GRADES), once(rows), left=2)
 
 
 def _sums(rows: list[Figures], *where: str) -> list[int]:
