@@ -250,11 +250,9 @@ def test_a_leak_is_1_and_everything_is_written_before(finished: Path) -> None:
         assert sha256(finished / name) == digest
 
 
-def test_nothing_found_is_0_and_untrained_is_3(
+def test_an_untrained_network_is_3(
     files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*files["tight"], "--out", str(tmp_path / "t"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["outcome"] == NO_LEAK_FOUND
     assert main([*files["untrained"], "--out", str(tmp_path / "u")]) == 3
     shown = capsys.readouterr().out
     assert "INCONCLUSIVE" in shown
@@ -547,15 +545,21 @@ def test_other_folders_and_files_are_left_alone(
     assert listing(tmp_path) == ["file", "mine", "mine/thesis.tex"]
 
 
-def test_a_full_disk_is_an_error_and_leaves_no_corrupt_artifact(
-    files: dict[str, list[str]], tmp_path: Path
+def test_after_a_full_disk_and_kills_at_any_moment_the_same_command_ends_with_0(
+    files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No file may exceed 20 kB: the reconstruction does not fit, the request does."""
     out = tmp_path / "run"
+    command = [*files["tight"], "--out", str(out), "--json"]
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    def opened() -> int:
+        return (
+            (out / ".gitignore").stat().st_mtime_ns
+        )  # written whenever a process takes the folder
 
     process = start(*files["tight"], "--out", str(out), preexec_fn=limit)
     _, err = process.communicate(timeout=120)
@@ -563,7 +567,15 @@ def test_a_full_disk_is_an_error_and_leaves_no_corrupt_artifact(
     assert "File too large" in err
     assert "Traceback" not in err
     assert not (out / "result.json").exists()
-    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 0  # room again: it goes on
+    for after in (0.0, 0.7, 1.5):
+        before, process = opened(), start(*command)
+        wait_for(lambda before=before: opened() != before)
+        time.sleep(after)
+        process.kill()
+        process.communicate(timeout=30)
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["outcome"] == NO_LEAK_FOUND
+    assert listing(out) == FILES
 
 
 # Interruptions
@@ -611,21 +623,6 @@ def test_a_state_left_beside_its_finished_batch_stands_in_nobodys_way(tmp_path: 
     run.state(first).write_bytes(b"left behind")
     assert not run.state(second).exists()
     assert run.load(first) is None
-
-
-@pytest.mark.parametrize("after", [0.0, 0.7, 1.5])
-def test_kill_at_any_moment_leaves_a_folder_that_goes_on(
-    files: dict[str, list[str]], tmp_path: Path, after: float
-) -> None:
-    out = tmp_path / "run"
-    command = [*files["tight"], "--out", str(out), "--quiet"]
-    process = start(*command)
-    wait_for(lambda: out.exists())
-    time.sleep(after)
-    process.kill()
-    process.communicate(timeout=30)
-    assert main(command) == 0
-    assert listing(out) == FILES
 
 
 def test_what_a_killed_write_left_is_cleared(files: dict[str, list[str]], tmp_path: Path) -> None:
