@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +247,9 @@ BUILT_IN = {
 }
 
 
-@pytest.mark.parametrize("sort", BUILT_IN)
 @pytest.mark.parametrize(
-    "how", ["[{!r}] = object()", ".update({{{!r}: object()}})", " |= {{{!r}: 1}}"]
+    ("sort", "how"),
+    zip(BUILT_IN, cycle(["[{!r}] = object()", ".update({{{!r}: object()}})", " |= {{{!r}: 1}}"])),
 )
 def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
     sort: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
