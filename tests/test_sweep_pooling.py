@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from residuum.attacks import estimate
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.records import Dataset, Knowledge, Reconstruction
@@ -20,6 +21,7 @@ from residuum.report.html import Item, render_sweep
 from residuum.sweeping import sweep
 from residuum.sweeping.pooling import Pool, pooled
 from residuum.sweeping.scoring import rankings
+from residuum.sweeping.space import cost
 from tests import pages
 from tests.cases import relu_point
 from tests.sweeps import KNOWLEDGE, facts, plan, victim
@@ -336,15 +338,13 @@ def test_a_sweep_without_a_complete_trial_is_inconclusive(tmp_path: Path, capsys
 
 def test_a_dry_run_counts_what_halving_saves(tmp_path: Path, capsys: Any) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = ["sweep", str(model), "--trials", "9", "--steps", "900", "--dry-run", "--json"]
-    assert main(said) == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert main([*said, "--rungs", "2"]) == 0
-    halved = json.loads(capsys.readouterr().out)
-    hours = plain["seconds_per_trial"] * 9 / 3600
-    assert plain["hours_of_this_sweep"] == pytest.approx(hours)
+    said = ["sweep", str(model), "--trials", "9", "--steps", "900", "--rungs", "2"]
+    assert main([*said, "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    whole = found["seconds_per_trial"] / 3600
     # 9 to step 100, 3 on to 300, 1 on to 900: 2100 steps of 8100.
-    share = halved["hours_of_this_sweep"] / (halved["seconds_per_trial"] * 9 / 3600)
-    assert share == pytest.approx(2100 / 8100)
-    assert plain["hours_of_10000_runs"] == pytest.approx(5000 * plain["seconds_per_trial"] / 3600)
+    assert found["hours_of_this_sweep"] == pytest.approx(2100 / 8100 * 9 * whole)
+    assert found["hours_of_10000_runs"] == pytest.approx(2100 / 8100 * 5000 * whole)
+    plain = cost(plan(9, 900), estimate(victim(), KNOWLEDGE, plan(9, 900).config, measured=0.01))
+    assert plain["hours_of_this_sweep"] == pytest.approx(9 * plain["seconds_per_trial"] / 3600)
     assert not (tmp_path / "s").exists()
