@@ -390,7 +390,7 @@ def test_samples_on_another_scale_are_said_loudly(
     for text in ("outside the granted value range 0 to 0.9", "on another scale than training"):
         warnings = json.loads((out / "result.json").read_text())["warnings"]
         (warning,) = (line for line in warnings if text in line)
-        assert f"warning: {warning}" in " ".join(shown.split())
+        assert f"note: {warning}" in " ".join(shown.split())
         assert text in (out / "report.html").read_text()
         assert text in (out / "model_card.md").read_text()
 

@@ -18,7 +18,7 @@ from residuum.auditing import applies
 from residuum.auditing.applies import Applies
 from residuum.auditing.budget import ATTACK_SHARE, Plan, first_batch, forecast
 from residuum.auditing.controls import run_controls, told_by_network, without_repeats
-from residuum.auditing.inputs import Fit, check_fit, fit_of, scale_notes, task_of
+from residuum.auditing.inputs import Fit, check_fit, fit_of, scale_notes, suited, task_of
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, AttackOutcome, Checks
 from residuum.checkpoints import inspect_checkpoint
 from residuum.checkpoints.surfaces import WEIGHTS, surfaces
@@ -92,6 +92,10 @@ def dry_run(
         return DryRun(tuple(obstacles), tuple(doubts), verdicts=NONE, exit_code=max(codes))
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     before = len(obstacles)
+    train, control = attempt(lambda: suited(checkpoint, train, control, granted, task)) or (
+        train,
+        control,
+    )
     attempt(lambda: check_fit(checkpoint, train, control, task))
     doubts += attempt(lambda: scale_notes(train, control, granted)) or ()
     inspection = inspect_checkpoint(checkpoint)

@@ -13,54 +13,173 @@ fit either way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from residuum.checkpoints import build_model
-from residuum.errors import DataError
+from residuum.datasets.given import one_hot
+from residuum.errors import DataError, ResiduumError, require_known
 from residuum.evaluation.matching import lay_out
+from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
 from residuum.records.data import with_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, choose_task, normalise_labels
 
-Data = Dataset | tuple[Any, Any] | str | Path
 NEAR = 0.01  # of the range's width: rounding, no contradiction
 FAR = 1.0  # of the range's width: no sample of this range
+LOOKS_LIKE = {64: "1,8,8", 256: "1,16,16", 784: "1,28,28", 1024: "1,32,32", 3072: "3,32,32"}
 BYTES = 255.0  # the largest value of a pixel in a file
 SPREAD, SHIFT = 2.0, 0.5  # ratio of standard deviations; difference of means over the larger one
 DOUBTFUL = 0.5  # of the way from naming the commonest class, or the mean, to being always right
 LARGEST = 1e12  # squares and sums of such values stay far inside the finite numbers of float32
 
 
-def as_dataset(given: Data | Tensor | Any, name: str) -> Dataset:
-    """A dataset of what was given; samples without labels get zeros, which match no class."""
-    if isinstance(given, Dataset):
-        return given
-    if isinstance(given, str | Path):
-        return Dataset.from_npz(given)
-    x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-    try:
-        x = torch.as_tensor(x)
-        y = torch.zeros(len(x), dtype=torch.long) if y is None else torch.as_tensor(y)
-    except (TypeError, ValueError, RuntimeError) as problem:
-        raise DataError(
-            f"{name} must be (x, y), a Dataset or the path of an .npz; got {type(given).__name__}.",
-            f"Say audit(model, {name}=(x, y)).",
-        ) from problem
-    x = x.detach().cpu()
-    x = x if x.is_floating_point() else x.double()
-    if x.ndim < 2 or not torch.isfinite(x).all():
-        raise DataError(
-            f"{name} must hold finite numbers, one row per sample; got shape {tuple(x.shape)}.",
-            "Give x as the network receives it.",
+def as_knowledge(given: Knowledge | Mapping[str, Any] | None) -> Knowledge:
+    """What is granted; a dictionary is read as the fields of Knowledge, numbers and arrays as they are."""
+    if not isinstance(given, Mapping):
+        return given or Knowledge()
+    known = tuple(f.name for f in fields(Knowledge))
+    for name in given:
+        require_known(str(name), known, "Nothing is granted as")
+    facts = dict(given)
+    for name in ("mean", "norms"):
+        if facts.get(name) is not None:
+            facts[name] = torch.as_tensor(facts[name], dtype=torch.float64)
+    for name in ("shape", "value_range", "label_balance"):
+        if facts.get(name) is not None:
+            facts[name] = tuple(facts[name])
+    return Knowledge(**facts)
+
+
+def suited(
+    checkpoint: Checkpoint,
+    train: Dataset | None,
+    control: Dataset | None,
+    knowledge: Knowledge,
+    task: str = "auto",
+) -> tuple[Dataset | None, Dataset | None]:
+    """The samples as this network receives them, where they were given in another common form.
+
+    Recognised are labels as one column of ones among zeros for each class, channels last, pixels from
+    0 to 255, and a table on its own scale where the network knows it standardised. Whatever is changed
+    is a note of the training samples. Samples that already suit stay as they are.
+    """
+    if train is None or (control is not None and control.shape != train.shape):
+        return train, control
+    notes: list[str] = []
+    sets = [train] if control is None else [train, control]
+    sets = _channels_first(checkpoint, sets, notes)
+    outputs = Architecture.parse(checkpoint.arch).outputs
+    if task_of(checkpoint, task) != "regression":
+        sets = [_plain_labels(one, outputs, notes) for one in sets]
+    sets = _scaled(checkpoint, sets, knowledge, task_of(checkpoint, task), notes)
+    flat = sets[0].x.ndim == 2 and not sets[0].features and knowledge.shape is None
+    if flat and (looks := LOOKS_LIKE.get(sets[0].shape[0])):
+        notes.append(
+            f"rows of {sets[0].shape[0]} values may be images: --shape {looks} shows them so"
         )
-    return Dataset(x, y.detach().cpu(), name=name)
+    first = sets[0].replace(notes=tuple(dict.fromkeys((*sets[0].notes, *notes))))
+    return first, None if control is None else sets[1]
+
+
+def shape_for(model: Any, given: Dataset | None) -> tuple[int, ...] | None:
+    """Of one sample as ``model`` takes it: with channels first where only that goes through its forward."""
+    if given is None:
+        return None
+    shape = given.shape
+    if not isinstance(model, nn.Module) or len(shape) != 3 or shape[-1] not in (1, 3, 4):
+        return shape
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    one = given.x[:1].to(dtype)
+    for x in (one, one.movedim(-1, 1)):
+        with torch.no_grad(), suppress(RuntimeError):
+            model(x)
+            return tuple(x.shape[1:])
+    return shape
+
+
+def _channels_first(checkpoint: Checkpoint, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
+    arch, shape = Architecture.parse(checkpoint.arch), sets[0].shape
+    wanted = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
+    last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
+    turned = (shape[-1], *shape[:-1])
+    # One channel lies in memory alike either way; more do not, so only a known shape may turn them.
+    if not last or not (shape[-1] == 1 or turned == wanted or turned == checkpoint.input_shape):
+        return sets
+    notes.append(f"images of shape {shape} have their channels last; they are read as {turned}")
+    mean = (
+        {}
+        if sets[0].mean is None or sets[0].mean.ndim != 3
+        else {"mean": sets[0].mean.movedim(-1, 0)}
+    )
+    return [one.replace(x=one.x.movedim(-1, 1).contiguous(), **mean) for one in sets]
+
+
+def _plain_labels(one: Dataset, outputs: int, notes: list[str]) -> Dataset:
+    if one_hot(one.y) and one.y.shape[1] in (outputs, 2):
+        notes.append("labels of one column for each class are read as class indices")
+        return one.replace(y=one.y.argmax(1))
+    return one.replace(y=one.y[:, 0]) if one.y.ndim == 2 and one.y.shape[1] == 1 else one
+
+
+def _scaled(
+    checkpoint: Checkpoint, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
+) -> list[Dataset]:
+    """Pixels of files divided by 255, a table standardised: where the network is right on them so.
+
+    The names of two classes say nothing of their order, so both are tried.
+    """
+    train, span = sets[0], knowledge.value_range
+
+    def known(one: Dataset) -> bool:
+        """Whether the network fits the training samples when they are read so."""
+        try:
+            fit = fit_of(checkpoint, one, None, task)
+        except (ResiduumError, RuntimeError, ValueError):  # said by ``check_fit``
+            return False
+        return fit is not None and not fit.doubtful
+
+    def pixels(one: Dataset) -> Dataset:
+        return one.replace(x=one.x / BYTES, mean=None if one.mean is None else one.mean / BYTES)
+
+    if _bytes(train) and (span is None or span[1] <= 2) and known(pixels(train)):
+        notes.append(
+            f"values up to {float(train.x.max()):g} are read as pixels and divided by 255, as most "
+            "networks receive them; grant --value-range 0,255 where this one does not"
+        )
+        return [pixels(one) for one in sets]
+    if train.x.ndim != 2 or train.scale is not None or train.mean is not None or known(train):
+        return sets
+    offset, spread = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
+    spread = torch.where(spread > 0, spread, 1.0)
+
+    def standardised(one: Dataset) -> Dataset:
+        return one.replace(x=(one.x - offset) / spread, scale=spread, offset=offset)
+
+    def turned(one: Dataset) -> Dataset:
+        return one.replace(y=1 - one.y, classes=one.classes[::-1])
+
+    ways = {
+        "columns are standardised by mean and deviation of the training samples": [standardised],
+    }
+    if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
+        other = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
+        ways |= {other: [turned], f"{next(iter(ways))}, and {other}": [standardised, turned]}
+    for said, steps in ways.items():
+        read = sets
+        for step in steps:
+            read = [step(one) for one in read]
+        if known(read[0]):
+            notes.append(f"{said}: the network is right on them so, and not as they are given")
+            return read
+    return sets
 
 
 def task_of(checkpoint: Checkpoint, task: str) -> str:
@@ -82,6 +201,12 @@ def check_fit(
         return
     model = build_model(checkpoint)
     outputs = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
+    if choose_task(task_of(checkpoint, task), outputs) != "regression" and not train.y.any():
+        raise DataError(
+            f"Training samples need the labels they were trained with; all {len(train)} are 0, as where "
+            "none are given.",
+            "Say audit(model, data=(x, y)), or save 'y' beside 'x'.",
+        )
     normalise_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
     lay_out(
         torch.zeros_like(train.x[:1]),

@@ -36,7 +36,7 @@ from residuum.evaluation.scoring import (
     selected_pool,
     whole_pool,
 )
-from residuum.records import Checkpoint, Dataset, Scores
+from residuum.records import Checkpoint, Scores
 from residuum.theory.kkt import evaluate
 
 MOST_SETS, MOST_VALUES = 100, 5000  # held-out sets in the report, and values it carries of them
@@ -238,7 +238,7 @@ def judge(
         scores = scored(pools[attacked.found[0].attack], seconds=left())
         scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
         found = Findings(len(train), reason=scores.reason, metric=DECIDING)
-        shown = evidence(train, scores, outputs, None, seed)
+        shown = evidence(claim, scores, outputs, None, seed)
         return Judged(rows, found, attacked.found[0].attack, scores, selected, shown)
     strongest = strongest_of(tests)
     graded: dict[int, str] = {}
@@ -249,7 +249,7 @@ def judge(
                 graded[i] = max(graded.get(i, CLASS_LIKE), grade, key=order.index)
     scores = scored(pools[strongest], before=tests[strongest].control, seconds=left())
     scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
-    shown = evidence(train, scores, outputs, tests[strongest], seed)
+    shown = evidence(claim, scores, outputs, tests[strongest], seed)
     found = findings(tests, len(train), graded)
     return Judged(rows, found, strongest, scores, selected, shown)
 
@@ -284,14 +284,21 @@ def _with_counts(row: AttackOutcome, test: OneTest | None, beside: Scores | None
 
 
 def evidence(
-    train: Dataset, scores: Scores, outputs: Tensor, test: OneTest | None, seed: int
+    claim: Claim, scores: Scores, outputs: Tensor, test: OneTest | None, seed: int
 ) -> Evidence:
     """The samples worth showing, best first, and the values behind histogram and slider."""
+    train = claim.train
     found = [row.matches[scores.deciding].score for row in scores.per_sample]
     values = torch.tensor([float("nan") if value is None else value for value in found])
     order = values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     shown = order[:MOST_SHOWN]
     single = outputs.shape[1] == 1
+    flat = train.x.flatten(1).double()
+    spread = (flat.quantile(0.95, 0) - flat.quantile(0.05, 0)).reshape(train.shape)
+    near = None
+    if claim.pool is not None and claim.pool.shape == train.shape:
+        alike = similarity.ncc(flat[shown], claim.pool.x.flatten(1).double())
+        near = claim.pool.x[alike.argmax(1)]
     return Evidence(
         index=shown,
         x=train.x[shown],
@@ -304,6 +311,12 @@ def evidence(
         labels=tuple(
             "" if row.label is None else label_name(row.label, train) for row in scores.per_sample
         ),
+        near=near,
+        features=train.features,
+        units=train.units,
+        scale=train.scale,
+        offset=train.offset,
+        spread=spread if train.x.ndim == 2 else None,
     )
 
 

@@ -34,7 +34,9 @@ class Evidence(Record):
     index: (k,) training samples shown, best first, x: (k, *shape) they themselves as the network
     receives them; mean: what to add for display; values: (n,) deciding score of every training
     sample, NaN for no match; null: scores of held-out matches in ``null_sets`` sets of n; outputs:
-    (n,) the network's output, or the margin where it has several; labels: (n,) names of labels.
+    (n,) the network's output, or the margin where it has several; labels: (n,) names of labels; near:
+    (k, *shape) the held-out sample nearest to each; features, units, scale, offset: of a table, see
+    ``Dataset``; spread: (*shape) of every column, from its 5th to its 95th percentile.
     """
 
     index: Tensor
@@ -46,6 +48,12 @@ class Evidence(Record):
     outputs: Tensor | None = None
     output_name: str = ""
     labels: tuple[str, ...] = ()
+    near: Tensor | None = None
+    features: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    spread: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

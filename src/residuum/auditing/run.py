@@ -37,7 +37,15 @@ from residuum.auditing.controls import (
     without_repeats,
 )
 from residuum.auditing.exposed import exposed
-from residuum.auditing.inputs import Data, as_dataset, check_fit, fit_of, scale_notes, task_of
+from residuum.auditing.inputs import (
+    as_knowledge,
+    check_fit,
+    fit_of,
+    scale_notes,
+    shape_for,
+    suited,
+    task_of,
+)
 from residuum.auditing.judging import judge
 from residuum.auditing.membership import membership
 from residuum.auditing.result import SUITE, AuditResult
@@ -60,6 +68,7 @@ from residuum.checkpoints import as_checkpoint, inspect_checkpoint, weights_hash
 from residuum.checkpoints.beside import with_release
 from residuum.checkpoints.surfaces import chosen
 from residuum.checkpoints.tuning import head_of
+from residuum.datasets.given import both
 from residuum.errors import require_known
 from residuum.evaluation.null import SUBSETS
 from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores
@@ -72,9 +81,9 @@ if TYPE_CHECKING:
 def audit(
     model: Checkpoint | nn.Module | Mapping[str, Tensor] | str | Path | Any,
     *,
-    data: Data | None = None,
-    holdout: Data | Tensor | None = None,
-    knowledge: Knowledge | None = None,
+    data: Any = None,
+    holdout: Any = None,
+    knowledge: Knowledge | Mapping[str, Any] | None = None,
     budget: str | float = "1min",
     preset: str = "residuum",
     steps: int | None = None,
@@ -101,9 +110,10 @@ def audit(
     model: a live network of any class, its state_dict(), a fitted MLPClassifier or MLPRegressor of
     scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``), which is also looked through
     for records that it holds outright (``stored``);
-    data: the training samples as (x, y), a Dataset, or the path of an .npz, as the network receives
-    them; holdout: samples it never saw, likewise, labels optional, at least 100; without either
-    the verdict is inconclusive; knowledge: what the attacker is told; budget: wall clock, such as
+    data: the training samples as (x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or
+    the path of an .npz, a .csv or a folder (``datasets/given.py``); holdout: samples it never saw,
+    likewise, labels optional, at least 100; one file may hold both; without either the verdict is
+    inconclusive; knowledge: what the attacker is told, also as a dictionary; budget: wall clock, such as
     "10min": as many batches of restarts as fit, at least one; vouch: the auditor's word that network
     and samples were read rightly, where it does not show; twin: train and attack a network known to
     hold its data, without which "no leak found" is not said, recipe: how, see ``twin.Recipe``;
@@ -115,10 +125,10 @@ def audit(
     """
     plugged = plugins.load()
     clock = _Clock(stage)
-    knowledge = knowledge or Knowledge()
-    train = None if data is None else as_dataset(data, "data")
-    control = None if holdout is None else as_dataset(holdout, "holdout")
-    shape = next((part.shape for part in (train, control) if part is not None), knowledge.shape)
+    knowledge = as_knowledge(knowledge)
+    train, control = both(data, holdout)
+    shape = shape_for(model, next((one for one in (train, control) if one is not None), None))
+    shape = shape or knowledge.shape
     settings = {
         "preset": preset,
         "seed": seed,
@@ -147,7 +157,9 @@ def audit(
     if path is not None:
         knowledge = with_release(path, checkpoint, knowledge)
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
+    train, control = suited(checkpoint, train, control, knowledge, task)
     check_fit(checkpoint, train, control, task)
+    read = () if train is None else train.notes
     outright = () if stored is None else (stored.row(train, control),)
     only = on_surface(surface, knowledge)
     whole, said = checkpoint.arch, knowledge
@@ -277,6 +289,7 @@ def audit(
             ),
         ),
         warnings=(
+            *read,
             *([head.note] if head else ()),
             *(fit.notes if fit else ()),
             *contradictions,

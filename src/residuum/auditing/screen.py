@@ -196,7 +196,8 @@ def _after_a_leak(result: AuditResult) -> NextStep:
             (*_stripped(result), redact),
         )
     arch = result.checkpoint.arch
-    if Architecture.parse(arch).kind == "module":  # its code is the user's, so is its training
+    own = Architecture.parse(arch).kind == "module"  # its code is the user's, so is its training
+    if own or files["data"].endswith(".csv"):
         text = (
             "Do not release this file. What came back is in the weights, and only another training "
             "changes that: with fewer steps, more samples, noise or differential privacy. Audit the "

@@ -13,6 +13,7 @@ residuum audit --config a/config.toml --out again
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +62,6 @@ HOW = (
     "recipe",
     "surface",
 )
-SAMPLES = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
 ALREADY_SAID = ("network",)  # before the attacks began
 AFTER = {
     "controls": "trying what holds nothing of the network",
@@ -78,10 +78,13 @@ class Compared:
     """What the network is compared with, and for how long it is attacked."""
 
     data: str | None = option(
-        "Training samples: an .npz with x and y, or a training directory.", metavar="DATA"
+        "Training samples: an .npz, a .csv with a header, a folder of images or a training directory.",
+        metavar="DATA",
     )
     holdout: str | None = option(
-        "Samples the network never saw, likewise; at least 100.", metavar="DATA"
+        "Samples the network never saw, likewise, at least 100; need not be said where DATA holds a "
+        "test part.",
+        metavar="DATA",
     )
     budget: str | None = option(
         "Time it may take, as 90s, 1m30s or 1h (default: 1min).", metavar="TIME"
@@ -207,7 +210,7 @@ def command(
 def show(result: AuditResult, out: Path, explain: bool = False) -> None:
     """The first screen; the last line says where the rest is."""
     print_line(result.screen.text(columns(), ALREADY_SAID))
-    print_notes(result.warnings, "warning")
+    print_notes(result.warnings)
     if explain:
         _explain(result)
     else:
@@ -296,26 +299,23 @@ def audit_into(
     from residuum.auditing import AuditResult, audit
     from residuum.auditing.artifacts import AuditRun, read_result, write_artifacts
     from residuum.auditing.budget import seconds_of
-    from residuum.auditing.inputs import check_fit, scale_notes
+    from residuum.auditing.inputs import check_fit, scale_notes, suited
     from residuum.auditing.run import attack_config
     from residuum.auditing.stored import network_and_records
     from residuum.auditing.twin import Recipe
     from residuum.checkpoints import locate, weights_hash
-    from residuum.records import Dataset, Knowledge
-    from residuum.records.data import samples_file
-    from residuum.records.rundir import sha256
+    from residuum.datasets.given import hash_of
+    from residuum.records import Knowledge
 
     assert settings.checkpoint is not None
     path = Path(settings.checkpoint)
-    given = {name: at for name in SAMPLES if (at := getattr(settings, name)) is not None}
-    files = {name: samples_file(Path(at), SAMPLES[name]) for name, at in given.items()}
-    data = {name: Dataset.from_npz(file) for name, file in files.items()}
+    data, files = _samples(settings)
     shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
     released, stored = network_and_records(
         path,
         lambda: options.load(path, settings.arch, settings.model, trusted, shown, settings.base),
     )
-    hashes = {"checkpoint": weights_hash(path), **{name: sha256(f) for name, f in files.items()}}
+    hashes = {"checkpoint": weights_hash(path), **{name: hash_of(f) for name, f in files.items()}}
     for name, digest in settings.sha256.items():
         if hashes.get(name, digest) != digest:
             raise InputError(
@@ -331,9 +331,11 @@ def audit_into(
     preset, device = how["preset"] or "residuum", how["device"] or "cpu"
     attack_config(preset, how["steps"], how["seed"] or 0, device)
     Recipe.parse(how["recipe"] or "")
+    read = data.get("data"), data.get("holdout")
     if released is not None:
-        check_fit(released, data.get("data"), data.get("holdout"), how["task"] or "auto")
-    scale_notes(data.get("data"), data.get("holdout"), knowledge)
+        read = suited(released, *read, knowledge, how["task"] or "auto")
+        check_fit(released, *read, how["task"] or "auto")
+    scale_notes(*read, knowledge)
     with AuditRun.open(out) as folder:
         request = _request(settings, how, hashes, knowledge)
         folder.claim(request)
@@ -359,7 +361,10 @@ def audit_into(
         ).replace(subject=path.name)
         named = {"checkpoint": settings.checkpoint, "out": str(out)}
         named |= {name: str(file) for name, file in files.items()}
-        result = result.replace(files=named)
+        readable = {
+            name: os.fsencode(file).decode("utf-8", "replace") for name, file in named.items()
+        }
+        result = result.replace(files=readable)
         if settings.model is not None:
             result = result.replace(settings={**result.settings, "model": settings.model})
         inputs = {"checkpoint": path, **files}
@@ -372,22 +377,34 @@ def audit_into(
     return summary, result
 
 
+def _samples(settings: AuditSettings) -> tuple[dict[str, Dataset], dict[str, Path]]:
+    """Training and held-out samples by name, and where each stands; one place may hold both."""
+    from residuum.datasets.given import both, place_of
+
+    train, control = both(settings.data, settings.holdout)
+    data = {name: one for name, one in (("data", train), ("holdout", control)) if one is not None}
+    given = {"data": settings.data, "holdout": settings.holdout or settings.data}
+    return data, {name: place_of(given[name] or "", name) for name in data}
+
+
 def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
     """The audit that these settings ask for, without an attack."""
     from residuum.auditing.budget import seconds_of
     from residuum.auditing.dryrun import dry_run
     from residuum.auditing.run import attack_config
     from residuum.auditing.stored import Stored, foretold, network_and_records
-    from residuum.records import Dataset
-    from residuum.records.data import samples_file
+    from residuum.datasets.given import both
 
     assert settings.checkpoint is not None
-    path, data = Path(settings.checkpoint), dict[str, Dataset]()
+    path = Path(settings.checkpoint)
+    data: dict[str, Dataset] = {}
 
     def read(name: str) -> Dataset | None:
-        if (at := getattr(settings, name)) is not None:
-            data[name] = Dataset.from_npz(samples_file(Path(at), SAMPLES[name]))
-        return data.get(name)
+        own = settings.holdout if name == "holdout" else None
+        train, control = both(settings.data if name == "data" or own is None else None, own)
+        if (found := train if name == "data" else control) is not None:
+            data[name] = found
+        return found
 
     outright: list[Stored] = []
 

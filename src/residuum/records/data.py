@@ -55,7 +55,9 @@ class Dataset(Record):
     """Samples exactly as the network receives them.
 
     x: (n, *shape) floating; y: (n,) labels -1/+1, class indices, or regression targets (n,) / (n, k);
-    mean: (*shape) what was subtracted, to be added back for display; None when nothing was.
+    mean: (*shape) what was subtracted, to be added back for display; None when nothing was; features,
+    units: of the columns of a table; scale, offset: (*shape) a value as a person knows it is
+    (x + mean) scale + offset; notes: what was recognised while reading, one sentence each.
     """
 
     x: Tensor
@@ -63,6 +65,11 @@ class Dataset(Record):
     mean: Tensor | None = None
     name: str = ""
     classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -72,6 +79,20 @@ class Dataset(Record):
                 f"x and y must have equally many rows; got {len(self.x)} and {len(self.y)}.",
                 "Save them from the same arrays.",
             )
+        for name in ("features", "units"):
+            if (given := getattr(self, name)) and len(given) != self.x[0].numel():
+                raise DataError(
+                    f"{name!r} must name every column, {self.x[0].numel()} of them; got {len(given)}.",
+                    "Save one name per column, in the order of x.",
+                )
+        for name in ("scale", "offset"):
+            given = getattr(self, name)
+            if given is not None and given.numel() not in (1, self.x[0].numel()):
+                raise DataError(
+                    f"{name!r} must be one number or one per column, {self.x[0].numel()}; got "
+                    f"{given.numel()}.",
+                    "Save what x was divided by as 'scale', what was subtracted before as 'offset'.",
+                )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -87,12 +108,16 @@ class Dataset(Record):
         return with_mean(self.x, self.mean)
 
     def to_npz(self, path: str | Path) -> Path:
-        """Write ``x``, ``y`` and, where known, ``mean`` and ``classes`` to an .npz archive."""
+        """Write ``x``, ``y`` and whatever else is known to an .npz archive."""
         arrays = {"x": self.x.numpy(force=True), "y": self.y.numpy(force=True)}
         if self.mean is not None:
             arrays["mean"] = self.mean.numpy(force=True)
-        if self.classes:
-            arrays["classes"] = np.array(self.classes)
+        for name in ("scale", "offset"):
+            if getattr(self, name) is not None:
+                arrays[name] = getattr(self, name).numpy(force=True)
+        for name in ("classes", "features", "units"):
+            if getattr(self, name):
+                arrays[name] = np.array(getattr(self, name))
         return write_npz(path, arrays)
 
     @classmethod
@@ -104,7 +129,12 @@ class Dataset(Record):
                 f"A data file needs arrays 'x' and 'y'; {str(path)!r} lacks {sorted(missing)}.",
                 f"It holds {sorted(arrays)}; save it with numpy.savez(path, x=..., y=...).",
             )
-        for name in filter(arrays.__contains__, ("x", "y", "mean")):
+        return cls.from_arrays(arrays, path)
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], path: str | Path) -> Self:
+        """The dataset of arrays as :meth:`to_npz` names them; path: whose they are, for messages."""
+        for name in filter(arrays.__contains__, ("x", "y", "mean", "scale", "offset")):
             if arrays[name].dtype.kind == "U" or not np.isfinite(arrays[name]).all():
                 raise DataError(
                     f"{name!r} must hold finite numbers; in {str(path)!r} it holds text, NaN or Inf.",
@@ -124,8 +154,12 @@ class Dataset(Record):
                 f"'mean' must have the shape of a sample, {tuple(x.shape[1:])}; got {tuple(mean.shape)}.",
                 "Save the mean image that was subtracted.",
             )
-        classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else ()
-        return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, classes)
+        known: dict[str, Any] = {}
+        for name in filter(arrays.__contains__, ("classes", "features", "units")):
+            known[name] = tuple(map(str, arrays[name].ravel()))
+        for name in filter(arrays.__contains__, ("scale", "offset")):
+            known[name] = torch.from_numpy(arrays[name]).to(x.dtype)
+        return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, **known)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +36,7 @@ from residuum.theory.kkt import EXACT, NEAR
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from residuum.auditing.result import AuditResult
+    from residuum.auditing.result import AuditResult, Evidence
     from residuum.auditing.verdict import Verdict
     from residuum.records import Reconstruction
 
@@ -45,6 +45,8 @@ MAX_LENGTH = 600
 # Cc: controls; Cf: direction marks, zero-width; Cs: halves of a pair, no UTF-8; Co, Cn: without a meaning.
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # in Markdown
+MAX_COLUMNS = 400  # of a table; longer rows are embeddings, of which a few values are shown
+TOLERANCE = 0.1  # of a column's spread: closer values count as come back
 BEST = 3  # matches on the first screen
 MAX_CARDS = 120
 MAX_CANDIDATES = 60  # cards without data
@@ -85,6 +87,8 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     """The whole report. blur: images are shown when asked for; redact: the file holds no image."""
     control = result.control
     items = items_of(result)
+    if redact:
+        items = tuple(replace(item, row=None, found=None) for item in items)
     best = [] if redact else cards_of(items[:BEST], result.shape)
     if control is not None:  # what chance explains is no finding
         items = tuple(item for item in items if item.recovered)
@@ -341,6 +345,28 @@ def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     )
 
 
+class Column(NamedTuple):
+    """One value of a row: as it came back, in the training row, in the nearest held-out row."""
+
+    name: str
+    unit: str
+    found: str
+    training: str
+    held_out: str
+    within: bool
+
+
+class TableRow(NamedTuple):
+    """Columns in which a training row stands out most, first; within: of all, how many came back within
+    ``TOLERANCE`` of a column's spread; beside: the same of the nearest held-out row, None without one.
+    """
+
+    columns: tuple[Column, ...]
+    every: int
+    within: int
+    beside: int | None
+
+
 @dataclass(frozen=True)
 class Item:
     """One card of the gallery: with data a training sample and its match, without data a candidate.
@@ -351,7 +377,7 @@ class Item:
     y Phi(x); support: restarts that hold it, of ``restarts``; determined_at_least
     and radius_most (proved), determined_energy (found), certificate (``DETERMINED`` and so on) and
     ambiguity (sample shape, share of the range that a value may take): of the uniqueness certificate;
-    notes: anything else, one line each. No field holds markup.
+    notes: anything else, one line each; row: of a table, its columns. No field holds markup.
     """
 
     number: int
@@ -373,6 +399,7 @@ class Item:
     certificate: str = ""
     ambiguity: Array | None = None
     notes: tuple[str, ...] = ()
+    row: TableRow | None = None
 
     @property
     def matched(self) -> bool:
@@ -451,6 +478,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     parts = [part for part in result.reconstructions if part.attack == result.shown]
     pool = joined([whole_pool(part) for part in parts or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
+    table = len(result.shape) == 1  # flat samples may be granted the shape of an image
     for place, index in enumerate(evidence.index.tolist()):
         row = scores.per_sample[index]
         taken = row.matches[scores.deciding].candidate
@@ -466,9 +494,49 @@ def _matched(result: AuditResult) -> Iterator[Item]:
             margin=row.margin,
             output=None if outputs is None else float(outputs[index]),
             multiplier=row.multiplier,
+            row=_table_row(evidence, place, pool.x[taken].double()) if table else None,
             **_group(result, pool.x[taken]),
             **_certified(result, pool.x[taken]),
         )
+
+
+def _table_row(evidence: Evidence, place: int, found: Tensor) -> TableRow | None:
+    """The columns of a training row; None where samples are images or too wide for a table."""
+    shape = evidence.x.shape[1:]
+    if evidence.spread is None or len(shape) != 1 or not 1 <= shape[0] <= MAX_COLUMNS:
+        return None
+    rows = [found.reshape(shape), evidence.x[place].double()]
+    rows += [] if evidence.near is None else [evidence.near[place].double()]
+    reach = TOLERANCE * evidence.spread.clamp_min(1e-12)
+    within = [((row - rows[1]).abs() <= reach) for row in rows]
+    middle = evidence.x.double().median(0).values
+    order = ((rows[1] - middle).abs() / evidence.spread.clamp_min(1e-12)).argsort(descending=True)
+    names = evidence.features or tuple(f"column {i + 1}" for i in range(shape[0]))
+    units = evidence.units or ("",) * shape[0]
+    known = [with_mean(row, evidence.mean) for row in rows]
+    if evidence.scale is not None:
+        known = [row * evidence.scale.double().reshape(-1) for row in known]
+    if evidence.offset is not None:
+        known = [row + evidence.offset.double().reshape(-1) for row in known]
+    shown_values = [list(map(_figure, row.tolist())) for row in known]
+    columns = tuple(
+        Column(
+            names[i],
+            units[i],
+            shown_values[0][i],
+            shown_values[1][i],
+            shown_values[2][i] if len(rows) > 2 else "–",
+            bool(within[0][i]),
+        )
+        for i in order.tolist()
+    )
+    beside = int(within[2].sum()) if len(rows) > 2 else None
+    return TableRow(columns, shape[0], int(within[0].sum()), beside)
+
+
+def _figure(value: float) -> str:
+    """Three digits, and all that stand before the point."""
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
@@ -542,7 +610,7 @@ def _finite(value: float | None) -> float | None:
 
 def frames(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]:
     """Reconstruction, training sample, difference and ambiguity, as many of them as are known."""
-    if item.found is None:
+    if item.found is None or item.row is not None:  # a table is shown as one
         return ()
     found = _shaped(item.found, shape)
     shown = [Picture("found", f"Reconstruction, {what}", *drawing.grey_or_colour(found))]

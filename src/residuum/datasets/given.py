@@ -1,0 +1,287 @@
+"""Samples as people have them: files, folders, tables, loaders; each becomes a Dataset, and says how.
+
+    .npz            x and y, or x_train, y_train, x_test, y_test: training and held-out samples in one
+    .csv            a header, one row per sample; the label is the column called label, target, class or
+                    y, else the last; a unit may stand in brackets after a name, as in "age [years]"
+    folder          of images, CLASS/*.png, or train/CLASS and test/CLASS; or one that `train` wrote
+    in Python       (x, y), a DataFrame, a TensorDataset, a DataLoader, anything with a length and items
+
+What is read differently from how it was given is a note of the dataset.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from residuum.datasets.files import folder
+from residuum.datasets.selection import Pool, Request
+from residuum.errors import DataError, UnsafeFileError
+from residuum.records import Dataset, read_npz
+from residuum.records.rundir import digest, sha256
+
+LABELS = ("label", "target", "class", "y")  # names of a label's column
+MAX_TABLE = 256 << 20  # bytes of a .csv
+UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
+PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
+KINDS = (
+    "(x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv "
+    "or a folder"
+)
+
+
+def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
+    """Training samples at ``path``, and the held-out ones where they stand in the same place."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        pool = folder(Request(), place)
+        return _images(pool), None if pool.test is None else _images(pool.test)
+    if place.suffix.lower() == ".csv":
+        return read_csv(place), None
+    arrays = read_npz(place) if place.is_file() else {}
+    if "x" in arrays or "x_train" not in arrays:
+        return Dataset.from_npz(place), None
+    beside = {name: array for name, array in arrays.items() if not name.startswith(("x_", "y_"))}
+
+    def part(suffix: str) -> Dataset:
+        own = {name: arrays[f"{name}_{suffix}"] for name in "xy" if f"{name}_{suffix}" in arrays}
+        if "y" not in own:
+            raise DataError(
+                f"A data file with 'x_{suffix}' needs 'y_{suffix}' too; {str(path)!r} has none.",
+                f"It holds {sorted(arrays)}.",
+            )
+        return Dataset.from_arrays({**beside, **own}, place)
+
+    return part("train"), part("test") if "x_test" in arrays else None
+
+
+def both(data: Any, holdout: Any) -> tuple[Dataset | None, Dataset | None]:
+    """Training and held-out samples of what was given; one place may hold both."""
+    train = held = control = None
+    if isinstance(data, str | Path):
+        train, held = read_samples(place_of(data, "data"))
+        if held is None and (beside := place_of(data, "holdout")) != place_of(data, "data"):
+            held = read_samples(beside)[0] if beside.is_file() else None
+    elif data is not None:
+        train = as_dataset(data, "data")
+    if isinstance(holdout, str | Path):
+        first, second = read_samples(place_of(holdout, "holdout"))
+        control = first if second is None else second
+    elif holdout is not None:
+        control = as_dataset(holdout, "holdout")
+    return train, held if control is None else control
+
+
+def place_of(path: str | Path, name: str) -> Path:
+    """Where ``data`` or ``holdout`` stand: a training directory keeps each in a file of its own."""
+    place = Path(path).expanduser()
+    return place / "private" / PRIVATE[name] if (place / "private").is_dir() else place
+
+
+def hash_of(path: str | Path) -> str:
+    """SHA-256 of a file, or of all files of a folder with their names."""
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        return sha256(place)
+    files = sorted(file for file in place.rglob("*") if file.is_file())
+    return digest([[file.relative_to(place).as_posix(), sha256(file)] for file in files])
+
+
+def as_dataset(given: Any, name: str) -> Dataset:
+    """A dataset of what was given; samples without labels get zeros, which match no class."""
+    if isinstance(given, Dataset):
+        return given
+    if isinstance(given, str | Path):
+        return read_samples(given)[0]
+    x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if _is_frame(x):
+        return _frame(x, y, name)
+    if y is None and not hasattr(x, "__array__") and not isinstance(x, Tensor | list | tuple):
+        return _items(x, name)
+    return _arrays(x, y, name)
+
+
+def _arrays(x: Any, y: Any, name: str, **known: Any) -> Dataset:
+    try:
+        x = torch.as_tensor(x)
+        y = torch.zeros(len(x), dtype=torch.long) if y is None else torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise DataError(
+            f"{name} must be {KINDS}; got {type(x).__name__}.", f"Say audit(model, {name}=(x, y))."
+        ) from problem
+    x = x.detach().cpu()
+    x = x if x.is_floating_point() else x.double()
+    if x.ndim < 2 or not torch.isfinite(x).all():
+        raise DataError(
+            f"{name} must hold finite numbers, one row per sample; got shape {tuple(x.shape)}.",
+            "Give x as the network receives it.",
+        )
+    return Dataset(x, y.detach().cpu(), name=name, **known)
+
+
+def _items(given: Any, name: str) -> Dataset:
+    """A loader's dataset, or anything with items (x, y), in its own order."""
+    source = getattr(given, "dataset", given) if hasattr(given, "batch_size") else given
+    if hasattr(source, "tensors") and len(source.tensors) in (1, 2):  # TensorDataset
+        return _arrays(
+            source.tensors[0], source.tensors[1] if len(source.tensors) > 1 else None, name
+        )
+    try:
+        rows = [source[i] for i in range(len(source))]
+    except (TypeError, KeyError, NotImplementedError, AttributeError):
+        try:
+            rows = list(source)
+        except TypeError as problem:
+            raise DataError(
+                f"{name} must be {KINDS}; got {type(given).__name__}.",
+                f"Say audit(model, {name}=(x, y)).",
+            ) from problem
+    pairs = [
+        row if isinstance(row, tuple | list) and len(row) == 2 else (row, None) for row in rows
+    ]
+    if not pairs:
+        raise DataError("A dataset needs at least one sample; this one is empty.", "Check it.")
+    try:
+        x = torch.stack([torch.as_tensor(np.asarray(one)) for one, _ in pairs])
+        labels = [label for _, label in pairs]
+        y = None if labels[0] is None else torch.stack([torch.as_tensor(one) for one in labels])
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise DataError(
+            f"Items of {name} must be (x, y) with arrays of one shape; got "
+            f"{type(pairs[0][0]).__name__} ({str(problem)[:80]}).",
+            "Give the transforms that the network was trained with, ToTensor among them.",
+        ) from problem
+    classes = tuple(map(str, getattr(source, "classes", ())))
+    return _arrays(x, y, name, classes=classes)
+
+
+def _is_frame(given: Any) -> bool:
+    """Whether it is a table with named columns, whichever library made it."""
+    return hasattr(given, "columns") and hasattr(given, "to_numpy")
+
+
+def _frame(frame: Any, y: Any, name: str) -> Dataset:
+    """A DataFrame, with its labels beside it or in a column of its own."""
+    names = [str(column) for column in frame.columns]
+    values = {
+        one: np.asarray(frame[column]) for one, column in zip(names, frame.columns, strict=True)
+    }
+    if y is not None:
+        values = {**values, "label": np.asarray(y)}
+    return table(values, name)
+
+
+def read_csv(path: Path) -> Dataset:
+    """A table with a header."""
+    if not path.is_file():
+        raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
+    if (size := path.stat().st_size) > MAX_TABLE:
+        raise UnsafeFileError(
+            f"A table may have {MAX_TABLE} bytes; {str(path)!r} has {size}.",
+            "Save it with numpy.savez(path, x=..., y=...).",
+        )
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            names, *rows = [row for row in csv.reader(stream) if row]
+    except (ValueError, UnicodeDecodeError, csv.Error) as problem:
+        raise DataError(
+            f"{str(path)!r} must be a table of text in UTF-8 with a header; reading it failed.",
+            "Save it with a header and one row per sample.",
+        ) from problem
+    widths = {len(row) for row in rows}
+    if not rows or widths != {len(names)} or len(names) < 2:
+        raise DataError(
+            f"A table needs a header and rows of as many values; {str(path)!r} has {len(names)} names "
+            f"and rows of {sorted(widths) or 'none'}.",
+            "One row per sample, the label in a column of its own.",
+        )
+    if all(_is_number(one) for one in names):
+        raise DataError(
+            f"The first line of {str(path)!r} must name the columns; it holds numbers.",
+            "Add a header, such as age,height,label.",
+        )
+    columns = {
+        name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    if len(columns) < len(names):
+        raise DataError(f"Columns of {str(path)!r} must have different names.", "Rename one.")
+    return table(columns, path.stem)
+
+
+def table(columns: dict[str, np.ndarray], name: str) -> Dataset:
+    """A dataset of named columns, one of them the label."""
+    called = {one.strip().lower(): one for one in columns}
+    label = next((called[one] for one in LABELS if one in called), list(columns)[-1])
+    features = [one for one in columns if one != label]
+    if not features:
+        raise DataError(f"A table needs columns beside the label; {name!r} has none.", "Add them.")
+    words = [one for one in features if not _numeric(columns[one])]
+    if words:
+        raise DataError(
+            f"Columns must hold numbers, as the network receives them; {words[:5]} of {name!r} do not.",
+            "Encode them as for the training, or leave them out; the label may be text.",
+        )
+    x = torch.from_numpy(np.stack([columns[one].astype(np.float64) for one in features], 1))
+    if not torch.isfinite(x).all():
+        raise DataError(f"A table must be complete; {name!r} has gaps.", "Fill or drop those rows.")
+    y, classes = _labels(columns[label])
+    found = [UNIT.search(one) for one in features]
+    units = tuple(one[1].strip() if one else "" for one in found)
+    return Dataset(
+        x,
+        y,
+        name=name,
+        classes=classes,
+        features=tuple(UNIT.sub("", one).strip() for one in features),
+        units=units if any(units) else (),
+        notes=(f"the column {label!r} of {name!r} is taken as the label",),
+    )
+
+
+def _labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
+    """Whole numbers as classes, others as targets; text as classes in the order of the alphabet."""
+    if _numeric(values):
+        numbers = values.astype(np.float64)
+        whole = np.array_equal(numbers, np.round(numbers))
+        return torch.from_numpy(numbers.astype(np.int64) if whole else numbers), ()
+    classes, indices = np.unique(values.astype(str), return_inverse=True)
+    return torch.from_numpy(indices.astype(np.int64)), tuple(map(str, classes))
+
+
+def _numeric(values: np.ndarray) -> bool:
+    try:
+        values.astype(np.float64)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_number(text: str) -> bool:
+    return _numeric(np.array([text]))
+
+
+def _images(pool: Pool) -> Dataset:
+    """Images of a folder with values from 0 to 1, channels first."""
+    said = f"images of {pool.name!r} are read with channels first and values from 0 to 1"
+    return Dataset(
+        pool.images.double() / pool.scale,
+        pool.labels,
+        name=pool.name,
+        classes=pool.classes,
+        notes=(said,),
+    )
+
+
+def one_hot(y: Tensor) -> bool:
+    """Whether every row of labels is one 1 among zeros."""
+    if y.ndim != 2 or y.shape[1] < 2:
+        return False
+    values: Sequence[float] = y.unique().tolist()
+    return set(values) <= {0, 1} and bool((y.sum(1) == 1).all())
