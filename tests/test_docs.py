@@ -190,6 +190,10 @@ def headlines() -> dict[str, list[float]]:
         {n: means([v["unmix"] for v in victims_of(file, f"cifar-{n}")]) for n in (200, 500)}
         for file in ("unmix-h200", "unmix-again-h200")
     )
+    saved, stripped = (
+        means([v[arm]["all"] for v in victims_of("surfaces-h200", "momentum-500")])["0.9"]
+        for arm in ("as saved", "weights alone")
+    )
     slope = (quick["1500"]["seconds"] - quick["300"]["seconds"]) / 1.2
     return {
         r"(\d+(?:\.\d+)?) (?:pass the published rule|above 0.4 \(three other victims\))": [
@@ -208,6 +212,10 @@ def headlines() -> dict[str, list[float]]:
             means([a["unmix"] for a in ablated])["0.8"]
         ],
         r"at 500 steps in (\d+(?:\.\d+)?) s": [quick["500"]["seconds"]],
+        r"(\d+(?:\.\d+)?) of 500 CIFAR images above NCC 0.9 as saved and (\d+) stripped": [
+            saved,
+            stripped,
+        ],
         r"a step takes (\d+(?:\.\d+)?) ms": [slope],
     }
 
