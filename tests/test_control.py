@@ -65,35 +65,45 @@ def naive_control(gain, value, mixed, held_out):
     return recovered, Fraction(chance, len(held_out)), p, strengths
 
 
-@pytest.mark.parametrize(("planted", "m"), [(0, 8), (1, 8), (1, 3), (2, 8), (4, 8)])
-def test_the_control_equals_its_definition(planted, m):
-    for other in [False, True]:
-        for strata in [False, True]:
-            n, rng = 5, np.random.default_rng(planted)
-            gain = rng.standard_normal((m, n + 110))
-            gain[np.arange(planted), np.arange(planted)] += 5
-            value = gain + 0.3 * rng.standard_normal(gain.shape) if other else gain
-            labels = (np.arange(n + 110) % 7 < 2).astype(int)  # two of the five, 31 of the 110
-            seen = labels if strata else np.zeros_like(labels)
-            found = calibrate(
-                gain,
-                n,
-                value=(lambda candidate, column, value=value: value[candidate, column])
-                if other
-                else None,
-                strata=labels if strata else None,
-                subsets=200,
-                rng=np.random.default_rng(9),
-            )
-            rng = np.random.default_rng(9)
-            mixed = [list(range(n)), *draw_sets(seen, seen[:n], 200, rng).tolist()]
-            held_out = (n + draw_sets(seen[n:], seen[:n], 200, rng)).tolist()
-            recovered, by_chance, p, strengths = naive_control(gain, value, mixed, held_out)
-            assert found.recovered.tolist() == recovered
-            assert found.expected_by_chance == float(by_chance)
-            assert found.p_value == float(p)
-            np.testing.assert_allclose(found.excess, strengths, rtol=1e-12, atol=1e-12)
-            assert (found.p_value <= 0.01) == (planted > 1)
+@pytest.mark.parametrize(
+    ("planted", "m", "other", "strata"),
+    [
+        (0, 8, False, False),
+        (0, 8, True, True),
+        (1, 8, False, True),
+        (1, 8, True, False),
+        (1, 3, True, True),
+        (1, 3, False, False),
+        (2, 8, False, False),
+        (2, 8, True, True),
+        (4, 8, False, True),
+        (4, 8, True, False),
+    ],
+)
+def test_the_control_equals_its_definition(planted, m, other, strata):
+    n, rng = 5, np.random.default_rng(planted)
+    gain = rng.standard_normal((m, n + 110))
+    gain[np.arange(planted), np.arange(planted)] += 5
+    value = gain + 0.3 * rng.standard_normal(gain.shape) if other else gain
+    labels = (np.arange(n + 110) % 7 < 2).astype(int)  # two of the five, 31 of the 110
+    seen = labels if strata else np.zeros_like(labels)
+    found = calibrate(
+        gain,
+        n,
+        value=(lambda candidate, column: value[candidate, column]) if other else None,
+        strata=labels if strata else None,
+        subsets=200,
+        rng=np.random.default_rng(9),
+    )
+    rng = np.random.default_rng(9)
+    mixed = [list(range(n)), *draw_sets(seen, seen[:n], 200, rng).tolist()]
+    held_out = (n + draw_sets(seen[n:], seen[:n], 200, rng)).tolist()
+    recovered, by_chance, p, strengths = naive_control(gain, value, mixed, held_out)
+    assert found.recovered.tolist() == recovered
+    assert found.expected_by_chance == float(by_chance)
+    assert found.p_value == float(p)
+    np.testing.assert_allclose(found.excess, strengths, rtol=1e-12, atol=1e-12)
+    assert (found.p_value <= 0.01) == (planted > 1)
 
 
 def false_alarms(found: list[Calibration], level: float = 0.01) -> int:
