@@ -12,7 +12,7 @@ import pytest
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.errors import InputError
 from residuum.settings.attack import LEFT_OPEN
-from residuum.sweeping import SPACE, Setting
+from residuum.sweeping import SAMPLERS, SPACE, Setting
 from residuum.sweeping.run import Study
 from residuum.sweeping.scoring import ranked
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Trial, numeric
@@ -66,11 +66,12 @@ def test_ranges_are_tried_evenly_in_their_own_measure() -> None:
     assert all(isinstance(value, int) for value in whole)
 
 
-@pytest.mark.parametrize("sampler", ["random", "sobol"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_draw_depends_on_the_seed_and_the_number_alone(sampler: str) -> None:
     whole = drawn(16, sampler=sampler, seed=5)
     assert drawn(6, sampler=sampler, seed=5) == whole[:6]
-    assert drawn(16, sampler=sampler, seed=6) != whole
+    for other in (6, 2**31 - 1):
+        assert drawn(16, sampler=sampler, seed=other) != whole
     assert all(0 <= part <= 1 for name in SPACE for part in shares(name, whole))
 
 

@@ -309,15 +309,13 @@ class Processes(Engine):
         pool = ProcessPoolExecutor(1, mp.get_context("spawn"), _begin, (self._task,))
         others = mp.active_children()
         began = pool.submit(_work, job)
-        (process,) = (child for child in mp.active_children() if child not in others)
+        process = next(child for child in mp.active_children() if child not in others)
         self._pools[pool] = began, process
         return began
 
     def why(self, ended: Future[Outcome]) -> str:
         """The signal or code that its process ended with."""
-        (code,) = (
-            self._end(pool) for pool, (last, _) in list(self._pools.items()) if last is ended
-        )
+        code = self._end(next(pool for pool, (last, _) in self._pools.items() if last is ended))
         # 9 is what the kernel sends to a process when memory has run out.
         return f"{MEMORY}, or killed: signal 9" if code == -9 else f"exit code {code}"
 
@@ -335,14 +333,16 @@ class Processes(Engine):
         return process.exitcode
 
 
+_SHARED: list[Task] = []  # in a process of its own: the task of all its jobs
+
+
 def _begin(task: Task) -> None:
-    """In a new process: what all its jobs share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the sweep's to answer
-    _work.task = task  # type: ignore[attr-defined]
+    _SHARED.append(task)
 
 
 def _work(job: Job) -> Outcome:
-    return work(_work.task, job)  # type: ignore[attr-defined]
+    return work(_SHARED[0], job)
 
 
 class Ray(Engine):
@@ -392,7 +392,7 @@ class Ray(Engine):
 
     def close(self) -> None:
         """Leave the cluster, or end the one that was started here."""
-        for began, result in self._under_way.items():
+        for began, result in list(self._under_way.items()):
             if not began.done():
                 self._ray.cancel(result, force=True)
         if self._mine:

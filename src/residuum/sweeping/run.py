@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from residuum.attacks import AttackConfig
@@ -48,7 +49,7 @@ from residuum.sweeping.executors import (
 )
 from residuum.sweeping.pooling import pooled
 from residuum.sweeping.scoring import Sweep, SweepRun, page, ranked, rankings
-from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SEEDS, STATES, Params, Plan, Trial
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, STATES, Params, Plan, Trial
 
 JOURNAL, POOLED = "study.journal", "reconstruction.safetensors"
 REPORT, ATTACK, RANKINGS = "report.html", "attack.json", "rankings.json"
@@ -189,7 +190,8 @@ class Study:
 
     def ask(self, wave: range) -> dict[int, Params]:
         """Settings of the next trials, by number."""
-        self._memory.sampler = self._sampler(self._plan.seed * SEEDS + wave.start)
+        own = np.random.SeedSequence((self._plan.seed, wave.start)).generate_state(1)
+        self._memory.sampler = self._sampler(int(own[0]))
         drawn = {number: dict(self._memory.ask(self._space).params) for number in wave}
         for number in drawn.keys() & self.trials.keys():
             self._told(self.trials[number])
