@@ -16,7 +16,7 @@ from residuum.attacks.growth import Grower
 from residuum.attacks.problem import MAX_UNKNOWNS
 from residuum.attacks.run import ATTACKS, prepare, resolve
 from residuum.attacks.solver import CHECK_EVERY, Solver
-from residuum.engine.explicit import Cost, evaluation_cost
+from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge
 from residuum.settings.attack import FAST, AttackConfig
@@ -112,7 +112,7 @@ def estimate(
     )
 
 
-def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[Cost, tuple[str, ...]]:
+def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
     """By formula for the explicit engine, counted for any other network."""
     problem, (runs, candidates) = solver.problem, solver.sizes
     if problem.explicit is not None:
@@ -127,7 +127,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[Cost, tuple[str, ...]
         "candidates": 10 * x.numel() * x.element_size(),
         "passes": passes,
     }
-    return Cost((counter.flops,), memory), ()
+    return EvaluationCost((counter.flops,), memory), ()
 
 
 def _measure(solver: Solver, budget: float) -> float:

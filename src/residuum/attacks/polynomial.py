@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.contract import Attack, stream
-from residuum.attacks.power import BUDGET, Growth, grow, levenberg_marquardt, refinement_cost
+from residuum.attacks.power import BUDGET, Grown, grow, levenberg_marquardt, refinement_cost
 from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
@@ -79,7 +79,7 @@ def recover(
     if found is None or not found.sound:
         grown = grow(f, signal.rank, generator)
         if found is None or grown.misfit < found.residual:
-            found = Candidate(grown.x, grown.b, *stationarity_residuals(f, grown.x, grown.b))
+            found = Explanation(grown.x, grown.b, *stationarity_residuals(f, grown.x, grown.b))
     trusted = found is exact and found.sound and _trusted(stated)
     x, b, scale = resolve(found.x @ signal.basis.T, found.b, f.degree, norm, augmented)
     return stated.replace(
@@ -95,7 +95,7 @@ def recover(
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Explanation:
     """Samples x: (k, r) in the signal subspace and weights b: (k,), with their residuals."""
 
     x: Tensor
@@ -112,7 +112,7 @@ class Candidate:
         return distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
 
-def diagonalise(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> Candidate:
+def diagonalise(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> Explanation:
     """Theorem 4.1: two slices diagonalised together, weights by dual vectors, refined.
 
     Of all pairs the one with the widest eigenvalue gap: least distance over the largest eigenvalue.
@@ -134,7 +134,7 @@ def diagonalise(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
     x = rows / rows.norm(dim=1, keepdim=True)
     z = torch.linalg.pinv(x).T
     x, b = refine(f, x, (z * f(z)).sum(1), steps)
-    return Candidate(x, b, *stationarity_residuals(f, x, b), gap, real)
+    return Explanation(x, b, *stationarity_residuals(f, x, b), gap, real)
 
 
 def _trusted(stated: Identification) -> bool:
@@ -206,7 +206,7 @@ def _check(degree: int, pairs: int, norm: float | None, augmented: bool) -> None
 
 
 def _notes(
-    stated: Identification, exact: Candidate | None, found: Candidate, grown: Growth | None
+    stated: Identification, exact: Explanation | None, found: Explanation, grown: Grown | None
 ) -> list[str]:
     notes = []
     if exact is not None and not exact.real:

@@ -43,7 +43,7 @@ RANK_TOLERANCE = 1e-10  # of the kernel's largest eigenvalue
 
 
 @dataclass(frozen=True)
-class Growth:
+class Grown:
     """Samples x: (k, r) unit rows with weights b: (k,); misfit: relative, over all equations.
 
     equations: independent ones among the m r, None where too many to tell; unknowns: k r; complete:
@@ -98,7 +98,7 @@ class Completion:
         return Form(self.f.directions, self.f.sizes[:, None] * c, self.f.degree)
 
 
-def grow(f: Interpolant, most: int, generator: torch.Generator) -> Growth:
+def grow(f: Interpolant, most: int, generator: torch.Generator) -> Grown:
     """Up to ``most`` samples; greedy first, then in random orders as long as that is cheap."""
     completion, budget = Completion(f), Budget()
     best: tuple[float, Tensor, Tensor] | None = None
@@ -112,7 +112,7 @@ def grow(f: Interpolant, most: int, generator: torch.Generator) -> Growth:
     error, g, sign = best
     size = g.norm(dim=1)
     x, b = g / size[:, None].clamp_min(1e-300), sign * size**f.degree
-    return Growth(x, b, error, completion.rank, g.numel(), budget.left > 0)
+    return Grown(x, b, error, completion.rank, g.numel(), budget.left > 0)
 
 
 @dataclass

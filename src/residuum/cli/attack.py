@@ -33,7 +33,7 @@ ROWS = 20  # restarts shown; the rest stands in attack.json
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Preset:
     """What is laid over what; read by ``options.configure``."""
 
     preset: str = options.PRESET
@@ -51,7 +51,7 @@ def command(
     out: Path | None = option(
         "Folder to write; an unfinished attack there is continued. Required unless --dry-run."
     ),
-    chosen: Chosen,
+    chosen: Preset,
     settings: Annotated[dict[str, Any], options.Generated(AttackConfig)],
     arch: str | None = options.ARCH,
     model: str | None = options.MODEL,

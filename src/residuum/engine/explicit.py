@@ -103,7 +103,7 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Chunks:
     """How m candidates go through: so many at a time, the products of so many chunks kept."""
 
     chunk: int
@@ -144,17 +144,17 @@ class ExplicitEquation:
         weights = [weight for weight, _ in self.points[0]]
         return (weights[0].shape[1], *(len(weight) for weight in weights))
 
-    def plan(self, runs: int, candidates: int) -> Plan:
+    def plan(self, runs: int, candidates: int) -> Chunks:
         """All at once where that fits into the workspace, in chunks otherwise."""
         _, *hidden, outputs = self.widths
         one = runs * len(self.points) * self.target[0][0].element_size()  # bytes per unit
         if candidates * LIVE * one * (sum(hidden) + outputs) <= self.workspace:
-            return Plan(candidates, 1, 1)
+            return Chunks(candidates, 1, 1)
         chunk = max(1, min(candidates, self.chunk // (LIVE * one * (sum(hidden) + outputs))))
         chunks = -(-candidates // chunk)
         chunk = -(-candidates // chunks)  # equal ones
         kept = self.workspace // (chunk * one * (2 * sum(hidden) + outputs))
-        return Plan(chunk, min(chunks, kept), chunks)
+        return Chunks(chunk, min(chunks, kept), chunks)
 
     def evaluate(
         self,
@@ -444,7 +444,7 @@ def cpu_has_bf16() -> bool:
 
 
 @dataclass(frozen=True)
-class Cost:
+class EvaluationCost:
     """flops: per layer, of one evaluation; memory: peak bytes of an attack, by what they hold."""
 
     flops: tuple[int, ...]
@@ -458,7 +458,7 @@ def evaluation_cost(
     *,
     follows_outputs: bool = False,
     measure: bool = False,
-) -> Cost:
+) -> EvaluationCost:
     """Cost of one evaluation of R runs with m candidates each.
 
     follows_outputs: whether the covectors u depend on the network's outputs.
@@ -480,7 +480,7 @@ def evaluation_cost(
         "candidates": size * rows * widths[0] * COPIES,
         "workspace": live + (kept if plan.chunks > 1 else 0),
     }
-    return Cost(tuple(flops), memory)
+    return EvaluationCost(tuple(flops), memory)
 
 
 def _products(layer: int, depth: int, weighted: bool, follows_outputs: bool, measure: bool) -> int:

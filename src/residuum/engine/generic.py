@@ -125,7 +125,8 @@ class GenericEquation:
 
         chunks = [slice(start, start + room) for start in range(0, len(x), room)]
         if len(chunks) == 1:
-            parts = self._squares(self._left(total(chunks[0], True)))
+            whole = total(chunks[0], True)
+            parts = self._squares({name: t - whole[name] for name, t in self.target.items()})
             gx, gl = gradients(parts @ self.weights)
             return parts.detach(), gx, gl
         left = dict(self.target)
@@ -170,9 +171,6 @@ class GenericEquation:
         """Bytes that the passes of an evaluation take, as estimated; known after the first one."""
         once = GRAPHS * self.saved
         return min(candidates * once, max(once, self.workspace))
-
-    def _left(self, total: Theta) -> Theta:
-        return {name: t - total[name] for name, t in self.target.items()}
 
     def _squares(self, left: Theta) -> Tensor:
         """(L,) of every layer."""

@@ -193,7 +193,7 @@ def _status(relative: float, margin: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Kinks:
+class KinkPairs:
     """Pairs (row, neuron) of hidden layer ``layer`` whose pre-activation is zero to tolerance."""
 
     layer: int
@@ -203,9 +203,9 @@ class Kinks:
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, chosen: Tensor) -> Kinks:
+    def take(self, chosen: Tensor) -> KinkPairs:
         """The chosen pairs."""
-        return Kinks(self.layer, self.row[chosen], self.neuron[chosen])
+        return KinkPairs(self.layer, self.row[chosen], self.neuron[chosen])
 
 
 @torch.no_grad()
@@ -230,7 +230,7 @@ def clarke_residual(
     return best, kinks, freed, solved
 
 
-def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: float) -> Kinks:
+def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: float) -> KinkPairs:
     """|pre_ij| <= tolerance |(w_j, b_j)| |(a_i, 1)|, neurons without weights left out."""
     linear, inputs = model.linears[layer], trace.inputs[layer]
     weight, bias = linear.weight.detach(), linear.bias
@@ -240,11 +240,11 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
     scale = sample.sqrt()[:, None] * neuron.sqrt()
     near = (trace.pre[layer].abs() <= tolerance * scale) & (neuron > 1e-24 * neuron.max())
     row, unit = near[rows.index].nonzero(as_tuple=True)
-    return Kinks(layer, row, unit)
+    return KinkPairs(layer, row, unit)
 
 
 def _free_layer(
-    model: MLP, trace: Trace, rows: Rows, pairs: Kinks, plain: Theta, limit: int, end: float
+    model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, plain: Theta, limit: int, end: float
 ) -> tuple[float, int, bool]:
     """Column generation: free the pairs of the largest first-order gain, solve, price again."""
     gates = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
@@ -270,7 +270,7 @@ def _free_layer(
 
 
 def _first_order_gain(
-    model: MLP, trace: Trace, rows: Rows, pairs: Kinks, residual: Theta
+    model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, residual: Theta
 ) -> Tensor:
     """<e_rj, r>: positive when opening gate j for row r would shrink the residual."""
     # Of the layer's pre-activations, were theta moved by r.
@@ -291,7 +291,7 @@ def _strength(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
     return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
 
 
-def _columns(model: MLP, trace: Trace, rows: Rows, pairs: Kinks) -> tuple[Tensor, list[Tensor]]:
+def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Tensor, list[Tensor]]:
     """Sample index and backward signals of all columns: rows with closed gates, then opened gates."""
     layer = pairs.layer
     strength = _strength(model, trace, rows, layer)
@@ -309,7 +309,9 @@ def _columns(model: MLP, trace: Trace, rows: Rows, pairs: Kinks) -> tuple[Tensor
     return index, signals[::-1] + padded
 
 
-def _solve(model: MLP, trace: Trace, rows: Rows, pairs: Kinks, end: float) -> tuple[Theta, bool]:
+def _solve(
+    model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, end: float
+) -> tuple[Theta, bool]:
     """The quadratic programme; returns the residual recomputed explicitly from its solution."""
     index, signals = _columns(model, trace, rows, pairs)
     theta = parameters(model)
