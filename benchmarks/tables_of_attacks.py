@@ -12,7 +12,6 @@ from benchmarks.markdown import (
     Figures,
     each,
     grid,
-    grouped,
     means,
     once,
     read,
@@ -242,20 +241,6 @@ def confidence() -> str:
 
 
 @table
-def baselines() -> str:
-    """What needs no equation."""
-    rows = []
-    for name in ("cifar-500", "mnist-500"):
-        for baseline in ("first-layer-weights", "model-inversion"):
-            metrics = read(f"reconstruction-{name}")["seeds"][0][baseline]["metrics"]
-            ncc, ssim = metrics["ncc"], metrics["ssim3"]
-            above = [ssim[f"above_published_threshold{k}"] for k in ("", "_holdout")]
-            counts = f"{ncc['recovered']} ({ncc['expected_by_chance']:.1f})"
-            rows.append([name, baseline, counts, f"{above[0]} ({above[1]})"])
-    return grid("victim | baseline | recovered (chance) | ssim3 > 0.4 (held out)", rows, left=2)
-
-
-@table
 def steps() -> str:
     """Milliseconds of one step, on two cores and on one GPU."""
     figures = [one for name in ("step-h200", "step-cpu") for one in read(name)["figures"]]
@@ -288,38 +273,6 @@ def bars() -> str:
         ],
         left=2,
     )
-
-
-@table
-def by_margin() -> str:
-    """Who is recovered: sums over three victims, on the margin and off it, and by quintiles."""
-    victims = grouped(read("convnet-cpu")["mlp_by_margin"], "n")
-    chance = {n: mean(one["expected_by_chance"] / n for one in own) for n, own in victims.items()}
-
-    def row(title: str, *parts: list[Figures]) -> list[str]:
-        cells = []
-        for n, part in zip(victims, parts, strict=True):
-            found, of = (sum(p[k] for p in part) for k in ("recovered", "samples"))
-            cells += [f"{found} of {of}", f"{of * chance[n]:.1f}"]
-        return [title, *cells]
-
-    names = {
-        "on": "on the margin",
-        "off_near": "off it, nearer half",
-        "off_far": "off it, farther half",
-    }
-    rows = [
-        row(title, *([one["by_margin"][key] for one in own] for own in victims.values()))
-        for key, title in names.items()
-    ]
-    rows += [
-        row(
-            f"quintile {k + 1}",
-            *([one["margin_bins"][k] for one in own] for own in victims.values()),
-        )
-        for k in range(5)
-    ]
-    return grid("samples | " + " | ".join(f"n = {n} | by chance" for n in victims), rows)
 
 
 WHERE = {

@@ -84,22 +84,6 @@ def inferred_shifts() -> str:
     return grid(f"{head} | inferred undone | true undone", rows)
 
 
-@table
-def training_lengths() -> str:
-    """Training steps: KKT residual and count."""
-    rows = []
-    for content in map(read, FILES):
-        seeds = _seeds(content["length"])
-        for steps, group in sorted(grouped(content["length"], "steps").items()):
-            residuals = {row["seed"]: row["kkt_plain"] for row in group}
-            shown = _each(residuals, lambda value: f"{value:.2f}", seeds)
-            chance = mean(row["unaware"]["expected_by_chance"] for row in group)
-            counts = f"{_counts(group, 'unaware', seeds)} ({chance:.1f})"
-            accuracy = mean(row["accuracy"] for row in group)
-            rows.append([content["data"], steps, shown, counts, f"{accuracy:.3f}"])
-    return grid("data | steps | KKT residual | recovered (chance) | test accuracy", rows)
-
-
 def _general(defense: str) -> str:
     """Weight decay has another strength on every dataset."""
     return "weight-decay" if defense.startswith("weight-decay") else defense

@@ -184,21 +184,3 @@ def growth_ntk() -> str:
 def growth_kkt() -> str:
     """Binary KKT."""
     return arms("splitting-binary-mnist-h200")
-
-
-@table
-def growth_rule() -> str:
-    """The published rule: of the best 25, how many improved."""
-    found = read("splitting-ntk-mnist-h200")
-    rows = [
-        [arm, " ".join(map(str, one["top25"]["improved"]))]
-        for arm, one in found["compared"].items()
-    ]
-    control = found["control"]["top25"]["improved"]
-    rows.append(
-        [
-            "control: `none` from another seed",
-            f"{min(control)} to {max(control)}, mean {mean(control):g}",
-        ]
-    )
-    return grid("compared with `none` | improved of 25, per seed", rows)
