@@ -6,6 +6,7 @@
     python -m benchmarks.surfaces run FOLDER OUT --device cuda  files, attacks, scores; resumable
     python -m benchmarks.surfaces table OUT                     what was found beside what was wanted
     python -m benchmarks.surfaces picture PICTURES.npz PNG      the best of each file above their images
+    python -m benchmarks.surfaces gates FOLDER                  why raw pixels give less, into RESULTS
 
 A victim is a file: ``torch.save({"model_state_dict": ..., "optimizer_state_dict": ...})`` after a plain
 loop with torch.optim, or ``joblib.dump`` of an MLPClassifier with its defaults. It is attacked by path
@@ -37,6 +38,7 @@ from torch.nn import functional as F
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, draw_seeds
 from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
+from residuum.checkpoints.beside import beside, with_release
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
@@ -78,6 +80,9 @@ ENOUGH = {"momentum": 0.0, "adam": 1e-3}  # mean loss at which training ends
 # Candidates in multiples of n; restarts and steps of the stationarity attacks, twice as many restarts where
 # the weights are all there is; seconds that unmix is sized by.
 CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 1, 6000, 600.0
+# A neuron tells samples apart that is on for this share of them and off for it; ways of mixing are counted
+# above this share of the strongest.
+TELLS, WAYS = 0.05, 0.01
 sizes = {"unmix": UNMIX_SECONDS}  # less where one core is all there is: --seconds
 
 
@@ -159,8 +164,6 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
         dtype=dtype,
     )
     sized = replace(common, seconds=1.0 if tiny else sizes["unmix"])
-    from residuum.checkpoints.beside import beside
-
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
     found = [replace(sized, objective="unmix"), replace(common, objective=kkt)]
     if beside(path, released).moment is not None:
@@ -348,6 +351,45 @@ def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool)
             print(f"{row}: {name}:", json.dumps(counts), flush=True)
 
 
+def gates(folder: Path) -> None:
+    """How many ways of mixing samples a moment shows: with C X = M, singular values of C.
+
+    A neuron that is on, or off, for every sample mixes them all alike, whatever its weights are.
+    """
+    (cache := folder / "files").mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, row in ROWS.items():
+        for seed in _seeds("claim")["victims"][name] if row.made != "momentum" else ():
+            there = [p for p in cache.glob(f"{name}-{seed}.*") if p.suffix != ".npz"]
+            path = (
+                there[0] if there else make(name, seed, str(folder / "claim"), "cpu", cache, False)
+            )
+            released = rs.load_checkpoint(path)
+            with np.load(path.with_suffix(".npz")) as images:
+                x = torch.from_numpy(images["x"]).flatten(1).double()
+            moment = with_release(path, released, rs.Knowledge()).moment
+            assert moment is not None
+            theta, rows = released.theta, moment["layers.0.weight"].double()
+            on = (x @ theta["layers.0.weight"].double().T + theta["layers.0.bias"]) > 0  # (n, h)
+            share = on.double().mean(0)
+            ways = torch.linalg.svdvals(
+                rows @ torch.linalg.pinv(x, rtol=1e-4)
+            )  # centred: rank n - 1
+            mean = F.normalize(x.mean(0), dim=0)
+            found.setdefault(name, []).append(
+                {
+                    "silent": float((share == 0).double().mean()),
+                    "telling": float(((share > TELLS) & (share < 1 - TELLS)).double().mean()),
+                    "ways": int((ways > WAYS * ways[0]).sum()),
+                    "along the mean": float((rows @ mean).norm() / rows.norm()) ** 2,
+                }
+            )
+            print(name, seed, found[name][-1], flush=True)
+    write_json(
+        RESULTS / "surfaces-gates.json", {"victims": found, "environment": environment("cpu")}
+    )
+
+
 def draw() -> None:
     """Of every victim."""
     draw_seeds(SEEDS_FILE, victims=dict.fromkeys(ROWS, VICTIMS))
@@ -415,6 +457,8 @@ def main() -> int:
     one = commands.add_parser("picture")
     one.add_argument("archive", type=Path)
     one.add_argument("out", type=Path)
+    one = commands.add_parser("gates")
+    one.add_argument("folder", type=Path)
     one = commands.add_parser("table")
     one.add_argument("out", type=Path)
     one.add_argument("--pool", choices=("claim", "tune"), default="claim")
@@ -425,6 +469,8 @@ def main() -> int:
         draw()
     elif options.command == "variants":
         variants(options.folder, options.out, options.device, list(options.rows), options.tiny)
+    elif options.command == "gates":
+        gates(options.folder)
     elif options.command == "picture":
         picture(options.archive, options.out, np.load(options.archive).files)
     elif options.command == "table":
