@@ -171,6 +171,13 @@ def test_tables_are_what_the_files_of_results_say() -> None:
         assert results.filled(text) == text, "run: python -m benchmarks.pages"
 
 
+def test_every_table_stands_on_a_page() -> None:
+    shown = {
+        n for page in PAGES for n in re.findall(r"<!-- table: (\S+) -->", page.read_text("utf-8"))
+    }
+    assert shown == {*results.TABLES}
+
+
 def test_a_number_that_no_file_has_is_written_over() -> None:
     said = "Before.\n\n<!-- table: quick -->\n\n| 500 | 9.99 |\n\n<!-- /table -->\n\nAfter."
     made = results.filled(said)
