@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -697,3 +699,17 @@ def test_settings_are_finite_numbers():
         for value in [float("nan"), float("inf")]:
             with pytest.raises(InputError, match=name):
                 AttackConfig.of(**{name: value})
+
+
+# Reading it
+
+
+def test_nothing_outside_the_solver_uses_its_private_names():
+    private = "|".join(name for name in vars(Solver) if re.fullmatch(r"_[a-z]\w*", name))
+    used = re.compile(rf"\b(?:solver|found|s|together|alone)\.(?:{private})\b")
+    assert used.search("solver._update(x)")
+    root = Path(__file__).parents[1]
+    for folder in ("src", "tests", "benchmarks", "papers"):
+        for path in (root / folder).rglob("*.py"):
+            if path != Path(__file__):
+                assert not used.search(path.read_text("utf-8")), path

@@ -44,12 +44,14 @@ Watcher = Callable[[Progress], None]
 class Attack:
     """Base: works on the weights, runs once, can convict and never acquit.
 
-    acquits: it leaves a residual on its surface, so that finding nothing after explaining the surface
-    is evidence; baseline: compared with, never part of what is tested; pace: "batches" of restarts
-    as long as its share of a budget lasts, "once" with that share as ``config.seconds``, "sized" by
-    that share whatever the clock says, so that it repeats, or "formula", which takes no share;
-    part: of a share, beside 1 of the others; assumes: a sentence for
-    the report on what a finding rests on.
+    acquits: it leaves a residual on its surface, so that finding nothing after explaining the
+        surface is evidence.
+    baseline: compared with, never part of what is tested.
+    pace: "batches" of restarts as long as its share of a budget lasts, "once" with that share as
+        ``config.seconds``, "sized" by that share whatever the clock says, so that it repeats, or
+        "formula", which takes no share.
+    part: of a share, beside 1 of the others.
+    assumes: a sentence for the report on what a finding rests on.
     """
 
     name: str = ""

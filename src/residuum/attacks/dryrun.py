@@ -29,10 +29,13 @@ LEAST_STEPS = 2  # after the first, which also pays for memory and code that lat
 class Estimate:
     """One attack in figures.
 
-    parameters: of the network; dimensions: numbers per candidate that are searched; unknowns: of
-    all restarts, candidates and multipliers; flops_per_step and flops_by_layer: matrix products of
-    one step; memory: peak bytes, by what they hold; step_seconds: measured; seconds: all steps,
-    looks and closed forms, at most the configured wall clock.
+    parameters: of the network.
+    dimensions: numbers per candidate that are searched.
+    unknowns: of all restarts, candidates and multipliers.
+    flops_per_step, flops_by_layer: matrix products of one step.
+    memory: peak bytes, by what they hold.
+    step_seconds: measured.
+    seconds: all steps, looks and closed forms, at most the configured wall clock.
     """
 
     arch: str

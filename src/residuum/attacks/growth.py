@@ -78,10 +78,16 @@ class Newcomer:
 class Round:
     """All that a strategy may look at.
 
-    x: (R, m, *shape); lam: plain-sum multipliers; active: (R, m); quota: how many candidates each
-    run may get; draw: random candidates as at the start, labels: labels for so many; noise: like x,
-    random; free: 1 where a coordinate may move both ways, None for everywhere; clamp: into the known
-    box; exact: f has degree at most 3 in x.
+    x: (R, m, *shape).
+    lam: plain-sum multipliers.
+    active: (R, m).
+    quota: how many candidates each run may get.
+    draw: random candidates as at the start.
+    labels: labels for so many.
+    noise: like x, random.
+    free: 1 where a coordinate may move both ways, None for everywhere.
+    clamp: into the known box.
+    exact: f has degree at most 3 in x.
     """
 
     def __init__(

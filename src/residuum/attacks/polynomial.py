@@ -292,8 +292,9 @@ def identify(
 ) -> Identification:
     """Samples of degree >= 3, aggregates below.
 
-    activation: a name of ``POWERS`` or poly:c0,c1,...; rank, norm, augmented: as in
-    :func:`recover`; data: only to report the least margin on it.
+    activation: a name of ``POWERS`` or poly:c0,c1,...
+    rank, norm, augmented: as in :func:`recover`.
+    data: only to report the least margin on it.
     """
     model, biased = polynomial_network(released, activation)
     margin = None if data is None else _min_margin(model, data, biased)

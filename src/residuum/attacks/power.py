@@ -46,8 +46,9 @@ RANK_TOLERANCE = 1e-10  # of the kernel's largest eigenvalue
 class Grown:
     """Samples x: (k, r) unit rows with weights b: (k,); misfit: relative, over all equations.
 
-    equations: independent ones among the m r, None where too many to tell; unknowns: k r; complete:
-    whether it ended before its budget did.
+    equations: independent ones among the m r, None where too many to tell.
+    unknowns: k r.
+    complete: whether it ended before its budget did.
     """
 
     x: Tensor

@@ -51,11 +51,11 @@ class Problem:
 
     labels: (m,), or (R, m) where runs have candidates of their own.
 
-    normalise: each layer's squared residual is divided by ||target_l||^2; layers: "all", "first"
-    for the first layer's terms alone, or "auto": first for MLPs, all for other networks; a change of
-    the weights is explained in every layer that moved, and never in a frozen one, where a gradient
-    was there and nobody followed it; outside: constant part of the first layer's squared residual
-    and target, see ``rowspace.py``.
+    normalise: each layer's squared residual is divided by ||target_l||^2.
+    layers: "all", "first" for the first layer's terms alone, or "auto": first for MLPs, all for
+        other networks; a change of the weights is explained in every layer that moved, and never in
+        a frozen one, where a gradient was there and nobody followed it.
+    outside: constant part of the first layer's squared residual and target, see ``rowspace.py``.
     """
 
     def __init__(

@@ -46,10 +46,13 @@ Array = np.ndarray[Any, Any]
 class ShiftInference:
     """A shift read off the weights.
 
-    shift: per pixel, the constant c or (d,) the part of u that the first layer sees; imbalance, before:
-    sqrt(sum e_j^2 / sum v_j^4) with and without it; uncertainty: standard error of c that the left
-    imbalance amounts to; p_value: share of permuted biases that are balanced as well (None: too few
-    neurons to permute); neurons: different ones; consensus: whether to believe it; reason: why (not).
+    shift: per pixel, the constant c or (d,) the part of u that the first layer sees.
+    imbalance, before: sqrt(sum e_j^2 / sum v_j^4) with and without it.
+    uncertainty: standard error of c that the left imbalance amounts to.
+    p_value: share of permuted biases that are balanced as well (None: too few neurons to permute).
+    neurons: different ones.
+    consensus: whether to believe it.
+    reason: why (not).
     """
 
     shift: float | Tensor

@@ -57,8 +57,10 @@ OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 class Population(Record):
     """labels, active, ident: (R, m), and the same of the best point of every run.
 
-    born: numbers used up in each run; last: step of each run's latest round; events: what happened,
-    see ``growth.py``; stopped: why a run grows no more, "" while it may.
+    born: numbers used up in each run.
+    last: step of each run's latest round.
+    events: what happened, see ``growth.py``.
+    stopped: why a run grows no more, "" while it may.
     """
 
     labels: Tensor

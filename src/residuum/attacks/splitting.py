@@ -295,7 +295,10 @@ def joint_step(
 ) -> JointStep:
     """Step lengths of all chosen candidates together; a run whose loss would not fall stays as it is.
 
-    bend: (R, m) v'Sv; chosen: (R, m); longest: (R,) bound on every eta; exact: f has degree <= 3.
+    bend: (R, m) v'Sv.
+    chosen: (R, m).
+    longest: (R,) bound on every eta.
+    exact: f has degree <= 3.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
     wanted = (-bend).clamp(min=0) * chosen

@@ -38,8 +38,10 @@ Found = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, gradi
 class GenericEquation:
     """The objective at one or several gradient points (theta, theta0), each of the same network.
 
-    groups: names of the parameters of every layer; layer_weights: w_l; workspace: bytes that a chunk
-    of candidates may take; side_by_side: whether runs share their passes.
+    groups: names of the parameters of every layer.
+    layer_weights: w_l.
+    workspace: bytes that a chunk of candidates may take.
+    side_by_side: whether runs share their passes.
     """
 
     def __init__(

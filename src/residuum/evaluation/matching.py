@@ -49,12 +49,15 @@ def greedy(gain: Array) -> Matching:
 def greedy_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> Array:
     """The greedy matching within each of many sets of samples. (s, n).
 
-    gain: (m, N), higher is better; sets: (s, n) distinct columns per row; floor: pairs below it are
-    left unmatched, which changes no pair above it, since the best are matched first. Greedy matching is the
-    stable matching of a market whose two sides rank pairs by the same number, so deferred
-    acceptance finds it: every free sample proposes to the best candidate that has not refused it,
-    every candidate keeps its best proposal. All samples of all sets propose at once. Where samples
-    outnumber candidates, candidates propose: the many would only be refused, by one after another.
+    gain: (m, N), higher is better.
+    sets: (s, n) distinct columns per row.
+    floor: pairs below it are left unmatched, which changes no pair above it, since the best are
+        matched first.
+
+    Greedy matching is the stable matching of a market whose two sides rank pairs by the same number,
+    so deferred acceptance finds it: every free sample proposes to the best candidate that has not
+    refused it, every candidate keeps its best proposal. All samples of all sets propose at once. Where
+    samples outnumber candidates, candidates propose: the many would only be refused, by one after another.
     """
     if len(gain) < sets.shape[1]:
         return _by_candidates(gain, sets, floor)
@@ -146,8 +149,10 @@ MATCHINGS: dict[str, Callable[[Array], Matching]] = {"nearest": nearest, "greedy
 class Field:
     """All that is compared, training samples first: columns 0..n-1, the held-out pool after them.
 
-    kept: (m,) the candidates' indices as the caller knows them; strata: (n + N,) labels that subsets
-    are matched by; forbidden: (m, n + N) pairs that may not be matched; reason: why there is no pool.
+    kept: (m,) the candidates' indices as the caller knows them.
+    strata: (n + N,) labels that subsets are matched by.
+    forbidden: (m, n + N) pairs that may not be matched.
+    reason: why there is no pool.
     """
 
     n: int

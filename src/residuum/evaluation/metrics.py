@@ -30,10 +30,13 @@ PSNR_CEILING = 100.0  # dB; a perfect copy would have infinitely many, which JSO
 class Metric:
     """One way to compare a candidate with a sample.
 
-    score: (k, *shape), (k, *shape) -> (k,), pair by pair; search: (m, *shape), (n, *shape) -> (m, n),
-    in the same direction as ``score``; published_threshold: beyond it the source calls a match good;
-    published_matching: key of ``MATCHINGS`` the source uses; needs_images: ``score`` is defined on
-    images as displayed (:func:`display`) and not on flat vectors; search_is_score: the two agree;
+    score: (k, *shape), (k, *shape) -> (k,), pair by pair.
+    search: (m, *shape), (n, *shape) -> (m, n), in the same direction as ``score``.
+    published_threshold: beyond it the source calls a match good.
+    published_matching: key of ``MATCHINGS`` the source uses.
+    needs_images: ``score`` is defined on images as displayed (:func:`display`) and not on flat
+        vectors.
+    search_is_score: the two agree.
     window: side of the SSIM window, 0 without one.
     """
 

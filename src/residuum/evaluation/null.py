@@ -55,11 +55,13 @@ SAFE = 5  # the best 1 in 20 are looked at, where 1 in 100 decides
 class Calibration:
     """What the control says of n training samples; values are oriented, higher is better.
 
-    candidate, value: (n,) each sample's one-to-one match, -1 and -inf for none; threshold: the 99th
-    percentile of chance; recovered: (n,) beyond it; excess: (B + 1,) the statistic T of the training
-    set, then of the permuted sets; chance: (B, n) which samples of held-out sets beat the others'
-    percentile; reference: (n,) columns of one held-out set; smallest_significant: the least count that
-    the pool's size lets reach 1%.
+    candidate, value: (n,) each sample's one-to-one match, -1 and -inf for none.
+    threshold: the 99th percentile of chance.
+    recovered: (n,) beyond it.
+    excess: (B + 1,) the statistic T of the training set, then of the permuted sets.
+    chance: (B, n) which samples of held-out sets beat the others' percentile.
+    reference: (n,) columns of one held-out set.
+    smallest_significant: the least count that the pool's size lets reach 1%.
     """
 
     candidate: Array
@@ -93,9 +95,10 @@ def calibrate(
 ) -> Calibration:
     """Judge the matches of the first ``n`` columns of ``gain`` by the columns after them.
 
-    gain: (m, n + N) oriented similarities, training samples first, held-out pool after; value: maps
-    k candidates and k columns to k oriented scores where matches are scored by something other than
-    ``gain``; strata: (n + N,) labels; subsets then hold as many samples of each as the training set.
+    gain: (m, n + N) oriented similarities, training samples first, held-out pool after.
+    value: maps k candidates and k columns to k oriented scores where matches are scored by
+        something other than ``gain``.
+    strata: (n + N,) labels; subsets then hold as many samples of each as the training set.
     """
     pool = gain.shape[1] - n
     if reason := why_not_calibrated(n, pool):

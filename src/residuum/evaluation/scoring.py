@@ -75,12 +75,14 @@ def score(
 ) -> Scores:
     """Score ``candidates`` (m, *shape), given as the network receives them: no mean added.
 
-    metrics: keys of ``METRICS``, all that apply by default, always with the deciding one; outputs:
-    (n,) or (n, k) what the network says of the training samples, for their margins; multipliers:
-    (m,) or (m, k) of the candidates; match_labels: held-out subsets have the training set's label
-    counts, where the pool allows; same_label: a candidate matches samples of its own label only;
+    metrics: keys of ``METRICS``, all that apply by default, always with the deciding one.
+    outputs: (n,) or (n, k) what the network says of the training samples, for their margins.
+    multipliers: (m,) or (m, k) of the candidates.
+    match_labels: held-out subsets have the training set's label counts, where the pool allows.
+    same_label: a candidate matches samples of its own label only.
     seconds: the deciding metric draws fewer subsets where all would take longer, and other metrics
-    are left out; before: what the control said of the same candidates by the deciding metric.
+        are left out.
+    before: what the control said of the same candidates by the deciding metric.
     """
     start = time.monotonic()
     notes: list[str] = []

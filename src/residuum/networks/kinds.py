@@ -135,9 +135,10 @@ class Architecture:
 class Kind:
     """What is to be known of one kind of network; subclass it and put it into ``KINDS``.
 
-    module: the class of its networks; example: an architecture string; rank: dimensions of the input
-    that strings begin with, 1 for a width, 3 for CxHxW, None for any; options: of the string, each with
-    the value that goes unsaid.
+    module: the class of its networks.
+    example: an architecture string.
+    rank: dimensions of the input that strings begin with, 1 for a width, 3 for CxHxW, None for any.
+    options: of the string, each with the value that goes unsaid.
     """
 
     module: type[nn.Module] | None = None

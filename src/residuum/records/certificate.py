@@ -38,11 +38,17 @@ class LayerResidual(Record):
 class Certificate(Record):
     """Approximate-KKT levels of a network on given samples. Residuals are norms over ||theta||.
 
-    residual_plain: best multipliers with ReLU'(0) = 0; residual_clarke: gates at kinks free, never
-    larger; eps = ||r||, not scale free; delta = max_i lam_i (m_i - p); margin p = min_i m_i;
-    normalized_margin = p / ||theta||^L; balance: gap between the neurons' incoming and
-    outgoing squared norms, 0 at a KKT point; identity: relative gap of ||theta||^2 = L sum_i lam_i m_i;
-    condition: of the Gram matrix; status: one word; notes: what limits the figures.
+    residual_plain: best multipliers with ReLU'(0) = 0.
+    residual_clarke: gates at kinks free, never larger.
+    eps: ||r||, not scale free.
+    delta: max_i lam_i (m_i - p).
+    margin: p = min_i m_i.
+    normalized_margin: p / ||theta||^L.
+    balance: gap between the neurons' incoming and outgoing squared norms, 0 at a KKT point.
+    identity: relative gap of ||theta||^2 = L sum_i lam_i m_i.
+    condition: of the Gram matrix.
+    status: one word.
+    notes: what limits the figures.
     """
 
     task: str
@@ -79,9 +85,11 @@ class Certificate(Record):
 class Sums(Record):
     """Whether the weights fix mass and moment of every activation pattern, by the linear system.
 
-    patterns: different patterns and labels of the candidates; pinned: those whose sums every set with these
-    patterns shares; free: dimension of the moves across patterns, None where it was not counted;
-    least: smallest singular value that counts as none of them, over the largest; method: how it is known.
+    patterns: different patterns and labels of the candidates.
+    pinned: those whose sums every set with these patterns shares.
+    free: dimension of the moves across patterns, None where it was not counted.
+    least: smallest singular value that counts as none of them, over the largest.
+    method: how it is known.
     """
 
     patterns: int
@@ -103,11 +111,16 @@ class Uniqueness(Record):
     ``change`` of the target's norm. full_at_least, full_energy: the same over sets that also keep
     every margin at or above the least (full KKT sets; equal where there are no margins).
 
-    index: (k,) which candidates; lam: (k,) their multipliers, over all rivals; members: (k,) candidates
-    of the same pattern and label; pinned: (k,) whether the weights fix the sums of that pattern: where they
-    do not, the bound is that of the cell, whatever the share; kinks: (k,) switches at zero to rounding.
-    Energies are of images as the network receives them. residual, best_residual: of every layer, of
-    this set and of the set that any attack explains the weights best with, {} where none was compared.
+    index: (k,) which candidates.
+    lam: (k,) their multipliers, over all rivals.
+    members: (k,) candidates of the same pattern and label.
+    pinned: (k,) whether the weights fix the sums of that pattern: where they do not, the bound is
+        that of the cell, whatever the share.
+    kinks: (k,) switches at zero to rounding.
+    residual, best_residual: of every layer, of this set and of the set that any attack explains the
+        weights best with, {} where none was compared.
+
+    Energies are of images as the network receives them.
     """
 
     task: str

@@ -54,10 +54,12 @@ LOCATOR = struct.Struct("<4sIQI")
 class Dataset(Record):
     """Samples exactly as the network receives them.
 
-    x: (n, *shape) floating; y: (n,) labels -1/+1, class indices, or regression targets (n,) / (n, k);
-    mean: (*shape) what was subtracted, to be added back for display; None when nothing was; features,
-    units: of the columns of a table; scale, offset: (*shape) a value as a person knows it is
-    (x + mean) scale + offset; notes: what was recognised while reading, one sentence each.
+    x: (n, *shape) floating.
+    y: (n,) labels -1/+1, class indices, or regression targets (n,) / (n, k).
+    mean: (*shape) what was subtracted, to be added back for display; None when nothing was.
+    features, units: of the columns of a table.
+    scale, offset: (*shape) a value as a person knows it is (x + mean) scale + offset.
+    notes: what was recognised while reading, one sentence each.
     """
 
     x: Tensor

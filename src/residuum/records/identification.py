@@ -18,15 +18,22 @@ APART = ("input_shape", "dead", "carrying", "aggregate", "eigenvalues", "eigenve
 class Identification(Record):
     """Samples or aggregates of a polynomial network, and the conditions they rest on.
 
-    order: alpha+1; r: dimension of the neurons' span, spectral_gap: s_(r+1) / s_r of W; n_r, rank_k,
-    cond_k: coefficients of f, rank and condition of the neurons' kernel; balance_gap: max_j | |W_j|^2
-    - alpha a_j^2 | / max_j |W_j|^2; carrying: the fewest neurons that hold nearly all of |theta|^2.
-    x: (k, d), none before they are recovered; weights: (k,) b = lam y; residuals: (k,) in the direction
-    of each sample's dual vector, over the neurons; certified: (k,) rank condition held, |W|^2 = alpha
-    a^2, nothing of W left out and residual small, any other sample is heuristic; method:
-    diagonalisation or growth; residual: relative, over all equations. aggregate: (d,) for degree 1;
-    eigenvalues (r,) and eigenvectors (d, r) of the moment matrix for degree 2; min_margin: on given
-    samples.
+    order: alpha+1.
+    r: dimension of the neurons' span.
+    spectral_gap: s_(r+1) / s_r of W.
+    n_r, rank_k, cond_k: coefficients of f, rank and condition of the neurons' kernel.
+    balance_gap: max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2.
+    carrying: the fewest neurons that hold nearly all of |theta|^2.
+    x: (k, d), none before they are recovered.
+    weights: (k,) b = lam y.
+    residuals: (k,) in the direction of each sample's dual vector, over the neurons.
+    certified: (k,) rank condition held, |W|^2 = alpha a^2, nothing of W left out and residual
+        small, any other sample is heuristic.
+    method: diagonalisation or growth.
+    residual: relative, over all equations.
+    aggregate: (d,) for degree 1.
+    eigenvalues, eigenvectors: (r,) and (d, r), of the moment matrix for degree 2.
+    min_margin: on given samples.
     """
 
     arch: str

@@ -22,10 +22,13 @@ TENSORS = ("mean", "theta0", "norms", "moment")
 class Checkpoint(Record):
     """Weights under the parameter names of the network that ``arch`` describes.
 
-    arch: description such as ``mlp:784-1000-1000-1``; input_shape: shape of one sample, () when it
-    is not known; labels: class names by output; task: "binary", "multiclass" or "regression" where
-    the releaser said so; assumptions: what had to be guessed while reading; module: a live network that
-    no string describes, kept as given. It is code and is never saved: only its weights are.
+    arch: description such as ``mlp:784-1000-1000-1``.
+    input_shape: shape of one sample, () when it is not known.
+    labels: class names by output.
+    task: "binary", "multiclass" or "regression" where the releaser said so.
+    assumptions: what had to be guessed while reading.
+    module: a live network that no string describes, kept as given. It is code and is never saved:
+        only its weights are.
     """
 
     theta: dict[str, Tensor]

@@ -20,10 +20,14 @@ PUBLISHED += ["events", "second_order"]  # of growth
 class Selection(Record):
     """Reconstructions chosen without the data, best first: consensus first, singletons after.
 
-    x: (k, *shape); labels: (k,); lam: (k,) total multiplier; support: (k,) number of restarts that
-    hold such a candidate; members: (k,) candidates merged into it; confidence: (k,) in [0, 1];
-    features: (k, 5) what the confidence was computed from; index: (k,) the cluster's representative
-    among the candidates.
+    x: (k, *shape).
+    labels: (k,).
+    lam: (k,) total multiplier.
+    support: (k,) number of restarts that hold such a candidate.
+    members: (k,) candidates merged into it.
+    confidence: (k,) in [0, 1].
+    features: (k, 5) what the confidence was computed from.
+    index: (k,) the cluster's representative among the candidates.
     """
 
     x: Tensor
@@ -43,13 +47,19 @@ class Selection(Record):
 class Reconstruction(Record):
     """Candidates of R restarts, how they came about, and what was chosen from them.
 
-    x: (N, *shape) as the network receives them, no mean added; labels: (N,); lam: (N, ...) plain-sum
-    multipliers; run: (N,) restart of each; steps: (T,), loss: (R, T) and layers: (R, T, L), relative
-    SQUARED residual per layer; status: per restart "finished", "time", "diverged", "interrupted".
+    x: (N, *shape) as the network receives them, no mean added.
+    labels: (N,).
+    lam: (N, ...) plain-sum multipliers.
+    run: (N,) restart of each.
+    steps: (T,) of the history.
+    loss: (R, T).
+    layers: (R, T, L), relative SQUARED residual per layer.
+    status: per restart "finished", "time", "diverged", "interrupted".
     events: how the candidates grew, one dict each with the step, the restart, parent and children by
-    number (``attacks/growth.py``); ident: (N,) number of every candidate within its restart, None
-    before there were such; second_order: per restart, of attacks that grew, whether its end point is
-    second-order stationary, with both quantities.
+        number (``attacks/growth.py``).
+    ident: (N,) number of every candidate within its restart, None before there were such.
+    second_order: per restart, of attacks that grew, whether its end point is second-order
+        stationary, with both quantities.
     """
 
     attack: str

@@ -36,8 +36,9 @@ OPTIONAL = ("opacus", "ray")  # of the extras dp and cluster: named where they a
 class RunDir:
     """An open run directory; each kind of run is a class of its own.
 
-    what: the run with its article, such as "an audit"; own: files of which a folder of such a run
-    holds at least one; summary: the file that completes it, with what was asked for under "request";
+    what: the run with its article, such as "an audit".
+    own: files of which a folder of such a run holds at least one.
+    summary: the file that completes it, with what was asked for under "request".
     asked: where that is kept before.
     """
 

@@ -15,13 +15,14 @@ HEAD += ["published", "train", "held-out", "top 10", "best"]  # as published
 class MetricScore(Record):
     """The counts under one metric.
 
-    recovered: samples whose one-to-one match beats threshold_null99, the 99th percentile of chance;
+    recovered: samples whose one-to-one match beats threshold_null99, the 99th percentile of chance.
     interval: naive 95% Clopper-Pearson of that count, as if samples were independent, chance not
-    subtracted; p_value: permutation test against held-out samples;
-    above_published_threshold: samples beyond published_threshold, matched as its source does;
-    above_published_threshold_holdout: the same of one held-out set of equal size, its chance level;
+        subtracted.
+    p_value: permutation test against held-out samples.
+    above_published_threshold: samples beyond published_threshold, matched as its source does.
+    above_published_threshold_holdout: the same of one held-out set of equal size, its chance level.
     top10_mean, best, median: of the values under the published matching. What needs a held-out
-    control is None without one.
+        control is None without one.
     """
 
     name: str
@@ -60,7 +61,8 @@ class MetricScore(Record):
 class SampleMatch(Record):
     """One sample under one metric.
 
-    score, candidate: of its one-to-one match, None when it got none; recovered: beyond chance;
+    score, candidate: of its one-to-one match, None when it got none.
+    recovered: beyond chance.
     nearest, nearest_candidate: under the published matching, mostly with repeats.
     """
 
@@ -98,10 +100,11 @@ class ScoreSlice(Record):
 class Scores(Record):
     """How many of n training samples the m candidates recover, beyond what chance explains.
 
-    deciding: the metric of the verdict; reason: why nothing is calibrated, "" when it is; pool and
-    subsets: size of the held-out control and sets drawn from it; smallest_significant: the least
-    count that this pool could call significant at 1%; margins: slices by quintile of the margin,
-    smallest first.
+    deciding: the metric of the verdict.
+    reason: why nothing is calibrated, "" when it is.
+    pool, subsets: size of the held-out control, and sets drawn from it.
+    smallest_significant: the least count that this pool could call significant at 1%.
+    margins: slices by quintile of the margin, smallest first.
     """
 
     n: int

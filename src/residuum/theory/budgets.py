@@ -24,9 +24,10 @@ from residuum.theory.patterns import ROUNDING, HypothesisError, Switches, sizes,
 class Budgets:
     """Exact one-sided budgets of n samples, each along its own direction.
 
-    alpha, beta: (n,) how far along +nu and -nu, infinite where nothing is in the way; blocking:
-    (n, K) the switches that stop a sample first on either side; kinks: (n, K) switches the sample
-    sits on and that the direction would move: both budgets are 0 then.
+    alpha, beta: (n,) how far along +nu and -nu, infinite where nothing is in the way.
+    blocking: (n, K) the switches that stop a sample first on either side.
+    kinks: (n, K) switches the sample sits on and that the direction would move: both budgets are 0
+        then.
     """
 
     alpha: Tensor

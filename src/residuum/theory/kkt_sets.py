@@ -45,11 +45,16 @@ Watcher = Callable[[int, int], None]
 class KKTSet:
     """Samples, labels and multipliers that explain a network, and how well they do.
 
-    models: the network at every gradient point (one, but for NTK with both); target: what the sum
-    must equal; x: (n, *shape); y: labels as the mathematics has them; lam: (n,); covectors: (n, P, C),
-    c_i at every point; task: binary, multiclass, regression or ntk; before: the set this one was made
-    from, None for one that was given. All in float64. Merging, splitting and far sets check their
-    hypotheses exactly.
+    models: the network at every gradient point (one, but for NTK with both).
+    target: what the sum must equal.
+    x: (n, *shape).
+    y: labels as the mathematics has them.
+    lam: (n,).
+    covectors: (n, P, C), c_i at every point.
+    task: binary, multiclass, regression or ntk.
+    before: the set this one was made from, None for one that was given.
+
+    All in float64. Merging, splitting and far sets check their hypotheses exactly.
     """
 
     models: tuple[nn.Module, ...]

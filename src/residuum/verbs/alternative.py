@@ -75,9 +75,11 @@ def alternatives(
 ) -> Alternatives:
     """Another training set that an attack on the weights cannot tell from the true one, ``data``.
 
-    far: every sample moves at least this far from all of them; share: every sample is split by this
-    share of its budget (the default, 0.9); merge: samples of one label and pattern are merged;
-    direction: how a sample's direction is found; out: folder for the set and its picture.
+    far: every sample moves at least this far from all of them.
+    share: every sample is split by this share of its budget (the default, 0.9).
+    merge: samples of one label and pattern are merged.
+    direction: how a sample's direction is found.
+    out: folder for the set and its picture.
     """
     require_known(direction, DIRECTIONS, "No direction")
     if out is not None:

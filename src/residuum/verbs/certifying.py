@@ -101,10 +101,11 @@ def uniqueness(
 ) -> Uniqueness:
     """What every other set of the same patterns and labels keeps of each reconstruction.
 
-    found: a reconstruction, or the folder of an attack; candidates: "selected" (what several restarts
-    hold) or "best" (all of the best restart); samples: certify the first so many; share: least part
-    of a candidate's multiplier that another image takes over; out: folder for the certificate and a
-    picture.
+    found: a reconstruction, or the folder of an attack.
+    candidates: "selected" (what several restarts hold) or "best" (all of the best restart).
+    samples: certify the first so many.
+    share: least part of a candidate's multiplier that another image takes over.
+    out: folder for the certificate and a picture.
     """
     return certified(
         model,

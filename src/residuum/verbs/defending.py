@@ -104,11 +104,15 @@ def defend(
 ) -> list[Outcome]:
     """Try defenses on a network of your data: what comes back before, after, and at which price.
 
-    data: as :func:`load_dataset` takes it, or a split; defenses: NAME:STRENGTH each, beside the
-    undefended network, which comes first; arch: by default two hidden layers of 100; steps: of margin
-    maximisation, gd_steps, lr: of gradient descent where a defense needs it; releases: noisy ones that
-    the adaptive attacker averages; value_range: granted to attackers, with the training mean; uniqueness:
-    certify what other sets keep; out: folder, in which finished defenses are kept.
+    data: as :func:`load_dataset` takes it, or a split.
+    defenses: NAME:STRENGTH each, beside the undefended network, which comes first.
+    arch: by default two hidden layers of 100.
+    steps: of margin maximisation.
+    gd_steps, lr: of gradient descent where a defense needs it.
+    releases: noisy ones that the adaptive attacker averages.
+    value_range: granted to attackers, with the training mean.
+    uniqueness: certify what other sets keep.
+    out: folder, in which finished defenses are kept.
     """
     trials = _trials(defenses)
     if releases < 1 or subsets < MIN_SUBSETS:

@@ -30,9 +30,12 @@ def identify(
 ) -> Identification:
     """Recover the samples of a polynomial network, or say what is determined instead.
 
-    activation: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...; rank: dimension of the
-    samples' span; norm: of every sample; augmented: samples end in a constant 1; data: only to report
-    the least margin on it; out: folder for samples, figures and a picture.
+    activation: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...
+    rank: dimension of the samples' span.
+    norm: of every sample.
+    augmented: samples end in a constant 1.
+    data: only to report the least margin on it.
+    out: folder for samples, figures and a picture.
     """
     found = attacks.identify(
         as_checkpoint(model, arch),

@@ -75,8 +75,9 @@ def uniqueness(
 ) -> Uniqueness:
     """Certificate of a set of candidates with positive multipliers.
 
-    box: lowest and highest value of a pixel as the network receives it; share: least part t of a
-    candidate's multiplier that another image takes over; samples: certify the first so many;
+    box: lowest and highest value of a pixel as the network receives it.
+    share: least part t of a candidate's multiplier that another image takes over.
+    samples: certify the first so many.
     seconds: start no further batch after that time, what is done is kept.
     """
     start = time.monotonic()
@@ -102,9 +103,11 @@ def uniqueness(
 class Cells:
     """K and the sums of every group, per candidate.
 
-    values: (m, J) of all r >= 0, switches first, margins above the least after them; own: (m,)
-    whether an example moves its candidate alone, the group's rivals differing; pinned: (m,); low,
-    high: (m, d) the box, which holds all candidates of its group; beyond: those it had to be widened for.
+    values: (m, J) of all r >= 0, switches first, margins above the least after them.
+    own: (m,) whether an example moves its candidate alone, the group's rivals differing.
+    pinned: (m,).
+    low, high: (m, d) the box, which holds all candidates of its group.
+    beyond: those it had to be widened for.
     """
 
     given: KKTSet
