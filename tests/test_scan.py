@@ -507,7 +507,7 @@ def test_hostile_and_large_pickles_run_nothing_and_take_little(tmp_path: Path) -
         path, raw = tmp_path / f"{name}.pkl", make()
         path.write_bytes(raw)
         sizes[path] = len(zlib.decompress(raw) if raw.startswith(b"\x78") else raw)
-    x = np.random.default_rng(0).normal(size=(20_000, 200))
+    x = np.random.default_rng(0).normal(size=(8_000, 200))
     model = KNeighborsClassifier(algorithm="brute").fit(x, x[:, 0] > 0)
     large = {tmp_path / name: x.nbytes for name in ("knn.pkl", "knn.joblib", "packed.joblib")}
     (tmp_path / "knn.pkl").write_bytes(pickle.dumps(model))
