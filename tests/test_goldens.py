@@ -18,6 +18,7 @@ NO_FOLDER = {
     "demo",
     "inspect",
     "schema",
+    "diff",
     "doctor",
     "scan",
     "strip",

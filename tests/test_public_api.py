@@ -35,6 +35,7 @@ NAMES = [
     "certify",
     "checkpoint_from_module",
     "defend",
+    "diff",
     "exposure",
     "identify",
     "inspect_checkpoint",

@@ -11,6 +11,7 @@ from typing import Any
 _NAMES = {  # by the module that they are in
     "attacks": "AttackConfig PRESETS attack",
     "auditing": "AuditResult audit",
+    "auditing.comparing": "diff",
     "checkpoints": "Inspection build_model checkpoint_from_module inspect_checkpoint load_checkpoint "
     "moment_of save_checkpoint",
     "datasets": "load_dataset",
@@ -40,4 +41,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*(name for name in globals() if name.startswith("__")), *_HOME]

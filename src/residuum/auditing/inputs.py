@@ -303,9 +303,9 @@ class Fit(Record):
     @property
     def line(self) -> str:
         """What every audit says first."""
-        seen = "-" if self.holdout is None else self._figure(self.holdout)
+        seen = "-" if self.holdout is None else self.figure(self.holdout)
         return (
-            f"{self.measure} of the network as read: {self._figure(self.train)} on the training "
+            f"{self.measure} of the network as read: {self.figure(self.train)} on the training "
             f"samples, {seen} on the held-out ones"
         )
 
@@ -316,13 +316,14 @@ class Fit(Record):
             return ()
         trivial = "the mean" if self.measure == "R^2" else "the commonest class"
         return (
-            f"The network as read reaches an {self.measure} of {self._figure(self.train)} on its training "
-            f"samples, where always naming {trivial} reaches {self._figure(self.base)}: it may not have "
+            f"The network as read reaches an {self.measure} of {self.figure(self.train)} on its training "
+            f"samples, where always naming {trivial} reaches {self.figure(self.base)}: it may not have "
             "been read as what it is, or the samples or labels are not those it learned. Check "
             "architecture, preprocessing and labels.",
         )
 
-    def _figure(self, value: float) -> str:
+    def figure(self, value: float) -> str:
+        """A value of the measure, as a person reads it."""
         return f"{value:.3g}" if self.measure == "R^2" else f"{value:.1%}"
 
 

@@ -51,7 +51,7 @@ def _root(
 
 
 NAMES = (
-    "audit scan strip attack score exposure certify alternatives identify defend sweep report train "
+    "audit scan strip attack score exposure certify alternatives identify defend diff sweep report train "
     "inspect demo schema doctor"
 )
 COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split()}

@@ -1,4 +1,4 @@
-"""``residuum schema``: the JSON Schema of result.json, exposure.json, a scan or a dry run.
+"""``residuum schema``: the JSON Schema of result.json, exposure.json, a scan, a difference or a dry run.
 
 Examples:
 
@@ -22,17 +22,20 @@ from residuum.errors import require_known
 
 def command(
     of: Annotated[
-        str, typer.Argument(metavar="OF", help="result (an audit's), scan, exposure or dry-run.")
+        str,
+        typer.Argument(metavar="OF", help="result (an audit's), scan, exposure, diff or dry-run."),
     ] = "result",
     *,
     voice: Voice,
 ) -> None:
     """Print a JSON Schema, that of result.json by default; --json changes nothing, it is JSON anyway."""
-    require_known(of, ("result", "scan", "exposure", "dry-run"), "No schema")
+    require_known(of, ("result", "scan", "exposure", "diff", "dry-run"), "No schema")
     if of == "scan":
         from residuum.verbs.scanning import scan_schema as schema
     elif of == "exposure":
         from residuum.report.exposure import exposure_schema as schema
+    elif of == "diff":
+        from residuum.auditing.comparing import diff_schema as schema
     elif of == "dry-run":
         from residuum.auditing.dryrun import dry_run_schema as schema
     else:

@@ -36,6 +36,7 @@ from residuum.theory.kkt import EXACT, NEAR
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from residuum.auditing.comparing import Difference
     from residuum.auditing.result import AuditResult, Evidence
     from residuum.auditing.verdict import Verdict
     from residuum.records import Reconstruction
@@ -177,6 +178,24 @@ def render_sweep(
         cards=cards_of(items, shape, "consensus"),
         tables=_tables({"Settings": settings or {}, "Environment": environment or {}}),
         **nothing | {"total": len(items)} | said,
+    )
+
+
+def render_difference(
+    found: Difference, results: tuple[AuditResult, AuditResult], *, redact: bool = False
+) -> str:
+    """Two audits on one page: the figures, and the best matches of each unless ``redact``."""
+    names = ("Before", found.before), ("After", found.after)
+    sides = [
+        (title, name, [] if redact else cards_of(items_of(one)[:BEST], one.shape))
+        for (title, name), one in zip(names, results, strict=True)
+    ]
+    return page(
+        "diff.html",
+        subject=f"{found.before}, {found.after}",
+        found=found,
+        sides=sides,
+        redact=redact,
     )
 
 

@@ -1,0 +1,184 @@
+"""Two audits side by side, as before and after a defense or another training.
+
+Counts are put beside their chance and their intervals, so that a difference that chance explains is not
+read as one. Where the two were not made alike (samples, what was granted, budget, attacks), that is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from residuum.auditing.budget import duration, seconds_of
+from residuum.auditing.result import AuditResult
+from residuum.auditing.verdict import GRADES, INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Verdict
+from residuum.records import Record
+
+BETTER, WORSE, ALIKE = "better", "worse", "alike"
+ORDER = (NO_LEAK_FOUND, INCONCLUSIVE, LEAK)  # the best first
+
+
+@dataclass(frozen=True, eq=False)
+class Row(Record):
+    """One figure of both audits."""
+
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, eq=False)
+class Difference(Record):
+    """What changed from one audit to another.
+
+    change: "better", "worse" or "alike"; sentence: in words; gone, came: training samples that only the
+    first, or only the second audit recovered, None where they were not of the same samples; unlike: in
+    what the audits were not made alike, so that figures compare only with care.
+    """
+
+    before: str
+    after: str
+    change: str
+    sentence: str
+    rows: tuple[Row, ...]
+    gone: tuple[int, ...] | None = None
+    came: tuple[int, ...] | None = None
+    unlike: tuple[str, ...] = ()
+
+
+def diff(before: AuditResult | str | Path, after: AuditResult | str | Path) -> Difference:
+    """Compare two audits, each a result or the folder of a finished one."""
+    a, b = (x if isinstance(x, AuditResult) else AuditResult.load(x) for x in (before, after))
+    change, sentence = _change(a.verdict, b.verdict)
+    unlike = _unlike(a, b)
+    gone = came = None
+    if (
+        a.findings is not None
+        and b.findings is not None
+        and not any("data" in one for one in unlike)
+    ):
+        first, second = set(a.findings.samples), set(b.findings.samples)
+        gone, came = tuple(sorted(first - second)), tuple(sorted(second - first))
+    first_name, second_name = (
+        x.subject if isinstance(x, AuditResult) else str(x) for x in (before, after)
+    )
+    return Difference(first_name, second_name, change, sentence, _rows(a, b), gone, came, unlike)
+
+
+def diff_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``residuum diff --json`` prints."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:residuum:diff:1.0",
+        **TypeAdapter(Difference).json_schema(),
+    }
+
+
+def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
+    """The word and the sentence: by outcome, then grade, then counts beyond their intervals."""
+    names = {
+        LEAK: "a leak",
+        NO_LEAK_FOUND: "no leak",
+        INCONCLUSIVE: "nothing that could be decided",
+    }
+    if a.outcome != b.outcome:
+        better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
+        said = f"The first audit found {names[a.outcome]}, the second {names[b.outcome]}."
+        if b.outcome == INCONCLUSIVE:
+            said += " That the leak is gone is not shown." if a.outcome == LEAK else ""
+            return (ALIKE if a.outcome == LEAK else WORSE), said
+        return (BETTER if better else WORSE), said
+    if a.outcome != LEAK:
+        return ALIKE, f"Both audits found {names[a.outcome]}."
+    worst = list(GRADES)
+    if a.grade != b.grade and a.grade in worst and b.grade in worst:
+        better = worst.index(b.grade) > worst.index(a.grade)
+        return (
+            BETTER if better else WORSE,
+            f"Both audits found a leak; its grade went from {a.grade} to {b.grade}.",
+        )
+    if a.interval is None or b.interval is None or a.n != b.n:
+        return ALIKE, "Both audits found a leak."
+    if b.interval[1] < a.interval[0]:
+        return BETTER, "Both audits found a leak; the second brings back fewer, beyond chance."
+    if b.interval[0] > a.interval[1]:
+        return WORSE, "Both audits found a leak; the second brings back more, beyond chance."
+    return ALIKE, "Both audits found a leak, and chance may explain that their counts differ."
+
+
+def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
+    rows = [Row("verdict", a.verdict.headline, b.verdict.headline)]
+
+    def row(what: str, of: Any) -> None:
+        first, second = of(a), of(b)
+        if first or second:
+            rows.append(Row(what, first or "–", second or "–"))
+
+    row("came back", lambda x: _count(x.verdict))
+    row("by chance", lambda x: _figure(x.verdict.expected_by_chance))
+    row("beyond chance, 95%", lambda x: _interval(x.verdict))
+    row("p", lambda x: _figure(x.verdict.p_value))
+    row("right on training samples", lambda x: x.fit and x.fit.figure(x.fit.train))
+    row(
+        "right on held-out samples",
+        lambda x: x.fit and x.fit.holdout is not None and x.fit.figure(x.fit.holdout),
+    )
+    for name in dict.fromkeys(
+        one.name for x in (a, b) for one in x.attacks if one.recovered is not None
+    ):
+        row(f"by {name}", lambda x, name=name: _of(x, name))
+    row(
+        "from a twin",
+        lambda x: (
+            x.checks.twin
+            and not x.checks.twin.reason
+            and f"{x.checks.twin.recovered} of {x.checks.twin.n}"
+        ),
+    )
+    row("membership, AUC by loss", lambda x: x.membership and f"{x.membership.loss.auc:.2f}")
+    return tuple(rows)
+
+
+def _of(result: AuditResult, name: str) -> str:
+    for one in result.attacks:
+        if one.name == name and one.recovered is not None:
+            return f"{one.recovered} ({_figure(one.expected_by_chance)} by chance)"
+    return ""
+
+
+def _count(verdict: Verdict) -> str:
+    return "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}"
+
+
+def _interval(verdict: Verdict) -> str:
+    return (
+        ""
+        if verdict.interval is None
+        else f"{verdict.interval[0]:.1f} to {verdict.interval[1]:.1f}"
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+def _unlike(a: AuditResult, b: AuditResult) -> tuple[str, ...]:
+    """In what the audits were not made alike, one sentence each."""
+    said = []
+    for name, what in (("data", "training data"), ("holdout", "held-out data")):
+        first, second = a.hashes.get(name, ""), b.hashes.get(name, "")
+        if first != second:
+            said.append(f"the {what} are not the same")
+    if a.knowledge.digest != b.knowledge.digest:
+        said.append(
+            f"the attackers were told different things: {a.knowledge.line}; {b.knowledge.line}"
+        )
+    budgets = [duration(seconds_of(x.settings.get("budget") or "1min")) for x in (a, b)]
+    if budgets[0] != budgets[1]:
+        said.append(f"the budgets differ: {budgets[0]} and {budgets[1]}")
+    if (a.suite, a.suite_attacks) != (b.suite, b.suite_attacks):
+        said.append(f"the attack suites differ: versions {a.suite} and {b.suite}")
+    return tuple(said)
