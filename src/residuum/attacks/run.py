@@ -16,6 +16,7 @@ from residuum import plugins
 from residuum.attacks.appearance import Appearance, appearance
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
 from residuum.attacks.contract import Attack, Watcher
+from residuum.attacks.corners import Corners
 from residuum.attacks.growth import Grower
 from residuum.attacks.invert import GEIPING, OURS, Invert
 from residuum.attacks.kinks import Kinks
@@ -270,6 +271,7 @@ ATTACKS: plugins.Table[Attack] = plugins.Table(
             Invert("invert-moment", MOMENT, OURS),
             Invert("geiping2020", CHANGE, GEIPING, floor=True),
             Invert("geiping2020-moment", MOMENT, GEIPING, floor=True),
+            Corners(),
             PolynomialAttack(),
             ModelInversion(),
             FirstLayerWeights(),

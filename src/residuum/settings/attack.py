@@ -18,6 +18,7 @@ ATTACKS = (  # built in; the keys of ``every_attack()``
     *(
         "geiping2020",
         "geiping2020-moment",
+        "corners",
         "polynomial",
         "kinks",
         "model-inversion",
