@@ -45,7 +45,8 @@ from residuum.records.reconstruction import Selection
 from residuum.records.rundir import environment
 
 ROUNDING = 16 * torch.finfo(torch.float32).eps  # of a record's largest value
-MOST_ALIKE = 64  # records that are compared with one sample: those of nearly its projection
+MOST_ALIKE = 64  # records on either side that are compared with one sample
+CHUNK = 4096
 MOST_SHOWN = 300
 NAME = "stored outright"
 NO_NETWORK = "the file holds no network"
@@ -80,7 +81,7 @@ class Stored:
     def count(self) -> int:
         """Records, those that stand in two places (an array, and the tree made of it) once."""
         different = {
-            one.finding.where if one.records is None else float(one.records.sum()): one
+            one.finding.where if one.records is None else float(one.records.double().sum()): one
             for one in self.kept
         }
         return sum(one.finding.count or 0 for one in different.values())
@@ -164,12 +165,10 @@ def stored_in(path: str | Path) -> Stored | None:
         scalings = tuple(scalings_in(release)) if kept else ()
     except ResiduumError:
         return None
-    content = release.content
-    return (
-        Stored(content.short if isinstance(content, Thing) else "", kept, scalings)
-        if kept
-        else None
-    )
+    if not kept:
+        return None
+    model = release.content.short if isinstance(release.content, Thing) else ""
+    return Stored(model, kept, scalings)
 
 
 def network_and_records(
@@ -214,21 +213,20 @@ def _handed_on(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -> Iterat
 def nearest(x: Tensor, records: Tensor) -> Tensor:
     """(n,) the largest difference to the nearest record over the sample's largest value; inf for none.
 
-    Rows that agree have one place on any line: only neighbours on a random one are compared.
+    Rows that agree have one place on any line: only neighbours on a random one are compared. Rounding is
+    of either sign, so that places differ by its size times the length of the line.
     """
     line = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    records = records[records.isfinite().all(1)].unique(dim=0)
-    at, order = (records @ line).sort()
+    at, order = torch.cat([part.to(x) @ line for part in records.split(CHUNK)]).sort()
     size = x.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    reach = ROUNDING * size * line.abs().sum()
-    place = x @ line
-    first, last = torch.searchsorted(at, torch.stack([place - reach, place + reach]))
-    last = last.clamp(max=first + MOST_ALIKE)
+    reach, place = 4 * ROUNDING * size * line.norm(), x @ line
+    first, middle, last = torch.searchsorted(at, torch.stack([place - reach, place, place + reach]))
+    first, last = first.clamp(min=middle - MOST_ALIKE), last.clamp(max=middle + MOST_ALIKE)
     found = torch.full((len(x),), torch.inf, dtype=x.dtype)
     for i in (first < last).nonzero().flatten().tolist():
-        rows = records[order[first[i] : last[i]]]
-        gap = (rows - x[i]).abs().amax() if len(rows) == 1 else (rows - x[i]).abs().amax(1).min()
-        found[i] = gap / size[i] if gap <= ROUNDING * size[i] else torch.inf
+        rows = records[order[first[i] : last[i]]].to(x)
+        gap = (rows - x[i]).abs().amax(1).nan_to_num(torch.inf).min() / size[i]
+        found[i] = gap if gap <= ROUNDING else torch.inf
     return found
 
 
@@ -282,7 +280,7 @@ def _shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tuple[int
 
 def _shown(records: Tensor, shape: tuple[int, ...], knowledge: Knowledge) -> Reconstruction:
     """The first records as what came back."""
-    x = records[:MOST_SHOWN].reshape(-1, *shape)
+    x = records[:MOST_SHOWN].double().reshape(-1, *shape)
     ones, first = torch.ones(len(x), dtype=x.dtype), torch.arange(len(x))
     return Reconstruction.at_once(
         NAME,

@@ -203,7 +203,9 @@ def _records(value: Any) -> Tensor | None:
         found = block.tensor().flatten(1)
     except CheckpointError:  # damaged: that they are there is to be said all the same
         return None
-    return None if found.is_complex() or not found.numel() else found.double()
+    if found.is_complex() or not found.numel():
+        return None
+    return found if found.is_floating_point() else found.double()
 
 
 def _dense(sparse: Thing) -> Tensor | None:
