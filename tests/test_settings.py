@@ -104,6 +104,8 @@ def test_flat_names_reach_into_groups() -> None:
     assert config.value("split_every") == 9
     with pytest.raises(InputError, match="Did you mean 'split_every'"):
         AttackConfig.of(split_evry=3)
+    with pytest.raises(InputError, match=r"AttackConfig.of\(surrogate='softplus'\)"):
+        AttackConfig(surrogate="softplus")  # type: ignore[arg-type]
 
 
 def test_settings_saved_by_an_older_release_are_read() -> None:

@@ -105,6 +105,13 @@ class Settings:
         for one in settings_of(type(self)).values():
             if len(one.path) == 1:  # a group inside has checked its own
                 one.check(getattr(self, one.path[0]))
+        for field in dataclasses.fields(self):
+            got = getattr(self, field.name)
+            if isinstance(field.default, Settings) and not isinstance(got, type(field.default)):
+                raise InputError(
+                    f"{field.name} is a group of settings ({type(field.default).__name__}); got {got!r}.",
+                    f"By flat names: {type(self).__name__}.of({field.name}={got!r}).",
+                )
 
     @classmethod
     def of(cls, **values: Any) -> Self:
