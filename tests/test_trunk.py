@@ -9,12 +9,22 @@ from torch.nn import functional as F
 
 import residuum as rs
 from residuum.attacks import every_attack, trunk
-from residuum.attacks.trunk import Behind, Trunk, behind, chosen, dense_behind, outside
+from residuum.attacks.priors import SparseGradients
+from residuum.attacks.trunk import (
+    Behind,
+    Descent,
+    Trunk,
+    behind,
+    chosen,
+    dense_behind,
+    inverted,
+    outside,
+)
 from residuum.checkpoints import as_checkpoint
 from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError
 from residuum.similarity import ncc
-from tests.test_unmix import SHAPE, blocks
+from tests.test_unmix import QUICK, SHAPE, blocks
 
 
 class Pooling(nn.Module):
@@ -45,6 +55,14 @@ def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
         moment["dense.weight"] = C @ Trunk(model, "dense")(x)
         moment["dense.bias"] = C.sum(1)
     return model, rs.Knowledge(shape=SHAPE, value_range=(-1, 1), moment=moment), x
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> rs.AttackConfig:
+    """Few sources and steps, whatever the clock says."""
+    monkeypatch.setattr(trunk, "within", lambda *_: QUICK)
+    monkeypatch.setattr(trunk, "CANDIDATES", 8)
+    return rs.AttackConfig(objective="trunk-moment", seed=1)
 
 
 def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
@@ -91,10 +109,11 @@ def test_training_images_lie_in_the_span_and_others_do_not() -> None:
         assert float(outside(layer.span)(features(blocks(6, seed=7))).min()) > 0.02
 
 
-def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk() -> None:
+def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk(
+    quick: rs.AttackConfig,
+) -> None:
     model, knowledge, x = planted()
-    config = rs.AttackConfig(objective="trunk-moment", seconds=6, seed=1)
-    found = rs.attack(model, knowledge, config)
+    found = rs.attack(model, knowledge, quick)
     near = ncc(found.x, x.double()).amax(0)
     assert int((near > 0.9).sum()) >= 3
     assert float(near.min()) > 0.7
@@ -104,15 +123,14 @@ def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk() -> None:
     assert "keep to 6 directions" in found.notes[0]
 
 
-def test_a_moment_of_nothing_gives_no_confidence() -> None:
+def test_a_moment_of_nothing_gives_no_confidence(quick: rs.AttackConfig) -> None:
     model, knowledge, _ = planted()
     noise = torch.randn(64, 8, generator=torch.Generator().manual_seed(2)) @ torch.randn(
         8, 3456, generator=torch.Generator().manual_seed(3)
     )
     assert knowledge.moment is not None
     empty = knowledge.replace(moment={**knowledge.moment, "dense.weight": noise})
-    config = rs.AttackConfig(objective="trunk-moment", seconds=2, seed=1)
-    chosen = rs.attack(model, empty, config).selection
+    chosen = rs.attack(model, empty, quick).selection
     assert chosen is not None
     assert float(chosen.confidence.max()) < 0.01
 
@@ -122,6 +140,22 @@ def test_the_share_outside_orders_what_is_chosen() -> None:
     found = chosen(torch.cat([x, x]), torch.zeros(6), torch.tensor([1e-5, 3e-4, 1e-2] * 2).double())
     assert found.members.tolist() == [2, 2, 2]
     assert found.confidence[0] > 0.9 > found.confidence[1] > 0.5 > found.confidence[2]
+
+
+def test_a_descent_ends_with_its_seconds() -> None:
+    seen: list[int] = []
+
+    def features(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x.flatten(1)
+
+    x, how = blocks(2), Descent(50, 0.01, 0.0)
+    prior = SparseGradients(1.0, knowledge=rs.Knowledge(shape=SHAPE))
+    missed = outside(torch.eye(1728)[:4])
+    inverted(features, x, missed, how, prior, None)
+    assert len(seen) == 51  # and once more for what is left
+    inverted(features, x, missed, how, prior, None, seconds=1e-9)
+    assert len(seen) == 52
 
 
 def test_what_it_refuses() -> None:
