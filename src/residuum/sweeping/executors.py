@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -338,7 +339,16 @@ _SHARED: list[Task] = []  # in a process of its own: the task of all its jobs
 
 def _begin(task: Task) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the sweep's to answer
+    Thread(target=_end_with_the_sweep, daemon=True).start()
     _SHARED.append(task)
+
+
+def _end_with_the_sweep() -> None:
+    """A pool does not notice when the process that made it is killed."""
+    sweep = mp.parent_process()
+    assert sweep is not None
+    sweep.join()
+    os._exit(1)
 
 
 def _work(job: Job) -> Outcome:
