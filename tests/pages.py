@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
+from residuum.auditing.inputs import Fit
 from residuum.auditing.result import AuditResult, Evidence
 from residuum.auditing.verdict import (
     EXIT_CODES,
@@ -16,6 +17,8 @@ from residuum.auditing.verdict import (
     LEAK,
     NO_LEAK_FOUND,
     AttackOutcome,
+    Checks,
+    Twin,
     Verdict,
 )
 from residuum.checkpoints import Inspection
@@ -129,6 +132,36 @@ def audited(
             "uniqueness": _unique(found, rng),
         }
     return bare(**given | changes)
+
+
+def example(outcome: str) -> AuditResult:
+    """An audit of digits as a person meets it, for pictures: samples, twin, fit and files."""
+    fit = Fit("accuracy", 1.0, 0.874, 0.52)
+    twin = Twin(n=60, recovered=14, expected_by_chance=0.61, p_value=0.0005, rule="ncc > 0.71")
+    result = audited(60, (1, 28, 28), outcome, seed=1)
+    grade = "near-copy" if outcome == LEAK else ""
+    said = {"rule": "ncc > 0.65", "grade": grade, "tests": 2}
+    if outcome == INCONCLUSIVE:
+        why = "binary-kkt left a residual of 0.61 in layers.0, on a permuted target 0.9: more than half "
+        said |= {"reasons": (f"{why}of that, so it has not explained these weights",)}
+    attacks = [row.replace(permuted=0.9) if row.residual else row for row in result.attacks]
+    if outcome == LEAK:
+        attacks[0] = attacks[0].replace(adjusted=0.001)
+    if outcome == INCONCLUSIVE:
+        attacks[0] = attacks[0].replace(residual=0.61)
+    return result.replace(
+        verdict=result.verdict.replace(**said),
+        attacks=tuple(attacks),
+        checks=Checks(fit=fit, told_apart=0.001, twin=twin if outcome == NO_LEAK_FOUND else None),
+        files={
+            "checkpoint": "model.pt",
+            "data": "train.npz",
+            "holdout": "test.npz",
+            "out": "runs/a",
+            "options": "--value-range 0,1 --mean train",
+        },
+        subject="model.pt",
+    )
 
 
 def bare(**given: Any) -> AuditResult:

@@ -9,13 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from residuum.auditing import AuditResult
+from residuum.records import Knowledge
 from residuum.report.html import DETERMINED, items_of, render, visible
 from tests import pages
+from tests.documents import ROOT
 
 pytestmark = pytest.mark.browser
+FIGURES = ROOT / "docs" / "figures"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 whole = partial(pages.audited, every=1)  # every sample came back, so that every one has a card
 VISIBLE = "[...document.querySelectorAll('.card')].filter(c => c.checkVisibility())"
@@ -378,6 +384,97 @@ def test_text_has_enough_contrast(opened: Reports, outcome: str, scheme: str) ->
     tab.emulate_media(color_scheme=scheme)
     worst = tab.evaluate(CONTRAST)
     assert worst[0] >= 4.5, worst
+
+
+def table_page() -> AuditResult:
+    """Rows of a table instead of images."""
+    result = whole(8, (6,))
+    assert result.evidence is not None
+    known = {"near": result.evidence.x + 1, "spread": torch.ones(6, dtype=torch.float64)}
+    named = {"features": ("age", "height", *"cdef"), "units": ("years", "cm", *[""] * 4)}
+    return result.replace(evidence=result.evidence.replace(**known, **named), knowledge=Knowledge())
+
+
+PAGES = {outcome: partial(pages.example, outcome) for outcome in pages.OUTCOMES}
+PAGES |= {"table": table_page, "bare": pages.bare, "without data": pages.without_data}
+
+
+@pytest.mark.parametrize("outcome", pages.OUTCOMES)
+def test_the_first_screen_answers_without_scrolling(
+    opened: Reports, outcome: str, tmp_path: Path
+) -> None:
+    """Verdict, count, certainty and next step within 1280 x 800; pictures at 160 pixels.
+
+    The screen is the picture in docs/figures, up to the fonts of the machine; RESIDUUM_SCREENSHOTS=1
+    takes it anew.
+    """
+    tab = opened(pages.example(outcome), unfolded=False)
+    tab.set_viewport_size({"width": 1280, "height": 800})
+    bottom = "document.querySelector('.next').getBoundingClientRect().bottom"
+    assert tab.evaluate(bottom) <= 800
+    widths = tab.evaluate("[...document.querySelectorAll('.best img')].map(i => i.clientWidth)")
+    assert len(widths) == 6
+    assert min(widths) >= 150
+    picture, stored = tmp_path / "shot.png", FIGURES / f"report-{outcome}.png"
+    tab.screenshot(path=str(picture))
+    if os.environ.get("RESIDUUM_SCREENSHOTS"):
+        stored.write_bytes(picture.read_bytes())
+    new, old = (np.asarray(Image.open(file).convert("L"), float) for file in (picture, stored))
+    assert new.shape == old.shape
+    assert np.abs(new - old).mean() < 12  # of 255: another verdict is 30 away
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_every_page_fits_phones_and_wide_screens(opened: Reports, kind: str) -> None:
+    tab = opened(PAGES[kind]())
+    for width in (390, 1280, 1920):
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("leak", "light"),
+        ("leak", "dark"),
+        ("table", "dark"),
+        ("bare", "light"),
+        ("without data", "dark"),
+    ],
+)
+def test_axe_finds_nothing_to_complain_about(opened: Reports, kind: str, scheme: str) -> None:
+    try:
+        from axe_playwright_python.sync_playwright import Axe
+    except ImportError:
+        reason = "needs axe: pip install axe-playwright-python"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    tab = opened(PAGES[kind]())
+    tab.emulate_media(color_scheme=scheme)
+    found = Axe().run(tab).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:120]) for one in found] == []
+
+
+def test_the_next_command_can_be_copied(opened: Reports) -> None:
+    tab = opened(pages.example("leak"), unfolded=False)
+    tab.click(".copy >> nth=0")
+    selected = " ".join(tab.evaluate("getSelection().toString()").split())
+    assert selected.startswith("residuum defend --data train.npz")
+
+
+def test_a_word_leads_to_its_meaning_and_back(opened: Reports) -> None:
+    tab = opened(pages.example("leak"), unfolded=False)
+    assert tab.locator("#word-near-copy").is_hidden()
+    tab.click(".term >> text=near-copy")
+    assert tab.locator("#word-near-copy").is_visible()
+    assert tab.locator("#metrics table").is_hidden()
+    tab.click("nav >> text=Metrics")
+    assert tab.locator("#metrics table").is_visible()
+
+
+def test_a_report_of_500_samples_is_small(tmp_path: Path) -> None:
+    assert len(render(pages.audited(500, (3, 32, 32), every=1)).encode()) < 3_000_000
 
 
 CONTRAST = """() => {

@@ -162,11 +162,11 @@ def _files(result: AuditResult) -> dict[str, str]:
 
 
 def _again(result: AuditResult, *options: str, checkpoint: str = "", out: str = "-again") -> str:
-    """The audit once more, with what was granted on the command line left to the reader's shell."""
+    """The audit once more, with what was granted and these ``options``."""
     files = _files(result)
     said = ["residuum", "audit", checkpoint or files["checkpoint"], "--data", files["data"]]
-    said += ["--holdout", files["holdout"], *options, "--out", f"{files['out']}{out}"]
-    return shlex.join(said)
+    said += ["--holdout", files["holdout"], *shlex.split(files.get("options", "")), *options]
+    return shlex.join([*said, "--out", f"{files['out']}{out}"])
 
 
 def _stripped(result: AuditResult) -> tuple[str, str]:
@@ -280,7 +280,7 @@ def _not_covered(result: AuditResult) -> NextStep:
         "value_range": "the range of values (--value-range)",
     }
     absent = [text for name, text in facts.items() if name not in result.knowledge.granted]
-    said = "You may release this file as far as these attacks go. Not covered: "
+    said = "These attacks give no reason to hold this file back. Not covered: "
     parts = [f"an attacker who knows {' or '.join(absent)}"] if absent else []
     parts += [f"attacks that were not run ({names})"] if names else []
     parts += ["confirming that a known record was trained on (see membership below)"]

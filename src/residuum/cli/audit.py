@@ -14,6 +14,7 @@ residuum audit --config a/config.toml --out again
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -359,7 +360,7 @@ def audit_into(
             stage=stage,
             say=say,
         ).replace(subject=path.name)
-        named = {"checkpoint": settings.checkpoint, "out": str(out)}
+        named = {"checkpoint": settings.checkpoint, "out": str(out), "options": _granted(settings)}
         named |= {name: str(file) for name, file in files.items()}
         readable = {
             name: os.fsencode(file).decode("utf-8", "replace") for name, file in named.items()
@@ -375,6 +376,15 @@ def audit_into(
             folder, result, request=request, sources=sources, file=str(locate(path)), blur=blur
         )
     return summary, result
+
+
+def _granted(settings: AuditSettings) -> str:
+    """What was granted and said of the network, as options: the next command needs them too."""
+    said = []
+    for name in (*FACTS, "mean", "base", "arch", "model", "task"):
+        if (value := getattr(settings, name)) is not None:
+            said += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join([*said, "--trust-code"] if settings.model else said)
 
 
 def _samples(settings: AuditSettings) -> tuple[dict[str, Dataset], dict[str, Path]]:

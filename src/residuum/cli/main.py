@@ -50,16 +50,35 @@ def _root(
     pass
 
 
-NAMES = (
-    "audit scan strip attack score exposure certify alternatives identify defend diff sweep report train "
-    "inspect demo schema doctor"
-)
-COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in NAMES.split()}
+COMMANDS_IN_WORDS = {  # short enough for a line of 80 columns
+    "audit": "Attack a checkpoint, count what comes back, give a verdict.",
+    "scan": "List what in a release can give training data away.",
+    "strip": "Write the weights of a checkpoint alone.",
+    "attack": "Reconstruct training samples from weights alone.",
+    "score": "Count recovered samples against held-out ones.",
+    "exposure": "Rank your records by their risk of being recovered.",
+    "certify": "Measure how well samples explain the weights.",
+    "alternatives": "Write another training set for the same weights.",
+    "identify": "Recover the samples of a polynomial network.",
+    "defend": "Try defenses: what comes back before and after.",
+    "diff": "Compare two audits, before and after.",
+    "sweep": "Try many settings of an attack; rank and pool them.",
+    "report": "Write the report of a finished audit again.",
+    "train": "Train a network to try things on.",
+    "inspect": "Show layers, and which attacks apply.",
+    "demo": "Train, attack and audit on bundled data, in a minute.",
+    "schema": "Print the JSON Schema of what commands write.",
+    "doctor": "Show versions, device and extras.",
+}
+COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in COMMANDS_IN_WORDS}
 # Installed plug-ins take part in these, from the reading of the architecture on.
 PLUGGED = ("inspect", "attack", "score", "exposure", "certify", "defend", "audit", "sweep")
 for name, module in COMMANDS.items():
     _, heading, examples = (module.__doc__ or "").partition("Examples:")
-    app.command(name, cls=Grouped, epilog=heading + examples)(flat(module.command))
+    short = COMMANDS_IN_WORDS[name]
+    app.command(name, cls=Grouped, epilog=heading + examples, short_help=short)(
+        flat(module.command)
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

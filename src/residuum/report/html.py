@@ -498,11 +498,14 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     pool = joined([whole_pool(part) for part in parts or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
     table = len(result.shape) == 1  # flat samples may be granted the shape of an image
-    for place, index in enumerate(evidence.index.tolist()):
-        row = scores.per_sample[index]
-        taken = row.matches[scores.deciding].candidate
-        if taken is None:
-            continue
+    matched = [
+        (place, index, scores.per_sample[index], taken)
+        for place, index in enumerate(evidence.index.tolist())
+        if (taken := scores.per_sample[index].matches[scores.deciding].candidate) is not None
+    ]
+    found = pool.x[[taken for *_, taken in matched]].double()
+    known = zip(matched, _groups(result, found), _certified(result, found), strict=True)
+    for (place, index, row, taken), group, certified in known:
         yield Item(
             number=index,
             found=with_mean(pool.x[taken].double(), evidence.mean).numpy(),
@@ -514,8 +517,8 @@ def _matched(result: AuditResult) -> Iterator[Item]:
             output=None if outputs is None else float(outputs[index]),
             multiplier=row.multiplier,
             row=_table_row(evidence, place, pool.x[taken].double()) if table else None,
-            **_group(result, pool.x[taken]),
-            **_certified(result, pool.x[taken]),
+            **group,
+            **certified,
         )
 
 
@@ -567,7 +570,7 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
             label=f"{float(part.selection.labels[i]):g}",
             **_standing(part, i),
             multiplier=float(part.selection.lam[i]),
-            **_certified(result, part.selection.x[i]),
+            **_certified(result, part.selection.x[i : i + 1])[0],
         )
         for number, (part, i) in enumerate(result.ranked[:MAX_CANDIDATES])
         if part.selection is not None
@@ -575,16 +578,16 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
     yield from sorted(chosen, key=lambda item: -(item.confidence or 0.0))
 
 
-def _group(result: AuditResult, x: Tensor) -> dict[str, Any]:
-    """Standing of the group that a candidate belongs to: the nearest chosen one."""
-    best: tuple[float, dict[str, Any]] = (-1.0, {})
-    for part in result.reconstructions:
+def _groups(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
+    """Standing of the group that each candidate belongs to: the nearest chosen one."""
+    best: list[tuple[float, dict[str, Any]]] = [(-1.0, {})] * len(x)
+    for part in result.reconstructions if len(x) else ():
         if part.selection:
-            near = cosine(x[None].double(), part.selection.x.double())[0]
-            i = int(near.argmax())
-            if float(near[i]) > best[0]:
-                best = float(near[i]), _standing(part, i)
-    return best[1]
+            near, at = cosine(x, part.selection.x.double()).max(1)
+            for k, (value, i) in enumerate(zip(near.tolist(), at.tolist(), strict=True)):
+                if value > best[k][0]:
+                    best[k] = value, _standing(part, i)
+    return [standing for _, standing in best]
 
 
 def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
@@ -598,26 +601,28 @@ def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
     }
 
 
-def _certified(result: AuditResult, x: Tensor) -> dict[str, Any]:
-    """What the uniqueness certificate says of the nearest certified candidate, where one is near."""
+def _certified(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
+    """What the uniqueness certificate says of the candidate nearest to each, where one is near."""
     unique = result.uniqueness
-    if unique is None or not len(unique):
-        return {}
-    near = cosine(x[None].double(), result.reconstructions[0].x[unique.index].double())[0]
-    i = int(near.argmax())
-    if float(near[i]) < SAME:
-        return {}
-    energy, least = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
-    most = float(unique.radius_most[i])
-    width = (unique.high[i] - unique.low[i]).double()
+    if unique is None or not len(unique) or not len(x):
+        return [{}] * len(x)
+    near, at = cosine(x.double(), result.reconstructions[0].x[unique.index].double()).max(1)
     low, high = result.knowledge.value_range or (0.0, 1.0)
-    return {
-        "determined_energy": energy,
-        "determined_at_least": least,
-        "radius_most": most if math.isfinite(most) else None,
-        "certificate": DETERMINED if least >= KEPT else PARTLY if energy >= LOST else FREE,
-        "ambiguity": (width / (high - low)).clamp(0, 1).numpy(),
-    }
+
+    def said(i: int) -> dict[str, Any]:
+        energy, least = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
+        most = float(unique.radius_most[i])
+        width = (unique.high[i] - unique.low[i]).double()
+        return {
+            "determined_energy": energy,
+            "determined_at_least": least,
+            "radius_most": most if math.isfinite(most) else None,
+            "certificate": DETERMINED if least >= KEPT else PARTLY if energy >= LOST else FREE,
+            "ambiguity": (width / (high - low)).clamp(0, 1).numpy(),
+        }
+
+    pairs = zip(near.tolist(), at.tolist(), strict=True)
+    return [said(i) if value >= SAME else {} for value, i in pairs]
 
 
 def _finite(value: float | None) -> float | None:

@@ -104,7 +104,7 @@
     if (copy) {
       const code = copy.parentElement.querySelector("code");
       getSelection().selectAllChildren(code);
-      navigator.clipboard?.writeText(code.textContent).then(() => { copy.textContent = "Copied"; }, () => {});
+      navigator.clipboard?.writeText(code.textContent.trim().replace(/\s+/g, " ")).then(() => { copy.textContent = "Copied"; }, () => {});
     }
   });
   unfold(location.hash);
