@@ -765,6 +765,18 @@ def test_wrong_inputs_are_refused(
     assert main(["exposure", model, "--data", str(tmp_path / "other.npz")]) == 2
 
 
+def test_a_refused_request_stands_in_nobodys_way(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = rs.load_dataset("digits", 20, holdout=150).holdout
+    held.to_npz(tmp_path / "held.npz")
+    Dataset(held.x, torch.arange(150) % 10).to_npz(tmp_path / "classes.npz")
+    asked = ["exposure", str(trained), "--data", str(trained), "--out", str(tmp_path / "e")]
+    assert main([*asked, "--holdout", str(tmp_path / "classes.npz")]) == 2
+    assert "Held-out samples: One output takes labels" in capsys.readouterr().err
+    assert main([*asked, "--holdout", str(tmp_path / "held.npz"), "--quiet"]) == 0
+
+
 def test_the_record_is_read_again(
     digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]], tmp_path: Path
 ) -> None:

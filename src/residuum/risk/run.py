@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from residuum.attacks.unmix import fed_by_input, mixed
 from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
-from residuum.errors import DataError, InconclusiveError, require_known
+from residuum.errors import DataError, InconclusiveError, InputError, require_known
 from residuum.networks import dense_chain
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
@@ -174,7 +174,10 @@ class Case:
         others = others_y = None
         if holdout is not None:
             others = holdout.x.to(device, torch.float64)
-            others_y = normalise_labels(holdout.y, task, outputs).to(device)
+            try:
+                others_y = normalise_labels(holdout.y, task, outputs).to(device)
+            except InputError as problem:
+                raise InputError(f"Held-out samples: {problem.message}", problem.remedy) from None
         heard, _, whole = fed_by_input(model, data.shape)
         heard = f"{heard}.weight" if heard and whole else ""
         layer = heard.removesuffix(".weight")

@@ -44,6 +44,11 @@ class ExposureRun(RunDir):
 
     what, own, summary, asked = "an exposure", (SUMMARY, WORK), SUMMARY, f"{WORK}/request.json"
 
+    @property
+    def started(self) -> bool:
+        """Whether a stage was finished."""
+        return any((self.path / WORK).glob("*.safetensors"))
+
     def part(self, name: str, make: Callable[[], Part]) -> Part:
         """A stage that was finished before, or finished now; a damaged file is made again."""
         path = self.path / WORK / f"{name}.safetensors"
