@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import residuum as rs
+from residuum.attacks import ATTACKS
 from residuum.attacks.contract import Progress
 from residuum.auditing.artifacts import AuditRun
 from residuum.auditing.budget import Batch
@@ -168,8 +169,11 @@ def test_initial_weights_bring_the_ntk_attack_as_a_test_of_its_own() -> None:
     assert found.scores.m >= len(shown.x)
 
 
-def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
-    """Samples written into the first layer, and an attack of five steps that finds nothing."""
+def test_rows_that_hold_samples_are_said_though_no_attack_finds_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Samples written into the first layer, an attack of five steps that finds nothing, no unmix."""
+    monkeypatch.delitem(ATTACKS, "unmix")
     checkpoint, split = tight()
     name = next(iter(checkpoint.theta))
     rows = checkpoint.theta[name].clone()
