@@ -248,3 +248,10 @@ def test_the_worst_wordings_are_gone() -> None:
         text = " ".join(text.split())
         for wording in UNREADABLE:
             assert wording not in text, (Path(path).name, wording)
+
+
+def test_the_readme_is_short_and_says_where_the_package_is_to_be_had() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 120
+    assert "on no package index" in text
+    assert text.count("| tool |") == 1

@@ -1,0 +1,45 @@
+"""Every notebook from its first cell to its report; only the minute of the audit is cut short."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from residuum.auditing import AuditResult
+from tests.documents import ROOT
+
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+MINUTE = 'budget="1min"'
+QUICK = 'budget="1s", steps=40, twin=False, baselines=False, subsets=200'
+
+
+def test_there_is_one_for_every_kind_of_model() -> None:
+    names = {path.stem for path in NOTEBOOKS}
+    assert names == {"my_pytorch_class", "fine_tuned", "table", "sklearn_pickle"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_leads_to_a_report(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert all(not cell.get("outputs") for cell in cells)  # training data does not belong in git
+    assert sum(MINUTE in cell for cell in code) == 1
+    assert max(len(cell.splitlines()) for cell in code if MINUTE in cell) <= 10
+    names: dict[str, object] = {"__name__": "__main__"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn's, of a training that is short on purpose
+        for cell in code:
+            exec(compile(cell.replace(MINUTE, QUICK), path.name, "exec"), names)
+    result = names["result"]
+    assert isinstance(result, AuditResult)
+    assert result.fit is not None
+    assert not result.fit.doubtful, result.fit.line
+    assert result.verdict.headline.upper() in capsys.readouterr().out
+    (report,) = tmp_path.glob("runs/*/report.html")
+    assert "Next step" in report.read_text("utf-8")
