@@ -137,7 +137,7 @@ def test_a_moment_of_nothing_gives_no_confidence(quick: rs.AttackConfig) -> None
 
 def test_the_share_outside_orders_what_is_chosen() -> None:
     x = blocks(3).double()
-    found = chosen(torch.cat([x, x]), torch.zeros(6), torch.tensor([1e-5, 3e-4, 1e-2] * 2).double())
+    found = chosen(torch.cat([x, x]), torch.zeros(6), torch.tensor([1e-5, 5e-4, 1e-2] * 2).double())
     assert found.members.tolist() == [2, 2, 2]
     assert found.confidence[0] > 0.9 > found.confidence[1] > 0.5 > found.confidence[2]
 
