@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,6 +64,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> rs.AttackConfig:
     """Few sources and steps, whatever the clock says."""
     monkeypatch.setattr(trunk, "within", lambda *_: QUICK)
     monkeypatch.setattr(trunk, "CANDIDATES", 8)
+    monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=100))
+    monkeypatch.setattr(trunk, "SETTLE", replace(trunk.SETTLE, steps=250))
     return rs.AttackConfig(objective="trunk-moment", seed=1)
 
 
