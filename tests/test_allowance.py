@@ -16,6 +16,7 @@ from residuum.auditing import kept, twin
 from residuum.auditing.budget import CHECK_SHARE, Allowance, Batch
 from residuum.auditing.controls import Claim, ControlRow, run_controls
 from residuum.auditing.run import attack_config
+from residuum.auditing.screen import next_step
 from residuum.auditing.stages import AttackStage
 from residuum.auditing.twin import TwinNetwork, _no_harder
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND, Twin
@@ -92,7 +93,8 @@ def test_what_there_is_no_time_for_is_said_and_never_passes(
     assert found.verdict.outcome == INCONCLUSIVE
     assert found.exit_code == 3
     assert any(said in reason for reason in found.verdict.reasons), found.verdict.reasons
-    assert any("longer --budget" in reason for reason in found.verdict.reasons)
+    advice = [*found.verdict.reasons, *next_step(found).commands]
+    assert any("--budget" in one for one in advice), advice
 
 
 def test_controls_are_tried_in_turn_until_the_time_is_over() -> None:
