@@ -138,12 +138,12 @@ def _scaled(
     """
     train, span = sets[0], knowledge.value_range
 
-    def known(one: Dataset) -> bool:
-        """Whether the network fits the training samples when they are read so."""
+    def known(one: Dataset) -> bool | None:
+        """Whether the network fits the training samples when they are read so; None: it takes none such."""
         try:
             fit = fit_of(checkpoint, one, None, task)
         except (ResiduumError, RuntimeError, ValueError):  # said by ``check_fit``
-            return False
+            return None
         return fit is not None and not fit.doubtful
 
     def pixels(one: Dataset) -> Dataset:
@@ -155,7 +155,9 @@ def _scaled(
             "networks receive them; grant --value-range 0,255 where this one does not"
         )
         return [pixels(one) for one in sets]
-    if train.x.ndim != 2 or train.scale is not None or train.mean is not None or known(train):
+    if train.x.ndim != 2 or train.scale is not None or train.mean is not None:
+        return sets
+    if known(train) is not False:  # no other scale makes a network take samples that it does not
         return sets
     offset, spread = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
