@@ -93,8 +93,10 @@ def test_what_there_is_no_time_for_is_said_and_never_passes(
     assert found.verdict.outcome == INCONCLUSIVE
     assert found.exit_code == 3
     assert any(said in reason for reason in found.verdict.reasons), found.verdict.reasons
-    advice = [*found.verdict.reasons, *next_step(found).commands]
-    assert any("--budget" in one for one in advice), advice
+    if out_in == "controls":
+        assert any("longer --budget" in reason for reason in found.verdict.reasons)
+    else:
+        assert any("--budget" in command for command in next_step(found).commands)
 
 
 def test_controls_are_tried_in_turn_until_the_time_is_over() -> None:

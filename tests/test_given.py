@@ -156,7 +156,8 @@ def test_whatever_holds_samples_is_read_alike(given: Any) -> None:
 
 
 def test_a_data_frame_of_pandas_is_one() -> None:
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     frame = pandas.DataFrame(X.numpy(), columns=["a [m]", *"bcd"])
     found = as_dataset((frame, pandas.Series(["x", "y"] * 3)), "data")
     assert (found.features, found.units, found.classes) == (

@@ -11,7 +11,9 @@ from torch import Tensor
 from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
     Layer,
+    Mixed,
     Setting,
+    Sources,
     clean_rank,
     differences,
     fastica,
@@ -19,10 +21,12 @@ from residuum.attacks.unmix import (
     merged,
     polar,
     roughness,
+    told,
     unmix,
     whitened,
 )
 from residuum.errors import InputError
+from residuum.records import Knowledge
 from residuum.similarity import ncc
 
 SHAPE = (3, 24, 24)
@@ -198,3 +202,18 @@ def test_where_runs_agree_on_nothing_clusters_are_looked_at_harder(lost, partiti
     noise = torch.randn(60, 64, generator=stream("noise"))  # no sparse source: runs find other ones
     setting = replace(HARD, lost=lost, partitions=partitions)
     assert unmix(noise, (8, 8), setting, rank=30).runs == (4, runs)
+
+
+def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
+    generator = stream("signs")
+    x = blocks(40).flatten(1)
+    x = torch.nn.functional.normalize(x - x.mean(0))
+    C = torch.relu(torch.randn(200, 40, generator=generator))
+    C = C * (torch.rand(200, 40, generator=generator) < 0.1)  # a neuron mixes few samples
+    rows = C @ x + 1e-6 * torch.randn(200, x.shape[1], generator=generator)
+    blends = torch.nn.functional.normalize(torch.randn(60, 40, generator=generator) @ x)
+    every = torch.cat([-x, blends])  # in float32: 40 directions, and rounding
+    found = Sources(every, *[torch.ones(100)] * 2, torch.arange(100), (1, 0), 40, 0.0)
+    layer = Mixed(rows, None, rows, SHAPE, True, 40, 1.0)
+    sign, _, _ = told(found, layer, Knowledge(), found.centres)
+    assert (sign[:40] == -1).all()  # with every direction 19 of 40: a coin toss

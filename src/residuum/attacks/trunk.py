@@ -287,9 +287,7 @@ class BehindTrunk(Attack):
         values = 2 * math.prod(layer.shape)
         setting = within(UNMIXING * config.seconds, layer.rank, values, device)
         found = unmix(rows, layer.shape, setting, rank=layer.rank, seed=config.seed)
-        first = torch.stack(
-            [(found.group == g).nonzero()[0, 0] for g in range(int(found.group.max()) + 1)]
-        )
+        first = found.centres
         rest = torch.ones(len(found.x), dtype=torch.bool)
         rest[first] = False
         some = torch.cat([first, rest.nonzero().flatten()])[:CANDIDATES]  # distinct ones first

@@ -108,6 +108,12 @@ class Sources:
     rank: int
     edge: float
 
+    @property
+    def centres(self) -> Tensor:
+        """(groups,) the first row of each source: the mean of its versions."""
+        every = range(int(self.group.max()) + 1)
+        return torch.stack([(self.group == g).nonzero()[0, 0] for g in every])
+
 
 def unmix(
     rows: Tensor,
@@ -761,9 +767,7 @@ class Unmix(Attack):
         found = unmix(
             layer.rows.to(config.device), layer.shape, setting, domain=domain, seed=config.seed
         )
-        centres = torch.stack(
-            [(found.group == g).nonzero()[0, 0] for g in range(int(found.group.max()) + 1)]
-        )
+        centres = found.centres
         sign, size, said = told(found, layer, knowledge, centres)
         x = (found.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
         labels, weight = torch.zeros(len(x)), torch.ones(len(x))
