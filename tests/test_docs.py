@@ -188,6 +188,26 @@ def test_a_number_that_no_file_has_is_written_over() -> None:
     assert "9.99" not in made
 
 
+def test_a_number_in_running_text_is_the_one_that_its_file_has() -> None:
+    path = "surfaces-h200:victims:momentum-500/*:as?saved:all:0.9"
+    counts = [v["as saved"]["all"]["0.9"] for v in victims_of("surfaces-h200", "momentum-500")]
+    wrong = f"<!-- value: {path} .1f -->99.9<!-- / -->"
+    assert results.filled(wrong) == wrong.replace("99.9", f"{sum(counts) / len(counts):.1f}")
+    assert results.value(path, "each=d") == ", ".join(map(str, counts))
+    assert results.value(path, "max=") == str(max(counts))
+    with pytest.raises(KeyError, match="nothing at"):
+        results.value("surfaces-h200:victims:no-such-victim")
+
+
+def test_running_text_of_results_holds_no_number_of_its_own() -> None:
+    marked = "<!-- given -->17 of 500<!-- / -->, `0.5`, n = 100\n\n| 0.9 |\n"
+    assert results.unmarked(marked) == []
+    assert results.unmarked(f"{marked} 0.7, 3 of 20 or 15%") == ["0.7", "3 of 20", "15%"]
+    for name in results.PROSE:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert not results.unmarked(text), f"{name}: see the head of benchmarks/pages.py"
+
+
 def headlines() -> dict[str, list[float]]:
     """Figures of running text: how they are said, and what the files have."""
     mine = means([v["arms"]["all"] for v in victims_of("stationarity-h200", "cifar-500")])
