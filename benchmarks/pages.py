@@ -7,10 +7,10 @@ A number in running text stands between ``<!-- value: PATH FORMAT -->`` and ``<!
 
     <!-- value: surfaces-h200:victims:momentum-500/*:as?saved:all:0.9 .1f -->26.3<!-- / -->
 
-PATH is a file of benchmarks/results without its ending and the keys below, with colons between; ``*`` and ``?``
-are wildcards (``?`` for a blank or a colon of a key), and the mean of all that are met is taken. FORMAT is that
-of Python, by default one digit at most; ``min=``, ``max=``, ``sum=``, ``count=`` and ``each=`` before it
-take another figure than the mean. A number that nobody here measured, a published one or an aim, stands
+PATH is a file of benchmarks/results without its ending and the keys below, with colons between; ``*`` and
+``?`` are wildcards (``?`` for a blank or a colon of a key), and the mean of all that are met is taken. FORMAT
+is that of Python, by default one digit at most; ``min=``, ``max=``, ``sum=``, ``count=`` and ``each=`` before
+it take another figure than the mean. A number that nobody here measured, a published one or an aim, stands
 between ``<!-- given -->`` and ``<!-- / -->``.
 
 A test says that the committed pages are what this program writes, and that decimals, percentages and counts
@@ -37,12 +37,12 @@ from benchmarks.markdown import TABLES, read, short
 __all__ = [
     "TABLES",
     "filled",
-    "unmarked",
-    "value",
     "tables_of_attacks",
     "tables_of_defenses",
     "tables_of_uniqueness",
     "tables_of_verdicts",
+    "unmarked",
+    "value",
 ]
 ROOT = Path(__file__).parents[1]
 PROSE: tuple[str, ...] = ()  # pages whose running text holds no number of its own
