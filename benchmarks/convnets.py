@@ -1,6 +1,6 @@
 """Training images from convnets, beside chance, the published floor and claims that are not true.
 
-    python -m benchmarks.convnets draw                       seeds of a claim, settings being committed
+    python -m benchmarks.convnets draw                       seeds of rows that have none, settings committed
     python -m benchmarks.convnets run FOLDER OUT --jobs 16   victims, attacks, scores; resumable
     python -m benchmarks.convnets table OUT                  what was found beside what was wanted
 
@@ -42,7 +42,8 @@ from residuum.errors import InputError
 from residuum.records import Dataset, Knowledge, write_json
 from residuum.records.rundir import environment
 
-SEEDS_FILE = RESULTS / "convnets-seeds.json"
+SEEDS_FILES = RESULTS / "convnets-seeds.json", RESULTS / "convnets-seeds-more.json"
+COMMITTED = RESULTS / "convnets-cpu.json"
 SECONDS, EPOCHS, LOSS = 20.0, 200, 5e-4
 LEVELS = ("0.7", "0.8", "0.9")
 CLAIMED, BUDGET = 40, "30s"
@@ -113,18 +114,15 @@ ROWS = {
         Row("cnn", "cifar10", 20, 4),
         Row("cnn", "cifar10", 10),
         Row("cnn", "cifar10", 50),
-        Row("cnn", "mnist", 10),
-        Row("cnn", "mnist", 20),
-        Row("cnn", "mnist", 50),
-        Row("resnet", "cifar10", 20),
-        Row("vit", "cifar10", 20),
-        Row("resnet-folded", "cifar10", 20),
-        Row("resnet", "mnist", 20),
-        Row("vit", "mnist", 20),
-        Row("resnet", "cifar10", 10),
-        Row("vit", "cifar10", 10),
+        *(Row("cnn", "mnist", n) for n in (20, 50, 10)),
+        *(
+            Row(model, data, n)
+            for data in ("cifar10", "mnist")
+            for n in (20, 10, 50)
+            for model in ("resnet", "vit", "resnet-folded")
+        ),
     )
-}
+}  # the most wanted first: a run may be stopped
 STRANGERS = {"cnn": 10, "resnet": 5, "vit": 5}  # networks that claim images they never saw
 
 
@@ -278,25 +276,33 @@ def claimed(model: str, seed: int, root: str, cache: str, budget: str) -> dict[s
 
 
 def draw() -> None:
-    """Of every victim, and of the networks that claim images they never saw."""
-    victims = {name: row.victims for name, row in ROWS.items()}
-    draw_seeds(SEEDS_FILE, victims=victims, strangers=STRANGERS)
+    """Of every victim that has none, and first of the networks that claim images they never saw."""
+    first, more = SEEDS_FILES
+    if not first.exists():
+        victims = {name: row.victims for name, row in ROWS.items()}
+        draw_seeds(first, victims=victims, strangers=STRANGERS)
+    else:
+        have = _seeds("claim")["victims"]
+        draw_seeds(more, victims={k: row.victims for k, row in ROWS.items() if k not in have})
 
 
 def _seeds(pool: str) -> dict[str, Any]:
     if pool == "claim":
-        return dict(json.loads(SEEDS_FILE.read_text()))
+        drawn = [json.loads(path.read_text()) for path in SEEDS_FILES if path.exists()]
+        victims = {name: seeds for one in drawn for name, seeds in one["victims"].items()}
+        return {"victims": victims, "strangers": drawn[0]["strangers"]}
     seeds = iter(TUNING_SEEDS)
     victims = {name: [next(seeds) for _ in range(row.victims)] for name, row in ROWS.items()}
     return {"victims": victims, "strangers": {name: [9090 + i] for i, name in enumerate(STRANGERS)}}
 
 
 def run(folder: Path, out: Path, pool: str, jobs: int, seconds: float, only: list[str]) -> None:
-    """What is not in OUT yet, the rows of the bar first, then claims, then the others."""
+    """What is neither in OUT nor committed yet: the rows of the bar, then claims, then the others."""
     seeds, root, path = _seeds(pool), str(folder / pool), out / "convnets.json"
     done: dict[str, Any] = {"victims": {}, "strangers": {}}
-    if path.exists():
-        done = json.loads(path.read_text())
+    for earlier in (COMMITTED, path) if pool == "claim" else (path,):
+        if earlier.exists():
+            done = json.loads(earlier.read_text())
     cache = out / "victims"
     cache.mkdir(parents=True, exist_ok=True)
     own = (root, str(cache))
@@ -325,15 +331,17 @@ def run(folder: Path, out: Path, pool: str, jobs: int, seconds: float, only: lis
         }
         for trained in [processes.submit(kept, *one, *own) for one in sorted(needed)]:
             trained.result()
-        print(len(needed), "victims", flush=True)
+        begun = time.monotonic()
+        print(f"{len(needed)} victims, {len(waiting)} attacks", flush=True)
         futures = {processes.submit(*call): (kind, key) for kind, key, call in waiting}
-        for finished in as_completed(futures):
+        for count, finished in enumerate(as_completed(futures), 1):
             kind, key = futures[finished]
             done[kind][key] = finished.result()
             shown = {
                 k: v for k, v in done[kind][key].items() if k not in ("notes", "victim", "ran")
             }
-            print(key, shown, flush=True)
+            clock = f"{count}/{len(futures)} {time.monotonic() - begun:.0f}s"
+            print(clock, key, shown, flush=True)
             done["settings"] = {"seconds": seconds, "pool": pool, "budget": BUDGET, "loss": LOSS}
             done["environment"] = environment("cpu")
             write_json(path, done)
