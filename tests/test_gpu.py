@@ -74,8 +74,11 @@ def test_replayed_training_equals_the_loop_on_the_cpu(method):
 
 def test_a_graph_that_dies_during_the_next_capture_does_not_stop_it():
     def cycle() -> None:
-        old = solved(replace(CONFIG, device="cuda", steps=60))
-        old.itself = old  # only the collector frees it, when it likes
+        old = Repeater(torch.zeros((), device="cuda").zero_, "cuda", 10)
+        old.run(20)
+        assert old.graph is not None
+        loop: list[object] = [old]
+        loop.append(loop)  # only the collector frees it, when it likes
 
     threshold = gc.get_threshold()
     cycle()
