@@ -35,6 +35,7 @@ RUNNERS = ("python", "console")
 NOTHING_TO_RUN = {
     "ci.md": "a workflow of another system; its command lines are checked",
     "defenses.md": "audits of minutes; its command lines are checked",
+    "faq.md": "no code",
     "index.md": "a table of contents",
     "glossary.md": "words; tests/test_screen.py compares them with those of the report",
     "papers.md": "figures of a GPU; tests/test_papers_page.py compares them with the files",
