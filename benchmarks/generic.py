@@ -36,7 +36,7 @@ from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives
 from residuum.records import Dataset, Knowledge, write_json
 from residuum.records.rundir import environment
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from residuum.stationarity import parameters
 
 Row = dict[str, Any]

@@ -23,7 +23,7 @@ from residuum.attacks.solver import Solver, look
 from residuum.engine.explicit import evaluation_cost
 from residuum.networks import MLP
 from residuum.records import Knowledge
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 WIDTHS = (784, 1000, 1000, 1)
 SMALL, LARGE = 1000, 100_000

@@ -19,7 +19,7 @@ from residuum.engine.explicit import cpu_has_bf16
 from residuum.engine.graph import matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
-from residuum.settings.attack import FAST, AttackConfig
+from residuum.settings import FAST, AttackConfig
 
 SHAPES = {"cifar": 3072, "mnist": 784}
 WIDTH, M = 1000, 1000

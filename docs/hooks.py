@@ -8,9 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from residuum.settings import Setting, Settings, settings_of
-from residuum.settings.attack import AttackConfig
-from residuum.settings.training import TrainingConfig
+from residuum.settings import AttackConfig, Setting, Settings, TrainingConfig, settings_of
 
 CONFIGS: dict[str, type[Settings]] = {"attack": AttackConfig, "training": TrainingConfig}
 

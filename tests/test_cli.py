@@ -29,8 +29,7 @@ from residuum.cli.main import app, main
 from residuum.cli.options import Granted, flat, option
 from residuum.records import Dataset, same
 from residuum.records.rundir import sha256
-from residuum.settings import PLACES
-from residuum.settings.attack import ATTACKS
+from residuum.settings import ATTACKS, PLACES
 from residuum.settings.presets import PRESETS
 from tests.documents import ROOT, blocks, command_lines, ignore_the_clock
 from tests.program import interrupt, listing, one_line, start

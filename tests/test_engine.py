@@ -13,7 +13,7 @@ from residuum.attacks.solver import Solver
 from residuum.engine.explicit import ExplicitEquation, accumulate, times
 from residuum.networks import MLP, Linear, Polynomial
 from residuum.records import Knowledge
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from tests.cases import SPREAD, AllLayers, attack_case
 from tests.reference import mlp_forward, naive_objective
 

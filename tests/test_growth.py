@@ -18,7 +18,7 @@ from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.networks import MLP
 from residuum.records import Checkpoint, Knowledge, Reconstruction, same
-from residuum.settings.attack import SPLITS
+from residuum.settings import SPLITS
 from residuum.similarity import cosine
 from tests.cases import polynomial_point
 

@@ -24,7 +24,7 @@ from residuum.attacks.solver import Solver, SolverState
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from tests.cases import (
     SPREAD,
     VARIANTS,

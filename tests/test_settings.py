@@ -18,9 +18,18 @@ from residuum.cli import options
 from residuum.errors import InputError
 from residuum.networks import SURROGATES
 from residuum.records.knowledge import PROVENANCES
-from residuum.settings import PLACES, Settings, setting, settings_of
-from residuum.settings.attack import ATTACKS, PRIOR_NAMES, AttackConfig, Growth
-from residuum.settings.training import LOSSES, TrainingConfig
+from residuum.settings import (
+    ATTACKS,
+    LOSSES,
+    PLACES,
+    PRIOR_NAMES,
+    AttackConfig,
+    Growth,
+    Settings,
+    TrainingConfig,
+    setting,
+    settings_of,
+)
 from residuum.training import methods
 from tests.documents import ROOT
 

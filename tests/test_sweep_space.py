@@ -11,7 +11,7 @@ import pytest
 
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.errors import InputError
-from residuum.settings.attack import LEFT_OPEN
+from residuum.settings import LEFT_OPEN
 from residuum.sweeping import SAMPLERS, SPACE, Setting
 from residuum.sweeping.run import Study
 from residuum.sweeping.scoring import ranked

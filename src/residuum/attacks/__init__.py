@@ -6,7 +6,7 @@ from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.run import ATTACKS, attack, every_attack
 from residuum.attacks.selection import select
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from residuum.settings.presets import GROWTH_PRESETS, PRESETS
 
 __all__ = [

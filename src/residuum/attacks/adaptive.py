@@ -29,7 +29,7 @@ from residuum.attacks.shift import (
 )
 from residuum.checkpoints import first_layer
 from residuum.records import Checkpoint, Knowledge, Reconstruction
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 PROBE = 4  # a probing attack has this share of the steps, and one restart
 ROUNDS = 2  # of fitting the shift to candidates and the candidates to the shift

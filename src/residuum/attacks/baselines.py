@@ -16,7 +16,7 @@ from residuum.checkpoints import first_layer
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 Found = tuple[Tensor, Tensor, Tensor]  # x, labels, a weight for each
 

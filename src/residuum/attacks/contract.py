@@ -18,7 +18,7 @@ from torch import Tensor
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 MOST_CANDIDATES = 20_000  # of one attack: bounds the memory of the scoring
 

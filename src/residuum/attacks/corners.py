@@ -32,7 +32,7 @@ from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import dense_chain
 from residuum.records import Knowledge, Reconstruction, Selection
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 LEAST, MOST = 4, 10  # columns
 EPS = (1e-4, 3e-4, 1e-3)  # of the range: how exactly hyperplanes pass through a sample

@@ -19,7 +19,7 @@ from residuum.attacks.solver import CHECK_EVERY, Solver
 from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge
-from residuum.settings.attack import FAST, AttackConfig
+from residuum.settings import FAST, AttackConfig
 
 MEASURED = 2.0  # seconds of steps that an estimate takes
 LEAST_STEPS = 2  # after the first, which also pays for memory and code that later ones find ready

@@ -35,7 +35,7 @@ from residuum.errors import InputError
 from residuum.networks import dense_chain
 from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from residuum.stationarity import Theta, by_layer, parameters
 
 LOOK = 25  # steps between two looks at the residuals

@@ -27,7 +27,7 @@ from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import Surface
 from residuum.networks import dense_chain
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Sur
 from residuum.errors import InputError, require_known
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge
-from residuum.settings import settings_of
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig, settings_of
 from residuum.stationarity import Theta
 
 

@@ -33,7 +33,7 @@ from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction
 from residuum.records.identification import Identification
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from residuum.theory.polynomial import (
     Interpolant,
     conditions,

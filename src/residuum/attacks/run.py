@@ -43,7 +43,7 @@ from residuum.checkpoints.surfaces import (
 from residuum.errors import InputError, require_known
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Reconstruction
-from residuum.settings.attack import LR_LAM, AttackConfig
+from residuum.settings import LR_LAM, AttackConfig
 
 SPARSE, MARGINS, SLOW = 60.0, 0.3, 0.003  # SLOW: the rate of multipliers beside a sparse prior
 SAVE_EVERY = 20.0  # seconds between saves of an attack that is kept

@@ -21,7 +21,7 @@ from residuum.attacks.solver import sharpness_at
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError, require_known
 from residuum.records import Reconstruction, Record
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from residuum.stationarity import parameters
 from residuum.theory.kkt import evaluate
 from residuum.theory.kkt_sets import KKTSet

@@ -41,7 +41,7 @@ from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest
-from residuum.settings.attack import FAST, LR_LAM, NUMBERS, VARIED, AttackConfig
+from residuum.settings import FAST, LR_LAM, NUMBERS, VARIED, AttackConfig
 
 DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history

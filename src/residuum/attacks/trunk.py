@@ -46,7 +46,7 @@ from residuum.attacks.unmix import (
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 LEADING = 0.03  # of the largest singular value: directions that sources are looked for in
 DRIFT = 3e-4  # likewise: the wider span that features kept to while they changed in training

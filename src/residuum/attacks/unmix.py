@@ -50,7 +50,7 @@ from residuum.checkpoints.inspection import noise_edge
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 ROUNDING = 1e-7  # of float32, as a share of the largest singular value
 CLIFF = 10.0  # fall between two singular values that only the end of the samples explains

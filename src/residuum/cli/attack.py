@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from residuum.cli import options
 from residuum.cli.options import option
 from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 from residuum.settings.presets import GROWTH_PRESETS
 
 if TYPE_CHECKING:

@@ -19,10 +19,16 @@ from typer.core import TyperCommand
 
 from residuum.cli.output import print_json
 from residuum.errors import DataError, InputError, did_you_mean, require_known
-from residuum.settings import PLACES, Setting, Settings, settings_of
-from residuum.settings.attack import PRIOR_NAMES, AttackConfig
+from residuum.settings import (
+    LOSSES,
+    PLACES,
+    PRIOR_NAMES,
+    AttackConfig,
+    Setting,
+    Settings,
+    settings_of,
+)
 from residuum.settings.presets import GROWTH_PRESETS, PRESETS
-from residuum.settings.training import LOSSES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from residuum.cli import options
 from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_table, training_progress
-from residuum.settings.training import TrainingConfig
+from residuum.settings import TrainingConfig
 
 
 def command(

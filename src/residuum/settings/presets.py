@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from residuum.settings.attack import AttackConfig
+from residuum.settings import AttackConfig
 
 _HAIM = AttackConfig.of(
     objective="binary-kkt",

@@ -19,8 +19,7 @@ from residuum.attacks.solver import CHECK_EVERY
 from residuum.attacks.unmix import Unmix
 from residuum.errors import InputError, require_known
 from residuum.records import Record
-from residuum.settings import settings_of
-from residuum.settings.attack import LEFT_OPEN, NUMBERS
+from residuum.settings import LEFT_OPEN, NUMBERS, settings_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -10,7 +10,7 @@ from residuum.checkpoints import build_model, save_checkpoint
 from residuum.errors import InconclusiveError
 from residuum.records import Checkpoint, Dataset, Split, write_atomic, write_json
 from residuum.records.rundir import RunDir, environment, sha256
-from residuum.settings.training import TrainingConfig
+from residuum.settings import TrainingConfig
 from residuum.theory.rows import accuracy, choose_task
 from residuum.training.loop import TrainingState, released
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Checkpoint, Dataset, Record, make_directory
 from residuum.records.rundir import another, digest
-from residuum.settings.training import TrainingConfig
+from residuum.settings import TrainingConfig
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers, posed
 from residuum.theory.rows import choose_task, margins, normalise_labels

@@ -21,7 +21,7 @@ from residuum.errors import InputError
 from residuum.theory.rows import margins
 
 if TYPE_CHECKING:
-    from residuum.settings.training import TrainingConfig
+    from residuum.settings import TrainingConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 REPLAYED = 25  # steps of gradient descent in one CUDA graph
