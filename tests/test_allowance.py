@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.auditing import kept, twin
+from residuum.auditing import twin
 from residuum.auditing.budget import CHECK_SHARE, Allowance, Batch
 from residuum.auditing.controls import Claim, ControlRow, run_controls
 from residuum.auditing.run import attack_config
@@ -174,22 +174,22 @@ def network(fill: float, size: int = 3) -> TwinNetwork:
 
 
 def test_what_is_kept_comes_back_and_is_its_owners_alone(cache: Any) -> None:
-    kept.keep("a", network(1.0))
-    found = kept.recall(TwinNetwork, "a")
+    twin.keep("a", network(1.0))
+    found = twin.recall(TwinNetwork, "a")
     assert same(found, network(1.0))
-    assert kept.recall(TwinNetwork, "b") is None
-    assert kept.recall(Twin, "a") is None  # of another kind: not believed
-    kept.keep("a", network(1.0))
+    assert twin.recall(TwinNetwork, "b") is None
+    assert twin.recall(Twin, "a") is None  # of another kind: not believed
+    twin.keep("a", network(1.0))
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert [stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()] == [0o600]
     cache.chmod(0o777)
-    kept.recall(TwinNetwork, "a")
+    twin.recall(TwinNetwork, "a")
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "nonsense"])
 def test_a_damaged_entry_is_removed_and_never_believed(cache: Any, damage: str) -> None:
-    kept.keep("a", network(1.0))
+    twin.keep("a", network(1.0))
     (path,) = cache.iterdir()
     whole = path.read_bytes()
     at = len(whole) - 2  # in the last number: a file that reads well and says something else
@@ -201,29 +201,29 @@ def test_a_damaged_entry_is_removed_and_never_believed(cache: Any, damage: str) 
             "nonsense": b"\x80\x04pickle",
         }[damage]
     )
-    assert kept.recall(TwinNetwork, "a") is None
+    assert twin.recall(TwinNetwork, "a") is None
     assert not path.exists()
-    kept.keep("a", network(2.0))
-    assert same(kept.recall(TwinNetwork, "a"), network(2.0))
+    twin.keep("a", network(2.0))
+    assert same(twin.recall(TwinNetwork, "a"), network(2.0))
 
 
 def test_the_oldest_go_when_there_are_too_many(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MOST_FILES", 3)
+    monkeypatch.setattr(twin, "MOST_FILES", 3)
     for i, name in enumerate("abcd"):
-        kept.keep(name, network(float(i)))
+        twin.keep(name, network(float(i)))
         for path in cache.glob(f"{name}-*"):
             os.utime(path, (i, i))
         if name == "c":
-            assert kept.recall(TwinNetwork, "a") is not None  # used: no longer the oldest
-    assert [kept.recall(TwinNetwork, name) is None for name in "abcd"] == [
+            assert twin.recall(TwinNetwork, "a") is not None  # used: no longer the oldest
+    assert [twin.recall(TwinNetwork, name) is None for name in "abcd"] == [
         False,
         True,
         False,
         False,
     ]
-    monkeypatch.setattr(kept, "MOST_BYTES", 4000)
-    kept.keep("large", network(0.0, 1000))
-    assert kept.recall(TwinNetwork, "large") is None
+    monkeypatch.setattr(twin, "MOST_BYTES", 4000)
+    twin.keep("large", network(0.0, 1000))
+    assert twin.recall(TwinNetwork, "large") is None
     assert not list(cache.glob(".*"))
 
 
@@ -233,11 +233,11 @@ def test_an_empty_name_turns_it_off_and_a_place_nobody_can_write_to_is_no_error(
     (tmp_path / "file").write_text("no folder")
     for place in ("", str(tmp_path / "file")):
         monkeypatch.setenv("RESIDUUM_CACHE", place)
-        kept.keep("a", network(1.0))
-        assert kept.recall(TwinNetwork, "a") is None
+        twin.keep("a", network(1.0))
+        assert twin.recall(TwinNetwork, "a") is None
     monkeypatch.delenv("RESIDUUM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert kept.folder() == tmp_path / "xdg" / "residuum" / "twins"
+    assert twin.folder() == tmp_path / "xdg" / "residuum" / "twins"
 
 
 def test_a_twin_is_made_once_and_anew_where_its_entry_is_damaged(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import residuum as rs
 from papers.points import relu_point
-from residuum.auditing.exposed import exposed
+from residuum.auditing.stages import exposed
 from residuum.checkpoints import checkpoint_from_module
 from residuum.cli.exposure import show
 from residuum.cli.main import main

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.auditing.controls import Claim
-from residuum.auditing.membership import Membership, membership, separation
+from residuum.auditing.controls import Claim, Membership, membership, separation
 from residuum.networks import MLP
 from residuum.records import Dataset
 

@@ -21,7 +21,6 @@ from residuum.auditing.budget import (
     seconds_of,
 )
 from residuum.auditing.controls import Claim
-from residuum.auditing.gate import QUANTITIES, exit_code, read_condition
 from residuum.auditing.inputs import Fit
 from residuum.auditing.judging import findings as found_by
 from residuum.auditing.judging import run_tests
@@ -32,6 +31,7 @@ from residuum.auditing.verdict import (
     LEAK,
     NEAR_COPY,
     NO_LEAK_FOUND,
+    QUANTITIES,
     RESEMBLES,
     AttackOutcome,
     Checks,
@@ -39,6 +39,8 @@ from residuum.auditing.verdict import (
     Twin,
     Verdict,
     decide,
+    exit_code,
+    read_condition,
 )
 from residuum.errors import InputError
 from residuum.evaluation.scoring import whole_pool

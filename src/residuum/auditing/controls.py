@@ -9,16 +9,24 @@ would break that is looked for in every audit, each by a control that must find 
 - a classifier tries to tell training from held-out samples without any network.
 
 Of a network that does not know these samples, "no leak found" would say nothing: its losses must tell
-them from held-out ones.
+them from held-out ones. How well they do, and margins, is membership: what could be confirmed by
+somebody who already has a sample (Yeom et al. 2018; Carlini et al. 2022 for the rates at few false
+positives). It stands beside the verdict, and a network that tells nothing apart may still give samples
+back, so it never acquits.
+
+    AUC   how often a training sample's loss is below that of a held-out one, ties counting half
+    TPR   share of training samples below the loss that a share FPR of the held-out ones is below
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,7 +40,7 @@ from residuum.evaluation.scoring import DECIDING, control_of
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import Record
 from residuum.theory.kkt import evaluate
-from residuum.theory.rows import choose_task, normalise_labels
+from residuum.theory.rows import choose_task, margins, normalise_labels
 
 LEVEL = 0.001  # of a control: one false alarm in a thousand audits, each
 NEAR = 0.01  # of the median distance to the nearest held-out sample: a repeat
@@ -42,7 +50,7 @@ SHARE = 5  # one in so many held-out samples serves as candidate
 APART = 0.8  # AUC at which training and held-out samples are of two kinds
 CLEAR = 3.0  # standard errors that such an AUC must lie above one half: few samples scatter
 MOST_TOLD = 400  # samples of each kind that a classifier is shown
-FEWEST_TOLD = 10
+FEWEST_TOLD = 10  # of each kind, to say how well they are told apart
 NOISE = 0.05  # of candidates of what was granted, over their size; one for each sample
 # Of what came back, that what was granted brings back by itself: too much to decide.
 OVERLAP = 1 / 3
@@ -52,6 +60,7 @@ FIRST, DRAWS = MIN_SUBSETS, 1000
 SLACK = 1.5  # of what a control is expected to take: so much must be left to begin it
 MACHINE = 0.3  # seconds that the classifier must have: it looks at a bounded number of samples
 UNTRIED = "was not tried, for want of time"
+RATES = (0.01, 0.001)  # false positives at which true ones are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,3 +447,88 @@ def _strata(train: Dataset, pool: Dataset) -> Array | None:
 
 def _rows(data: Dataset, keep: Tensor) -> Dataset:
     return data.replace(x=data.x[keep], y=data.y[keep])
+
+
+@dataclass(frozen=True, eq=False)
+class Separation(Record):
+    """One statistic: how well it tells training from held-out samples.
+
+    auc: 0.5 by chance; error: its standard error by chance; at_1, at_01: share of training samples found
+    at 1% and 0.1% false positives, which is that share by chance; None with fewer held-out samples than
+    make one false positive.
+    """
+
+    by: str
+    auc: float
+    error: float
+    at_1: float | None
+    at_01: float | None
+
+    @property
+    def line(self) -> str:
+        """In one sentence."""
+        rates = [
+            f"{share:.1%} of the training samples at {rate:.1%} false positives"
+            for share, rate in zip((self.at_1, self.at_01), RATES, strict=True)
+            if share is not None
+        ]
+        found = f"; finds {' and '.join(rates)}" if rates else ""
+        return f"by {self.by}: AUC {self.auc:.2f} (0.5 ± {self.error:.2f} by chance){found}"
+
+
+@dataclass(frozen=True, eq=False)
+class Membership(Record):
+    """n training against ``pool`` held-out samples; margin: None for a regression."""
+
+    n: int
+    pool: int
+    loss: Separation
+    margin: Separation | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One for each statistic."""
+        return tuple(part.line for part in (self.loss, self.margin) if part is not None)
+
+
+def membership(checkpoint: Checkpoint, claim: Claim | None) -> Membership | None:
+    """None where there are no held-out samples, or none with labels, to compare with."""
+    train, pool = (None, None) if claim is None else (claim.train, claim.pool)
+    if train is None or pool is None or min(len(train), len(pool)) < FEWEST_TOLD:
+        return None
+    if train.shape != pool.shape or len(pool.y.unique()) < 2:
+        return None
+    loss = sample_losses(checkpoint, train, pool, checkpoint.task)
+    if loss is None:
+        return None
+    n, margin = len(train), _margins(checkpoint, train, pool)
+    by_margin = None if margin is None else separation("margin", -margin[:n], -margin[n:])
+    return Membership(n, len(pool), separation("loss", loss[:n], loss[n:]), by_margin)
+
+
+def separation(by: str, mine: Array, others: Array) -> Separation:
+    """Of a statistic that is small for training samples: ``mine`` are theirs."""
+    n, pool = len(mine), len(others)
+    ranks = rankdata(np.concatenate([mine, others]))[:n]
+    auc = 1 - (ranks.sum() - n * (n + 1) / 2) / (n * pool)
+    error = math.sqrt((n + pool + 1) / (12 * n * pool))
+    sorted_others = np.sort(others)
+
+    def found(rate: float) -> float | None:
+        allowed = math.floor(rate * pool + 1e-9)
+        return float((mine < sorted_others[allowed]).mean()) if allowed else None
+
+    return Separation(by, float(auc), error, *map(found, RATES))
+
+
+def _margins(checkpoint: Checkpoint, train: Dataset, pool: Dataset) -> Array | None:
+    """y Phi, or the own output less the best other, of both; None for a regression or odd labels."""
+    outputs = evaluate(
+        build_model(checkpoint, torch.float64), torch.cat([train.x, pool.x]).double()
+    )
+    task = choose_task(checkpoint.task, outputs.shape[1])
+    known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
+    if task == "regression" or not known or not discrete(pool.y):
+        return None
+    y = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+    return as_array(margins(outputs, y).amin(1))

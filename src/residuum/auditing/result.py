@@ -11,9 +11,8 @@ from torch import Tensor
 
 from residuum.auditing.applies import Applies
 from residuum.auditing.budget import Batch
-from residuum.auditing.controls import Controls
+from residuum.auditing.controls import Controls, Membership
 from residuum.auditing.inputs import Fit
-from residuum.auditing.membership import Membership
 from residuum.auditing.verdict import AttackOutcome, Checks, Findings, Verdict
 from residuum.checkpoints import Inspection
 from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores

@@ -32,11 +32,11 @@ from residuum.auditing.controls import (
     Controls,
     brought_by_grant,
     machinery,
+    membership,
     run_controls,
     told_by_network,
     without_repeats,
 )
-from residuum.auditing.exposed import exposed
 from residuum.auditing.inputs import (
     as_knowledge,
     check_fit,
@@ -47,9 +47,8 @@ from residuum.auditing.inputs import (
     task_of,
 )
 from residuum.auditing.judging import judge
-from residuum.auditing.membership import membership
 from residuum.auditing.result import SUITE, AuditResult
-from residuum.auditing.stages import Attacked, AttackStage, Watch, certified
+from residuum.auditing.stages import Attacked, AttackStage, Watch, certified, exposed
 from residuum.auditing.stored import Stored, audit_records, network_and_records, unconfirmed
 from residuum.auditing.twin import audit_twin
 from residuum.auditing.verdict import (

@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from residuum.auditing.applies import Applies
 from residuum.auditing.budget import Batch
-from residuum.auditing.controls import Controls
+from residuum.auditing.controls import Controls, Membership
 from residuum.auditing.inputs import Fit
-from residuum.auditing.membership import Membership
 from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
 from residuum.evaluation.null import SIGNIFICANCE
 

@@ -1,14 +1,15 @@
-"""The attack stage and the certificate stage.
+"""The stages of an audit that look at the network: attack, certificates, exposure.
 
 Which attacks apply, their batches of restarts, and what they bring back; then KKT residuals, and what
 other sets keep of a reconstruction. With training data the KKT certificate is of the data; without,
-of the best restart's candidates.
+of the best restart's candidates. Last, which records are at risk: from the data and after the attacks, so
+it never reaches them, and it decides nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -34,13 +35,17 @@ from residuum.auditing.budget import (
     forecast,
     next_batch,
 )
+from residuum.auditing.controls import Claim
 from residuum.auditing.verdict import AttackOutcome
 from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
 from residuum.errors import InputError, ResiduumError
+from residuum.evaluation.scoring import whole_pool
 from residuum.networks import dense_chain
 from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction
 from residuum.records.certificate import Uniqueness
+from residuum.records.exposure import Exposure
+from residuum.risk.run import FEWEST_HELD_OUT, expose
 from residuum.theory import certify
 from residuum.theory.uniqueness import uniqueness
 
@@ -55,6 +60,9 @@ MOST_CERTIFIED = 40
 MOST_UNKNOWNS = 400_000
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 MOST_REASON = 300  # characters of what a stranger's attack says when it fails
+MOST_EXPOSED = 2000  # records whose exposure an audit looks at
+MOST_GRADIENTS = 2 * 10**8  # records times parameters, likewise, for networks that are no chain
+ELSEWHERE = "residuum exposure takes as long as it needs"
 
 
 @dataclass(frozen=True)
@@ -436,3 +444,33 @@ def _uniqueness(
     except ResiduumError as problem:  # candidates are nobody's input: no error of the user's
         return None, f"not computed: {problem.message}"
     return unique.replace(index=rows[unique.index]), ""
+
+
+def exposed(
+    checkpoint: Checkpoint,
+    data: Dataset | None,
+    claim: Claim | None,
+    knowledge: Knowledge,
+    found: Sequence[Reconstruction],
+    shown: str,
+) -> tuple[Exposure | None, str]:
+    """Which records are at risk, or None and why not; shown: the attack whose candidates stand beside."""
+    if data is None or claim is None:
+        return None, "there are no training samples to look at"
+    parameters = sum(t.numel() for t in checkpoint.theta.values())
+    chain = dense_chain(build_model(checkpoint)) is not None
+    if len(data) > MOST_EXPOSED or (not chain and len(data) * parameters > MOST_GRADIENTS):
+        return None, f"too many samples for an audit: {ELSEWHERE}"
+    pool = claim.pool
+    if pool is not None and (
+        len(pool) < FEWEST_HELD_OUT or pool.shape != data.shape or len(pool.y.unique()) < 2
+    ):
+        pool = None
+    parts = [part for part in found if part.attack == shown]
+    candidates = whole_pool(parts[0]).x if parts else None
+    if candidates is not None and candidates.shape[1:] != data.x.shape[1:]:
+        candidates = None
+    try:
+        return expose(checkpoint, data, pool, knowledge, found=candidates), ""
+    except ResiduumError as problem:
+        return None, str(problem)

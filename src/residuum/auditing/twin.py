@@ -5,15 +5,27 @@ in the way that was granted (``--recipe``) or can be seen: its start (granted; e
 the spectrum of the first layer), the layers that moved, the training loss that was reached. Then it is
 attacked by the same attacks with the same settings, fewer restarts, and judged by the same rule over all
 of them. An audit that brings nothing back from it says nothing by finding nothing elsewhere.
+
+Twins are kept between audits: training and attacking one again would give the same answer.
+``$RESIDUUM_CACHE`` names the folder, else ``$XDG_CACHE_HOME/residuum``, else ``~/.cache/residuum``; set
+and empty it turns this off. A twin's weights hold the held-out samples it was trained on, so folder and
+files are for their owner alone, and a folder that others may write to is not used. An entry is a record
+(safetensors and JSON, no pickle) whose name ends in its own hash: one that was changed or cut off is
+removed and made anew. The oldest go when there are too many. A cache that fails is no reason for an
+audit to fail: then there is none.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +37,6 @@ from residuum.attacks.contract import stream
 from residuum.auditing.budget import PARTS, TWIN_SHARE, UNBOUNDED, Allowance, Batch
 from residuum.auditing.controls import Claim, sample_losses
 from residuum.auditing.judging import findings, run_tests
-from residuum.auditing.kept import keep, recall
 from residuum.auditing.stages import Attacked, AttackStage
 from residuum.auditing.verdict import HURRIED, Twin
 from residuum.checkpoints import Inspection, build_model
@@ -36,7 +47,7 @@ from residuum.evaluation.null import draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
-from residuum.records.rundir import digest
+from residuum.records.rundir import digest, sha256
 from residuum.stationarity import by_layer, parameters
 from residuum.theory.rows import choose_task, normalise_labels
 from residuum.training import TrainingConfig, initialise, train
@@ -49,6 +60,10 @@ ENOUGH = 0.75  # of what attacking a twin should take: with less left it is not 
 SAME_STEPS = 1.1  # of the steps of two audits that count as alike
 OPTIMISERS, STARTS = ("margin", "gd", "sgd", "adam"), ("small", "default", "lecun", "granted")
 TRAINING, JUDGING = 1 / 4, 1 / 4  # of what is left for a twin, at most to train and to judge it
+VARIABLE = "RESIDUUM_CACHE"
+MOST_FILES, MOST_BYTES = 64, 256 << 20  # of twins kept: nobody should notice them on a disk
+HASHED = 32  # characters of an entry's hash in its name
+Kept = TypeVar("Kept", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -543,3 +558,65 @@ def _descend(
             break
     with torch.no_grad():
         return float(LOSSES[loss](model(x), y))
+
+
+def folder() -> Path | None:
+    """Where twins are kept, made if need be; None where they are not."""
+    named = os.environ.get(VARIABLE)
+    if named == "":
+        return None
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        place = Path(named or Path(home) / "residuum") / "twins"
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = place.stat()
+        mine = found.st_uid == os.getuid()
+        if mine and found.st_mode & 0o077:
+            place.chmod(0o700)
+    except (OSError, RuntimeError):  # no home
+        return None
+    return place if mine else None
+
+
+def recall(kind: type[Kept], key: str) -> Kept | None:
+    """The entry under ``key``; None where there is none that is whole."""
+    place = folder()
+    for path in sorted(place.glob(f"{key}-*.safetensors")) if place is not None else ():
+        with suppress(OSError):
+            if path.is_symlink():
+                continue
+            found = kind.load_or_none(path) if path.stem == _name(key, path) else None
+            if found is not None:
+                os.utime(path)  # the last to go
+                return found
+            path.unlink()
+    return None
+
+
+def keep(key: str, record: Record) -> None:
+    """Put an entry there under ``key``; what is too large is not kept."""
+    place = folder()
+    if place is None:
+        return
+    pending = place / f".{key}.{os.getpid()}"
+    with suppress(OSError, ResiduumError):
+        try:
+            record.save(pending)
+            if pending.stat().st_size <= MOST_BYTES // 4:
+                os.replace(pending, place / f"{_name(key, pending)}.safetensors")
+        finally:
+            pending.unlink(missing_ok=True)
+        _trim(place)
+
+
+def _name(key: str, path: Path) -> str:
+    return f"{key}-{sha256(path)[:HASHED]}"
+
+
+def _trim(place: Path) -> None:
+    """The oldest go until what is left is within both bounds."""
+    there = sorted(place.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
+    sizes = [path.stat().st_size for path in there]
+    while len(sizes) > MOST_FILES or sum(sizes) > MOST_BYTES:
+        there.pop(0).unlink(missing_ok=True)
+        sizes.pop(0)

@@ -177,7 +177,7 @@ def command(
 ) -> None:
     """Attack a checkpoint, score what came back, certify it, and give a verdict."""
     from residuum.auditing.artifacts import AuditSettings, read_settings
-    from residuum.auditing.gate import exit_code, read_condition
+    from residuum.auditing.verdict import exit_code, read_condition
 
     conditions = [read_condition(text) for text in fail_on or ["leak"]]
     given = {"checkpoint": checkpoint and str(checkpoint), **vars(compared), **vars(asked)}
@@ -331,7 +331,8 @@ def audit_into(
     seconds_of("1min" if how["budget"] is None else how["budget"])
     preset, device = how["preset"] or "residuum", how["device"] or "cpu"
     attack_config(preset, how["steps"], how["seed"] or 0, device)
-    Recipe.parse(how["recipe"] or "")
+    if how["recipe"]:
+        Recipe.parse(how["recipe"])  # refused now rather than after the attacks
     read = data.get("data"), data.get("holdout")
     if released is not None:
         read = suited(released, *read, knowledge, how["task"] or "auto")
