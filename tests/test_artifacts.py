@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from residuum.auditing import AuditResult
-from residuum.auditing.schema import SCHEMA_VERSION, result_schema
+from residuum.auditing.artifacts import SCHEMA_VERSION, result_schema
 from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
 from residuum.cli.main import COMMANDS, main
 from residuum.cli.options import flat

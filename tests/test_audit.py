@@ -19,10 +19,9 @@ import torch
 import residuum as rs
 from residuum.attacks import ATTACKS
 from residuum.attacks.contract import Progress
-from residuum.auditing.artifacts import AuditRun
+from residuum.auditing.artifacts import AuditRun, publish
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
-from residuum.auditing.schema import publish
 from residuum.auditing.stages import merged
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
 from residuum.checkpoints import build_model

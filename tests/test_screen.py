@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from residuum.auditing.applies import NOT_TRIED, Applies
 from residuum.auditing.inputs import Fit
-from residuum.auditing.result import AuditResult
+from residuum.auditing.result import NOT_TRIED, Applies, AuditResult
 from residuum.auditing.verdict import (
     HURRIED,
     INCONCLUSIVE,

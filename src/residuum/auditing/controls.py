@@ -37,8 +37,7 @@ from residuum.evaluation.matching import Array, as_array, discrete, lay_out, why
 from residuum.evaluation.metrics import METRICS
 from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, step_down
 from residuum.evaluation.scoring import DECIDING, control_of
-from residuum.records import Checkpoint, Dataset, Knowledge
-from residuum.records.base import Record
+from residuum.records import Checkpoint, Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, margins, normalise_labels
 

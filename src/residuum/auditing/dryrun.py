@@ -14,18 +14,16 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from residuum.attacks import AttackConfig, every_attack
-from residuum.auditing import applies
-from residuum.auditing.applies import Applies
 from residuum.auditing.budget import ATTACK_SHARE, Plan, first_batch, forecast
 from residuum.auditing.controls import run_controls, told_by_network, without_repeats
 from residuum.auditing.inputs import Fit, check_fit, fit_of, scale_notes, suited, task_of
+from residuum.auditing.result import PLANNED, Applies, facts, tried
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, AttackOutcome, Checks
 from residuum.checkpoints import inspect_checkpoint
 from residuum.checkpoints.surfaces import WEIGHTS, surfaces
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import why_not_calibrated
-from residuum.records import Checkpoint, Dataset, Knowledge
-from residuum.records.base import Record
+from residuum.records import Checkpoint, Dataset, Knowledge, Record
 
 REACHABLE = "can be reached"
 NO_DATA = "no training samples (--data)"
@@ -111,8 +109,8 @@ def dry_run(
         tuple(obstacles),
         (*doubts, *checkpoint.assumptions, *(fit.notes if fit else ())),
         (
-            *applies.facts(checkpoint, inspection, granted, fit),
-            *applies.attacks(rows, applies.PLANNED),
+            *facts(checkpoint, inspection, granted, fit),
+            *tried(rows, PLANNED),
         ),
         forecast(seconds, plans, 0 if train is None else len(train)) if plans else "",
         NONE if obstacles else _verdicts(to_leak, to_pass),

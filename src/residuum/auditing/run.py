@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from residuum import plugins
 from residuum.attacks import PRESETS, AttackConfig, every_attack
-from residuum.auditing import applies
 from residuum.auditing.budget import (
     CHECK_SHARE,
     LEAST_SCORE,
@@ -47,7 +46,7 @@ from residuum.auditing.inputs import (
     task_of,
 )
 from residuum.auditing.judging import judge
-from residuum.auditing.result import SUITE, AuditResult
+from residuum.auditing.result import SUITE, AuditResult, facts, others, tried
 from residuum.auditing.stages import Attacked, AttackStage, Watch, certified, exposed
 from residuum.auditing.stored import Stored, audit_records, network_and_records, unconfirmed
 from residuum.auditing.twin import audit_twin
@@ -276,9 +275,9 @@ def audit(
         membership=beside,
         exposure=exposure,
         applies=(
-            *applies.facts(checkpoint, inspection, knowledge, fit),
-            *applies.attacks(judged.attacks),
-            *applies.others(
+            *facts(checkpoint, inspection, knowledge, fit),
+            *tried(judged.attacks),
+            *others(
                 membership=""
                 if beside
                 else "there are no held-out samples with labels to compare with",

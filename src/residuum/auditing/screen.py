@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from residuum.attacks import every_attack
-from residuum.auditing.applies import NOT_TRIED
 from residuum.auditing.budget import duration, seconds_of
+from residuum.auditing.result import NOT_TRIED
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
     LEAK,

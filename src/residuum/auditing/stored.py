@@ -20,9 +20,8 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
-from residuum.auditing import applies
 from residuum.auditing.dryrun import NO_DATA, REACHABLE, DryRun
-from residuum.auditing.result import SUITE, AuditResult
+from residuum.auditing.result import PLANNED, SUITE, AuditResult, tried
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
     LEAK,
@@ -196,7 +195,7 @@ def foretold(run: DryRun, stored: Stored) -> DryRun:
         ends = {**run.verdicts, LEAK: f"{REACHABLE}: {by_name}"}
     return run.replace(
         doubts=tuple(d for d in run.doubts if not (stored.certain and d.startswith(NO_DATA))),
-        applies=(*applies.attacks((row,), applies.PLANNED), *run.applies),
+        applies=(*tried((row,), PLANNED), *run.applies),
         verdicts=run.verdicts if run.obstacles else ends,
     )
 
@@ -266,7 +265,7 @@ def audit_records(
         environment=environment(settings["device"]),
         hashes=hashes,
         limitations=limitations(verdict, None, knowledge)[:1],
-        applies=applies.attacks((row,)),
+        applies=tried((row,)),
         suite=SUITE,
         notes=(*stored.notes, stored.kept[0].finding.remedy),
     )

@@ -40,7 +40,7 @@ from residuum.checkpoints.inert import (
 from residuum.checkpoints.releases import Release
 from residuum.checkpoints.tuning import adapter_pairs
 from residuum.errors import CheckpointError
-from residuum.records.base import Record
+from residuum.records import Record
 from residuum.records.data import is_size
 
 STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statistics"

@@ -25,8 +25,7 @@ from torch import Tensor
 from residuum.checkpoints.reading import build_model
 from residuum.checkpoints.surfaces import first_layer
 from residuum.networks import Architecture, balance, homogeneity_order, probe_inputs
-from residuum.records import Checkpoint
-from residuum.records.base import Record
+from residuum.records import Checkpoint, Record
 
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 VISIBLE = 1e-2  # of the largest singular value

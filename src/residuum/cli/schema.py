@@ -39,6 +39,6 @@ def command(
     elif of == "dry-run":
         from residuum.auditing.dryrun import dry_run_schema as schema
     else:
-        from residuum.auditing.schema import result_schema as schema
+        from residuum.auditing.artifacts import result_schema as schema
     if not voice.quiet:
         print_json(schema())

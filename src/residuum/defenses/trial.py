@@ -24,8 +24,15 @@ from residuum.defenses.catalogue import Defense, Facts, Secret, Training
 from residuum.errors import InconclusiveError, ResiduumError
 from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
-from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction, Split
-from residuum.records.base import Record
+from residuum.records import (
+    Certificate,
+    Checkpoint,
+    Dataset,
+    Knowledge,
+    Reconstruction,
+    Record,
+    Split,
+)
 from residuum.stationarity import Rows, norm, parameters, residual
 from residuum.theory import certify
 from residuum.theory.kkt import fit_multipliers, posed

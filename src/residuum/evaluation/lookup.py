@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from residuum.errors import InputError
-from residuum.records.base import Record
+from residuum.records import Record
 from residuum.similarity import chunks, cosine
 
 LEVEL = 0.99

@@ -28,8 +28,7 @@ from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 from residuum.errors import DataError, InconclusiveError, InputError, require_known
 from residuum.networks import dense_chain
-from residuum.records import Checkpoint, Dataset, Knowledge
-from residuum.records.base import Record
+from residuum.records import Checkpoint, Dataset, Knowledge, Record
 from residuum.records.exposure import CanaryBound, Exposure, missing
 from residuum.risk.canaries import bound as bound_of
 from residuum.risk.gradients import Gradients, Multipliers, blocks, explained, gradients_of

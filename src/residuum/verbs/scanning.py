@@ -20,7 +20,7 @@ from residuum.checkpoints.compared import compared
 from residuum.checkpoints.contents import KINDS, STORED, Finding, findings, printable, rank
 from residuum.checkpoints.releases import ADAPTER_CONFIG, Release, is_release, open_release
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
-from residuum.records.base import Record
+from residuum.records import Record
 
 MAX_FILES = 1000
 MAX_ENTRIES = 100_000

@@ -22,8 +22,7 @@ from residuum.checkpoints.inert import Block
 from residuum.checkpoints.reading import FORMAT_KEY, RULES, sort_header
 from residuum.checkpoints.releases import Release, open_release
 from residuum.errors import InputError, OutputError
-from residuum.records import write_atomic
-from residuum.records.base import Record
+from residuum.records import Record, write_atomic
 
 # What readers need: the kind of file, the architecture, labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
