@@ -28,10 +28,10 @@ from residuum.networks import MLP, ConvNet
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.exposure import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
-from residuum.risk import canaries, gradients, kinks, ranking
+from residuum.risk import canaries, figures, gradients
+from residuum.risk.figures import RIDGE, SOFT, Span
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.run import Case, covectors, expose, informed_estimate, located
-from residuum.risk.span import RIDGE, SOFT, Span
 from residuum.similarity import ncc
 from residuum.stationarity import Rows, weighted_gradient
 from tests import reference
@@ -300,7 +300,7 @@ def test_kinks_are_counted_neuron_by_neuron() -> None:
     hidden = model.trace(x).inputs[1]
     second = model.linears[1].weight
     second[2] -= (second[2] @ hidden[1]) * hidden[1] / hidden[1].square().sum()
-    found = kinks.kinks(model, x, tolerance=1e-2)
+    found = figures.kinks(model, x, tolerance=1e-2)
     a = x
     for l, layer in enumerate(model.linears[:2]):
         pre = layer(a)
@@ -312,7 +312,7 @@ def test_kinks_are_counted_neuron_by_neuron() -> None:
             found[i, l] -= int(abs(float(pre[i, j])) <= 1e-2 * size)
         a = torch.relu(pre)
     assert not found.any()
-    exact = kinks.kinks(model, x, tolerance=1e-12)
+    exact = figures.kinks(model, x, tolerance=1e-12)
     assert exact[4, 0] == 1
     assert exact[1, 1] == 1
     assert int(exact.sum()) == 2
@@ -321,7 +321,7 @@ def test_kinks_are_counted_neuron_by_neuron() -> None:
 def test_p_values_are_ranks_among_held_out_records() -> None:
     held, own = torch.tensor([0, 0, 1, 3, 3, 8]), torch.tensor([0, 1, 2, 3, 8, 9])
     naive = [(1 + sum(int(h) >= int(s) for h in held)) / 7 for s in own]
-    assert kinks.ranked(own, held).tolist() == pytest.approx(naive)
+    assert figures.ranked(own, held).tolist() == pytest.approx(naive)
 
 
 def test_discoveries_are_benjamini_and_hochbergs() -> None:
@@ -331,7 +331,7 @@ def test_discoveries_are_benjamini_and_hochbergs() -> None:
         ordered = sorted(p.tolist())
         passing = [k for k in range(12) if ordered[k] <= 0.05 * (k + 1) / 12]
         bar = ordered[max(passing)] if passing else -1.0
-        assert kinks.discoveries(p).tolist() == [value <= bar for value in p.tolist()]
+        assert figures.discoveries(p).tolist() == [value <= bar for value in p.tolist()]
 
 
 def test_records_that_are_no_members_are_hardly_ever_called() -> None:
@@ -339,7 +339,7 @@ def test_records_that_are_no_members_are_hardly_ever_called() -> None:
     calls = 0
     for _ in range(400):
         counts = torch.poisson(torch.full((260,), 0.6), generator=generator)
-        calls += bool(kinks.discoveries(kinks.ranked(counts[:60], counts[60:])).any())
+        calls += bool(figures.discoveries(figures.ranked(counts[:60], counts[60:])).any())
     assert calls <= 32  # 5% of 400, and three deviations
 
 
@@ -539,7 +539,7 @@ def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
     monkeypatch.setattr(Case, "outputs_part", lambda self: pytest.fail("work was done"))
     with pytest.raises(DataError, match="one for every record"):
         expose(checkpoint, split.train, groups=["a"] * 29)
-    monkeypatch.setattr(ranking, "MOST_GROUPS", 20)
+    monkeypatch.setattr(figures, "MOST_GROUPS", 20)
     with pytest.raises(DataError, match="20 different names"):
         expose(checkpoint, split.train, groups=[str(i) for i in range(30)])
 
@@ -793,13 +793,13 @@ def test_the_score_rises_with_what_it_is_made_of() -> None:
     same = torch.full((2,), 0.9, dtype=DOUBLE)
     apart = torch.tensor([0.5, 0.99], dtype=DOUBLE)
     for arguments in ((own, same, same), (same, apart, same), (same, same, apart)):
-        score = ranking.score(*arguments, 784, 30)
+        score = figures.score(*arguments, 784, 30)
         assert float(score[0]) < float(score[1])
-    alone = ranking.score(own, None, None, 784, None)
+    alone = figures.score(own, None, None, 784, None)
     assert float(alone[0]) < float(alone[1])
     # Where every record lies in the clean directions, they say nothing.
-    assert ranking.score(own, apart, apart, 10, 9).tolist() == pytest.approx(
-        ranking.score(own, None, None, 10, None).tolist()
+    assert figures.score(own, apart, apart, 10, 9).tolist() == pytest.approx(
+        figures.score(own, None, None, 10, None).tolist()
     )
 
 
@@ -816,4 +816,4 @@ def test_the_score_is_its_formula() -> None:
     neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
     wanted = -0.486 + 0.923 * math.log((1 - neither) / neither)
     parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
-    assert float(ranking.score(*parts, 784, 30)) == pytest.approx(wanted)
+    assert float(figures.score(*parts, 784, 30)) == pytest.approx(wanted)

@@ -31,10 +31,20 @@ from residuum.networks import dense_chain
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
 from residuum.records.exposure import CanaryBound, Exposure, missing
 from residuum.risk.canaries import bound as bound_of
+from residuum.risk.figures import (
+    ATTACKS,
+    FILLED,
+    LEVEL,
+    Span,
+    adjusted,
+    grouped,
+    has_kinks,
+    kinks,
+    named_groups,
+    ranked,
+    score,
+)
 from residuum.risk.gradients import Gradients, Multipliers, blocks, explained, gradients_of
-from residuum.risk.kinks import LEVEL, adjusted, has_kinks, kinks, ranked
-from residuum.risk.ranking import ATTACKS, FILLED, grouped, named_groups, score
-from residuum.risk.span import Span
 from residuum.similarity import chunks, ncc, standardise
 from residuum.stationarity import Rows, Theta, by_layer, norm
 from residuum.theory.kkt import evaluate
