@@ -32,7 +32,7 @@ from residuum.records import (
     Sums,
     Uniqueness,
 )
-from residuum.records.scores import MetricScore, SampleMatch, SampleScore
+from residuum.records.results import MetricScore, SampleMatch, SampleScore
 
 OUTCOMES = tuple(EXIT_CODES)
 HOSTILE = (

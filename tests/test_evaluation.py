@@ -28,8 +28,7 @@ from residuum.evaluation.scoring import (
     whole_pool,
 )
 from residuum.records import Dataset, Knowledge, Reconstruction, same
-from residuum.records.reconstruction import Selection
-from residuum.records.scores import Scores
+from residuum.records.results import Scores, Selection
 
 SHAPE = (1, 8, 8)
 

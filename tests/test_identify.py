@@ -19,7 +19,7 @@ from residuum.checkpoints.surfaces import weights
 from residuum.cli.main import main
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
 from residuum.records import Checkpoint, Dataset, Knowledge
-from residuum.records.identification import Identification
+from residuum.records.results import Identification
 from residuum.report.figures import identified_figure
 from tests.cases import ExactPoint, polynomial_point
 

@@ -55,15 +55,15 @@ from residuum.records import (
 )
 from residuum.records.base import METADATA_KEY
 from residuum.records.exposure import CanaryBound, Exposure, GroupExposure, Operating
-from residuum.records.identification import Identification
-from residuum.records.rundir import digest, environment, sha256
-from residuum.records.scores import (
+from residuum.records.results import (
+    Identification,
     MetricScore,
     SampleMatch,
     SampleScore,
     Scores,
     ScoreSlice,
 )
+from residuum.records.rundir import digest, environment, sha256
 from residuum.training import TrainingState
 
 MEAN = torch.linspace(0, 1, 3, dtype=torch.float64)

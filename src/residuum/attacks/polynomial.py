@@ -32,7 +32,7 @@ from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction
-from residuum.records.identification import Identification
+from residuum.records.results import Identification
 from residuum.settings import AttackConfig
 from residuum.theory.polynomial import (
     Interpolant,

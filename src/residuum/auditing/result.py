@@ -23,10 +23,17 @@ from residuum.auditing.verdict import AttackOutcome, Checks, Findings, Verdict
 from residuum.checkpoints import Inspection, build_model
 from residuum.checkpoints.surfaces import sample_shape, task_of
 from residuum.networks import Architecture
-from residuum.records import Certificate, Checkpoint, Knowledge, Reconstruction, Record, Scores
-from residuum.records.certificate import Uniqueness
+from residuum.records import (
+    Certificate,
+    Checkpoint,
+    Knowledge,
+    Reconstruction,
+    Record,
+    Scores,
+    Uniqueness,
+)
 from residuum.records.exposure import Exposure
-from residuum.records.scores import MetricScore
+from residuum.records.results import MetricScore
 from residuum.stationarity import by_layer, moved_layers
 
 if TYPE_CHECKING:

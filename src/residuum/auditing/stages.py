@@ -42,8 +42,7 @@ from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
 from residuum.errors import InputError, ResiduumError
 from residuum.evaluation.scoring import whole_pool
 from residuum.networks import dense_chain
-from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction
-from residuum.records.certificate import Uniqueness
+from residuum.records import Certificate, Checkpoint, Dataset, Knowledge, Reconstruction, Uniqueness
 from residuum.records.exposure import Exposure
 from residuum.risk.run import FEWEST_HELD_OUT, expose
 from residuum.theory import certify

@@ -39,8 +39,7 @@ from residuum.checkpoints.releases import open_release
 from residuum.errors import ResiduumError
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction
-from residuum.records.reconstruction import Selection
+from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Selection
 from residuum.records.rundir import environment
 
 ROUNDING = 16 * torch.finfo(torch.float32).eps  # of a record's largest value

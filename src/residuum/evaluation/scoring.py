@@ -41,8 +41,14 @@ from residuum.evaluation.null import (
     smallest_significant,
 )
 from residuum.records.data import Dataset
-from residuum.records.reconstruction import Reconstruction
-from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
+from residuum.records.results import (
+    MetricScore,
+    Reconstruction,
+    SampleMatch,
+    SampleScore,
+    Scores,
+    ScoreSlice,
+)
 
 DECIDING = "ncc"
 BINS = 5  # equally large slices of the samples, by margin

@@ -1,9 +1,15 @@
 """Frozen dataclasses that cross stages, and their files on disk."""
 
 from residuum.records.base import Record, same
-from residuum.records.certificate import Certificate, LayerResidual, Sums, Uniqueness
 from residuum.records.data import TASKS, Dataset, Split, read_npz
 from residuum.records.knowledge import Checkpoint, Knowledge
-from residuum.records.reconstruction import Reconstruction, Selection
+from residuum.records.results import (
+    Certificate,
+    LayerResidual,
+    Reconstruction,
+    Scores,
+    Selection,
+    Sums,
+    Uniqueness,
+)
 from residuum.records.rundir import make_directory, read_json, write_atomic, write_json
-from residuum.records.scores import Scores

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from residuum.auditing.result import Evidence
     from residuum.records import Reconstruction
-    from residuum.records.scores import MetricScore
+    from residuum.records.results import MetricScore
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, YELLOW, GREY, INK = "#56B4E9", "#E69F00", "#9A9A9A", "#222222"

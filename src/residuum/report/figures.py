@@ -16,8 +16,7 @@ from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores, Uniqueness
 from residuum.records.data import with_mean
-from residuum.records.identification import Identification
-from residuum.records.scores import MetricScore, SampleMatch, SampleScore
+from residuum.records.results import Identification, MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
 from residuum.report.drawing import SHOWN, Cell, positive
 

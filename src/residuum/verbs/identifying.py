@@ -9,7 +9,7 @@ from torch import nn
 from residuum.attacks import polynomial as attacks
 from residuum.checkpoints import as_checkpoint
 from residuum.records import Checkpoint, Dataset, make_directory, write_atomic, write_json
-from residuum.records.identification import Identification
+from residuum.records.results import Identification
 from residuum.report.figures import identified_figure
 from residuum.verbs.attacking import write_figures
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from residuum.errors import InputError
 from residuum.networks import dense_chain
-from residuum.records.certificate import WIDE, Uniqueness
+from residuum.records import Uniqueness
 from residuum.stationarity import norm, weighted_gradient
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slope_matrix
@@ -53,6 +53,7 @@ SHARE = 0.1
 IDLE = 1e-9  # of the largest multiplier: below, a candidate takes no part
 # Of a switch's slope times (1 + |x|): nearer to zero, its side is a matter of rounding.
 KINK = 1e-10
+WIDE = 0.05  # a gap between bound and example that is worth a word
 SAME = 1e-9  # of their length: covectors that differ by less are proportional
 ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # numbers in the rows of one batch
 # What a certificate will cost: speed is that of REPEATS products of SIDE x SIDE matrices; per candidate
