@@ -190,21 +190,6 @@ def surfaces() -> str:
     return grid(f"{head} | recovered (chance) | seconds", once(rows), left=2)
 
 
-@table
-def gates() -> str:
-    """Why raw pixels give less: what the neurons of the same files tell apart."""
-    rows = []
-    for name, entries in read("surfaces-gates")["victims"].items():
-        counts = means([e["as saved"]["all"] for e in victims_of("surfaces-cpu", name)])
-        span = ", ".join(str(e["ways"]) for e in entries)
-        one = means(entries)
-        percent = [f"{one[key]:.0%}" for key in ("silent", "telling", "along the mean")]
-        rows.append([FILES[name], *percent, span, short(counts["0.8"])])
-    head = "file | neurons silent on every image | on for some and off for others"
-    head += " | energy along the mean image | ways of mixing, of 100: per file | NCC > 0.8"
-    return grid(head, rows)
-
-
 # Real images on one GPU, and steps.
 
 EXPERIMENTS = (
