@@ -23,7 +23,7 @@ from residuum.checkpoints.reading import build_model, load_checkpoint, locate
 from residuum.checkpoints.releases import Release, open_release
 from residuum.errors import CheckpointError
 from residuum.networks import Architecture, dense_chain
-from residuum.networks.modules import bias_rule
+from residuum.networks.kinds import bias_rule
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.stationarity import by_layer, moved_layers
 

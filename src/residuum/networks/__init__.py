@@ -11,9 +11,18 @@ from residuum.networks.activations import (
     Softplus,
     Surrogate,
 )
-from residuum.networks.kinds import KINDS, Architecture, Kind, kind_of
+from residuum.networks.kinds import (
+    KINDS,
+    MLP,
+    Architecture,
+    ConvNet,
+    Kind,
+    PolynomialNetwork,
+    Trace,
+    dense_chain,
+    kind_of,
+)
 from residuum.networks.kinks import Kinks, with_surrogate
-from residuum.networks.modules import MLP, ConvNet, PolynomialNetwork, Trace, dense_chain
 from residuum.networks.probing import balance, homogeneity_order, probe_inputs
 from residuum.networks.recognition import (
     match_architecture,

@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from residuum.errors import ArchitectureError
 from residuum.networks.activations import SigmoidReLU
+from residuum.networks.kinds import dense_chain
 from residuum.networks.kinks import Kinks
-from residuum.networks.modules import dense_chain
 
 SAME = 1e-9  # of the largest output: rounding of float64 between batches of other sizes
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)

@@ -22,8 +22,7 @@ from torch.func import functional_call
 from residuum.errors import ArchitectureError, CheckpointError
 from residuum.networks import kinds
 from residuum.networks.activations import ACTIVATIONS
-from residuum.networks.kinds import Architecture, Named
-from residuum.networks.modules import bias_rule
+from residuum.networks.kinds import Architecture, Named, bias_rule
 
 READS = (
     "Networks that can be read from weights alone are fully connected, convnets (3x3 convolutions of "
