@@ -15,8 +15,7 @@ from benchmarks.harness import Report, clock
 from benchmarks.published import PublishedAttack
 from residuum.attacks.objectives import BinaryKKT
 from residuum.attacks.solver import Solver
-from residuum.engine.explicit import cpu_has_bf16
-from residuum.engine.graph import matmul_precision
+from residuum.engine.explicit import cpu_has_bf16, matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
 from residuum.settings import FAST, AttackConfig

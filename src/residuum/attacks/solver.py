@@ -37,7 +37,8 @@ from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box, derivatives, penalty
 from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
 from residuum.attacks.rowspace import RowSpace
-from residuum.engine.graph import Repeater, keep_freed_memory, matmul_precision
+from residuum.engine.explicit import matmul_precision
+from residuum.engine.graph import Repeater, keep_freed_memory
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest

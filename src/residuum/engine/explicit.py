@@ -43,7 +43,8 @@ The first layer always drives the loss. Elementwise work is left out: it is boun
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -434,6 +435,17 @@ def accumulate(
     else:
         return torch.baddbmm(total, a.float(), b.float(), beta=beta, alpha=alpha)
     return alpha * product if beta == 0 else torch.add(beta * total, product, alpha=alpha)
+
+
+@contextmanager
+def matmul_precision(tf32: bool) -> Iterator[None]:
+    """Matrix products of float32 numbers in TF32, or in full float32, inside this context."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""How steps are run: replayed from a CUDA graph on a GPU, precision of products, memory kept at hand.
+"""How steps are run: replayed from a CUDA graph on a GPU, with memory kept at hand.
 
 The C library hands large freed blocks back to the system, and the next step pays for mapping and
 clearing them again: on small attacks that is most of the time. Raising its thresholds keeps up to
@@ -76,17 +76,6 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-@contextmanager
-def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Matrix products of float32 numbers in TF32, or in full float32, inside this context."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @cache
