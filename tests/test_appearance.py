@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.appearance import appearance
-from residuum.attacks.run import MARGINS, SPARSE, resolve
+from residuum.attacks.run import MARGINS, SPARSE, appearance, resolve
 from residuum.datasets import load_dataset
 from residuum.training import TrainingConfig, train
 
