@@ -10,6 +10,8 @@ import copy
 import io
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
@@ -22,7 +24,8 @@ from PIL import Image
 
 import residuum as rs
 from papers import drawing, haim2022
-from papers.__main__ import FIGURES, main, reproduce
+from papers.__main__ import main
+from papers.figures import FIGURES, reproduce
 from papers.haim2022 import RUNS, TABLE1, TABLE2, heavy_enough, matched
 from papers.points import polynomial_point, relu_point, steep_point, triangle
 from papers.refael2025 import compare, repeats
@@ -38,7 +41,7 @@ from tests.test_layering import HEAVY, python
 SEED = 4
 SIGNIFICANT = 0.01
 NAMES = {
-    "haim2022": [*(f"fig{i}" for i in range(1, 22)), "table1", "table2"],
+    "haim2022": [*(f"fig{i}" for i in range(1, 22)), "table1", "table2", "released"],
     "refael2025": ["fig1", "fig2a", "fig2b", "theorems"],
     "shen2026": [*(f"fig{i}" for i in range(1, 15)), "theorem41", "aggregates"],
     "buzaglo2023": ["multiclass", "weight-decay"],
@@ -335,7 +338,7 @@ def test_compare_counts_matched_candidates_alone():
 # Shen et al. 2026
 
 
-SHORT = Case("haim", "mnist", 50, 10, steps=16_000, every=4000)
+SHORT = Case("haim", "mnist", 50, 10, steps=4000, every=1000)
 
 
 def test_both_arms_start_alike_and_splitting_lowers_the_loss(context):
@@ -536,6 +539,22 @@ def test_nothing_is_computed_twice(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.partial"))
 
 
+def test_of_two_that_want_the_same_work_one_does_it(tmp_path):
+    context, net = trained(tmp_path)
+    made = []
+
+    def slow(partial: Path):
+        made.append(partial)
+        time.sleep(0.3)
+        return net
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: context.kept(type(net), slow, "the same"), range(2))
+    assert len(made) == 1
+    assert rs.same(first, second)
+    assert not list(tmp_path.rglob("*.lock"))
+
+
 def test_an_interrupted_attack_goes_on(tmp_path, monkeypatch):
     context, net = trained(tmp_path)
     config = rs.AttackConfig.of(candidates=4, restarts=1, steps=200, dtype="float64")
@@ -595,6 +614,12 @@ def test_the_command_prints_published_against_measured(tmp_path, capsys):
     done = json.loads(capsys.readouterr().out)
     assert done["measured"].keys() >= done["published"].keys()
     assert (tmp_path / "refael2025-fig1" / "figure.png").exists()
+    assert main([*arguments, "--no-draw", "--seed", "1", "2"]) == 0
+    made = {
+        path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")
+    }
+    assert {f"refael2025-fig1-seed{k}" for k in (1, 2)} < {*made}
+    assert made["refael2025-fig1-seed2"]["seed"] == 2
 
 
 def test_figures_are_computed_where_little_is_installed():

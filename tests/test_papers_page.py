@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from papers.__main__ import FIGURES
+from papers.figures import FIGURES
 from tests.documents import ROOT
 
 FILES = sorted((ROOT / "benchmarks" / "results" / "papers").glob("*.json"))
