@@ -1,7 +1,8 @@
 """Run benchmarks: ``python -m benchmarks [NAME ...] [--device cpu]``.
 
 A new one is a function from a device ("cpu", "cuda") to a :class:`benchmarks.harness.Report`, in a
-file of its own, and one line in ``BENCHMARKS``. The exit code is 1 when a bar is missed.
+file of its own, and one line in ``BENCHMARKS``. The exit code is 1 when a bar is missed. ``field`` is
+a table without a bar and has commands of its own: ``python -m benchmarks field --help``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import field
 from benchmarks.certificate import certificate
 from benchmarks.certificate_uniqueness import certificate_uniqueness
 from benchmarks.curves import curves
@@ -29,7 +31,10 @@ from benchmarks.verdict import verdict
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmarks asked for, print a table for each, write their files."""
-    options = _parse(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["field"]:
+        return field.main(words[1:])
+    options = _parse(words)
     missed = []
     for name in options.names or BENCHMARKS:
         print(f"{name}: running on {options.device} ...", flush=True)
@@ -47,11 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if missed else 0
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; or field"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BENCHMARKS]:

@@ -1,0 +1,376 @@
+"""The field's table: every attack on the same victims, by one rule, beside chance.
+
+    python -m benchmarks field                                digits, photographs and a table: no data needed
+    python -m benchmarks.unmix data SOURCE FOLDER             MNIST and CIFAR, images that no tuning saw
+    python -m benchmarks field run FOLDER OUT --device cuda   every row; resumable, attack by attack
+    python -m benchmarks field table OUT                      what was found
+    python -m benchmarks field picture OUT PNG                the best of some rows above their samples
+    python -m benchmarks field draw                           seeds, settings being committed
+
+Rows, attacks and their settings are those of ``field_rows.py``. Attacks of installed packages
+(entry point ``residuum.plugins``) are run on every row as well, by themselves with ``--attacks NAME``.
+
+The rule: candidates and samples are matched one-to-one by NCC at full resolution, up to sign (rows of tables
+by 1 - the largest error over the range of its column); a sample counts above 0.7, 0.8 and 0.9. ``ssim3`` is
+the published rule, colour images alone: the candidate nearest at half resolution, mean added, above 0.4.
+Beside each stands the same for as many samples that the network never saw. At most 8n candidates count, the
+first. Seconds are those of an attack among as many others as there are workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import residuum as rs
+from benchmarks.field_rows import (
+    ARMS,
+    CHOSEN,
+    MOST,
+    POOLED,
+    ROWS,
+    TRUE,
+    WITHOUT_DATA,
+    Row,
+    arm_of,
+    frozen,
+    settings,
+)
+from benchmarks.field_victims import Victim, kept
+from benchmarks.harness import RESULTS, draw_seeds
+from residuum import plugins
+from residuum.attacks.run import every_attack
+from residuum.errors import InputError, ResiduumError
+from residuum.evaluation.matching import greedy
+from residuum.evaluation.metrics import display, published_search, ssim_score
+from residuum.records import Reconstruction, write_json
+from residuum.records.rundir import digest, environment
+from residuum.similarity import ncc
+
+SEEDS_FILE = RESULTS / "field-seeds.json"
+LEVELS = (0.7, 0.8, 0.9)
+SHOWN = 6  # best pairs kept for pictures
+Found = tuple[Tensor, Tensor, dict[str, Any]]  # candidates, those chosen without the data, facts
+
+
+def alike(x: Tensor, samples: Tensor, span: Tensor | None) -> Tensor:
+    """(m, n) how similar candidates and samples are, at most 1."""
+    if span is None:
+        return ncc(x, samples).abs()
+    far = (x.flatten(1)[:, None] - samples.flatten(1)[None]).abs() / span
+    return 1 - far.amax(2)
+
+
+def figures(x: Tensor, chosen: Tensor, victim: Victim, device: str) -> dict[str, Any]:
+    """Counts above fixed levels, of the training set and of as many others, and what the choice is worth."""
+    n, x = len(victim.x), x.to(device).float()
+    span = None if victim.span is None else victim.span.to(device)
+    found: dict[str, Any] = {"candidates": len(x), "chosen": len(chosen)}
+    for tag, samples in (("", victim.x), (" held out", victim.held[:n])):
+        samples = samples.to(device)
+        value = greedy(alike(x, samples, span).cpu().double().numpy()).value
+        found |= {f"{level}{tag}": int((value > level).sum()) for level in LEVELS}
+        if len(chosen):
+            best = alike(chosen.to(device).float(), samples, span).amax(1)
+            found[f"right{tag}"] = int((best > TRUE).sum())
+        if samples.ndim == 4 and samples.shape[1] == 3 and victim.mean is not None:
+            mean = victim.mean.to(device).float()
+            nearest = published_search(x, samples).argmax(0)
+            scores = ssim_score(display(x[nearest], mean), samples + mean, 3)
+            found[f"ssim3{tag}"] = int((scores > 0.4).sum())
+    return found
+
+
+def pairs(x: Tensor, victim: Victim) -> np.ndarray:
+    """(2, SHOWN, *shape) bytes: the best candidates, right way up, and the samples they match."""
+    similar = ncc(x.float(), victim.x)
+    match = greedy(similar.abs().double().numpy())
+    best = np.argsort(-match.value)[:SHOWN]
+    candidate = match.candidate[best]
+    sign = similar[candidate, best].sign().reshape(-1, *[1] * (x.ndim - 1))
+    shown = [display(part, None) for part in (x[candidate].float() * sign, victim.x[best])]
+    return (255 * torch.stack(shown)).round().to(torch.uint8).numpy()
+
+
+class Attacked:
+    """One victim and its attacks, one after the other; candidates are kept beside it for who pools them."""
+
+    def __init__(self, row: Row, victim: Victim, cache: Path, device: str, tiny: bool) -> None:
+        self.row, self.victim, self.cache = row, victim, cache
+        self.device, self.tiny = device, tiny
+
+    def found(self, arm: str) -> Found:
+        """Candidates of an attack, from their file or found anew."""
+        path = self.cache.with_name(f"{self.cache.stem}-{arm}.found")
+        if not path.exists():
+            torch.save(self.run(arm), path)
+        return torch.load(path, weights_only=True)
+
+    def run(self, arm: str) -> Found:
+        """An attack by its settings; refused where it does not apply."""
+        n, nothing = len(self.victim.x), self.victim.x[:0]
+        if arm == "other images":
+            return self.victim.held[n : 3 * n], nothing, {"seconds": 0.0}
+        if arm == "together":
+            parts = [self.found(one) for one in self.row.arms if pooled(one)]
+            ran = [part for part in parts if "refused" not in part[2]]
+            seconds = sum(part[2]["seconds"] for part in ran)
+            x = torch.cat([nothing, *(part[0] for part in ran)])
+            chosen = torch.cat([nothing, *(part[1] for part in ran)])
+            return x, chosen, {"seconds": seconds}
+        seed = self.victim.facts["seed"] % 1000
+        device = "cpu" if arm == "corners" else self.device
+        config = settings(self.row, arm).changed(seed=seed, device=device)
+        if self.tiny:
+            config = config.changed(steps=20, restarts=1, seconds=2.0)
+        try:
+            made = rs.attack(self.victim.network, self.victim.knowledge(arm_of(arm).grants), config)
+        except ResiduumError as problem:
+            return nothing, nothing, {"refused": problem.message}
+        shape = self.victim.x.shape[1:]
+        x = made.x.float()[: MOST * n].reshape(-1, *shape)
+        return x, best_of(made).reshape(-1, *shape), facts(made)
+
+
+def pooled(arm: str) -> bool:
+    """Whether an attack is one of residuum's own."""
+    return arm_of(arm).whose == "residuum" and arm not in POOLED
+
+
+def best_of(made: Reconstruction) -> Tensor:
+    """What the attack itself takes for true, without the data."""
+    if made.selection is None:
+        return made.x[:0].float()
+    return made.selection.x[made.selection.confidence >= CHOSEN].float()
+
+
+def facts(made: Reconstruction) -> dict[str, Any]:
+    """Of one run."""
+    granted = [fact for fact in made.knowledge.granted if fact != "provenance"]
+    return {
+        "seconds": made.seconds,
+        "granted": granted,
+        "status": sorted({*made.status}),
+        "settings": made.settings,
+    }
+
+
+def job(
+    name: str,
+    k: int,
+    seeds: list[int],
+    arms: Sequence[str],
+    folder: str,
+    out: str,
+    device: str,
+    tiny: bool,
+    end: float,
+) -> None:
+    """What is missing of one victim; every attack leaves a file of its own as soon as it is scored."""
+    torch.set_num_threads(1)
+    row, key = (ROWS[name].tiny if tiny else ROWS[name]), f"{name}-{k}"
+    parts, cache = Path(out) / "parts", Path(out) / "victims"
+    missing = [arm for arm in arms if not (parts / f"{key}-{arm}.json").exists()]
+    if not missing or time.time() > end:
+        return
+    victim = kept(row, k, seeds, folder, device, cache / f"{key}.pt")
+    attacked = Attacked(row, victim, cache / f"{key}.pt", device, tiny)
+    for arm in missing:
+        if time.time() > end:
+            return
+        x, chosen, said = attacked.found(arm)
+        if len(x):
+            said |= figures(x, chosen, victim, device)
+            if k == 0 and victim.x.ndim == 4:
+                np.save(parts / f"{key}-{arm}.npy", pairs(x, victim))
+        part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "package": package()}
+        write_json(parts / f"{key}-{arm}.json", {**part, "found": said})
+        shown = " ".join(f"{v} {said[str(v)]} ({said[f'{v} held out']})" for v in LEVELS if len(x))
+        took = said.get("refused") or f"{said['seconds']:.1f} s, {shown}"
+        print(f"{time.strftime('%H:%M:%S')} {key} {arm}: {took}", flush=True)
+
+
+def package() -> str:
+    """sha256 of the code of residuum."""
+    root = Path(rs.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    return digest(*(f"{path.relative_to(root)}\n{path.read_text('utf-8')}" for path in files))
+
+
+def run(
+    folder: Path | None,
+    out: Path,
+    *,
+    device: str = "cpu",
+    workers: int = 2,
+    cores: int = 1,
+    names: Sequence[str] = WITHOUT_DATA,
+    attacks: Sequence[str] = (),
+    tiny: bool = False,
+    seconds: float = float("inf"),
+) -> dict[str, Any]:
+    """Every attack that is not in ``out`` yet, convnets on ``cores`` processors beside the others."""
+    for part in ("parts", "victims"):
+        (out / part).mkdir(parents=True, exist_ok=True)
+    plugins.load()
+    brought = [name for name, one in every_attack().items() if one.outside]
+    known = [*ARMS, *brought]
+    if unknown := [name for name in attacks if name not in known]:
+        raise InputError(f"No attack {unknown[0]!r}.", f"Known: {', '.join(known)}.")
+    if folder is None and (needs := [name for name in names if name not in WITHOUT_DATA]):
+        raise InputError(f"{needs[0]} needs images.", "Name their FOLDER, see --help.")
+    seeds = json.loads(SEEDS_FILE.read_text())["victims"]
+    start, context = time.time(), get_context("spawn")
+    root = "" if folder is None else str(folder / "claim")
+    with (
+        ProcessPoolExecutor(workers, mp_context=context) as shared,
+        ProcessPoolExecutor(cores, mp_context=context) as apart,
+    ):
+        futures = []
+        for name in names:
+            row = ROWS[name].tiny if tiny else ROWS[name]
+            arms = [arm for arm in (*row.arms, *brought) if not attacks or arm in attacks]
+            where, place = (apart, "cpu") if row.made == "convnet" else (shared, device)
+            for k in range(row.victims):
+                told = (arms, root, str(out), place, tiny, start + seconds)
+                futures.append(where.submit(job, name, k, seeds[name], *told))
+        for finished in as_completed(futures):
+            finished.result()
+            collect(out, device)
+    print(f"{time.time() - start:.0f} s in all", flush=True)
+    return collect(out, device)
+
+
+def collect(out: Path, device: str) -> dict[str, Any]:
+    """All that was found so far as one file, and the pictures as another."""
+    done: dict[str, Any] = {"environment": environment(device), "victims": {}, "settings": {}}
+    parts = [json.loads(path.read_text()) for path in sorted((out / "parts").glob("*.json"))]
+    done["sha256"] = {
+        "package": sorted({part["package"] for part in parts}),
+        "settings": frozen(name for name in ROWS if any(part["row"] == name for part in parts)),
+    }
+    for part in sorted(parts, key=place):
+        found, name, arm = part["found"], part["row"], part["arm"]
+        entry = done["victims"].setdefault(f"{name}/{part['victim']}", {"victim": part["of"]})
+        told = found.pop("settings", None)
+        if told is not None and part["victim"] == 0:
+            done["settings"].setdefault(name, {})[arm] = told
+        entry.setdefault("arms", {})[arm] = found
+    write_json(out / "field.json", done)
+    shown = {path.stem: np.load(path) for path in sorted((out / "parts").glob("*.npy"))}
+    np.savez_compressed(out / "field-pictures.npz", allow_pickle=False, **shown)
+    return done
+
+
+def place(part: dict[str, Any]) -> tuple[int, int, int]:
+    """Where a part stands in the file: rows, victims and attacks in their order, those of others last."""
+    arms, arm = list(ROWS[part["row"]].arms), part["arm"]
+    return [*ROWS].index(part["row"]), part["victim"], (*arms, arm).index(arm)
+
+
+def draw() -> None:
+    """Of every victim."""
+    draw_seeds(SEEDS_FILE, victims={name: row.victims for name, row in ROWS.items()})
+
+
+def picture(archive: Path, out: Path, shown: Sequence[str]) -> None:
+    """Of each victim and attack named, the best candidates above the samples they match."""
+    from PIL import Image
+
+    size, gap = 32, 2
+    names = list(shown)
+    canvas = np.full((len(names) * (2 * size + 8), SHOWN * (size + gap), 3), 255, np.uint8)
+    with np.load(archive) as kept_pairs:
+        for k, name in enumerate(names):
+            for line, images in enumerate(kept_pairs[name]):
+                for column, image in enumerate(images):
+                    colour = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
+                    large = Image.fromarray(colour).resize((size, size), Image.Resampling.NEAREST)
+                    top, left = k * (2 * size + 8) + line * (size + 1), column * (size + gap)
+                    canvas[top : top + size, left : left + size] = np.asarray(large)
+    Image.fromarray(canvas).quantize(256).save(out, optimize=True)
+
+
+def lines(done: dict[str, Any]) -> Iterator[str]:
+    """The table in Markdown, as the page has it."""
+    from benchmarks.tables_of_field import rows_of
+
+    yield from rows_of(done).splitlines()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the head of this file."""
+    text = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks field", description=__doc__, formatter_class=text
+    )
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("draw", help="seeds, once, settings being committed")
+    one = commands.add_parser("run", help="victims, attacks, scores; resumable")
+    one.add_argument("folder", type=Path, nargs="?", help="images of benchmarks.unmix data")
+    one.add_argument("out", type=Path, nargs="?", default=Path("field"))
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--workers", type=int, default=2, help="processes on the device")
+    one.add_argument("--cores", type=int, default=1, help="processes for convnets, on the CPU")
+    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=None)
+    one.add_argument("--attacks", nargs="*", default=[], help="no others")
+    one.add_argument("--tiny", action="store_true", help="the whole path, which measures nothing")
+    one.add_argument("--seconds", type=float, default=float("inf"), help="no attack begins after")
+    one = commands.add_parser("table", help="what was found")
+    one.add_argument("out", type=Path)
+    one = commands.add_parser("picture", help="the best pairs")
+    one.add_argument("out", type=Path)
+    one.add_argument("png", type=Path)
+    one.add_argument("--shown", nargs="*", default=PICTURED)
+    options = parser.parse_args(arguments or ["run"])
+    try:
+        if options.command == "draw":
+            draw()
+        elif options.command == "picture":
+            picture(options.out / "field-pictures.npz", options.png, options.shown)
+        elif options.command == "table":
+            print("\n".join(lines(json.loads((options.out / "field.json").read_text()))))
+        else:
+            names = options.rows or (WITHOUT_DATA if options.folder is None else tuple(ROWS))
+            done = run(
+                options.folder,
+                options.out,
+                device=options.device,
+                workers=options.workers,
+                cores=options.cores,
+                names=names,
+                attacks=options.attacks,
+                tiny=options.tiny,
+                seconds=options.seconds,
+            )
+            print("\n".join(lines(done)))
+    except ResiduumError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return problem.exit_code
+    return 0
+
+
+PICTURED = (
+    "cifar-500-0-haim2022",
+    "cifar-500-0-together",
+    "cifar-1000-0-together",
+    "cifar-100-0-haim2022",
+    "cifar-100-0-together",
+    "mnist-500-0-together",
+    "sklearn-100-0-together",
+    "convnet-20-0-together",
+)
+
+if __name__ == "__main__":
+    sys.exit(main())
