@@ -183,10 +183,10 @@ ROWS = {
         task="multiclass",
         made="convnet",
     ),
-    "digits-40": Row("digits of 8 x 8, n=40", "digits", 40, hidden="200-200"),
-    "photos-20": Row("photographs, n=20", "photos", 20, hidden="200-200"),
+    "digits-20": Row("digits of 8 x 8, n=20", "digits", 20, hidden="100-100"),
+    "photos-20": Row("photographs, n=20, 2 layers", "photos", 20, hidden="200"),
 }
-WITHOUT_DATA = ("digits-40", "photos-20", "table-80")
+WITHOUT_DATA = ("digits-20", "photos-20", "table-80")
 
 
 def arm_of(name: str) -> Arm:
