@@ -61,6 +61,15 @@ def test_faster_products_reach_the_same_loss(dtype):
     assert torch.allclose(found, exact, rtol=0.05)
 
 
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("tf32", 1e-4), ("bf16", 2e-3)])
+def test_the_first_steps_agree_before_rounding_has_grown(dtype, within):
+    short = CONFIG.changed(steps=3, polish=0.0)
+    exact = solved(short).loss
+    found = solved(short.changed(device="cuda", dtype=dtype)).loss
+    for one, other in zip(exact, found, strict=True):
+        assert torch.allclose(other.cpu().double(), one, rtol=within, atol=0)
+
+
 @pytest.mark.parametrize("method", ["gd", "margin"])
 def test_replayed_training_equals_the_loop_on_the_cpu(method):
     data = Dataset(torch.randn(10, 6).double(), torch.arange(10) % 2 * 2.0 - 1)
