@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from benchmarks.markdown import each, grid, grouped, read, span, table
-
-
-@table
-def length() -> str:
-    """Recovered samples and what stands beside them, by training steps."""
-    rows = []
-    for value, own in grouped(read("uniqueness-length")["rows"], "length").items():
-        budgets = each(own, "budget_over_norm", ".2g")
-        residuals = span(own, "residual_plain")
-        rows.append([f"{value:g}", each(own, "recovered"), residuals, budgets])
-    head = "steps | recovered of 50, per victim | KKT residual at the samples"
-    return grid(f"{head} | exact budget / \\|x\\|", rows)
+from benchmarks.markdown import each, grid, grouped, read, table
 
 
 @table
