@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import RESULTS
-from residuum.checkpoints.touched import CURVE, EQUAL, FACTOR, touched_rows
+from residuum.checkpoints.compared import CURVE, EQUAL, FACTOR, touched_rows
 from residuum.records import write_json
 from residuum.records.rundir import environment
 

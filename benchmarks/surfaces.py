@@ -38,7 +38,7 @@ from torch.nn import functional as F
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, draw_seeds
 from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
-from residuum.checkpoints.beside import beside, with_release
+from residuum.checkpoints.contents import beside, with_release
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy

@@ -18,8 +18,7 @@ from residuum.attacks import estimate, plain
 from residuum.attacks.objectives import BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.problem import Problem
 from residuum.auditing.stages import _kkt
-from residuum.checkpoints.factories import load_with_code, made
-from residuum.checkpoints.reading import _keep, as_checkpoint
+from residuum.checkpoints.reading import _keep, as_checkpoint, load_with_code, made
 from residuum.cli.main import main
 from residuum.engine.generic import GRAPHS
 from residuum.errors import ArchitectureError, CheckpointError, InputError

@@ -17,7 +17,7 @@ from torch import nn
 import residuum as rs
 from residuum.attacks import AttackConfig
 from residuum.attacks.objectives import Moment
-from residuum.checkpoints.beside import beside, with_release
+from residuum.checkpoints.contents import beside, with_release
 from residuum.checkpoints.surfaces import MOMENT, SURFACES
 from residuum.cli.main import main
 from residuum.errors import InputError

@@ -27,10 +27,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 import residuum as rs
+from residuum.checkpoints.adapters import adapter_pairs
 from residuum.checkpoints.contents import KINDS, findings
 from residuum.checkpoints.inert import Block, Thing
 from residuum.checkpoints.releases import open_release
-from residuum.checkpoints.tuning import adapter_pairs
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError, MissingExtraError, UnsafeFileError
 from residuum.verbs import scanning

@@ -16,8 +16,9 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.run import on_surface as configured_on
 from residuum.auditing.run import on_surface
 from residuum.auditing.verdict import STATE_THERE, AttackOutcome, Checks, Findings, decide
-from residuum.checkpoints.beside import with_release
-from residuum.checkpoints.tuning import head_of, load_tuned
+from residuum.checkpoints.adapters import load_tuned
+from residuum.checkpoints.contents import with_release
+from residuum.checkpoints.surfaces import head_of
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
 from residuum.records import Dataset

@@ -28,7 +28,7 @@ from residuum.attacks.solver import Population, Solver, SolverState, load_state
 from residuum.attacks.trunk import BehindTrunk
 from residuum.attacks.unmix import Unmix
 from residuum.checkpoints import as_checkpoint, build_model, first_layer
-from residuum.checkpoints.beside import RELEASE, with_release
+from residuum.checkpoints.contents import RELEASE, with_release
 from residuum.checkpoints.surfaces import (
     CHANGE,
     MOMENT,

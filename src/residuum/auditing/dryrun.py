@@ -108,10 +108,7 @@ def dry_run(
     return DryRun(
         tuple(obstacles),
         (*doubts, *checkpoint.assumptions, *(fit.notes if fit else ())),
-        (
-            *facts(checkpoint, inspection, granted, fit),
-            *tried(rows, PLANNED),
-        ),
+        (*facts(checkpoint, inspection, granted, fit), *tried(rows, PLANNED)),
         forecast(seconds, plans, 0 if train is None else len(train)) if plans else "",
         NONE if obstacles else _verdicts(to_leak, to_pass),
         max(codes),

@@ -168,7 +168,7 @@ def _scaled(
         return one.replace(y=1 - one.y, classes=one.classes[::-1])
 
     ways = {
-        "columns are standardised by mean and deviation of the training samples": [standardised],
+        "columns are standardised by mean and deviation of the training samples": [standardised]
     }
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
         other = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"

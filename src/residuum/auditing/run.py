@@ -63,9 +63,8 @@ from residuum.auditing.verdict import (
     opening,
 )
 from residuum.checkpoints import as_checkpoint, inspect_checkpoint, weights_hash
-from residuum.checkpoints.beside import with_release
-from residuum.checkpoints.surfaces import chosen
-from residuum.checkpoints.tuning import head_of
+from residuum.checkpoints.contents import with_release
+from residuum.checkpoints.surfaces import chosen, head_of
 from residuum.datasets.given import both
 from residuum.errors import require_known
 from residuum.evaluation.null import SUBSETS
@@ -243,12 +242,7 @@ def audit(
         judged.findings,
         judged.attacks,
         checks,
-        (
-            *vouched,
-            *([head.note] if head else ()),
-            *unconfirmed(outright),
-            *checkpoint.assumptions,
-        ),
+        (*vouched, *([head.note] if head else ()), *unconfirmed(outright), *checkpoint.assumptions),
     )
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
     return AuditResult(
@@ -292,11 +286,7 @@ def audit(
             *(fit.notes if fit else ()),
             *contradictions,
         ),
-        notes=(
-            *controls.notes,
-            *_notes(attacked, judged.scores),
-            _spent(allowance.spent, seconds),
-        ),
+        notes=(*controls.notes, *_notes(attacked, judged.scores), _spent(allowance.spent, seconds)),
     )
 
 

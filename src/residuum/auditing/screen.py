@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from residuum.attacks import every_attack
 from residuum.auditing.budget import duration, seconds_of
 from residuum.auditing.result import NOT_TRIED
-from residuum.auditing.verdict import (
-    INCONCLUSIVE,
-    LEAK,
-    SURFACES_SAID,
-    acquitting,
-)
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, SURFACES_SAID, acquitting
 from residuum.networks import Architecture
 
 if TYPE_CHECKING:

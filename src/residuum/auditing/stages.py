@@ -413,10 +413,7 @@ def _kkt(
 
 
 def _uniqueness(
-    checkpoint: Checkpoint,
-    found: tuple[Reconstruction, ...],
-    knowledge: Knowledge,
-    seconds: float,
+    checkpoint: Checkpoint, found: tuple[Reconstruction, ...], knowledge: Knowledge, seconds: float
 ) -> tuple[Uniqueness | None, str]:
     """What other sets keep of the best restart's candidates, heaviest first, as time allows.
 

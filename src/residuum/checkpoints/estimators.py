@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints import safe
-from residuum.checkpoints.inert import Block, Thing, walk
+from residuum.checkpoints.inert import Block, Thing
 from residuum.checkpoints.inspection import noise_edge
 from residuum.checkpoints.reading import MAX_TEXT, build_model
-from residuum.checkpoints.releases import Release, open_release
+from residuum.checkpoints.releases import Release, open_release, walk
 from residuum.checkpoints.surfaces import moment_of
 from residuum.errors import CheckpointError, InputError, ResiduumError, UnsafeFileError
 from residuum.networks import Architecture
@@ -46,14 +46,7 @@ CENTRES = {  # attribute that holds the shift of each scaler
     "MaxAbsScaler": "none",
 }
 # What arithmetic on values of any kind can raise.
-STRANGE = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    ArithmeticError,
-    LookupError,
-    RuntimeError,
-)
+STRANGE = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
 PROOF = 6.0  # standard deviations
 MAX_VALUES = 50_000_000  # of a network whose start is drawn again
 ROWS = 64

@@ -10,15 +10,21 @@ a file that begins    is read as
 
 Beside the weights residuum writes plain strings that any safetensors reader can show; FORMAT_KEY marks
 a file as ours. Files come from strangers: every value is checked again.
+
+A file of weights has no ``forward``. Where no architecture string can say it, the code that defines the
+network can, ``package.module:factory``; importing it runs it, so whoever asks must say that it is trusted.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import json
 import math
 import os
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +34,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from residuum.checkpoints import safe
-from residuum.errors import (
-    ArchitectureError,
-    CheckpointError,
-    UnsafeFileError,
-)
+from residuum.errors import ArchitectureError, CheckpointError, InputError, UnsafeFileError
 from residuum.networks import (
     KINDS,
     Architecture,
@@ -56,6 +58,7 @@ MAX_TEXTS = 10_000
 MAX_DIMENSIONS = 8
 
 KEPT = "a {} is kept as given: its forward is run, not read, so that only what needs no structure applies"
+NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def load_checkpoint(
@@ -398,3 +401,83 @@ def _as_samples(shape: tuple[int, ...], _: nn.Module, inputs: tuple[Any, ...]) -
     """Before the forward of a kept network: flat samples get their shape."""
     x, *others = inputs
     return (x.reshape(len(x), *shape), *others)
+
+
+def load_with_code(
+    path: str | Path, factory: str, shape: tuple[int, ...] | None, *, trusted: bool
+) -> Checkpoint:
+    """The weights in a file, in the network that ``factory`` makes.
+
+    factory: ``package.module:name`` of a class or function that needs no arguments, or of a network,
+    found as Python finds modules, from the working folder first; shape: of one sample.
+    """
+    network = made(factory, trusted=trusted)
+    network.load_state_dict(_fitting(path, network))
+    return checkpoint_from_module(network, shape_if_kept=shape)
+
+
+def start_of(path: str | Path, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Initial weights of a network that is kept as given, from a file of its state dict."""
+    assert checkpoint.module is not None
+    network = copy.deepcopy(checkpoint.module)
+    network.load_state_dict(_fitting(path, network))
+    return {name: p.detach().cpu() for name, p in network.named_parameters()}
+
+
+def made(factory: str, *, trusted: bool) -> nn.Module:
+    """What the factory makes."""
+    if not NAME.fullmatch(factory):
+        raise InputError(
+            f"--model names code as package.module:factory; got {factory[:80]!r}.",
+            "Example: --model mynet.models:build --trust-code.",
+        )
+    if not trusted:
+        raise UnsafeFileError(
+            f"--model imports and runs the code of {factory!r}, and nobody said that it is trusted.",
+            "Read it, then add --trust-code.",
+        )
+    place, _, name = factory.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(place)
+        for part in name.split("."):
+            found = getattr(found, part)
+        network = found if isinstance(found, nn.Module) else found()
+    except Exception as problem:  # code of somebody's own may raise anything
+        raise InputError(
+            f"--model {factory} must make a network; it says: {type(problem).__name__}: "
+            f"{(str(problem) or 'nothing').splitlines()[0][:200]}",
+            "Name a function that needs no arguments and returns the network.",
+        ) from problem
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not isinstance(network, nn.Module):
+        raise InputError(
+            f"--model {factory} must make a torch.nn.Module; it made a {type(network).__name__}.",
+            "Return the network itself.",
+        )
+    return network
+
+
+def _fitting(path: str | Path, network: nn.Module) -> dict[str, Tensor]:
+    """The file's tensors under the network's names, buffers too, or what does not fit."""
+    state = safe.find_state(_read(locate(path), DEFAULT_MAX_BYTES)[0])
+    short = safe._strip_prefixes(list(state))
+    own = {short[name]: t for name, t in state.items()}
+    wanted = network.state_dict()
+    missing, beyond = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
+    other = sorted(
+        name for name in wanted.keys() & own.keys() if own[name].shape != wanted[name].shape
+    )
+    for what, names in (
+        ("lack", missing),
+        ("hold besides", beyond),
+        ("have another shape of", other),
+    ):
+        if names:
+            raise CheckpointError(
+                f"The weights must be those of the network that --model makes; they {what} "
+                f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}.",
+                "Name the factory with the settings that the network was trained with.",
+            )
+    return own

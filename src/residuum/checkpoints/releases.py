@@ -20,18 +20,19 @@ import io
 import json
 import lzma
 import os
+import re
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
 from residuum.checkpoints import safe
-from residuum.checkpoints.inert import Block, Reader
+from residuum.checkpoints.inert import Block, Reader, Thing
 from residuum.checkpoints.pickles import Storage
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
 from residuum.records.data import may_hold, open_zip
@@ -53,19 +54,22 @@ OTHERS = {
         "an HDF5 file (Keras)",
         "Save the weights as safetensors: safetensors.numpy.save_file(...).",
     ),
-    b"GGUF": (
-        "a GGUF file",
-        "Scan the checkpoint that it was made from.",
-    ),
+    b"GGUF": ("a GGUF file", "Scan the checkpoint that it was made from."),
     b"\x04\x22\x4d\x18": (
         "packed with lz4",
         "Save it again: joblib.dump(model, path, compress=('zlib', 3)).",
     ),
-    b"\x28\xb5\x2f\xfd": (
-        "packed with zstd",
-        "Unpack it first.",
-    ),
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", "Unpack it first."),
 }
+MAX_DEPTH = 5000  # of values in each other: no pickler writes as many
+LONGEST = 120  # of a place, as it is shown
+# Parts of a checkpoint whose values mean something else than elsewhere: optimisers, averaged copies.
+OPTIMISERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
+AVERAGES = re.compile(
+    r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
+    r"^(state_dict_ema|shadow_params)$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,3 +374,73 @@ def _onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
 def is_release(path: Path) -> bool:
     """Whether a file's name is one that models bear."""
     return path.name.lower().endswith(SUFFIXES)
+
+
+class Place(NamedTuple):
+    """A value in the tree: its path, its own name, the class of the object it belongs to."""
+
+    path: str
+    name: str
+    owner: str
+    value: Any
+    inside: str = ""  # the part of a checkpoint that it lies in: "state" of an optimiser, "average"
+
+    @property
+    def leaf(self) -> str:
+        """The last part of the name: that of ``layer1.0.bn.running_mean`` is ``running_mean``."""
+        return self.name.rpartition(".")[2]
+
+
+def walk(tree: Any) -> Iterator[Place]:
+    """Every place of a tree once, parents before their parts, however often or deep they are held."""
+    waiting = [iter((Place("", "", "", tree),))]
+    seen: set[int] = set()
+    while waiting:
+        place = next(waiting[-1], None)
+        if place is None:
+            waiting.pop()
+            continue
+        value = place.value
+        if isinstance(value, dict | list | tuple | Thing | Block):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if len(waiting) > MAX_DEPTH:
+                raise UnsafeFileError(
+                    f"Values may lie {MAX_DEPTH} deep in each other; in this file they lie deeper.",
+                    "Scan the parts of this model one by one.",
+                )
+            waiting.append(_parts(place))
+        yield place
+
+
+def _parts(place: Place) -> Iterator[Place]:
+    value, inside = place.value, place.inside
+    if isinstance(value, Thing):
+        owner = value.short
+        if owner in OPTIMISERS:
+            inside = "state"
+        for name, part in value.attributes.items():
+            yield Place(joined(place.path, name), name, owner, part, inside)
+        rest = [value.entries, value.items, value.arguments]
+        if not isinstance(value.state, dict):
+            rest.append(value.state)
+        for part in rest:
+            if part:
+                yield Place(place.path, place.name, owner, part, inside)
+    elif isinstance(value, dict):
+        if "state" in value and "param_groups" in value:
+            inside = "state"
+        for key, part in value.items():
+            name = str(key)[:200] if isinstance(key, str | int) else "?"
+            within = "average" if any(map(AVERAGES.match, name.split("."))) else inside
+            within = "step" if inside == "state" and name == "step" else within
+            yield Place(joined(place.path, name), name, place.owner, part, within)
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield Place(f"{place.path}[{i}]"[:LONGEST], place.name, place.owner, part, inside)
+
+
+def joined(path: str, name: str) -> str:
+    """The path of a part, as it is shown."""
+    return (f"{path}.{name}" if path else name)[:LONGEST]

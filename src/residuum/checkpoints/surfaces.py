@@ -16,11 +16,16 @@ gradient that nobody followed, so no candidate can explain it and none has to. W
 itself was frozen, inputs are seen through fixed features only and many images share one feature:
 explaining the layers above says little about images. Without a start only the first layer of a
 network is known to have come far from its own; the others are measured, not judged.
+
+Where the layers next to the input of an MLP kept their start, the layers above are a network of its own
+(:class:`Head`), whose inputs are those features. Candidates live in feature space, and are compared with
+the features of the data.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +35,9 @@ from torch import Tensor, nn, optim
 
 from residuum.checkpoints.reading import build_model, checkpoint_from_module
 from residuum.errors import ArchitectureError, InputError, require_known
-from residuum.networks import Architecture
-from residuum.records import Checkpoint, Knowledge
+from residuum.networks import Architecture, dense_chain
+from residuum.networks.kinds import bias_rule
+from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
 
 WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
@@ -39,6 +45,11 @@ FROZEN_FIRST = (
     "the first layer did not move from its start, so images were seen through fixed features only"
 )
 NOTHING_MOVED = "no layer moved from its start"
+FEATURES = (
+    "{} kept their start, so samples were seen through fixed features only: candidates are features, "
+    "compared with those of the data ({} numbers each); features are not samples, though inverting them "
+    "may be possible; layers are counted from the first one that moved"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,3 +290,76 @@ def _moved(checkpoint: Checkpoint, start: Theta) -> tuple[str, ...]:
             "Grant the initial weights of this very network.",
         )
     return moved_layers(checkpoint.theta, start)
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The layers above those that were frozen, as a network: its weights, and what it is fed with."""
+
+    checkpoint: Checkpoint
+    body: nn.Module
+    frozen: tuple[str, ...]
+
+    @property
+    def note(self) -> str:
+        """What it means for candidates and scores."""
+        inputs = Architecture.parse(self.checkpoint.arch).inputs
+        return FEATURES.format(", ".join(self.frozen), inputs)
+
+    @torch.no_grad()
+    def features(self, data: Dataset) -> Dataset:
+        """The same records as the head receives them."""
+        kind = next(self.body.parameters()).dtype
+        parts = [self.body(part.flatten(1).to(kind)) for part in data.x.split(1000)]
+        return data.replace(x=torch.cat(parts).to(data.x.dtype), mean=None)
+
+    def knowledge(self, whole: Knowledge) -> Knowledge:
+        """What is granted of the whole network, in the head's names; samples' shape and range are not."""
+        first = len(self.frozen)
+
+        def mine(theta: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+            return None if theta is None else renamed(theta, first)
+
+        gone = ("shape", "value_range", "mean", "norms")
+        facts = {"theta0": mine(whole.theta0), "moment": mine(whole.moment) or None}
+        provenance = {k: v for k, v in whole.provenance.items() if k not in gone}
+        if facts["moment"] is None:
+            provenance.pop("moment", None)
+        return whole.replace(**facts, **dict.fromkeys(gone), provenance=provenance)
+
+
+def head_of(checkpoint: Checkpoint, knowledge: Knowledge) -> Head | None:
+    """The head that was trained on frozen layers of an MLP, None where the first layer moved."""
+    start = knowledge.theta0
+    if start is None or checkpoint.module is not None:
+        return None
+    arch = Architecture.parse(checkpoint.arch)
+    chain = dense_chain(build_model(checkpoint))
+    if arch.kind != "mlp" or chain is None:
+        return None
+    layers = tuple(by_layer(checkpoint.theta))
+    moved = moved_layers(checkpoint.theta, start)
+    if not moved or layers[0] in moved:
+        return None
+    first = layers.index(moved[0])
+    widths = [len(checkpoint.theta[f"{name}.weight"]) for name in layers]
+    theta = renamed(checkpoint.theta, first)
+    has_bias = [f"layers.{l}.bias" in theta for l in range(len(layers) - first)]
+    options = {**arch.options, "bias": bias_rule(has_bias)}
+    said = str(Architecture("mlp", tuple(widths[first - 1 :]), None, options))
+    head = checkpoint.replace(theta=theta, arch=said, input_shape=(), source_names={})
+    body = nn.Sequential()
+    for linear in chain.linears[:first]:
+        body.append(linear)
+        body.append(chain.activation)
+    return Head(head, body.eval(), layers[:first])
+
+
+def renamed(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
+    """Layers from ``first`` on, counted anew."""
+    found = {}
+    for name, t in theta.items():
+        match = re.fullmatch(r"layers\.(\d+)\.(\w+)", name)
+        if match and int(match[1]) >= first:
+            found[f"layers.{int(match[1]) - first}.{match[2]}"] = t
+    return found

@@ -169,6 +169,5 @@ def _refuse_divergence(found: Reconstruction, out: Path) -> None:
     if all(status == "diverged" for status in found.status):
         what = "The attack" if found.restarts == 1 else f"All {found.restarts} restarts"
         raise InconclusiveError(
-            f"{what} diverged; what there is stands in {str(out)!r}.",
-            "Lower --lr-x or --lr-lam.",
+            f"{what} diverged; what there is stands in {str(out)!r}.", "Lower --lr-x or --lr-lam."
         )

@@ -431,8 +431,8 @@ def load(
     base: where it is an adapter, what that is added to.
     """
     from residuum.checkpoints import load_checkpoint
-    from residuum.checkpoints.factories import load_with_code
-    from residuum.checkpoints.tuning import load_tuned
+    from residuum.checkpoints.adapters import load_tuned
+    from residuum.checkpoints.reading import load_with_code
 
     if model is None:
         return load_checkpoint(path, arch) if base is None else load_tuned(path, base, arch)
@@ -448,7 +448,7 @@ def grant(
 
     path: of the checkpoint, for ``--init own``; said: fields of ``Granted``, None where one was not used.
     """
-    from residuum.checkpoints.beside import with_release
+    from residuum.checkpoints.contents import with_release
     from residuum.records import Knowledge
 
     read: dict[str, Callable[[Any], Any]] = {
@@ -559,7 +559,7 @@ def _balance(text: str, released: Checkpoint) -> tuple[float, ...]:
 
 def _initial(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
     from residuum.checkpoints import load_checkpoint
-    from residuum.checkpoints.factories import start_of
+    from residuum.checkpoints.reading import start_of
 
     if text == OWN and not (path / INIT_FILE).is_file():
         raise InputError(

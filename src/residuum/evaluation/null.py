@@ -43,10 +43,7 @@ from residuum.evaluation.matching import STATE, Array, greedy_in_sets, why_not_c
 
 ONE_IN = 100  # one false positive in this many
 SIGNIFICANCE = 0.01  # of a verdict
-MIN_SUBSETS, SUBSETS = (
-    200,
-    2000,
-)  # the least p is 1 / (subsets + 1), to be well below
+MIN_SUBSETS, SUBSETS = (200, 2000)  # the least p is 1 / (subsets + 1), to be well below
 PILOT = 16  # held-out sets by which a floor is chosen
 SAFE = 5  # the best 1 in 20 are looked at, where 1 in 100 decides
 
@@ -203,11 +200,7 @@ class _Outcomes:
     """
 
     def __init__(
-        self,
-        gain: Array,
-        value: Callable[[Array, Array], Array] | None,
-        sets: Array,
-        floor: float,
+        self, gain: Array, value: Callable[[Array, Array], Array] | None, sets: Array, floor: float
     ) -> None:
         self.sets, self.samples, self.floor = sets, gain.shape[1], floor
         self.values = matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)

@@ -275,10 +275,7 @@ def _matches(
 
 
 def _per_sample(
-    train: Dataset,
-    judged: dict[str, _Verdict],
-    outputs: Tensor | None,
-    multipliers: Tensor | None,
+    train: Dataset, judged: dict[str, _Verdict], outputs: Tensor | None, multipliers: Tensor | None
 ) -> tuple[SampleScore, ...]:
     margin = None if outputs is None else margins(outputs, train.y)
     lam = (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.checkpoints import as_checkpoint
-from residuum.checkpoints.beside import with_release
+from residuum.checkpoints.contents import with_release
 from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import whole_pool
 from residuum.records import (

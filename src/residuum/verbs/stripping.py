@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.checkpoints.beside import flat, weights_of
-from residuum.checkpoints.contents import Finding, findings
+from residuum.checkpoints.contents import Finding, findings, flat, weights_of
 from residuum.checkpoints.inert import Block
 from residuum.checkpoints.reading import FORMAT_KEY, RULES, sort_header
 from residuum.checkpoints.releases import Release, open_release
@@ -77,8 +76,7 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
     path, out = Path(path), Path(out)
     if out.exists() or out.is_symlink():
         raise OutputError(
-            f"A stripped file is a new one; {str(out)!r} is there already.",
-            "Choose another --out.",
+            f"A stripped file is a new one; {str(out)!r} is there already.", "Choose another --out."
         )
     release = open_release(path, MAX_BYTES)
     before = findings(release)
