@@ -91,8 +91,3 @@ def used(text: str) -> tuple[str, ...]:
     """The words of the glossary that a text uses, in its order."""
     found = {match[1].lower() for match in pattern().finditer(text)}
     return tuple(word for word in GLOSSARY if word.lower() in found)
-
-
-def anchor(word: str) -> str:
-    """The place of a word in the report."""
-    return f"word-{word.lower().replace(' ', '-')}"

@@ -29,7 +29,7 @@ from residuum.evaluation.scoring import joined, whole_pool
 from residuum.records.data import with_mean
 from residuum.report import drawing
 from residuum.report.drawing import Array
-from residuum.report.glossary import GLOSSARY, anchor, pattern
+from residuum.report.glossary import GLOSSARY, pattern
 from residuum.similarity import cosine
 from residuum.theory.kkt import EXACT, NEAR
 
@@ -313,6 +313,11 @@ class Linked:
                 ]
                 end = match.end()
         return Markup("<bdi>{}</bdi>").format(Markup("").join([*parts, escape(text[end:])]))
+
+
+def anchor(word: str) -> str:
+    """The place of a word of the glossary on the page."""
+    return f"word-{word.lower().replace(' ', '-')}"
 
 
 def markdown(value: object) -> str:
