@@ -139,8 +139,8 @@ class Attacked:
         except ResiduumError as problem:
             return nothing, nothing, {"refused": problem.message}
         shape = self.victim.x.shape[1:]
-        x = made.x.float()[: MOST * n].reshape(-1, *shape)
-        return x, best_of(made).reshape(-1, *shape), facts(made)
+        x = made.x.float().cpu()[: MOST * n].reshape(-1, *shape)
+        return x, best_of(made).cpu().reshape(-1, *shape), facts(made)
 
 
 def pooled(arm: str) -> bool:
@@ -189,11 +189,15 @@ def job(
     for arm in missing:
         if time.time() > end:
             return
-        x, chosen, said = attacked.found(arm)
-        if len(x):
-            said |= figures(x, chosen, victim, device)
-            if k == 0 and victim.x.ndim == 4:
-                np.save(parts / f"{key}-{arm}.npy", pairs(x, victim))
+        try:
+            x, chosen, said = attacked.found(arm)
+            if len(x):
+                said |= figures(x, chosen, victim, device)
+                if k == 0 and victim.x.ndim == 4:
+                    np.save(parts / f"{key}-{arm}.npy", pairs(x, victim))
+        except Exception as problem:  # the other attacks go on; the next run tries this one again
+            print(f"{key} {arm}: FAILED, {plugins.describe(problem)}", flush=True)
+            continue
         part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "package": package()}
         write_json(parts / f"{key}-{arm}.json", {**part, "found": said})
         shown = " ".join(f"{v} {said[str(v)]} ({said[f'{v} held out']})" for v in LEVELS if len(x))
