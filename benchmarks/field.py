@@ -195,7 +195,7 @@ def job(
                 said |= figures(x, chosen, victim, device)
                 if k == 0 and victim.x.ndim == 4:
                     np.save(parts / f"{key}-{arm}.npy", pairs(x, victim))
-        except Exception as problem:  # the other attacks go on; the next run tries this one again
+        except Exception as problem:  # noqa: BLE001  the others go on, the next run tries again
             print(f"{key} {arm}: FAILED, {plugins.describe(problem)}", flush=True)
             continue
         part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "package": package()}
