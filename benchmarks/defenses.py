@@ -22,7 +22,7 @@ import torch
 from benchmarks.harness import first_layer_rank, threads
 from residuum.attacks import PRESETS
 from residuum.datasets import load_dataset
-from residuum.defenses import DEFENSES, Outcome, Setting, Training, at_seed, find, run_trial
+from residuum.defenses import DEFENSES, Conditions, Outcome, Training, at_seed, find, run_trial
 from residuum.errors import InconclusiveError
 from residuum.records import Knowledge, write_json
 from residuum.records.rundir import environment
@@ -99,7 +99,9 @@ class Run:
         self.path, self.start, self.limit = path, time.monotonic(), seconds
         self.content: dict[str, Any] = {**head, "skipped": []}
 
-    def add(self, part: str, label: str, setting: Setting, text: str | None, **more: Any) -> None:
+    def add(
+        self, part: str, label: str, setting: Conditions, text: str | None, **more: Any
+    ) -> None:
         """One trial; ``text``: NAME:STRENGTH, None for the undefended network."""
         if time.monotonic() - self.start > self.limit:
             self.content["skipped"].append(f"{part} {label}: out of time")
@@ -121,13 +123,13 @@ class Run:
         print(_line(part, label, outcome), flush=True)
 
 
-def table(run: Run, case: Case, setting: Setting) -> None:
+def table(run: Run, case: Case, setting: Conditions) -> None:
     """Every defense on the same network."""
     for text in (None, *case.defenses):
         run.add("table", f"seed {setting.seed} {text or 'none'}", setting, text)
 
 
-def shift(run: Run, case: Case, setting: Setting) -> None:
+def shift(run: Run, case: Case, setting: Conditions) -> None:
     """Constant shifts, and one random vector, of a two-layer network, inferred and undone."""
     inputs = setting.split.train.x[0].numel()
     two = replace(setting, arch=f"mlp:{inputs}-{case.two_layer}-1", certify=False)
@@ -136,7 +138,7 @@ def shift(run: Run, case: Case, setting: Setting) -> None:
         run.add("shift", f"seed {setting.seed} {text or 'none'}", two, text)
 
 
-def length(run: Run, case: Case, setting: Setting) -> None:
+def length(run: Run, case: Case, setting: Conditions) -> None:
     """The undefended network after so many steps of training."""
     for steps in case.lengths:
         training = replace(setting.training, config=replace(setting.training.config, steps=steps))
@@ -144,7 +146,7 @@ def length(run: Run, case: Case, setting: Setting) -> None:
         run.add("length", f"seed {setting.seed} {steps} steps", longer, None, steps=steps)
 
 
-def prepare(name: str, case: Case, seed: int, root: str | None, device: str) -> Setting:
+def prepare(name: str, case: Case, seed: int, root: str | None, device: str) -> Conditions:
     """Data, settings and knowledge; the attacker knows value range, mean and number of samples."""
     split = load_dataset(name, case.n, seed=seed, root=root, holdout=600)
     inputs = split.train.x[0].numel()
@@ -157,7 +159,7 @@ def prepare(name: str, case: Case, seed: int, root: str | None, device: str) -> 
     )
     training = Training(TrainingConfig(steps=case.steps, dtype=case.dtype), case.descent, case.n)
     attack = PRESETS["residuum"].changed(device=device, **case.attack)
-    setting = Setting(
+    setting = Conditions(
         f"mlp:{inputs}-{case.hidden}-1",
         split,
         "binary",

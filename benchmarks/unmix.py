@@ -40,7 +40,7 @@ from benchmarks.harness import RESULTS, clock, draw_seeds, threads
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
-    Setting,
+    Effort,
     Sources,
     confidence_by_share,
     fastica,
@@ -128,11 +128,11 @@ class Scale:
         return "60-60" if self.tiny else HIDDEN
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> Effort:
         """Of the attack."""
         if not self.tiny:
-            return Setting()
-        return Setting(
+            return Effort()
+        return Effort(
             ranks=(0.8, 0.6), strengths=(4.0,), starts=2, rounds=2, iterations=5, partitions=(2,)
         )
 

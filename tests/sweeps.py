@@ -21,7 +21,7 @@ from residuum.records import Checkpoint, Knowledge
 from residuum.sweeping import Plan
 from residuum.sweeping.executors import Job, Task, jobs
 from residuum.sweeping.run import FACTS, JOURNAL, Study
-from residuum.sweeping.space import Setting, Trial
+from residuum.sweeping.space import Range, Trial
 from tests.cases import relu_point
 from tests.program import start
 
@@ -48,7 +48,7 @@ def some_jobs(count: int, steps: int = 50) -> list[Job]:
     return jobs(Study(plan(count, steps)).ask(range(count)), 3, 1)
 
 
-def share(setting: Setting, value: float) -> float:
+def share(setting: Range, value: float) -> float:
     """How far on its way from low to high a value lies."""
     if setting.log:
         return math.log(value / setting.low) / math.log(setting.high / setting.low)

@@ -21,9 +21,9 @@ from residuum.checkpoints import build_model, save_checkpoint
 from residuum.datasets import load_dataset
 from residuum.defenses import (
     DEFENSES,
+    Conditions,
     Outcome,
     Secret,
-    Setting,
     Training,
     catalogue,
     find,
@@ -68,13 +68,13 @@ EACH = [pytest.param(name, marks=needs_opacus if name == "dp" else ()) for name 
 
 
 @lru_cache(maxsize=1)
-def setting() -> Setting:
+def setting() -> Conditions:
     split = load_dataset("digits", 20, seed=0, holdout=150)
     descent = TrainingConfig(method="gd", steps=100, lr=0.5, momentum=0.9)
     knowledge = Knowledge(
         shape=(1, 8, 8), value_range=(0.0, 1.0), mean=split.train.mean, sample_count=20
     )
-    return Setting(
+    return Conditions(
         ARCH,
         split,
         "binary",

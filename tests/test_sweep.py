@@ -18,7 +18,7 @@ from residuum.attacks import AttackConfig
 from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.records import Reconstruction, same
-from residuum.sweeping import Plan, Setting, Sweep, executors, sweep
+from residuum.sweeping import Plan, Range, Sweep, executors, sweep
 from residuum.sweeping.executors import ENGINES, Job, Local, Outcome, Resources, Task, outcomes
 from residuum.sweeping.run import JOURNAL, Study, opened
 from residuum.sweeping.scoring import SweepRun
@@ -225,7 +225,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
     config = AttackConfig(
         restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6, constraint="penalty"
     )
-    mixed = plan(6, config=config, space={"lr_lam": Setting(1e5, 1e6)})
+    mixed = plan(6, config=config, space={"lr_lam": Range(1e5, 1e6)})
     done = run(tmp_path / "s", mixed)
     reasons = {t.number: t.reason for t in done.trials}
     crashed = [n for n in range(6) if (3 * SEEDS + n) % 3 == 1]
@@ -252,7 +252,7 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
     done = run(tmp_path / "s", plan(4, batch=4))
     assert sizes == [8, 4, 4]
     assert [t.state for t in done.trials] == [COMPLETE] * 4
-    alone = run(tmp_path / "t", plan(4, space={"lr_x": Setting(0.6, 0.9)}))
+    alone = run(tmp_path / "t", plan(4, space={"lr_x": Range(0.6, 0.9)}))
     assert {t.reason for t in alone.trials} == {"out of memory: no more"}
 
 

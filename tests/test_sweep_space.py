@@ -12,7 +12,7 @@ import pytest
 from residuum.attacks import PRESETS, AttackConfig
 from residuum.errors import InputError
 from residuum.settings import LEFT_OPEN
-from residuum.sweeping import SAMPLERS, SPACE, Setting
+from residuum.sweeping import SAMPLERS, SPACE, Range
 from residuum.sweeping.run import Study
 from residuum.sweeping.scoring import ranked
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Trial, numeric
@@ -43,15 +43,15 @@ def drawn(count: int, **changes: Any) -> list[Params]:
     return list(Study(plan(count, **changes)).ask(range(count)).values())
 
 
-def shares(name: str, rows: list[Params], space: Mapping[str, Setting] = SPACE) -> list[float]:
+def shares(name: str, rows: list[Params], space: Mapping[str, Range] = SPACE) -> list[float]:
     return [share(space[name], row[name]) for row in rows]
 
 
 def test_ranges_are_tried_evenly_in_their_own_measure() -> None:
     space = {
-        "lr_x": Setting(1e-5, 3, log=True),
-        "lr_decay": Setting(0, 0.5),
-        "split_every": Setting(2, 5, whole=True),
+        "lr_x": Range(1e-5, 3, log=True),
+        "lr_decay": Range(0, 0.5),
+        "split_every": Range(2, 5, whole=True),
     }
     rows = drawn(400, space=space)
     for name in ("lr_x", "lr_decay"):
@@ -83,7 +83,7 @@ def test_sobol_points_fill_every_slice() -> None:
 
 
 def test_tpe_learns_where_the_residual_is_low() -> None:
-    space = {"lr_x": Setting(1e-5, 1.0, log=True)}
+    space = {"lr_x": Range(1e-5, 1.0, log=True)}
     wanted = plan(56, sampler="tpe", wave=40, space=space)
 
     def off(row: Params) -> float:
@@ -116,13 +116,13 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"space": {"lr_y": Setting(0, 1)}}, "cannot vary 'lr_y'"),
-        ({"space": {"lr_x": Setting(1, 0.1)}}, "from low to high"),
-        ({"space": {"lr_x": Setting(-1, 1)}}, "lr_x must be positive"),
+        ({"space": {"lr_y": Range(0, 1)}}, "cannot vary 'lr_y'"),
+        ({"space": {"lr_x": Range(1, 0.1)}}, "from low to high"),
+        ({"space": {"lr_x": Range(-1, 1)}}, "lr_x must be positive"),
         ({"space": {}}, "must vary a setting"),
         ({"sampler": "grid"}, "No sampler 'grid'"),
         ({"batch": 2, "rungs": 1}, "Successive halving"),
-        ({"batch": 2, "space": {"lr_decay": Setting(0, 1)}}, "lr_decay is varied too"),
+        ({"batch": 2, "space": {"lr_decay": Range(0, 1)}}, "lr_decay is varied too"),
         ({"objectives": ("recovered",)}, "ranks by residual"),
         ({"objectives": ("residual", "agreement"), "config": AttackConfig(restarts=1)}, "restarts"),
         ({"config": PRESETS["model-inversion"]}, "takes no steps"),

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
+    Effort,
     Layer,
     Mixed,
-    Setting,
     Sources,
     clean_rank,
     differences,
@@ -30,9 +30,7 @@ from residuum.records import Knowledge
 from residuum.similarity import ncc
 
 SHAPE = (3, 24, 24)
-QUICK = Setting(
-    ranks=(1.0, 0.9), strengths=(2.0,), starts=2, rounds=2, iterations=20, partitions=()
-)
+QUICK = Effort(ranks=(1.0, 0.9), strengths=(2.0,), starts=2, rounds=2, iterations=20, partitions=())
 
 
 def blocks(n: int, seed: int = 0) -> Tensor:
@@ -188,7 +186,7 @@ def test_a_smooth_ramp_is_rougher_than_nothing_and_smoother_than_edges():
     assert roughness(ramp, differences) < 0.1 < 1 < roughness(noise, differences)
 
 
-HARD = Setting(
+HARD = Effort(
     ranks=(0.8, 0.6), starts=1, rounds=1, iterations=5, partitions=(2,), overfull_partitions=(3,)
 )
 

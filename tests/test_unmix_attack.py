@@ -13,7 +13,7 @@ import residuum as rs
 from residuum.attacks import ATTACKS, every_attack, unmix
 from residuum.attacks.unmix import (
     LADDER,
-    Setting,
+    Effort,
     fed_by_input,
     layer_bytes,
     left_of,
@@ -250,8 +250,8 @@ def test_more_seconds_allow_more_runs_and_a_short_audit_one() -> None:
     assert settings[:2] == [LADDER[0], LADDER[0]]
     assert (len(LADDER[0].ranks), len(LADDER[0].strengths), LADDER[0].starts) == (1, 1, 1)
     assert settings[2] == LADDER[1]
-    assert settings[-1] == Setting()
-    assert within(2.5, 80, 5952, "cuda") == Setting()
+    assert settings[-1] == Effort()
+    assert within(2.5, 80, 5952, "cuda") == Effort()
 
 
 def test_confidence_grows_with_the_runs_that_agree() -> None:

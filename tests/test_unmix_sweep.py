@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.unmix import LADDER, Setting, confidence_by_share, named, unmix
+from residuum.attacks.unmix import LADDER, Effort, confidence_by_share, named, unmix
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.similarity import ncc
-from residuum.sweeping import Plan, sweep
-from residuum.sweeping import Setting as Range
+from residuum.sweeping import Plan, Range, sweep
 from residuum.sweeping.scoring import SweepRun
 from residuum.sweeping.space import UNMIX_SPACE
 from tests.program import Capture, printed
@@ -33,7 +32,7 @@ def plan(trials: int = 4, **changes: Any) -> Plan:
 def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> None:
     assert named(CONFIG, LADDER[0]) == LADDER[0]
     asked = CONFIG.changed(unmix_rank=0.7, unmix_strength=3.0, unmix_starts=5)
-    assert named(asked, Setting()) == Setting(
+    assert named(asked, Effort()) == Effort(
         ranks=(0.7,), strengths=(3.0,), starts=5, repeats=CONFIG.restarts
     )
     assert named(asked, LADDER[0]).overfull_partitions == ()

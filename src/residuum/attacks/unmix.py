@@ -63,7 +63,7 @@ SMOOTH = 0.6  # share of the median roughness below which a source resembles ima
 
 
 @dataclass(frozen=True)
-class Setting:
+class Effort:
     """How hard to look.
 
     ranks: shares of the clean rank; strengths: a, large ones suit sharp edges; starts: members of a
@@ -118,7 +118,7 @@ class Sources:
 def unmix(
     rows: Tensor,
     shape: tuple[int, ...],
-    setting: Setting | None = None,
+    effort: Effort | None = None,
     *,
     domain: str = "",
     rank: int = 0,
@@ -131,7 +131,7 @@ def unmix(
     vectors; rank: clean directions, 0 where the spectrum shall say; seconds: no run is begun later
     than that, but the first one always.
     """
-    setting, end = setting or Setting(), time.monotonic() + seconds
+    effort, end = effort or Effort(), time.monotonic() + seconds
     sparse_in = DOMAINS[domain_of(domain, shape)]
     layer = Layer.of(rows)
     layer = replace(layer, rank=rank or layer.rank)
@@ -140,14 +140,14 @@ def unmix(
             f"Unmixing needs two clean directions at least; this layer has {layer.rank}.",
             "Grant the initial weights, or use another attack.",
         )
-    look = partial(_sources, shape=shape, domain=sparse_in, setting=setting)
+    look = partial(_sources, shape=shape, domain=sparse_in, effort=effort)
     found: list[Tensor] = []  # per run
-    for share, again in product(setting.ranks, range(setting.repeats)):
+    for share, again in product(effort.ranks, range(effort.repeats)):
         if not found or time.monotonic() < end:
             generator = stream("unmix", seed, str(share), *([again] if again else []))
-            found += look([layer], share, setting.strengths, generator)
+            found += look([layer], share, effort.strengths, generator)
     whole = len(found)
-    partitions, strengths = _partitions(setting, found)
+    partitions, strengths = _partitions(effort, found)
     for share, k, again in partitions:
         if time.monotonic() < end:
             generator = stream(
@@ -159,12 +159,12 @@ def unmix(
             if apart := look(parts, share, strengths, generator):
                 found += [torch.cat(apart[i :: len(strengths)]) for i in range(len(strengths))]
     every, run = torch.cat(found), _owner(found)
-    if len(partitions) > len(setting.partitions):  # overfull: what stays mixed is smooth
+    if len(partitions) > len(effort.partitions):  # overfull: what stays mixed is smooth
         rough = roughness(every.reshape(-1, *shape), sparse_in)
         telling = rough >= SMOOTH * rough.median()
         every, run = every[telling], run[telling.cpu()]
     sparse = sparseness(sparse_in(every.reshape(-1, *shape)))
-    x, group = merged(every, run, sparse, setting.most * layer.rank)
+    x, group = merged(every, run, sparse, effort.most * layer.rank)
     holds = held_by(x.to(every), every, run).cpu().float()
     runs = whole, len(found) - whole
     return Sources(
@@ -179,22 +179,20 @@ def unmix(
 
 
 def _partitions(
-    setting: Setting, found: list[Tensor]
+    effort: Effort, found: list[Tensor]
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
     """(share of the rank, number of clusters, which time), and strengths: more where few sources agree."""
-    first = [(setting.parted[0], k, 0) for k in setting.partitions]
-    every, one = torch.cat(found), setting.strengths[:1]
+    first = [(effort.parted[0], k, 0) for k in effort.partitions]
+    every, one = torch.cat(found), effort.strengths[:1]
     half = held_by(every, every, _owner(found)).sum(1) >= max(2, len(found) / 2)
     agreed = float(half.float().mean())
-    if len(found) < 2 or agreed >= setting.overfull:
+    if len(found) < 2 or agreed >= effort.overfull:
         return first, one
-    lost = agreed < setting.lost and bool(setting.partitions)
-    every_k = (*setting.partitions, *setting.overfull_partitions)
-    whole = [
-        (share, k, t) for t in range(1 + lost) for share, k in product(setting.parted, every_k)
-    ]
+    lost = agreed < effort.lost and bool(effort.partitions)
+    every_k = (*effort.partitions, *effort.overfull_partitions)
+    whole = [(share, k, t) for t in range(1 + lost) for share, k in product(effort.parted, every_k)]
     rest = [partition for partition in whole if partition not in first]
-    return first + rest, setting.strengths if lost else one
+    return first + rest, effort.strengths if lost else one
 
 
 def _owner(found: list[Tensor]) -> Tensor:
@@ -210,7 +208,7 @@ def _sources(
     *,
     shape: tuple[int, ...],
     domain: Domain,
-    setting: Setting,
+    effort: Effort,
 ) -> list[Tensor]:
     """Sources (r, d) of every layer with every strength, length 1, signs as the neurons give them.
 
@@ -226,7 +224,7 @@ def _sources(
     white = [whitened(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
     Z = torch.stack([Z for Z, _ in white for _ in strengths])
     a = torch.tensor(strengths * len(layers)).to(Z)
-    Q = iter(population(Z, a, setting.starts, setting.rounds, setting.iterations, generator))
+    Q = iter(population(Z, a, effort.starts, effort.rounds, effort.iterations, generator))
     found = []
     for layer, (_, K) in zip(layers, white, strict=True):
         V, A = layer.V[:r], (layer.U[:, :r] * layer.S[:r]).to(layer.V)
@@ -480,10 +478,10 @@ MOST_BYTES = 16 * 2**30
 SPEED = {"cpu": 1e10, "cuda": 1e12}  # of products and tanh a second, on the cautious side
 VISIBLE = 0.1  # noise of a start that is too large to see samples through, as a share of S_1
 LADDER = (  # from one rank, one strength and one start to all
-    Setting(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
-    Setting(ranks=(0.8,), strengths=(4.0,), partitions=()),
-    Setting(ranks=(0.8, 0.6), partitions=()),
-    Setting(),
+    Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
+    Effort(ranks=(0.8,), strengths=(4.0,), partitions=()),
+    Effort(ranks=(0.8, 0.6), partitions=()),
+    Effort(),
 )
 INSIDE = 0.02  # share of its values by which a source may leave the granted range
 SLACK = 0.05  # of the range, that a value may lie outside of it
@@ -573,7 +571,7 @@ def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | s
             "the start is neither small nor known: its noise reaches "
             f"{layer.edge:.0%} of the largest singular value"
         )
-    full = Setting()
+    full = Effort()
     needed = 12 * len(full.strengths) * full.starts * values * layer.rank
     if needed > MOST_BYTES:
         return _too_large(needed)
@@ -648,36 +646,36 @@ def left_of(rows: Tensor, before: Tensor) -> float:
     return c
 
 
-def within(seconds: float, rank: int, values: int, device: str) -> Setting:
-    """The most thorough setting that should end in time: the same for the same figures."""
+def within(seconds: float, rank: int, values: int, device: str) -> Effort:
+    """The most thorough effort that should end in time: the same for the same figures."""
     allowed = seconds * SPEED["cuda" if device.startswith("cuda") else "cpu"]
 
-    def work(setting: Setting) -> float:
-        r = [share * rank for share in setting.ranks]
+    def work(effort: Effort) -> float:
+        r = [share * rank for share in effort.ranks]
         once = sum(4 * values * k**2 + 40 * values * k + 60 * k**3 for k in r)
-        starts = len(setting.strengths) * setting.starts * setting.rounds * setting.iterations
-        return once * starts * (1 + len(setting.partitions) / 4)
+        starts = len(effort.strengths) * effort.starts * effort.rounds * effort.iterations
+        return once * starts * (1 + len(effort.partitions) / 4)
 
-    fitting = [setting for setting in LADDER if work(setting) <= allowed]
+    fitting = [effort for effort in LADDER if work(effort) <= allowed]
     return fitting[-1] if fitting else LADDER[0]
 
 
-def named(config: AttackConfig, setting: Setting) -> Setting:
-    """``setting`` with the rank, strength and starts that a configuration names, 0 naming none.
+def named(config: AttackConfig, effort: Effort) -> Effort:
+    """``effort`` with the rank, strength and starts that a configuration names, 0 naming none.
 
     One rank or strength leaves fewer runs to agree, or none: others then start anew, ``restarts`` of them,
     and where no time was left for clusters of neurons an overfull layer takes none either.
     """
-    ranks = (config.unmixing.rank,) if config.unmixing.rank else setting.ranks
-    strengths = (config.unmixing.strength,) if config.unmixing.strength else setting.strengths
+    ranks = (config.unmixing.rank,) if config.unmixing.rank else effort.ranks
+    strengths = (config.unmixing.strength,) if config.unmixing.strength else effort.strengths
     chosen = config.unmixing.rank or config.unmixing.strength
     return replace(
-        setting,
+        effort,
         ranks=ranks,
         strengths=strengths,
-        starts=config.unmixing.starts or setting.starts,
-        repeats=config.restarts if chosen else setting.repeats,
-        overfull_partitions=setting.overfull_partitions if setting.partitions or not chosen else (),
+        starts=config.unmixing.starts or effort.starts,
+        repeats=config.restarts if chosen else effort.repeats,
+        overfull_partitions=effort.overfull_partitions if effort.partitions or not chosen else (),
     )
 
 
@@ -763,9 +761,9 @@ class Unmix(Attack):
             raise InputError(f"{self.name} does not apply: {layer}.", "Use another attack.")
         domain = domain_of(config.unmixing.domain, layer.shape)
         values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
-        setting = named(config, within(config.seconds, layer.rank, values, config.device))
+        effort = named(config, within(config.seconds, layer.rank, values, config.device))
         found = unmix(
-            layer.rows.to(config.device), layer.shape, setting, domain=domain, seed=config.seed
+            layer.rows.to(config.device), layer.shape, effort, domain=domain, seed=config.seed
         )
         centres = found.centres
         sign, size, said = told(found, layer, knowledge, centres)

@@ -27,7 +27,7 @@ from residuum.cli.output import number, print_line, print_table, sweep_progress
 from residuum.errors import InconclusiveError, InputError
 
 if TYPE_CHECKING:
-    from residuum.sweeping import Setting, Sweep
+    from residuum.sweeping import Range, Sweep
 
 ROWS = 8
 
@@ -190,8 +190,8 @@ def show(done: Sweep, out: Path) -> None:
     print_line(f"written to {out}")
 
 
-def _setting(text: str) -> tuple[str, Setting]:
-    from residuum.sweeping import Setting
+def _setting(text: str) -> tuple[str, Range]:
+    from residuum.sweeping import Range
     from residuum.sweeping.space import numeric
 
     name, _, span = text.partition("=")
@@ -206,4 +206,4 @@ def _setting(text: str) -> tuple[str, Setting]:
             "Example: --search lr_x=1e-3:1:log.",
         )
     whole = isinstance(numeric().get(name), int)
-    return name, Setting(low, high, log=parts[2:] == ["log"], whole=whole)
+    return name, Range(low, high, log=parts[2:] == ["log"], whole=whole)

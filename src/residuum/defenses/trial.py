@@ -147,7 +147,7 @@ class Outcome(Record):
 
 
 @dataclass(frozen=True)
-class Setting:
+class Conditions:
     """What all trials share.
 
     releases: noisy ones that an adaptive attacker collects; certify: compute what other sets
@@ -169,7 +169,7 @@ class Setting:
 
 
 def release(
-    setting: Setting, name: str, defense: Defense, strength: float | None
+    setting: Conditions, name: str, defense: Defense, strength: float | None
 ) -> tuple[Checkpoint, Checkpoint, Secret, TrainingState, Facts, Training]:
     """Train and defend: the released weights, those before the last hook, the secret, the run."""
     training, data, secret = setting.training, setting.split.train, Secret(0)
@@ -192,7 +192,7 @@ def release(
 
 
 def run_trial(
-    setting: Setting,
+    setting: Conditions,
     name: str = NONE,
     defense: Defense | None = None,
     strength: float | None = None,
@@ -254,7 +254,7 @@ def run_trial(
 
 
 def _releases(
-    setting: Setting,
+    setting: Conditions,
     name: str,
     defense: Defense,
     strength: float | None,
@@ -270,7 +270,7 @@ def _releases(
 
 
 def _adaptive(
-    setting: Setting, strategy: str, releases: tuple[Checkpoint, ...], facts: dict[str, Any]
+    setting: Conditions, strategy: str, releases: tuple[Checkpoint, ...], facts: dict[str, Any]
 ) -> Attacked:
     """The attacker who knows the defense; facts: what may be public besides the weights."""
     start = time.monotonic()
@@ -280,7 +280,11 @@ def _adaptive(
 
 
 def _attacked(
-    setting: Setting, attacker: str, found: Reconstruction, findings: dict[str, Any], seconds: float
+    setting: Conditions,
+    attacker: str,
+    found: Reconstruction,
+    findings: dict[str, Any],
+    seconds: float,
 ) -> Attacked:
     """The record of an attack: counts, and the best pairs of candidate and training sample."""
     pool, train = whole_pool(found), setting.split.train
@@ -313,7 +317,7 @@ def _attacked(
     )
 
 
-def _measured(setting: Setting, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:
+def _measured(setting: Conditions, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:
     """Accuracy, losses, KKT residuals and determined energy, inputs as the network is given them."""
     model = build_model(checkpoint, torch.float64)
     train, holdout = (
@@ -411,7 +415,7 @@ def determined(
     }
 
 
-def at_seed(setting: Setting, seed: int) -> Setting:
+def at_seed(setting: Conditions, seed: int) -> Conditions:
     """The same setting with another seed for weights, attack and secret."""
     config, descent = (
         replace(part, seed=seed) for part in (setting.training.config, setting.training.descent)

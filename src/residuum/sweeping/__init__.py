@@ -2,6 +2,6 @@
 
 from residuum.sweeping.run import sweep
 from residuum.sweeping.scoring import Sweep
-from residuum.sweeping.space import SAMPLERS, SPACE, Plan, Setting
+from residuum.sweeping.space import SAMPLERS, SPACE, Plan, Range
 
-__all__ = ["SAMPLERS", "SPACE", "Plan", "Setting", "Sweep", "sweep"]
+__all__ = ["SAMPLERS", "SPACE", "Plan", "Range", "Sweep", "sweep"]

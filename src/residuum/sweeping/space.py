@@ -65,7 +65,7 @@ class Trial(Record):
 
 
 @dataclass(frozen=True)
-class Setting:
+class Range:
     """A range, both ends included; log: tried evenly in the logarithm; whole: whole numbers."""
 
     low: float
@@ -83,17 +83,17 @@ class Setting:
 
 
 # In the comments the box that was searched for the published runs (Haim et al. 2022, as released).
-SPACE: dict[str, Setting] = {
-    "lr_x": Setting(1e-5, 3.0, log=True),  # 1e-5 .. 1
-    "lr_lam": Setting(1e-5, 3.0, log=True),  # fixed at 1e-4
-    "sigma": Setting(1e-6, 1.0, log=True),  # 1e-6 .. 0.1
-    "lam_min": Setting(0.0, 1.0),  # 0.01 .. 0.5
-    "sharpness": Setting(5.0, 1000.0, log=True),  # 10 .. 500
+SPACE: dict[str, Range] = {
+    "lr_x": Range(1e-5, 3.0, log=True),  # 1e-5 .. 1
+    "lr_lam": Range(1e-5, 3.0, log=True),  # fixed at 1e-4
+    "sigma": Range(1e-6, 1.0, log=True),  # 1e-6 .. 0.1
+    "lam_min": Range(0.0, 1.0),  # 0.01 .. 0.5
+    "sharpness": Range(5.0, 1000.0, log=True),  # 10 .. 500
 }
 UNMIX = ("unmix_rank", "unmix_strength", "unmix_starts")
-UNMIX_SPACE: dict[str, Setting] = {
-    "unmix_rank": Setting(0.3, 1.0),
-    "unmix_strength": Setting(1.0, 8.0, log=True),
+UNMIX_SPACE: dict[str, Range] = {
+    "unmix_rank": Range(0.3, 1.0),
+    "unmix_strength": Range(1.0, 8.0, log=True),
 }
 
 
@@ -109,7 +109,7 @@ def numeric() -> dict[str, Any]:
     return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 
-def _check(space: Mapping[str, Setting]) -> None:
+def _check(space: Mapping[str, Range]) -> None:
     """Every name is a setting of the attack, and both ends of its range are valid for it."""
     known = numeric()
     if not space:
@@ -148,7 +148,7 @@ class Plan:
     sampler: str = "random"
     seed: int = 0
     config: AttackConfig = field(default_factory=lambda: AttackConfig(restarts=2))
-    space: Mapping[str, Setting] = field(default_factory=lambda: dict(SPACE))
+    space: Mapping[str, Range] = field(default_factory=lambda: dict(SPACE))
     batch: int = 1
     wave: int = 16
     rungs: int = 0

@@ -18,7 +18,7 @@ from typing import Any
 from residuum.attacks import PRESETS
 from residuum.checkpoints import save_checkpoint
 from residuum.datasets import load_dataset
-from residuum.defenses import Defense, Outcome, Setting, Training, find, run_trial
+from residuum.defenses import Conditions, Defense, Outcome, Training, find, run_trial
 from residuum.errors import InputError
 from residuum.evaluation.null import MIN_SUBSETS
 from residuum.networks import Architecture
@@ -140,7 +140,7 @@ def defend(
         PRESETS["residuum"], steps=attack_steps, restarts=restarts, seed=seed, device=device
     )
     name = str(Architecture.parse(arch or f"mlp:{split.train.x[0].numel()}-100-100-1"))
-    setting = Setting(
+    setting = Conditions(
         name,
         split,
         task,
@@ -157,7 +157,7 @@ def defend(
 
 
 def _try_all(
-    setting: Setting, trials: list[Trial], out: str | Path | None, watch: Watcher | None
+    setting: Conditions, trials: list[Trial], out: str | Path | None, watch: Watcher | None
 ) -> list[Outcome]:
     """Every trial that is not finished yet; what is finished is kept whatever happens."""
     request = _request(setting)
@@ -183,7 +183,7 @@ def _try_all(
     return outcomes
 
 
-def _request(setting: Setting) -> dict[str, Any]:
+def _request(setting: Conditions) -> dict[str, Any]:
     """What decides whether two runs are the same; which defenses are tried does not."""
     train, holdout = setting.split.train, setting.split.holdout
     return {
