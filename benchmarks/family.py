@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
-from residuum.attacks.contract import Progress
+from residuum.attacks.contract import AttackProgress
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge
@@ -43,7 +43,7 @@ class Follow:
     images: list[Tensor] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: AttackProgress) -> None:
         """Called by the solver."""
         assert progress.living is not None
         x = progress.living()[self.run].detach().cpu().double()

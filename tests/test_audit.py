@@ -18,7 +18,7 @@ import torch
 
 import residuum as rs
 from residuum.attacks import ATTACKS
-from residuum.attacks.contract import Progress
+from residuum.attacks.contract import AttackProgress
 from residuum.auditing.artifacts import AuditRun, publish
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
@@ -443,7 +443,7 @@ def test_progress_counts_restarts_and_the_budget(monkeypatch: pytest.MonkeyPatch
     stream, clock = io.StringIO(), iter([0.0, 0.0, 5.0, *[72.0] * 5])
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    at = Progress(500, 2000, torch.ones(4), torch.ones(4, 1), ("layers.0",))
+    at = AttackProgress(500, 2000, torch.ones(4), torch.ones(4, 1), ("layers.0",))
     with _progress(True, "1m30s") as (watch, _):
         watcher = watch("binary-kkt", 4, 12)
         watcher(at)

@@ -22,7 +22,14 @@ from residuum.networks import Architecture
 from residuum.records import Dataset, same
 from residuum.stationarity import flatten, norm, parameters, residual
 from residuum.theory import certify
-from residuum.training import Progress, TrainingConfig, TrainingState, initialise, released, train
+from residuum.training import (
+    TrainingConfig,
+    TrainingProgress,
+    TrainingState,
+    initialise,
+    released,
+    train,
+)
 from residuum.training.methods import (
     LOSSES,
     GradientDescent,
@@ -497,7 +504,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(name: str, tmp_path: Pat
     path = tmp_path / "state"
 
     def stop_at(step: int) -> Any:
-        def watch(progress: Progress) -> None:
+        def watch(progress: TrainingProgress) -> None:
             if progress.step == step:
                 raise KeyboardInterrupt
 
@@ -553,7 +560,7 @@ def test_a_state_saved_on_the_way_is_enough(
     monkeypatch.setattr(loop, "SAVE_EVERY", -1.0)
     path = tmp_path / "state"
 
-    def die(progress: Progress) -> None:
+    def die(progress: TrainingProgress) -> None:
         if progress.step == 30:
             raise SystemExit
 
@@ -611,14 +618,14 @@ def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
 
 def test_an_unwritable_place_shows_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     with pytest.raises(OutputError):
         train(ARCH, toy(), RUNS["gd"], state_path=tmp_path / "file" / "s", watch=seen.append)
     assert seen == []
 
 
 def test_watchers_see_the_margin() -> None:
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     state = train(ARCH, toy(), TrainingConfig(steps=800), watch=seen.append)
     assert [p.step for p in seen] == list(range(2, 801, 2))
     assert seen[-1].margin == state.history[-1]["margin"]

@@ -24,7 +24,7 @@ MOST_CANDIDATES = 20_000  # of one attack: bounds the memory of the scoring
 
 
 @dataclass(frozen=True)
-class Progress:
+class AttackProgress:
     """What a watcher sees: losses (R,) and relative squared residuals (R, L) at a step.
 
     living: the candidates of every run at this moment, worked out when asked for.
@@ -38,7 +38,7 @@ class Progress:
     living: Callable[[], list[Tensor]] | None = None
 
 
-Watcher = Callable[[Progress], None]
+Watcher = Callable[[AttackProgress], None]
 
 
 class Attack:

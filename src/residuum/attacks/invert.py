@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from residuum.attacks.contract import Attack, Progress, Watcher, stream
+from residuum.attacks.contract import Attack, AttackProgress, Watcher, stream
 from residuum.attacks.objectives import Moment
 from residuum.attacks.priors import PRIORS, Prior
 from residuum.attacks.selection import select
@@ -257,7 +257,7 @@ class Problem:
                 solved.layers.append(parts.detach().cpu().double().expand(len(self.groups)))
                 if watch is not None:
                     now = solved.loss[-1][None], solved.layers[-1][None]
-                    watch(Progress(step, config.steps, *now, tuple(self.groups)))
+                    watch(AttackProgress(step, config.steps, *now, tuple(self.groups)))
             if not bool(loss.isfinite()):
                 break
             x.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import Progress, stream
+from residuum.attacks.contract import AttackProgress, stream
 from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box, derivatives, penalty
@@ -249,7 +249,7 @@ class Solver:
         config = self.config
         return config.precision in FAST and step <= config.steps * (1 - config.numerics.polish)
 
-    def progress(self, state: SolverState) -> Progress:
+    def progress(self, state: SolverState) -> AttackProgress:
         """The state as a watcher sees it."""
 
         def living() -> list[Tensor]:
@@ -259,7 +259,7 @@ class Solver:
             return [x[run][population.active[run]] for run in range(len(x))]
 
         names = self.problem.layer_names
-        return Progress(
+        return AttackProgress(
             state.step, self.config.steps, state.loss[-1], state.layers[-1], names, living
         )
 

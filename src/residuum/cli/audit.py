@@ -42,7 +42,7 @@ from residuum.errors import InputError
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
-    from residuum.attacks.contract import Progress
+    from residuum.attacks.contract import AttackProgress
     from residuum.auditing import AuditResult
     from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun
@@ -541,7 +541,7 @@ def _progress(visible: bool, budget: str | float | None = None) -> Iterator[tupl
 
     begun, allowed = time.monotonic(), duration(seconds_of("1min" if budget is None else budget))
 
-    def state(attack: str, done: int, every: int, at: Progress) -> tuple[int, int, str]:
+    def state(attack: str, done: int, every: int, at: AttackProgress) -> tuple[int, int, str]:
         at_once = len(at.loss)
         which = f"{done + 1}" if at_once == 1 else f"{done + 1}-{done + at_once}"
         spent = duration(time.monotonic() - begun)

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from residuum.attacks.contract import Progress as AttackProgress
-    from residuum.sweeping.run import Progress as SweepProgress
-    from residuum.training import Progress as TrainingProgress
+    from residuum.attacks.contract import AttackProgress
+    from residuum.sweeping.run import SweepProgress
+    from residuum.training import TrainingProgress
 
 State = tuple[int, int, str]  # steps done, steps in all, and a line on where it stands
 LOG_EVERY = 10.0  # seconds between lines where there is no terminal

@@ -57,7 +57,7 @@ PLAN, FACTS = "residuum:plan", "residuum:trial"
 
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """done of total trials ended, ``fresh`` of them in this session; best: what ranks the best one."""
 
     done: int
@@ -68,7 +68,7 @@ class Progress:
     seconds: float
 
 
-Watcher = Callable[[Progress], None]
+Watcher = Callable[[SweepProgress], None]
 
 
 def sweep(
@@ -439,7 +439,7 @@ class Driver:
         if self.watch is not None:
             values = [t.values[0] for t in self.trials.values() if t.state == COMPLETE]
             self.watch(
-                Progress(
+                SweepProgress(
                     len(self.trials),
                     self.plan.trials,
                     self.fresh,

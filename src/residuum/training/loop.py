@@ -50,7 +50,7 @@ class TrainingState(Record):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """What a watcher sees. margin: smallest margin; normalized: over ||theta||^L, None if L is."""
 
     step: int
@@ -60,7 +60,7 @@ class Progress:
     normalized: float | None
 
 
-Watcher = Callable[[Progress], None]
+Watcher = Callable[[TrainingProgress], None]
 
 
 def train(
@@ -198,7 +198,7 @@ class _Run:
             point["residual"] = self._residual() / size
         self.history.append(point)
         if self.watch is not None:
-            self.watch(Progress(self.step, self.config.steps, loss, margin, normalized))
+            self.watch(TrainingProgress(self.step, self.config.steps, loss, margin, normalized))
         if normalized is not None and normalized >= self.config.stop_margin:
             return "margin"
         if 0 < point.get("residual", 0) <= self.config.stop_residual:
