@@ -2,7 +2,7 @@
 
     python -m benchmarks.unmix data SOURCE FOLDER                images for claims, others for tuning
     python -m benchmarks.exposure ranking FOLDER --pool tune     victims that formulas were chosen on
-    python -m benchmarks.exposure fit                            coefficients of risk/figures.py, by those
+    python -m benchmarks.exposure fit                            coefficients of risk/run.py, by those
     python -m benchmarks.exposure draw                           seeds of claims, formulas being committed
     python -m benchmarks.exposure ranking FOLDER --device cuda   26 victims, attacks, scores (--jobs N)
     python -m benchmarks.exposure kinks FOLDER --device cuda     CIFAR n = 100: members, halves, strangers
@@ -43,7 +43,7 @@ from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Split, write_json
-from residuum.records.exposure import Exposure
+from residuum.records.results import Exposure
 from residuum.records.rundir import environment
 from residuum.risk.canaries import auc
 from residuum.risk.run import Inserted, expose
@@ -334,7 +334,7 @@ def area(values: Iterable[float | None], outcome: np.ndarray[Any, Any], sign: in
 
 
 def fit() -> None:
-    """Coefficients of ``risk/figures.py`` from the tuning victims, and how they do on kinds left out."""
+    """Coefficients of ``risk/run.py`` from the tuning victims, and how they do on kinds left out."""
     from sklearn.linear_model import LogisticRegression
 
     cases = json.loads((RESULTS / "exposure-tuning.json").read_text())["cases"]

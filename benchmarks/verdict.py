@@ -36,8 +36,8 @@ from residuum.auditing.controls import (
     run_controls,
     without_repeats,
 )
-from residuum.auditing.judging import findings, grades, run_tests
 from residuum.auditing.result import AuditResult
+from residuum.auditing.stages import findings, grades, run_tests
 from residuum.auditing.verdict import CLASS_LIKE, GRADES, LEAK, NEAR_COPY, RESEMBLES, decide
 from residuum.checkpoints import as_checkpoint
 from residuum.errors import ResiduumError

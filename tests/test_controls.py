@@ -25,7 +25,7 @@ from residuum.auditing.controls import (
     told_by_samples,
     without_repeats,
 )
-from residuum.auditing.judging import OneTest, findings, grades, run_tests, strongest_of
+from residuum.auditing.stages import OneTest, findings, grades, run_tests, strongest_of
 from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
 from residuum.errors import InputError

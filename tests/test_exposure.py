@@ -26,12 +26,12 @@ from residuum.cli.main import main
 from residuum.errors import DataError, InputError
 from residuum.networks import MLP, ConvNet
 from residuum.records import Checkpoint, Dataset, Knowledge
-from residuum.records.exposure import COLUMNS, Exposure
+from residuum.records.results import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
-from residuum.risk import canaries, figures, gradients
-from residuum.risk.figures import RIDGE, SOFT, Span
+from residuum.risk import canaries, gradients
+from residuum.risk import run as figures
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
-from residuum.risk.run import Case, covectors, expose, informed_estimate, located
+from residuum.risk.run import RIDGE, SOFT, Case, Span, covectors, expose, informed_estimate, located
 from residuum.similarity import ncc
 from residuum.stationarity import Rows, weighted_gradient
 from tests import reference

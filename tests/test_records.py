@@ -54,10 +54,13 @@ from residuum.records import (
     write_json,
 )
 from residuum.records.base import METADATA_KEY
-from residuum.records.exposure import CanaryBound, Exposure, GroupExposure, Operating
 from residuum.records.results import (
+    CanaryBound,
+    Exposure,
+    GroupExposure,
     Identification,
     MetricScore,
+    Operating,
     SampleMatch,
     SampleScore,
     Scores,

@@ -22,8 +22,8 @@ from residuum.auditing.budget import (
 )
 from residuum.auditing.controls import Claim
 from residuum.auditing.inputs import Fit
-from residuum.auditing.judging import findings as found_by
-from residuum.auditing.judging import run_tests
+from residuum.auditing.stages import findings as found_by
+from residuum.auditing.stages import run_tests
 from residuum.auditing.verdict import (
     CLASS_LIKE,
     EXIT_CODES,

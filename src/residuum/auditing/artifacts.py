@@ -27,8 +27,7 @@ from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
 from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.evaluation.null import SIGNIFICANCE
-from residuum.records import Certificate, Reconstruction, Scores, Uniqueness
-from residuum.records.exposure import Exposure
+from residuum.records import Certificate, Exposure, Reconstruction, Scores, Uniqueness
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report.html import model_card, render
 from residuum.report.sarif import sarif

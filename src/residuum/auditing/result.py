@@ -26,13 +26,13 @@ from residuum.networks import Architecture
 from residuum.records import (
     Certificate,
     Checkpoint,
+    Exposure,
     Knowledge,
     Reconstruction,
     Record,
     Scores,
     Uniqueness,
 )
-from residuum.records.exposure import Exposure
 from residuum.records.results import MetricScore
 from residuum.stationarity import by_layer, moved_layers
 

@@ -45,9 +45,8 @@ from residuum.auditing.inputs import (
     suited,
     task_of,
 )
-from residuum.auditing.judging import judge
 from residuum.auditing.result import SUITE, AuditResult, facts, others, tried
-from residuum.auditing.stages import Attacked, AttackStage, Watch, certified, exposed
+from residuum.auditing.stages import Attacked, AttackStage, Watch, certified, exposed, judge
 from residuum.auditing.stored import Stored, audit_records, network_and_records, unconfirmed
 from residuum.auditing.twin import audit_twin
 from residuum.auditing.verdict import (

@@ -36,8 +36,7 @@ from residuum.attacks import every_attack
 from residuum.attacks.contract import stream
 from residuum.auditing.budget import PARTS, TWIN_SHARE, UNBOUNDED, Allowance, Batch
 from residuum.auditing.controls import Claim, sample_losses
-from residuum.auditing.judging import findings, run_tests
-from residuum.auditing.stages import Attacked, AttackStage
+from residuum.auditing.stages import Attacked, AttackStage, findings, run_tests
 from residuum.auditing.verdict import HURRIED, Twin
 from residuum.checkpoints import Inspection, build_model
 from residuum.checkpoints.surfaces import weights

@@ -24,7 +24,7 @@ from residuum.cli.output import exposure_progress, number, print_line, print_not
 from residuum.errors import InputError
 
 if TYPE_CHECKING:
-    from residuum.records.exposure import Exposure
+    from residuum.records import Exposure
 
 GROUPS = 20  # of a table
 

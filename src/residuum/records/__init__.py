@@ -5,6 +5,7 @@ from residuum.records.data import TASKS, Dataset, Split, read_npz
 from residuum.records.knowledge import Checkpoint, Knowledge
 from residuum.records.results import (
     Certificate,
+    Exposure,
     LayerResidual,
     Reconstruction,
     Scores,

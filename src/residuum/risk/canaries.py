@@ -23,7 +23,7 @@ from torch import Tensor
 
 from residuum.errors import DataError
 from residuum.evaluation.null import count_interval
-from residuum.records.exposure import CanaryBound, Operating
+from residuum.records.results import CanaryBound, Operating
 
 GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of all canaries that are guessed
 RATES = (0.01, 0.001)  # false positives, of the operating points

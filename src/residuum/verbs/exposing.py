@@ -23,13 +23,13 @@ from residuum.evaluation.scoring import whole_pool
 from residuum.records import (
     Checkpoint,
     Dataset,
+    Exposure,
     Knowledge,
     Reconstruction,
     read_npz,
     write_atomic,
     write_json,
 )
-from residuum.records.exposure import Exposure
 from residuum.records.rundir import RunDir, digest, environment
 from residuum.report.exposure import Published, histogram_figure, top_figure
 from residuum.risk.run import AUTO, TOP, Inserted, Part, Watcher, expose
