@@ -23,6 +23,7 @@ from benchmarks.harness import Benchmark, Report, WrongDevice, clock, write
 from benchmarks.margin import margin
 from benchmarks.polynomial import polynomial
 from benchmarks.scaling import scaling
+from benchmarks.speed import speed
 from benchmarks.splitting import splitting
 from benchmarks.step import rowspace, step
 from benchmarks.sweep import sweeps
@@ -104,6 +105,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "polynomial": polynomial,
     "rowspace": rowspace,
     "scaling": scaling,
+    "speed": speed,
     "splitting": splitting,
     "step": step,
     "sweep": sweeps,

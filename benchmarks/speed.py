@@ -1,0 +1,108 @@
+"""How fast, in one run on one machine: a step, published quality, a whole audit, unmixing, a sweep.
+
+    RESIDUUM_DATA=FOLDER python -m benchmarks speed --device cuda    FOLDER holds cifar10.npz; 2-3 minutes
+
+One CIFAR victim of n = 500, d-1000-1000-1, trained to the margin. Published quality is 17 images above
+ssim3 0.4, as two runs of Haim et al. 2022 have it: the shortest of a few attacks that gets there, timed
+with everything.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import residuum as rs
+from benchmarks.harness import Report, clock, threads
+from benchmarks.stationarity import MARGIN, ROWS, quick
+from benchmarks.step import SHAPES, floor, ours, published
+from benchmarks.sweep import TINY_STEPS, TINY_TRIALS, victim
+from benchmarks.unmix import speed as unmixing
+from residuum.datasets import load_dataset
+from residuum.sweeping import Plan, sweep
+from residuum.training import train
+
+N, SEED, ARCH = 500, 20, "mlp:3072-1000-1000-1"
+PUBLISHED_COUNT, PUBLISHED_SECONDS = 17, 430.0  # seconds of two runs, published way, on one H200
+BUDGET, RANK = "1min", 67
+BAR = {"cuda": 14.0, "cpu": 1.8}
+
+
+def speed(device: str) -> Report:
+    """Every figure from this run; the bar is that of a step."""
+    gpu = device.startswith("cuda")
+    row: dict[str, Any] = steps(device, gpu)
+    split = load_dataset("cifar10", N, seed=SEED, holdout=1000)
+    state, row["training, s"] = clock(
+        lambda: train(ARCH, split.train, MARGIN.changed(seed=SEED), device=device), device
+    )
+    row |= quality(state.theta, split, device)
+    checkpoint = rs.Checkpoint(dict(state.theta), ARCH, split.train.shape)
+    found, row["audit with a budget of a minute, s"] = clock(
+        lambda: rs.audit(
+            checkpoint, data=split.train, holdout=split.holdout, budget=BUDGET, device=device
+        )
+    )
+    row["audit, recovered"] = found.verdict.recovered
+    row["audit, by chance"] = found.verdict.expected_by_chance
+    one = unmixing(state.theta["layers.0.weight"].float().cpu(), split.train.shape, RANK)["one run"]
+    row["one run of unmix, one core, s"] = one["unmix"]
+    row["the same by scikit-learn's FastICA, s"] = one["scikit-learn"]
+    row["sweep, seconds beside its trials"] = overhead()
+    return Report(
+        what="milliseconds per attack step, published way over ours, and what else takes time",
+        settings={"arch": ARCH, "n": N, "published count": PUBLISHED_COUNT, "rank": RANK},
+        seeds=(SEED,),
+        figures=[{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}],
+        ratio=row["published step, ms"] / row["step, ms"],
+        bar=BAR["cuda" if gpu else "cpu"],
+        checks={"published quality reached": row["to published quality, steps"] > 0},
+        also={"cores": os.cpu_count()},
+    )
+
+
+def steps(device: str, gpu: bool) -> dict[str, Any]:
+    """Milliseconds, all layers, m = 1000."""
+    d, count = SHAPES["cifar"], 500 if gpu else 3
+    fast: dict[str, Any] = {"dtype": "bf16", "compile": gpu}
+    return {
+        "published step, ms": published(d, device, torch.float32, 40 if gpu else 2),
+        "step, ms": ours(d, device, count, layers="all", **fast),
+        "step of the first layer, ms": ours(d, device, count, layers="first", **fast),
+        "its matrix products alone, ms": floor(d, device, 50),
+    }
+
+
+def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
+    """The first attack of a few that finds as many as published."""
+    target = {
+        "arch": ARCH,
+        "theta": dict(theta),
+        "x": split.train.x.float(),
+        "held": split.holdout.x.float(),
+        "mean": split.train.mean,
+    }
+    found = quick(ROWS["cifar-500"], target, device, False)
+    for count, one in found.items():
+        if one["ssim3"] >= PUBLISHED_COUNT:
+            return {
+                "to published quality, s": one["seconds"],
+                "to published quality, steps": int(count),
+                "images above ssim3 0.4 then": one["ssim3"],
+                "the same of held-out images": one["ssim3 held out"],
+                "published, s": PUBLISHED_SECONDS,
+            }
+    return {"to published quality, steps": 0}
+
+
+def overhead() -> float:
+    """Share of a sweep's wall clock that is not its trials', on one core."""
+    checkpoint, knowledge, _ = victim(40)
+    plan = Plan(TINY_TRIALS, config=rs.AttackConfig(restarts=2, steps=TINY_STEPS))
+    with threads(1), tempfile.TemporaryDirectory() as place:
+        done, wall = clock(lambda: sweep(checkpoint, knowledge, plan, out=Path(place) / "sweep"))
+    return wall / done.said["session"]["compute_seconds"] - 1
