@@ -273,26 +273,3 @@ def bars() -> str:
         ],
         left=2,
     )
-
-
-WHERE = {
-    "unmix-moment": "optimiser state",
-    "moment": "optimiser state",
-    "unmix": "weights",
-    "binary-kkt": "weights",
-    "all": "everything in the file",
-}
-
-
-@table
-def surfaces_apart() -> str:
-    """What each surface of one kind of file gives back, attack by attack."""
-    files = [entry["as saved"] for entry in victims_of("surfaces-h200", "momentum-500")]
-    rows = []
-    for name, where in WHERE.items():
-        one = means([entry[name] for entry in files])
-        found = f"{short(one['recovered'])} ({short(one['expected'])})"
-        attack = "all four together" if name == "all" else f"`{name}`"
-        rows.append([where, attack, with_chance(one, "0.8"), with_chance(one, "0.9"), found])
-    head = "surface | attack | NCC > 0.8 (held out) | NCC > 0.9 (held out) | recovered (chance)"
-    return grid(head, rows, left=2)
