@@ -205,9 +205,7 @@ def test_every_term_of_the_first_screen_is_in_the_glossary() -> None:
     assert "twin" in known
 
 
-def test_the_glossary_is_one_in_report_and_documents() -> None:
-    page = (ROOT / "docs" / "glossary.md").read_text("utf-8")
-    assert re.findall(r"^\*\*(.+?)\*\*: (.+)$", page, re.M) == list(GLOSSARY.items())
+def test_the_glossary_is_short() -> None:
     assert 25 <= len(GLOSSARY) <= 40
     for text in GLOSSARY.values():
         assert text.endswith("."), text

@@ -1,7 +1,7 @@
 """The words that reports and commands use, each in a sentence or two.
 
 The report carries them at its end and links to them from its first screen, ``residuum audit --explain``
-prints those it used, and ``docs/glossary.md`` holds the same sentences, which a test compares.
+prints those it used, and the site of ``docs/`` lists them.
 """
 
 from __future__ import annotations
