@@ -17,25 +17,6 @@ def partial() -> str:
 
 
 @table
-def certificate() -> str:
-    """Of all 500 samples, with and without a value range."""
-    cases = read("certificate_uniqueness-h200")["figures"]
-    keys = {
-        "seconds (bar: 60)": ("seconds", ".1f"),
-        "GPU memory, GB (bar: 4)": ("memory, GB", ".1f"),
-        "energy that others keep, median, proved": ("others keep at least, median", ".3f"),
-        "the same if they keep the margins": ("margins kept: at least, median", ".3f"),
-        "largest gap to the example found": ("gap, largest", ".0e"),
-        "largest change of the sum of gradients by an example": ("change", ".0e"),
-    }
-    rows = [
-        [title, *(format(one[key], digits) for one in cases)]
-        for title, (key, digits) in keys.items()
-    ]
-    return grid("value range | " + " | ".join(one["case"] for one in cases), rows)
-
-
-@table
 def falsifier() -> str:
     """Sets tried against the certificate."""
     names = {
@@ -58,9 +39,10 @@ def falsifier() -> str:
 # Growing the candidate set.
 
 
-def arms(file: str) -> str:
-    """Ways to grow, against none."""
-    found, rows = read(file), []
+@table
+def growth_ntk() -> str:
+    """Ways to grow, against none, with initial weights."""
+    found, rows = read("splitting-ntk-mnist-h200"), []
     for arm, one in found["arms"].items():
         compared = found["compared"].get(arm, {})
         gains = [interval(compared.get(f"{kind}_l2_difference")) for kind in ("train", "held_out")]
@@ -83,15 +65,3 @@ def arms(file: str) -> str:
 def interval(one: dict[str, float] | None) -> str:
     """A mean and its bootstrap interval."""
     return f"{one['mean']:+.2f} [{one['low']:.2f}, {one['high']:.2f}]" if one else ""
-
-
-@table
-def growth_ntk() -> str:
-    """With initial weights."""
-    return arms("splitting-ntk-mnist-h200")
-
-
-@table
-def growth_kkt() -> str:
-    """Binary KKT."""
-    return arms("splitting-binary-mnist-h200")
