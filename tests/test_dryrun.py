@@ -70,7 +70,7 @@ def test_a_run_that_can_go_says_what_it_would_try_what_it_costs_and_how_it_can_e
     assert rows["homogeneity"]["why"].startswith("order 3")
     assert rows["layer on the input"]["why"].startswith("layers.0, dense")
     assert "accuracy of the network as read: 100.0%" in rows["outputs"]["why"]
-    assert found["cost"].startswith("budget 5s: attacks")
+    assert found["cost"].startswith("with a budget of 5s the attacks get")
     assert all(why.startswith("can be reached") for why in found["verdicts"].values())
 
 

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from residuum.auditing.inputs import Fit
 from residuum.auditing.result import NOT_TRIED, Applies, AuditResult
@@ -21,7 +22,7 @@ from residuum.auditing.verdict import (
     Verdict,
 )
 from residuum.cli.main import COMMANDS
-from residuum.records import Checkpoint
+from residuum.records import Checkpoint, Knowledge
 from residuum.report.glossary import GLOSSARY, used
 from tests import pages
 from tests.documents import ROOT
@@ -58,6 +59,15 @@ NEXT = [
             LEAKED,
             (EXPLAINS.replace(adjusted=0.001),),
             checkpoint=Checkpoint({}, "module:1x8x8-10,class=Net"),
+        ),
+        "only another training",
+        "report runs/a --redact",
+    ),
+    (
+        audit(
+            LEAKED,
+            (EXPLAINS.replace(adjusted=0.001),),
+            knowledge=Knowledge(theta0={"layers.0.weight": torch.ones(1)}),
         ),
         "only another training",
         "report runs/a --redact",
@@ -136,6 +146,9 @@ def test_no_line_is_wider_than_the_terminal_and_commands_survive(width: int) -> 
     for result, _, _ in NEXT:
         lines = result.screen.text(width).splitlines()
         assert max(map(len, lines)) <= width
+        assert not any(
+            re.search(r" --(?!vouch)[\w-]+ \\$", line) for line in lines
+        )  # an option has its value
         joined = re.sub(r" \\\n\s*", " ", "\n".join(lines))
         assert all(command in joined for command in result.screen.next.commands)
 

@@ -161,7 +161,7 @@ def unmix(
     every, run = torch.cat(found), _owner(found)
     if len(partitions) > len(effort.partitions):  # overfull: what stays mixed is smooth
         rough = roughness(every.reshape(-1, *shape), sparse_in)
-        telling = rough >= SMOOTH * rough.median()
+        telling = rough >= SMOOTH * rough.nanmedian()  # of a source of zeros it is none
         every, run = every[telling], run[telling.cpu()]
     sparse = sparseness(sparse_in(every.reshape(-1, *shape)))
     x, group = merged(every, run, sparse, effort.most * layer.rank)

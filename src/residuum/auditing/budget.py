@@ -178,11 +178,12 @@ def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
     checks = CHECK_SHARE * seconds
     total = max(attacks + rest + checks + AROUND, seconds)
     said = (
-        f"budget {duration(seconds)}: attacks {duration(attacks)}, scoring and certificates "
-        f"{duration(rest)}, controls and twin at most {duration(checks)}; about {duration(total)} in all"
+        f"with a budget of {duration(seconds)} the attacks get {duration(attacks)}, scoring and "
+        f"certificates {duration(rest)}, controls and twin at most {duration(checks)}: about "
+        f"{duration(total)} in all"
     )
     if total > 1.3 * seconds:
-        said += ", longer than the budget, which is too short for less"
+        said += ", longer than the budget: it cannot be done in less"
     for plan in plans:
         if plan.batch.steps < plan.steps:
             each = plan.seconds * plan.steps / plan.batch.steps / plan.batch.restarts

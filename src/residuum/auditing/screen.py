@@ -7,6 +7,7 @@ term here is in the glossary (``report/glossary.py``). Nothing is decided here.
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from residuum.attacks import every_attack
 from residuum.auditing.budget import duration, seconds_of
 from residuum.auditing.result import NOT_TRIED
-from residuum.auditing.verdict import INCONCLUSIVE, LEAK, SURFACES_SAID, acquitting
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, STORED, SURFACES_SAID, acquitting
 from residuum.networks import Architecture
 
 if TYPE_CHECKING:
@@ -88,8 +89,12 @@ class Screen:
 
 
 def folded(command: str, width: int) -> list[str]:
-    """A command in lines of at most ``width`` where its words allow, as a shell reads it."""
-    lines = wrapped(command, width - 4, "", "    ")
+    """A command in lines of at most ``width`` where its words allow, as a shell reads it.
+
+    An option and its value stay on one line: for wrapping, what lies between them is no blank.
+    """
+    held = re.sub(r"( --[\w-]+) (?!-)", "\\1\x00", command)
+    lines = [line.replace("\x00", " ") for line in wrapped(held, width - 4, "", "    ")]
     return [f"  {line}" + (" \\" if line is not lines[-1] else "") for line in lines]
 
 
@@ -111,7 +116,7 @@ def screen(result: AuditResult) -> Screen:
     facts = (
         verdict.reasons[0] if verdict.outcome == INCONCLUSIVE and verdict.reasons else "",
         verdict.sure,
-        told(result.knowledge),
+        told(result.knowledge) or f"nothing but the {'file' if verdict.stored else 'weights'}",
         attacked(result),
         "" if twin is None else twin.short,
         "" if result.fit is None else result.fit.line,
@@ -127,7 +132,7 @@ def told(knowledge: Knowledge) -> str:
         + SOURCES.get(source, "")
         for fact, value, source in knowledge.facts
     ]
-    return "; ".join(said) or "nothing but the weights"
+    return "; ".join(said)
 
 
 def attacked(result: AuditResult) -> str:
@@ -137,7 +142,10 @@ def attacked(result: AuditResult) -> str:
         if row.ran and row.decides:
             name = SURFACES_SAID.get(row.surface, row.surface or "the weights")
             counts[name] = counts.get(name, 0) + 1
-    said = [f"{name}, by {n} attack{'' if n == 1 else 's'}" for name, n in counts.items()]
+    said = [
+        name if name == SURFACES_SAID[STORED] else f"{name}, by {n} attack{'' if n == 1 else 's'}"
+        for name, n in counts.items()
+    ]
     return "; ".join(said) or "nothing: no attack applies to this network"
 
 
@@ -191,8 +199,10 @@ def _after_a_leak(result: AuditResult) -> NextStep:
             (*_stripped(result), redact),
         )
     arch = result.checkpoint.arch
-    own = Architecture.parse(arch).kind == "module"  # its code is the user's, so is its training
-    if own or files["data"].endswith(".csv"):
+    # Where its code is the user's, or a start that it was tuned from, so is its training.
+    own = Architecture.parse(arch).kind == "module"
+    tuned = result.knowledge.provenance.get("theta0") == "user"
+    if own or tuned or files["data"].endswith(".csv"):
         text = (
             "Do not release this file. What came back is in the weights, and only another training "
             "changes that: with fewer steps, more samples, noise or differential privacy. Audit the "

@@ -381,9 +381,9 @@ class Verdict(Record):
             said += f". Beyond chance came {low:.1f} to {high:.1f} samples (95% interval)"
         if not self.rule:
             return said
-        least = " or ".join(rule.partition(" > ")[2] or rule for rule in self.rule.split(", "))
-        by = ", by attack" if " or " in least else ""
-        return f"{said}. A match counts with {self.metric.upper()} above {least}{by}"
+        least = sorted({float(rule.partition(" > ")[2]) for rule in self.rule.split(", ")})
+        above = f"{least[0]:g}" + (f" to {least[-1]:g}, by attack" if len(least) > 1 else "")
+        return f"{said}. A match counts with {self.metric.upper()} above {above}"
 
 
 def decide(
@@ -543,7 +543,7 @@ def _shortfall(attack: AttackOutcome) -> str:
             f"target is not known: {attack.unasked}"
         )
     worst = max(attack.judged, key=lambda name: attack.residuals.get(name, 0.0), default="")
-    where = f" in {worst}" if worst else ""
+    where = f" in {'layer ' if worst.isdigit() else ''}{worst}" if worst else ""
     against = "" if attack.permuted is None else f", on a permuted target {attack.permuted:.2g}"
     return (
         f"{attack.name} left a residual of {attack.residual:.2g}{where}{against}: more than half of "
