@@ -1,226 +1,333 @@
-"""What every defense does, at which price, against an attacker who knows of it and one who does not.
+"""Every defense against the strongest attack that knows of it, at which price; three seeds per dataset.
 
-Run as ``python -m benchmarks.defenses [table] [shift] [length] --data digits --out DIR``; for MNIST and
-CIFAR-10 add ``--data mnist --root DATA --device cuda``. DATA holds mnist.npz and cifar10.npz. Written
-after every trial, so that a run that is stopped keeps what it has.
+    python -m benchmarks.defenses --data digits --workers 2
+    python -m benchmarks.defenses --data mnist cifar10 --root DATA --device cuda --workers 12
 
-table    every defense, unaware and adaptive attack, accuracy and loss on held-out samples
-shift    a constant c rewritten into the biases of two-layer networks: error of the inferred c, counts
-length   training steps against KKT residual and recovered samples
+DATA holds mnist.npz and cifar10.npz. Written after every network into results/defended-DATA.json; the same
+command again makes what is missing. A release is attacked by one who is unaware of the defense (the
+stationarity attack as it chooses its terms) and by one who knows of it and of the start, in several ways,
+each scored apart against held-out samples:
+
+unaware    stationarity on the weights
+adapted    stationarity on what the strategy against this defense makes of the release
+start      stationarity on the change of the weights, where they started from large ones, which are known
+unmix      the first layer of the adapted release, less its start, taken apart
+moment     stationarity on the optimiser's state, unmix-moment that state taken apart: where it was kept
+told       with the secret shift handed over: adapted, and told-unmix
+
+Settings were chosen on seeds 10 and 11 of digits, before the prior, margins and unmixing were there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.harness import first_layer_rank, threads
-from residuum.attacks import PRESETS
+from benchmarks.harness import RESULTS, first_layer_rank
+from residuum.attacks import PRESETS, AttackConfig, attack
+from residuum.attacks.adaptive import ADAPTIVE, SIGNED, Adapted, Released
+from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
-from residuum.defenses import DEFENSES, Conditions, Outcome, Training, at_seed, find, run_trial
-from residuum.errors import InconclusiveError
-from residuum.records import Knowledge, write_json
+from residuum.defenses import DEFENSES, Conditions, Secret, Training, at_seed, find, release
+from residuum.errors import InconclusiveError, InputError
+from residuum.evaluation import score
+from residuum.evaluation.matching import greedy
+from residuum.records import Checkpoint, Knowledge, write_json
+from residuum.records.base import plain
 from residuum.records.rundir import environment
+from residuum.similarity import ncc
+from residuum.theory.kkt import evaluate
+from residuum.theory.rows import accuracy, normalise_labels
 from residuum.training import TrainingConfig
+from residuum.training.methods import LOSSES
+
+HELD_OUT, SUBSETS, LEVELS = 600, 1000, (0.8, 0.9)
+RELEASES = 16  # noisy ones that an attacker collects
+STATE = "state kept"  # a release from which the optimiser's state was not stripped
 
 
 @dataclass(frozen=True)
 class Case:
-    """Victims and attacks of one dataset. two_layer: the network of the shift part."""
+    """Victims and attacks of one dataset."""
 
     n: int
     hidden: str
-    two_layer: str
-    steps: int
+    training: TrainingConfig
     descent: TrainingConfig
     attack: dict[str, Any]
-    lengths: tuple[int, ...]
-    defenses: tuple[str, ...]
-    dtype: str = "float64"
-    certify: bool = True
+    more: tuple[str, ...]
 
 
-_COMMON = (
-    "shift-rewrite:0.05",
-    "shift-rewrite:0.5",
-    "shift-rewrite:5",
-    "shift-rewrite-vector:0.5",
-    "shift-retrain:0.5",
-    "shift-retrain:5",
-    "shift-retrain-vector:0.5",
-    "noise:0.1",
-    "noise:0.5",
-    "noise:1",
-    "early-stop:0.1",
-    "default-init:1",
+# What is made of one trained network; every other defense trains its own.
+AFTER = ("none", "shift-rewrite:5", "shift-rewrite-vector:0.5", "noise:1")
+ALONE = (
+    "dp:1",
+    "dp:8",
+    "dp:50",
     "plain-gd:1",
+    "early-stop:0.1",
+    "shift-retrain:0.5",
+    "shift-retrain-vector:0.5",
+    "default-init:1",
     "label-smoothing:0.2",
     "sgd:10",
-    "dp:8",
 )
 _GPU = Case(
     50,
     "1000-1000",
-    "1000",
-    1500,
+    TrainingConfig(steps=1500, dtype="float32"),
     TrainingConfig(method="gd", steps=3000, lr=0.05, momentum=0.9, dtype="float32"),
-    {"restarts": 2, "steps": 5000},
-    (50, 150, 500, 1500, 4500),
-    (*_COMMON, "weight-decay:0.001"),
-    "float32",
-    False,
+    {"restarts": 2, "steps": 3000},
+    ("weight-decay:0.001",),
 )
 CASES = {
     "digits": Case(
         100,
         "100-100",
-        "200",
-        800,
+        TrainingConfig(steps=800),
         TrainingConfig(method="gd", steps=3000, lr=0.5, momentum=0.9),
         {"restarts": 2, "steps": 800},
-        (25, 50, 100, 200, 400, 800, 1600),
-        (*_COMMON, "weight-decay:0.01"),
+        ("weight-decay:0.01", "without-top:10", "without-top:30", "cap:2", "cap:1.2"),
     ),
     "mnist": _GPU,
     "cifar10": _GPU,
 }
-SHIFTS = (0.05, 0.5, 5.0)
+Row = dict[str, Any]
 
 
-class Run:
-    """Results so far, written after every trial; no trial starts after ``seconds``."""
-
-    def __init__(self, path: Path, head: dict[str, Any], seconds: float) -> None:
-        self.path, self.start, self.limit = path, time.monotonic(), seconds
-        self.content: dict[str, Any] = {**head, "skipped": []}
-
-    def add(
-        self, part: str, label: str, setting: Conditions, text: str | None, **more: Any
-    ) -> None:
-        """One trial; ``text``: NAME:STRENGTH, None for the undefended network."""
-        if time.monotonic() - self.start > self.limit:
-            self.content["skipped"].append(f"{part} {label}: out of time")
-            return
-        if text is not None and not DEFENSES[text.split(":")[0]].available:
-            install = DEFENSES[text.split(":")[0]].install
-            self.content["skipped"].append(f"{part} {label}: unavailable, {install}")
-            return
-        try:
-            outcome, checkpoint, _ = run_trial(setting, *(find(text) if text else ()))
-        except InconclusiveError as problem:
-            self.content["skipped"].append(f"{part} {label}: {problem.message}")
-            return
-        row = {**more, "arch": setting.arch, "seed": setting.seed, **outcome.to_json()}
-        row["first_layer_rank"] = first_layer_rank(checkpoint.theta)
-        self.content.setdefault(part, []).append(row)
-        self.content["seconds"] = round(time.monotonic() - self.start, 1)
-        write_json(self.path, self.content)
-        print(_line(part, label, outcome), flush=True)
-
-
-def table(run: Run, case: Case, setting: Conditions) -> None:
-    """Every defense on the same network."""
-    for text in (None, *case.defenses):
-        run.add("table", f"seed {setting.seed} {text or 'none'}", setting, text)
-
-
-def shift(run: Run, case: Case, setting: Conditions) -> None:
-    """Constant shifts, and one random vector, of a two-layer network, inferred and undone."""
-    inputs = setting.split.train.x[0].numel()
-    two = replace(setting, arch=f"mlp:{inputs}-{case.two_layer}-1", certify=False)
-    constant = (f"shift-rewrite:{c}" for c in SHIFTS)
-    for text in (None, *constant, "shift-rewrite-vector:0.5"):
-        run.add("shift", f"seed {setting.seed} {text or 'none'}", two, text)
-
-
-def length(run: Run, case: Case, setting: Conditions) -> None:
-    """The undefended network after so many steps of training."""
-    for steps in case.lengths:
-        training = replace(setting.training, config=replace(setting.training.config, steps=steps))
-        longer = replace(setting, training=training, certify=False)
-        run.add("length", f"seed {setting.seed} {steps} steps", longer, None, steps=steps)
-
-
-def prepare(name: str, case: Case, seed: int, root: str | None, device: str) -> Conditions:
+def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
     """Data, settings and knowledge; the attacker knows value range, mean and number of samples."""
-    split = load_dataset(name, case.n, seed=seed, root=root, holdout=600)
-    inputs = split.train.x[0].numel()
-    knowledge = Knowledge(
+    case = CASES[data]
+    split = load_dataset(data, case.n, seed=seed, root=root, holdout=HELD_OUT)
+    known = Knowledge(
         shape=split.train.shape,
         value_range=(0.0, 1.0),
         mean=split.train.mean,
         sample_count=case.n,
         provenance={"mean": "train"},
     )
-    training = Training(TrainingConfig(steps=case.steps, dtype=case.dtype), case.descent, case.n)
-    attack = PRESETS["residuum"].changed(device=device, **case.attack)
-    setting = Conditions(
-        f"mlp:{inputs}-{case.hidden}-1",
-        split,
-        "binary",
-        training,
-        attack,
-        knowledge,
-        device=device,
-        certify=case.certify,
-        kinks=0,
-    )
+    training = Training(case.training, case.descent, case.n)
+    config = PRESETS["residuum"].changed(device=device, **case.attack)
+    arch = f"mlp:{split.train.x[0].numel()}-{case.hidden}-1"
+    setting = Conditions(arch, split, "binary", training, config, known, device=device)
     return at_seed(setting, seed)
 
 
-def _line(part: str, label: str, outcome: Outcome) -> str:
-    def count(attacked: Any) -> str:
-        if attacked is None:
-            return "-"
-        chance = f"{attacked.expected_by_chance:.2g} by chance"
-        return f"{attacked.recovered} ({attacked.rule}, {chance}, p {attacked.p_value:.3g})"
-
-    return (
-        f"{part} {label}: unaware {count(outcome.unaware)}, adaptive {count(outcome.adaptive)}, told "
-        f"{count(outcome.told)}, accuracy {outcome.accuracy}, kkt {outcome.kkt_plain:.3g}"
-    )
-
-
-def main() -> None:
-    """Run the parts asked for on one dataset."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--data", choices=tuple(CASES), default="digits")
-    parser.add_argument("--root", help="folder of mnist.npz and cifar10.npz")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--seconds", type=float, default=900.0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--name", default="")
-    options = parser.parse_args()
-    case = CASES[options.data]
-    place = "cpu" if options.device == "cpu" else options.data
-    path = options.out / f"{options.name or f'defenses-{place}'}.json"
-    head = {
-        "benchmark": "defenses",
-        "data": options.data,
-        "n": case.n,
-        "steps": case.steps,
-        "attack": case.attack,
-        "seeds": options.seeds,
-        "environment": environment(options.device),
+def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
+    """The defenses of one trained network, each attacked in every way."""
+    torch.set_num_threads(1)
+    setting, start = prepare(data, seed, root, device), time.monotonic()
+    named = {} if group == AFTER else {"name": group[0].split(":")[0]}
+    given = find(group[0]) if named else ("none", DEFENSES["noise"], None)
+    checkpoint, _, secret, state, facts, training = release(setting, *given)
+    trained = time.monotonic() - start
+    public = {
+        "theta0": state.theta0,
+        "weight_decay": training.config.weight_decay,
+        "loss": "logistic",
+        "large": training.config.init != "small",
     }
-    run = Run(path, head, options.seconds)
-    with threads(1 if options.device == "cpu" else torch.get_num_threads()):
-        for seed in options.seeds:
-            setting = prepare(options.data, case, seed, options.root, options.device)
-            for part in options.parts or PARTS:
-                PARTS[part](run, case, setting)
-    write_json(path, run.content)
-    print(f"written: {path.name}; skipped: {run.content['skipped']}")
+    rows = []
+    for text in group:
+        name, defense, strength = find(text) if text != "none" else ("none", None, None)
+        releases = [checkpoint]
+        if not named and defense is not None and strength is not None and defense.release:
+            drawn = [
+                defense.draw(strength, setting.split.train.shape, seed + 7919 * k, name)
+                for k in range(RELEASES if defense.releases else 1)
+            ]
+            secret, releases = drawn[0], [defense.release(checkpoint, strength, s) for s in drawn]
+        handed = Released(tuple(releases), setting.knowledge, setting.attack, dict(public))
+        row = measured(setting, releases[0], secret) | {"defense": text, "seed": seed}
+        row |= {"arch": setting.arch, "facts": facts, "train_seconds": round(trained, 2)}
+        ways = attackers(
+            handed, "" if defense is None else defense.adaptive, secret, bool(not named)
+        )
+        row["attacks"], row["findings"] = scored(setting, ways)
+        rows.append(row)
+        if training.config.momentum and name == "plain-gd":
+            kept = {**row, "defense": f"{text}, {STATE}"}
+            moment = moments(handed, {k: v.cpu() for k, v in state.buffers.items()})
+            found, _ = scored(setting, moment)
+            kept["attacks"] = row["attacks"] | found
+            rows.append(kept)
+    return rows
 
 
-PARTS = {"table": table, "shift": shift, "length": length}
+Way = tuple[str, Checkpoint, Knowledge, AttackConfig, dict[str, Any]]
+
+
+def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) -> Iterator[Way]:
+    """Every way to attack a release: (name, weights, knowledge, settings, what was inferred)."""
+    first, known, config = handed.checkpoints[0], handed.knowledge, handed.config
+    yield "unaware", first, known, config, {}
+    source = {**known.provenance, "theta0": "train"}
+    with_start = known.replace(theta0=handed.facts["theta0"], provenance=source)
+    change = config.changed(objective="ntk", lam_init=SIGNED)
+    unmix = replace(config, objective="unmix")
+    adapted = ADAPTIVE[strategy](handed) if strategy else Adapted(first, known, config)
+    if strategy and adapted.findings.get("chosen") != "unaware":
+        yield "adapted", adapted.checkpoint, adapted.knowledge, adapted.config, adapted.findings
+    if handed.facts["large"] and adapted.config.objective != "ntk":
+        yield "start", adapted.checkpoint, with_start, change, {}
+    yield "unmix", adapted.checkpoint, with_start, unmix, {}
+    if secret.shift is not None:
+        facts = handed.facts | {"shift": secret.shift, "rewritten": rewritten}
+        told = ADAPTIVE["told-the-shift"](replace(handed, facts=facts))
+        yield "told", told.checkpoint, told.knowledge, told.config, {}
+        yield "told-unmix", told.checkpoint, with_start, unmix, {}
+
+
+def moments(handed: Released, moment: dict[str, Tensor]) -> Iterator[Way]:
+    """The optimiser's state beside the weights, attacked both ways."""
+    known = handed.knowledge.replace(moment=moment)
+    for name in ("moment", "unmix-moment"):
+        config = handed.config.changed(objective=name)
+        yield name, handed.checkpoints[0], known, config, {}
+
+
+def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Row]:
+    """Counts of every attack beside chance, and what the adaptive one inferred."""
+    found: dict[str, Row] = {}
+    inferred: Row = {}
+    train, held = setting.split.train, setting.split.holdout
+    for name, checkpoint, known, config, findings in ways:
+        inferred |= findings
+        try:
+            result = attack(checkpoint, known, config)
+        except InputError as problem:
+            found[name] = {"refused": problem.message}
+            continue
+        x = result.x.double().cpu().reshape(-1, *train.shape)
+        x = torch.cat([x, -x]) if name.endswith("unmix") or name == "unmix-moment" else x
+        if not len(x):
+            found[name] = {"refused": "no candidate came back"}
+            continue
+        ours = score(x, train, held, metrics=["ncc"], seed=setting.seed, subsets=SUBSETS)
+        found[name] = {
+            "recovered": ours.recovered,
+            "expected": ours.expected_by_chance,
+            "p_value": ours.p_value,
+            "rule": ours.rule,
+            "candidates": len(x),
+            "seconds": round(result.seconds, 2),
+        }
+        for tag, samples in (("", train.x), (" held out", held.x[: len(train)])):
+            value = greedy(ncc(x, samples.double()).numpy()).value
+            found[name] |= {f"{level}{tag}": int((value > level).sum()) for level in LEVELS}
+    return found, plain(inferred)
+
+
+def measured(setting: Conditions, checkpoint: Checkpoint, secret: Secret) -> Row:
+    """Accuracy on held-out samples, loss on training ones, as the defended network is given them."""
+    model, figures = build_model(checkpoint, torch.float64), {}
+    for part, data in (("train", setting.split.train), ("held_out", setting.split.holdout)):
+        outputs = evaluate(model, secret.inputs(data.x.double()))
+        y = normalise_labels(data.y, "binary", 1)
+        figures[f"{part}_loss"] = float(LOSSES["logistic"](outputs, y))
+        figures[f"{part}_accuracy"] = accuracy(outputs, y, "binary")
+    return figures | {"first_layer_rank": first_layer_rank(checkpoint.theta)}
+
+
+def groups(data: str) -> list[tuple[str, ...]]:
+    """What is trained apart."""
+    return [AFTER, *((text,) for text in (*ALONE, *CASES[data].more))]
+
+
+def job(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
+    """As :func:`tried`; a network that cannot be had leaves a row that says why."""
+    name = group[0].split(":")[0]
+    if name in DEFENSES and not DEFENSES[name].available:
+        return [{"defense": group[0], "seed": seed, "skipped": DEFENSES[name].install}]
+    try:
+        return tried(data, seed, group, root, device)
+    except InconclusiveError as problem:
+        return [{"defense": group[0], "seed": seed, "skipped": problem.message}]
+
+
+class Kept:
+    """The file of one dataset: what it holds, and what is still to be made."""
+
+    def __init__(self, folder: Path, data: str, device: str) -> None:
+        case, self.path = CASES[data], folder / f"defended-{data}.json"
+        self.content: Row = {
+            "benchmark": "defenses",
+            "data": data,
+            "n": case.n,
+            "attack": case.attack,
+            "held_out": HELD_OUT,
+            "environment": environment(device),
+            "rows": [],
+        }
+        if self.path.exists():
+            self.content = json.loads(self.path.read_text(encoding="utf-8"))
+
+    def has(self, seed: int, group: tuple[str, ...]) -> bool:
+        """Whether a network was made and attacked."""
+        rows = self.content["rows"]
+        return any((r["defense"], r["seed"]) == (group[-1], seed) and "attacks" in r for r in rows)
+
+    def add(self, rows: list[Row]) -> None:
+        """Keep rows, in place of those that were skipped before."""
+        new = {(row["defense"], row["seed"]) for row in rows}
+        kept = [r for r in self.content["rows"] if (r["defense"], r["seed"]) not in new]
+        self.content["rows"] = [*kept, *rows]
+        write_json(self.path, self.content)
+
+
+def main() -> int:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", choices=tuple(CASES), nargs="+", default=["digits"])
+    parser.add_argument("--root", help="folder of mnist.npz and cifar10.npz")
+    parser.add_argument("--device", default="cpu", help="of all but digits, which take a core")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", nargs="+", default=[], help="defenses; left out, all")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    where = {data: "cpu" if data == "digits" else options.device for data in options.data}
+    kept = {data: Kept(options.out, data, where[data]) for data in options.data}
+    missing = [
+        (data, seed, group)
+        for seed in options.seeds
+        for group in max((groups(data) for data in options.data), key=len)
+        for data in options.data
+        if group in groups(data) and not kept[data].has(seed, group)
+        if not options.only or {*group} & {*options.only}
+    ]
+    start = time.monotonic()
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        waiting = {
+            pool.submit(job, data, seed, group, options.root, where[data]): data
+            for data, seed, group in missing
+        }
+        for k, one in enumerate(as_completed(waiting), 1):
+            data, rows = waiting[one], one.result()
+            kept[data].add(rows)
+            for row in rows:
+                print(
+                    f"{time.monotonic() - start:5.0f} s {k}/{len(missing)} {_line(data, row)}",
+                    flush=True,
+                )
+    return 0
+
+
+def _line(data: str, row: Row) -> str:
+    counts = {name: one.get("recovered", "-") for name, one in row.get("attacks", {}).items()}
+    return f"{data} {row['defense']} seed {row['seed']}: {row.get('skipped') or counts}"
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
