@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from residuum.attacks.contract import Attack, stream
+from residuum.attacks.contract import AtOnce, stream
 from residuum.attacks.priors import box
-from residuum.attacks.selection import select
 from residuum.checkpoints import first_layer
 from residuum.checkpoints.surfaces import Surface
-from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
 
-Found = tuple[Tensor, Tensor, Tensor]  # x, labels, a weight for each
 
-
-class Baseline(Attack):
+class Baseline(AtOnce):
     """Candidates without an equation: nothing is explained, so nothing is decided."""
 
     baseline: ClassVar[bool] = True
@@ -29,23 +24,6 @@ class Baseline(Attack):
     def why(self, surface: Surface) -> str:
         """It always does."""
         return "baseline"
-
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Found:
-        """The candidates."""
-        raise NotImplementedError
-
-    def run(
-        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
-    ) -> Reconstruction:
-        """Refused where it does not apply."""
-        start = time.monotonic()
-        if why_not := self.why_not(surface, knowledge):
-            raise InputError(f"{self.name} {why_not}.", "Use another attack.")
-        x, labels, weight = (part.cpu() for part in self.find(surface, knowledge, config))
-        found = Reconstruction.at_once(
-            self.name, x, labels, weight, knowledge, settings=config.to_json()
-        )
-        return found.replace(selection=select(found), seconds=time.monotonic() - start)
 
 
 class ModelInversion(Baseline):
@@ -58,7 +36,7 @@ class ModelInversion(Baseline):
 
     name = "model-inversion"
 
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Found:
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
         """By ascent."""
         shape, outputs, count = surface.shape(knowledge), surface.outputs, config.candidates
         model = surface.model().to(config.device, config.numbers).requires_grad_(False)
@@ -86,7 +64,10 @@ class ModelInversion(Baseline):
                 else:
                     x = x * limit / x.flatten(1).norm(dim=1).clamp(min=limit).view(-1, *ones)
         with torch.no_grad():
-            return x.detach(), labels, value(x).clamp(min=0)
+            weight = value(x).clamp(min=0)
+        return Reconstruction.at_once(
+            self.name, x.detach().cpu(), labels.cpu(), weight.cpu(), knowledge
+        )
 
 
 class FirstLayerWeights(Baseline):
@@ -100,9 +81,10 @@ class FirstLayerWeights(Baseline):
         fits = whole == math.prod(surface.shape(knowledge))
         return "" if fits else "needs a first layer that sees the whole input"
 
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Found:
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
         """As they are."""
-        rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double()
+        rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
         order = rows.norm(dim=1).argsort(descending=True)
         x = rows[order].reshape(-1, *surface.shape(knowledge))
-        return x, torch.zeros(len(x)), rows.norm(dim=1)[order]
+        weight = rows.norm(dim=1)[order]
+        return Reconstruction.at_once(self.name, x, torch.zeros(len(x)), weight, knowledge)

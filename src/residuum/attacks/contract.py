@@ -7,14 +7,16 @@ Whoever writes one fills in ``why_not`` and ``run``, here or in an installed pac
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction
@@ -87,10 +89,33 @@ class Attack:
         """Candidates. An attack that takes no steps has no use for the keywords."""
         raise NotImplementedError
 
+    def refuse(self, surface: Surface, knowledge: Knowledge) -> None:
+        """An error where it does not apply."""
+        if why_not := self.why_not(surface, knowledge):
+            raise InputError(f"{self.name} does not apply: {why_not}.", "Use another attack.")
+
     @property
     def outside(self) -> bool:
         """Whether it comes from another package: then its faults are its own."""
         return not type(self).__module__.startswith("residuum.")
+
+
+class AtOnce(Attack):
+    """One that takes no steps which could be watched or gone on with: ``find`` is all of it."""
+
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
+        """The candidates."""
+        raise NotImplementedError
+
+    def run(
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
+    ) -> Reconstruction:
+        """What is found, with a selection by agreement where it brings none of its own."""
+        start = time.monotonic()
+        self.refuse(surface, knowledge)
+        found = self.find(surface, knowledge, config).replace(settings=config.to_json())
+        chosen = select(found) if found.selection is None else found.selection
+        return found.replace(selection=chosen, seconds=time.monotonic() - start)
 
 
 def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Reconstruction:
@@ -123,6 +148,11 @@ def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Re
 
 def _wrong(wanted: str, got: object) -> InputError:
     return InputError(f"An attack must return {wanted}; got {got}.", "Correct the attack.")
+
+
+def said_labels(outputs: Tensor) -> Tensor:
+    """What the network says of samples by its outputs (n, C): -1 or 1 with one, else a class."""
+    return (outputs[:, 0].sign() if outputs.shape[1] == 1 else outputs.argmax(1)).float()
 
 
 def stream(*names: str | int) -> torch.Generator:

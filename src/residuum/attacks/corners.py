@@ -18,16 +18,15 @@ four dimensions every point of the range is near some corner.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from scipy.stats import poisson
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.contract import Attack, stream
+from residuum.attacks.contract import AtOnce, said_labels, stream
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import dense_chain
@@ -189,7 +188,7 @@ def _apart(x: Tensor, score: Tensor) -> Tensor:
     return torch.tensor(kept, dtype=torch.long)
 
 
-class Corners(Attack):
+class Corners(AtOnce):
     """Corners of the first layer's hyperplanes that too many others pass through."""
 
     name = "corners"
@@ -219,13 +218,8 @@ class Corners(Attack):
         """In a few words."""
         return "in few dimensions hyperplanes of the first layer meet on training samples"
 
-    def run(
-        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
-    ) -> Reconstruction:
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
         """As many lines as ``config.seconds`` allow by RATE; candidates: most telling first."""
-        begun = time.monotonic()
-        if why_not := self.why_not(surface, knowledge):
-            raise InputError(f"{self.name} {why_not}.", "Use another attack.")
         chain, shape = dense_chain(surface.model()), surface.shape(knowledge)
         assert chain is not None
         first = chain.linears[0]
@@ -241,29 +235,14 @@ class Corners(Attack):
         x = (low + (high - low) * found.x[:most]).reshape(-1, *shape)
         with torch.no_grad():
             outputs = surface.model().double()(x)
-        labels = outputs[:, 0].sign() if outputs.shape[1] == 1 else outputs.argmax(1).double()
-        score, every = found.score[:most], torch.arange(len(x))
-        accident = found.tried * (-score).exp()
+        labels = said_labels(outputs)
+        accident = found.tried * (-found.score[:most]).exp()
+        sure = (1 / (1 + accident)).float()
+        chosen = Selection.plain(x, labels, torch.arange(len(x)), sure)
+        note = (
+            f"corners: {found.tried} corners of {len(planes.offsets)} hyperplanes; "
+            f"{int((accident < 0.05).sum())} of those brought back are no accident at 5%"
+        )
         return Reconstruction.at_once(
-            self.name,
-            x,
-            labels.float(),
-            torch.ones(len(x)),
-            knowledge,
-            settings=config.to_json(),
-            selection=Selection(
-                x,
-                labels.float(),
-                torch.ones(len(x)),
-                torch.ones_like(every),
-                torch.ones_like(every),
-                (1 / (1 + accident)).float(),
-                torch.zeros(len(x), 5),
-                every,
-            ),
-            seconds=time.monotonic() - begun,
-            notes=(
-                f"corners: {found.tried} corners of {len(planes.offsets)} hyperplanes; "
-                f"{int((accident < 0.05).sum())} of those brought back are no accident at 5%",
-            ),
+            self.name, x, labels, torch.ones(len(x)), knowledge, selection=chosen, notes=(note,)
         )

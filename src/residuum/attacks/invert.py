@@ -31,7 +31,6 @@ from residuum.attacks.objectives import Moment
 from residuum.attacks.priors import PRIORS, Prior
 from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, Surface
-from residuum.errors import InputError
 from residuum.networks import dense_chain
 from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
@@ -148,8 +147,7 @@ class Invert(Attack):
     ) -> Reconstruction:
         """Restarts one after another, each with its part of ``config.seconds``."""
         begun = time.monotonic()
-        if why_not := self.why_not(surface, knowledge):
-            raise InputError(f"{self.name} {why_not}.", "Use another attack.")
+        self.refuse(surface, knowledge)
         problem = Problem(surface, knowledge, config, self.matching)
         found: list[Solved] = []
         for run in range(config.restarts):

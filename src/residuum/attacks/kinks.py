@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import Attack, Watcher
+from residuum.attacks.contract import Attack
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.attacks.priors import PRIORS, Prior, penalty
 from residuum.attacks.selection import select
@@ -166,18 +166,9 @@ class Kinks(Attack):
         return "polishes what the stationarity attack brings back, at more time; name it to run it"
 
     def run(
-        self,
-        surface: Surface,
-        knowledge: Knowledge,
-        config: AttackConfig,
-        *,
-        state_path: str | Path | None = None,
-        watch: Watcher | None = None,
-        per_run: Sequence[AttackConfig] | None = None,
+        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **kept: Any
     ) -> Reconstruction:
         """First the stationarity attack, then the polish."""
-        found = self.first.run(
-            surface, knowledge, config, state_path=state_path, watch=watch, per_run=per_run
-        )
+        found = self.first.run(surface, knowledge, config, **kept)
         objective = OBJECTIVES[self.first.name].configured(config, knowledge)
         return polished(surface, objective, found, config)

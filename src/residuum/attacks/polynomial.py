@@ -18,16 +18,14 @@ constant 1.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import Attack, stream
+from residuum.attacks.contract import AtOnce, stream
 from residuum.attacks.power import BUDGET, Grown, grow, levenberg_marquardt, refinement_cost
-from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
@@ -239,7 +237,7 @@ def _notes(
     return notes
 
 
-class PolynomialAttack(Attack):
+class PolynomialAttack(AtOnce):
     """:func:`recover` as an attack; where its conditions fail it refuses."""
 
     name = "polynomial"
@@ -255,29 +253,16 @@ class PolynomialAttack(Attack):
         """Whether it is exact shows on the way."""
         return "`residuum identify`: exact where its rank condition holds, which it reports"
 
-    def run(
-        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
-    ) -> Reconstruction:
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
         """One restart of no steps, whose residual is that of all equations together."""
-        start = time.monotonic()
         found = recover(surface.model(), seed=config.seed)
         shape = knowledge.shape or surface.checkpoint.input_shape or found.x.shape[1:]
         squared = torch.tensor([[(found.residual or 0.0) ** 2]])
-        part = Reconstruction.at_once(
-            self.name,
-            found.x.reshape(-1, *shape),
-            torch.where(found.weights < 0, -1.0, 1.0),
-            found.weights.abs(),
-            knowledge,
-            notes=found.notes,
-        ).replace(
-            steps=torch.zeros(1, dtype=torch.long),
-            loss=squared,
-            layers=squared[None],
-            layer_names=("all equations",),
-            seconds=time.monotonic() - start,
-        )
-        return part.replace(selection=select(part))
+        labels, weight = torch.where(found.weights < 0, -1.0, 1.0), found.weights.abs()
+        x, residual = found.x.reshape(-1, *shape), {"loss": squared, "layers": squared[None]}
+        part = Reconstruction.at_once(self.name, x, labels, weight, knowledge, notes=found.notes)
+        steps = torch.zeros(1, dtype=torch.long)
+        return part.replace(steps=steps, layer_names=("all equations",), **residual)
 
 
 def identify(

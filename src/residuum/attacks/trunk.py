@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from residuum.attacks.contract import Attack, stream
+from residuum.attacks.contract import AtOnce, said_labels, stream
 from residuum.attacks.priors import Prior, SparseGradients
 from residuum.attacks.unmix import (
     MOST_BYTES,
@@ -254,7 +254,7 @@ def nonnegative(sources: Tensor) -> Tensor:
     return sources * sources.pow(3).sum(1, keepdim=True).sign()
 
 
-class BehindTrunk(Attack):
+class BehindTrunk(AtOnce):
     """Features of the first dense layer taken apart, inverted, and settled in its span."""
 
     pace: ClassVar[str] = "once"
@@ -274,14 +274,11 @@ class BehindTrunk(Attack):
         """In a few words."""
         return "the first dense layer spans the features of training images, which few images share"
 
-    def run(
-        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
-    ) -> Reconstruction:
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
         """All three steps within ``config.seconds``; candidates: the least outside first."""
         begun = time.monotonic()
         layer = behind(surface, knowledge)
-        if isinstance(layer, str):
-            raise InputError(f"{self.name} does not apply: {layer}.", "Use another attack.")
+        assert isinstance(layer, Behind)
         shape, device = surface.shape(knowledge), config.device
         rows = layer.rows.to(device)
         values = 2 * math.prod(layer.shape)
@@ -308,18 +305,10 @@ class BehindTrunk(Attack):
         far, order = far.double().cpu().clamp(min=1e-12).sort()
         x = x.double().cpu()[order]
         with torch.no_grad():
-            labels = _labels(model(x.to(device, torch.float32))).cpu()
-        return Reconstruction.at_once(
-            self.name,
-            x,
-            labels,
-            torch.ones(len(x)),
-            knowledge,
-            settings=config.to_json(),
-            selection=chosen(x, labels, far),
-            seconds=time.monotonic() - begun,
-            notes=self._notes(layer, found.runs, far),
-        )
+            labels = said_labels(model(x.to(device, torch.float32))).cpu()
+        result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
+        notes = self._notes(layer, found.runs, far)
+        return result.replace(selection=chosen(x, labels, far), notes=notes)
 
     def _notes(self, layer: Behind, runs: tuple[int, int], far: Tensor) -> tuple[str, ...]:
         start = f"; {layer.kept:.3g} of the start was taken off" if layer.kept != 1 else ""
@@ -332,11 +321,6 @@ class BehindTrunk(Attack):
         )
 
 
-def _labels(outputs: Tensor) -> Tensor:
-    """Class of every image as the network says: -1 or 1 with one output."""
-    return outputs[:, 0].sign() if outputs.shape[1] == 1 else outputs.argmax(1).float()
-
-
 def chosen(x: Tensor, labels: Tensor, far: Tensor) -> Selection:
     """Distinct images, those whose features lie the least outside first."""
     unit = F.normalize(x.flatten(1))
@@ -344,13 +328,5 @@ def chosen(x: Tensor, labels: Tensor, far: Tensor) -> Selection:
     members = torch.zeros(len(index), dtype=torch.long)
     nearest = (unit @ unit[index].T).abs().argmax(1)
     members.index_add_(0, nearest, torch.ones_like(nearest))
-    return Selection(
-        x[index],
-        labels[index],
-        torch.ones(len(index)),
-        torch.ones_like(index),
-        members,
-        torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * far[index].log10()).float(),
-        torch.zeros(len(index), 5),
-        index,
-    )
+    sure = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * far[index].log10()).float()
+    return Selection.plain(x, labels, index, sure, members=members)

@@ -45,7 +45,7 @@ import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor, nn
 
-from residuum.attacks.contract import Attack, stream
+from residuum.attacks.contract import AtOnce, stream
 from residuum.checkpoints.inspection import noise_edge
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
@@ -722,7 +722,7 @@ def reach(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return most.clamp(min=0).quantile(INSIDE, dim=1)
 
 
-class Unmix(Attack):
+class Unmix(AtOnce):
     """The rows of the layer on the input, taken apart."""
 
     acquits: ClassVar[bool] = False
@@ -751,14 +751,10 @@ class Unmix(Attack):
             return ""
         return "its sources are patches, which cannot be compared with samples: residuum attack"
 
-    def run(
-        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, **_: Any
-    ) -> Reconstruction:
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
         """As hard as ``config.seconds`` allow; candidates: what most runs agree on first."""
-        start = time.monotonic()
         layer = mixed(surface, knowledge)
-        if isinstance(layer, str):
-            raise InputError(f"{self.name} does not apply: {layer}.", "Use another attack.")
+        assert isinstance(layer, Mixed)
         domain = domain_of(config.unmixing.domain, layer.shape)
         values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
         effort = named(config, within(config.seconds, layer.rank, values, config.device))
@@ -768,35 +764,23 @@ class Unmix(Attack):
         centres = found.centres
         sign, size, said = told(found, layer, knowledge, centres)
         x = (found.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
-        labels, weight = torch.zeros(len(x)), torch.ones(len(x))
+        labels = torch.zeros(len(x))
         held = found.support * found.runs[0] + found.parts * found.runs[1]
         runs = sum(found.runs)
         share = held / runs
-        chosen = Selection(
-            x[centres],
-            labels[centres],
-            weight[centres],
-            held[centres].round().long(),
-            torch.ones_like(centres),
-            confidence_by_share(share[centres], runs, found.rank),
-            torch.zeros(len(centres), 5),
-            centres,
-        )
+        sure = confidence_by_share(share[centres], runs, found.rank)
+        support = held[centres].round().long()
+        chosen = Selection.plain(x, labels, centres, sure, support=support)
         notes = self._notes(layer, found, domain, said)
         if runs > 1 and disagree(share[centres], runs, found.rank):
             notes += (f"{self.name}: {WITHHELD}",)
-        return Reconstruction.at_once(
-            self.name,
-            x,
-            labels,
-            weight,
-            knowledge,
-            settings=config.to_json(),
+        result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
+        return result.replace(
+            status=("finished",) * runs,
+            loss=torch.zeros(runs, 0),
+            layers=torch.zeros(runs, 0, 0),
             selection=chosen,
-            seconds=time.monotonic() - start,
             notes=notes,
-        ).replace(
-            status=("finished",) * runs, loss=torch.zeros(runs, 0), layers=torch.zeros(runs, 0, 0)
         )
 
     def _notes(self, layer: Mixed, found: Sources, domain: str, said: str) -> tuple[str, ...]:

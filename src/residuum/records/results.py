@@ -68,6 +68,16 @@ class Selection(Record):
     features: Tensor
     index: Tensor
 
+    @classmethod
+    def plain(
+        cls, x: Tensor, labels: Tensor, index: Tensor, confidence: Tensor, **known: Tensor
+    ) -> Selection:
+        """Candidates ``index`` of an attack without multipliers; support and members 1 unless known."""
+        one, none = torch.ones_like(index), torch.zeros(len(index), 5)
+        counts = {"support": one, "members": one, **known}
+        parts = x[index], labels[index], torch.ones(len(index))
+        return cls(*parts, **counts, confidence=confidence, features=none, index=index)
+
     def __len__(self) -> int:
         return len(self.x)
 
