@@ -138,15 +138,16 @@ class Victim:
     facts: dict[str, Any]
 
 
-def made(row: Row, seed: int, root: str) -> Victim:
+def made(row: Row, seed: int, root: str, device: str) -> Victim:
     """SGD with momentum 0.9 and rate 0.01, Adam for the ViT, batches of 10, to a mean loss of 5e-4."""
     split = load_dataset(
         row.data, row.n, seed=seed, root=root, task="multiclass", holdout=HELD_OUT, center=True
     )
-    x, y = split.train.x.float(), split.train.y.long()
+    x, y = split.train.x.float().to(device), split.train.y.long().to(device)
     torch.manual_seed(seed % 2**31)
     model = MODELS[row.model.removesuffix("-folded")](tuple(x.shape[1:]))
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.to(device)
     optimiser: optim.Optimizer = optim.SGD(model.parameters(), 0.01, momentum=0.9)
     if row.model == "vit":
         optimiser = optim.Adam(model.parameters(), 1e-3)
@@ -159,20 +160,20 @@ def made(row: Row, seed: int, root: str) -> Victim:
             loss.backward()
             optimiser.step()
             mean += float(loss.detach()) * len(rows) / row.n
-    model.eval()
+    moment = {name: m.cpu() for name, m in rs.moment_of(optimiser, model).items()}
+    model.cpu().eval()
     facts = {"loss": mean, "epochs": epochs, "seconds": time.time() - begun, "seed": seed}
-    moment = rs.moment_of(optimiser, model)
     if row.model == "resnet-folded":
         model, start, moment = folded(model), {}, {}  # neither start nor moment fits it any more
-    return Victim(model, start, moment, x, split.holdout, facts)
+    return Victim(model, start, moment, x.cpu(), split.holdout, facts)
 
 
-def kept(name: str, seed: int, root: str, cache: str) -> Victim:
-    """A victim of the cache, trained where it is not there yet."""
+def kept(name: str, seed: int, root: str, cache: str, device: str = "cpu") -> Victim:
+    """A victim of the cache, trained on ``device`` where it is not there yet."""
     path = Path(cache) / f"{name}-{seed}.pt"
     if not path.exists():
         with threads(1):
-            victim = made(ROWS[name], seed, root)
+            victim = made(ROWS[name], seed, root, device)
         part = path.with_suffix(f".{os.getpid()}")
         torch.save(victim, part)
         os.replace(part, path)
@@ -296,7 +297,15 @@ def _seeds(pool: str) -> dict[str, Any]:
     return {"victims": victims, "strangers": {name: [9090 + i] for i, name in enumerate(STRANGERS)}}
 
 
-def run(folder: Path, out: Path, pool: str, jobs: int, seconds: float, only: list[str]) -> None:
+def run(
+    folder: Path,
+    out: Path,
+    pool: str,
+    jobs: int,
+    seconds: float,
+    only: list[str],
+    device: str = "cpu",
+) -> None:
     """What is neither in OUT nor committed yet: the rows of the bar, then claims, then the others."""
     seeds, root, path = _seeds(pool), str(folder / pool), out / "convnets.json"
     done: dict[str, Any] = {"victims": {}, "strangers": {}}
@@ -329,7 +338,7 @@ def run(folder: Path, out: Path, pool: str, jobs: int, seconds: float, only: lis
             (call[1] if kind == "victims" else claimant(call[1], call[2]), call[2])
             for kind, _, call in waiting
         }
-        for trained in [processes.submit(kept, *one, *own) for one in sorted(needed)]:
+        for trained in [processes.submit(kept, *one, *own, device) for one in sorted(needed)]:
             trained.result()
         begun = time.monotonic()
         print(f"{len(needed)} victims, {len(waiting)} attacks", flush=True)
@@ -402,6 +411,7 @@ def main() -> int:
     one.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     one.add_argument("--seconds", type=float, default=SECONDS, help="of every attack")
     one.add_argument("--only", nargs="*", default=[], help="parts of names")
+    one.add_argument("--device", default="cpu", help="that victims are trained on")
     one = commands.add_parser("table")
     one.add_argument("out", type=Path)
     options = parser.parse_args()
@@ -410,7 +420,8 @@ def main() -> int:
     elif options.command == "table":
         table(options.out)
     else:
-        run(options.folder, options.out, options.pool, options.jobs, options.seconds, options.only)
+        own = {k: v for k, v in vars(options).items() if k != "command"}
+        run(**own)
         table(options.out)
     return 0
 
