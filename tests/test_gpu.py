@@ -81,25 +81,28 @@ def test_replayed_training_equals_the_loop_on_the_cpu(method):
         assert torch.allclose(value, there.theta[name], rtol=1e-6, atol=1e-9)
 
 
-def test_a_graph_that_dies_during_the_next_capture_does_not_stop_it():
-    def cycle() -> None:
-        old = Repeater(torch.zeros((), device="cuda").zero_, "cuda", 10)
-        old.run(20)
-        assert old.graph is not None
-        loop: list[object] = [old]
-        loop.append(loop)  # only the collector frees it, when it likes
-
-    threshold = gc.get_threshold()
-    cycle()
+def counting() -> tuple[torch.Tensor, Repeater]:
     counted = torch.zeros((), device="cuda")
 
     def step() -> None:
         counted.add_(1)
-        [[] for _ in range(100)]
+        [[] for _ in range(100)]  # what the collector counts
 
+    return counted, Repeater(step, "cuda", 10)
+
+
+def test_a_graph_that_dies_during_the_next_capture_does_not_stop_it():
+    def cycle() -> None:
+        _, old = counting()
+        old.run(10)
+        assert old.graph is not None
+        old.itself = old  # only the collector frees it, when it likes
+
+    threshold = gc.get_threshold()
+    cycle()
+    counted, repeater = counting()
     try:
         gc.set_threshold(1)  # it likes to at once
-        repeater = Repeater(step, "cuda", 10)
         repeater.run(10)
     finally:
         gc.set_threshold(*threshold)
