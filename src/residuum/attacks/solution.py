@@ -154,7 +154,8 @@ def explained(
     best = _best_restart(found, judged)
     if best is None:
         return Explained({}, judged, silent)
-    if not found.settings:  # recovered in closed form: its one residual is of all equations, exact
+    if kind is None and found.attack not in OBJECTIVES:
+        # Recovered in closed form: its one residual is of all equations, exact.
         return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1], silent)
     run, step, _ = best
     config = AttackConfig.from_json(found.settings)
