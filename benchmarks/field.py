@@ -1,9 +1,9 @@
 """The field's table: every attack on the same victims, by one rule, beside chance.
 
-    python -m benchmarks field                                digits, photographs and a table: no data needed
+    python -m benchmarks field                                what needs no data, into the folder field
     python -m benchmarks.unmix data SOURCE FOLDER             MNIST and CIFAR, images that no tuning saw
     python -m benchmarks field run FOLDER OUT --device cuda   every row; resumable, attack by attack
-    python -m benchmarks field table OUT                      what was found
+    python -m benchmarks field page OUT PAGE                  docs/field.md with what was found
     python -m benchmarks field picture OUT PNG                the best of some rows above their samples
     python -m benchmarks field draw                           seeds, settings being committed
 
@@ -23,8 +23,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ import torch
 from torch import Tensor
 
 import residuum as rs
+from benchmarks import tables_of_field
 from benchmarks.field_rows import (
     ARMS,
     CHOSEN,
@@ -242,11 +244,12 @@ def run(
         ProcessPoolExecutor(cores, mp_context=context) as apart,
     ):
         futures = []
-        for name in names:
-            row = ROWS[name].tiny if tiny else ROWS[name]
-            arms = [arm for arm in (*row.arms, *brought) if not attacks or arm in attacks]
-            where, place = (apart, "cpu") if row.made == "convnet" else (shared, device)
-            for k in range(row.victims):
+        rows = {name: ROWS[name].tiny if tiny else ROWS[name] for name in names}
+        # The first victim of every row before the second of any: a run cut short has all rows.
+        for k, (name, row) in product(range(3), rows.items()):
+            if k < row.victims:
+                arms = [arm for arm in (*row.arms, *brought) if not attacks or arm in attacks]
+                where, place = (apart, "cpu") if row.made == "convnet" else (shared, device)
                 told = (arms, root, str(out), place, tiny, start + seconds)
                 futures.append(where.submit(job, name, k, seeds[name], *told))
         for finished in as_completed(futures):
@@ -306,13 +309,6 @@ def picture(archive: Path, out: Path, shown: Sequence[str]) -> None:
     Image.fromarray(canvas).quantize(256).save(out, optimize=True)
 
 
-def lines(done: dict[str, Any]) -> Iterator[str]:
-    """The table in Markdown, as the page has it."""
-    from benchmarks.tables_of_field import rows_of
-
-    yield from rows_of(done).splitlines()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the head of this file."""
     text = argparse.RawDescriptionHelpFormatter
@@ -322,7 +318,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("draw", help="seeds, once, settings being committed")
     one = commands.add_parser("run", help="victims, attacks, scores; resumable")
-    one.add_argument("folder", type=Path, nargs="?", help="images of benchmarks.unmix data")
+    one.add_argument(
+        "folder", type=Path, nargs="?", help="images of benchmarks.unmix data, '' without"
+    )
     one.add_argument("out", type=Path, nargs="?", default=Path("field"))
     one.add_argument("--device", default="cpu")
     one.add_argument("--workers", type=int, default=2, help="processes on the device")
@@ -331,24 +329,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("--attacks", nargs="*", default=[], help="no others")
     one.add_argument("--tiny", action="store_true", help="the whole path, which measures nothing")
     one.add_argument("--seconds", type=float, default=float("inf"), help="no attack begins after")
-    one = commands.add_parser("table", help="what was found")
+    one = commands.add_parser("page", help="docs/field.md with what was found")
     one.add_argument("out", type=Path)
+    one.add_argument("page", type=Path)
     one = commands.add_parser("picture", help="the best pairs")
     one.add_argument("out", type=Path)
     one.add_argument("png", type=Path)
     one.add_argument("--shown", nargs="*", default=PICTURED)
-    options = parser.parse_args(arguments or ["run"])
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(words or ["run"])
     try:
         if options.command == "draw":
             draw()
         elif options.command == "picture":
             picture(options.out / "field-pictures.npz", options.png, options.shown)
-        elif options.command == "table":
-            print("\n".join(lines(json.loads((options.out / "field.json").read_text()))))
+        elif options.command == "page":
+            done = json.loads((options.out / "field.json").read_text())
+            text = tables_of_field.PAGE.read_text(encoding="utf-8")
+            options.page.write_text(tables_of_field.page(done, text), encoding="utf-8")
         else:
-            names = options.rows or (WITHOUT_DATA if options.folder is None else tuple(ROWS))
+            folder = options.folder if str(options.folder or ".") != "." else None
+            names = options.rows or (WITHOUT_DATA if folder is None else tuple(ROWS))
             done = run(
-                options.folder,
+                folder,
                 options.out,
                 device=options.device,
                 workers=options.workers,
@@ -358,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 tiny=options.tiny,
                 seconds=options.seconds,
             )
-            print("\n".join(lines(done)))
+            print(tables_of_field.field(done))
     except ResiduumError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code

@@ -1,11 +1,27 @@
-"""Tables of the field: every attack on the same victims, what each was granted, where residuum finds less."""
+"""Tables of the field: every attack on the same victims, what each was granted, where residuum finds less.
+
+Each is a function of what ``python -m benchmarks field run`` wrote; the committed page has that of
+field-h200.json, and ``python -m benchmarks field page OUT PAGE`` makes one of any other.
+"""
 
 from __future__ import annotations
 
-from benchmarks.field_rows import ROWS, arm_of
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.field_rows import POOLED, ROWS, arm_of
 from benchmarks.markdown import Figures, grid, means, once, short, with_chance
+from residuum.records.rundir import digest
 
 COUNTS = ("0.7", "0.8", "0.9")
+PAGE = Path(__file__).parents[1] / "docs" / "field.md"
+OF_FIELD: dict[str, Callable[[Figures], str]] = {}
+
+
+def of_field(make: Callable[[Figures], str]) -> Callable[[Figures], str]:
+    """Enter a table of the field."""
+    OF_FIELD[make.__name__.replace("_", "-")] = make
+    return make
 
 
 def entries_of(done: Figures, name: str) -> dict[str, list[Figures]]:
@@ -15,9 +31,10 @@ def entries_of(done: Figures, name: str) -> dict[str, list[Figures]]:
     return {arm: [one[arm] for one in arms if "0.8" in one.get(arm, {})] for arm in names}
 
 
-def rows_of(done: Figures) -> str:
+@of_field
+def field(done: Figures) -> str:
     """Means of victims, attack by attack, each count with that of held-out samples."""
-    rows = []
+    rows, less = [], below(done)
     for name in ROWS:
         for arm, found in entries_of(done, name).items():
             if not found:
@@ -26,7 +43,7 @@ def rows_of(done: Figures) -> str:
             title = own.title if own.whose != "residuum" else f"**{own.title}**"
             rows.append(
                 [
-                    f"{ROWS[name].title}{victims(len(found))}",
+                    f"{ROWS[name].title}{victims(len(found))}{BELOW if name in less else ''}",
                     title + (f" ({own.grants})" if own.grants else ""),
                     with_chance(one, *COUNTS),
                     with_chance(one, "ssim3") if "ssim3" in one else "",
@@ -36,6 +53,68 @@ def rows_of(done: Figures) -> str:
             )
     head = "victims | attack (granted more) | NCC > 0.7 / 0.8 / 0.9 (held out)"
     return grid(f"{head} | ssim3 > 0.4 (held out) | own choice right | seconds", once(rows), left=2)
+
+
+BELOW = "; **below published settings**"
+
+
+@of_field
+def field_verdict(done: Figures) -> str:
+    """On how many rows residuum finds fewer than published settings, and on which."""
+    both = [name for name in ROWS if rivals(done, name)]
+    less = below(done)
+    said = f"Published settings were run on {len(both)} kinds of victims. On {len(both) - len(less)} of them "
+    said += "residuum finds at least as many images above 0.8 (less those held out), within chance."
+    for name, (mine, best) in less.items():
+        title = ROWS[name].title
+        said += f" **On {title} it finds fewer: {short(mine)} against {short(best)}.**"
+    return said
+
+
+@of_field
+def field_granted(done: Figures) -> str:
+    """What each attack was told beyond the weights, and how hard it searched."""
+    rows = []
+    for arm in dict.fromkeys(arm for entry in done["victims"].values() for arm in entry["arms"]):
+        told = [one[arm] for one in done["settings"].values() if arm in one]
+        if arm in POOLED or not told:
+            continue
+        own = arm_of(arm)
+        sizes = [span([one[key] for one in told]) for key in ("restarts", "candidates", "steps")]
+        rows.append([own.title, own.whose, GRANTED[own.grants], f"`{arm}`", *sizes])
+    head = "attack | whose | granted beside the weights | name"
+    return grid(f"{head} | restarts | candidates each | steps", rows, left=4)
+
+
+GRANTED = {"": "", "start": "first weights", "moment": "optimiser state"}
+
+
+def span(values: list[int]) -> str:
+    """From the least to the largest."""
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+@of_field
+def field_provenance(done: Figures) -> str:
+    """Where and with what the table was made."""
+    where, sums = done["environment"], done["sha256"]
+    packages = ", ".join(f"{name} {where['packages'][name]}" for name in ("torch", "scikit-learn"))
+    rows = [["machine", f"{where['device']}, {where['cpus']} cores; {packages}"]]
+    rows += [["sha256 of the package", f"`{one}`"] for one in sums["package"]]
+    rows.append(["sha256 of all settings", f"`{sums['settings']}`"])
+    every = [entry["victim"]["sha256"] for entry in done["victims"].values()]
+    rows.append([f"sha256 of the {len(every)} victims", f"`{digest(every)}`"])
+    return grid("what | value", rows, left=2)
+
+
+def page(done: Figures, text: str) -> str:
+    """The text of the field's page with its tables from another run."""
+    for name, make in OF_FIELD.items():
+        head, mark, rest = text.partition(f"<!-- table: {name} -->\n")
+        if mark:
+            text = f"{head}{mark}\n{make(done)}\n\n{rest[rest.index('<!-- /table -->') :]}"
+    return text
 
 
 def victims(count: int) -> str:
@@ -59,16 +138,20 @@ def below(done: Figures) -> dict[str, tuple[float, float]]:
     """
     found = {}
     for name in ROWS:
-        arms = {arm: means(one) for arm, one in entries_of(done, name).items() if one}
-        theirs = [one for arm, one in arms.items() if arm_of(arm).whose == "published"]
-        if "together" not in arms or not theirs:
+        if not (pair := rivals(done, name)):
             continue
-        mine = arms["together"]
-        best = max(theirs, key=beyond)
+        mine, best = pair
         chance = max(1.0, mine["0.8 held out"], best["0.8 held out"])
         if beyond(best) - beyond(mine) > chance:
             found[name] = beyond(mine), beyond(best)
     return found
+
+
+def rivals(done: Figures, name: str) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Means of all of residuum's attacks together and of the best published settings, where both ran."""
+    arms = {arm: means(one) for arm, one in entries_of(done, name).items() if one}
+    theirs = [one for arm, one in arms.items() if arm_of(arm).whose == "published"]
+    return (arms["together"], max(theirs, key=beyond)) if "together" in arms and theirs else None
 
 
 def beyond(one: dict[str, float]) -> float:

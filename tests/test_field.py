@@ -1,0 +1,143 @@
+"""The field's table: one rule for all attacks, resumed where it stopped, open to attacks of others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import field, tables_of_field
+from benchmarks.field_rows import ARMS, POOLED, ROWS, frozen, settings
+from benchmarks.field_victims import Victim, images
+
+import residuum as rs
+from residuum.records import Knowledge
+from tests.documents import ROOT
+from tests.test_plugins import install_example
+
+
+@pytest.fixture
+def digits() -> Victim:
+    own, held, _ = images(ROWS["digits-20"], 0, 1, "")
+    checkpoint = rs.Checkpoint({}, "mlp:64-1")
+    return Victim(checkpoint, own.x.float(), held.float(), own.mean, {}, Knowledge())
+
+
+def test_the_samples_themselves_score_fully_and_those_of_others_as_chance(digits: Victim) -> None:
+    n, nothing = len(digits.x), digits.x[:0]
+    exact = field.figures(-digits.x, digits.x[:3], digits, "cpu")  # up to sign
+    assert exact["0.9"] == n
+    assert exact["right"] == 3
+    assert exact["right held out"] == 0
+    swapped = Victim(digits.network, digits.held[:n], digits.x, None, {}, Knowledge())
+    others, mirrored = (
+        field.figures(digits.held[n : 3 * n], nothing, v, "cpu") for v in (digits, swapped)
+    )
+    assert others["0.9"] < n / 4
+    assert "right" not in others
+    for level in field.LEVELS:  # the control is the same count on the other set
+        assert others[f"{level} held out"] == mirrored[f"{level}"]
+
+
+def test_a_row_of_a_table_counts_by_its_worst_column() -> None:
+    row, span = torch.tensor([[0.2, 0.5]]), torch.tensor([1.0, 2.0])
+    near = torch.tensor([[0.25, 0.9], [0.2, 1.5]])
+    assert field.alike(near, row, span)[:, 0].tolist() == pytest.approx([0.8, 0.5])
+
+
+def test_victims_of_a_row_share_no_image() -> None:
+    row = ROWS["photos-20"]
+    sets = [images(row, k, 5, "") for k in range(row.victims)]
+    raw = [(own.x + own.mean).flatten(1) for own, _, _ in sets]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert torch.cdist(raw[a], raw[b]).min() > 0.1
+    own, held, again = sets[0]
+    assert again == 0
+    assert torch.cdist(raw[0], (held + own.mean).flatten(1)).min() > 0
+    assert [int((own.y == label).sum()) for label in (-1, 1)] == [10, 10]
+
+
+def test_published_settings_are_as_released_and_every_row_has_a_control() -> None:
+    for name, row in ROWS.items():
+        assert {*row.arms} <= {*ARMS}, name
+        assert "together" in row.arms
+        assert row.victims == (2 if row.n == 1000 else 3)
+        for arm in row.arms:
+            if ARMS[arm].whose == "published" and arm not in ("geiping2020", "geiping2020-moment"):
+                assert settings(row, arm).steps >= 50_000
+                assert settings(row, arm).restarts == 1
+    seeds = json.loads(field.SEEDS_FILE.read_text())["victims"]
+    assert {name: len(drawn) for name, drawn in seeds.items()} == {
+        n: r.victims for n, r in ROWS.items()
+    }
+    assert frozen(["digits-20"]) != frozen(["photos-20"])
+
+
+def program(site: Path, *words: str) -> str:
+    path = os.pathsep.join((str(site), str(ROOT / "src"), str(ROOT)))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.field", *words],
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its entry point and one command, beside the attacks of the table; what is done is not done again."""
+    install_example(tmp_path / "site", "first-directions")
+    told = ("run", "", str(tmp_path / "out"), "--rows", "digits-20", "--tiny", "--workers", "1")
+    told += ("--attacks", "first-directions", "first-layer-weights")
+    said = program(tmp_path / "site", *told)
+    assert "digits-20-0 first-directions:" in said
+    done: dict[str, Any] = json.loads((tmp_path / "out" / "field.json").read_text())
+    arms = done["victims"]["digits-20/0"]["arms"]
+    assert [*arms] == ["first-layer-weights", "first-directions"]
+    assert arms["first-directions"]["candidates"] == 20
+    assert {len(one) for one in (*done["sha256"]["package"], done["sha256"]["settings"])} == {64}
+    assert not {*arms} & {*POOLED}
+    page = tables_of_field.page(done, "<!-- table: field -->\n\nold\n\n<!-- /table -->\n")
+    assert "| first-directions |" in page
+    assert "rows of the first layer" in page
+    assert "old" not in page
+    out = str(tmp_path / "out")
+    field.job("digits-20", 0, [1], [*arms], "", out, "cpu", True, float("inf"))
+    assert capsys.readouterr().out == ""
+
+
+def made(**counts: tuple[int, int]) -> dict[str, Any]:
+    """Results of one row, count above 0.8 and that of held-out samples by attack."""
+    arms = {
+        arm: {"seconds": 1.0, "chosen": 0}
+        | {
+            key: value
+            for level in ("0.7", "0.8", "0.9")
+            for key, value in ((level, n), (f"{level} held out", c))
+        }
+        for arm, (n, c) in counts.items()
+    }
+    return {"victims": {"cifar-50/0": {"arms": arms}}, "settings": {}}
+
+
+def test_where_published_settings_find_more_than_chance_more_the_page_says_so_in_bold() -> None:
+    worse = made(together=(10, 1), haim2022=(14, 2))
+    assert tables_of_field.below(worse) == {"cifar-50": (9, 12)}
+    assert "**below published settings**" in tables_of_field.field(worse)
+    assert "**On CIFAR n=50 it finds fewer: 9 against 12.**" in tables_of_field.field_verdict(worse)
+    for fine in (
+        made(together=(10, 1), haim2022=(12, 2)),
+        made(together=(20, 1), haim2022=(14, 2)),
+    ):
+        assert tables_of_field.below(fine) == {}
+        assert "**below" not in tables_of_field.field(fine)
