@@ -278,6 +278,7 @@ def test_no_held_out_set_is_3(files: dict[str, list[str]], tmp_path: Path) -> No
         {"--budget": "soon"},
         {"--value-range": "1"},
         {"--mean": "nothing"},
+        {"--mean": "train", "--mean-provenance": "holdout"},
         {"--fail-on": "recovered>>3"},
         {"--device": "tpu"},
         {"--preset": "none"},

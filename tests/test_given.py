@@ -321,6 +321,20 @@ def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row(
     assert ">years<" not in redacted
 
 
+def test_an_embedding_is_summed_up_in_the_columns_in_which_it_stands_out() -> None:
+    result = pages.audited(6, (768,), every=1)
+    spread = torch.ones(768, dtype=torch.float64)
+    evidence = result.evidence.replace(near=result.evidence.x + 1.0, spread=spread)
+    result = result.replace(evidence=evidence, knowledge=Knowledge())
+    row = items_of(result)[0].row
+    assert (len(row.columns), row.every, row.beside) == (12, 768, 0)
+    away = (evidence.x[0] - evidence.x.median(0).values).abs()
+    assert row.columns[0].name == f"column {int(away.argmax()) + 1}"
+    text = render(result)
+    assert f"{row.within} of 768 columns came back within 10% of their spread" in text
+    assert 'class="vector"' not in text
+
+
 def test_one_archive_is_enough_for_the_command(tmp_path: Path, capsys: Any) -> None:
     given, others = samples(), samples(300)
     np.savez(

@@ -144,6 +144,6 @@ def test_lists_that_must_not_need_torch_name_what_there_is() -> None:
     assert words(AttackConfig, "split") == {*GROWTH}
     assert words(AttackConfig, "domain") == {"auto", *DOMAINS}
     assert words(AttackConfig, "surrogate") == {"none", *SURROGATES}
-    assert options.Granted.mean_provenance.choices == PROVENANCES
+    assert options.PROVENANCES == PROVENANCES
     assert options.PRESET.choices == (*PRESETS,)
     assert {*GROWTH_PRESETS} == {"none", "paper", "auto", "random", "frank-wolfe"}

@@ -37,6 +37,7 @@ WIDTH, LINES = 80, 40
 OPENING = 10  # lines at most, before an audit begins
 QUICK = ["--budget", "0.2s", "--steps", "3", "--subsets", "200"]
 SAMPLES = ["--data", "train.npz", "--holdout", "test.npz"]
+MEAN = ["--mean", "0.3", "--mean-provenance", "holdout"]
 DIGITS = ["--data", "digits.npz", "--holdout", "digits-test.npz"]
 CODE = """
 from torch import nn
@@ -49,7 +50,7 @@ def build():
 """
 # What is released and how it is audited: every way in which an audit differs.
 KINDS = {
-    "flat": ["flat.pt", *SAMPLES, "--value-range", "0,1", "--shape", "1,8,8"],
+    "flat": ["flat.pt", *SAMPLES, "--shape", "1,8,8", "--value-range", "0,1", *MEAN],
     "without samples": ["flat.pt"],
     "not held out": ["flat.pt", "--data", "train.npz", "--holdout", "train.npz"],
     "regression": ["flat.pt", *SAMPLES, "--task", "regression", "--weight-decay", "0.01"],
@@ -173,6 +174,9 @@ def test_an_audit_is_one_screen_without_a_broken_name(
     whole, shown = len(said.splitlines()), check(AuditResult.load(out), capsys, monkeypatch)
     assert whole <= LINES
     assert whole - shown <= OPENING
+    if kind == "flat":
+        assert "the mean of the samples (taken from the held-out data)" in " ".join(said.split())
+        assert "--mean 0.3 --mean-provenance holdout" in said
 
 
 @pytest.mark.parametrize("outcome", EXIT_CODES)
@@ -180,3 +184,18 @@ def test_every_verdict_is_one_screen(
     outcome: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check(pages.example(outcome), capsys, monkeypatch) <= LINES - OPENING
+
+
+def test_a_scan_is_read_at_80_columns_as_on_a_wide_terminal(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {}
+    for width in (WIDTH, 300):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["scan", "."]) == 1
+        said[width] = capsys.readouterr().out
+    assert max(map(len, said[WIDTH].splitlines())) <= WIDTH
+    assert words(said[WIDTH]) == words(said[300])
+    assert (
+        "  high    stored: training records in KNeighborsClassifier._fit_X, 20 in all" in said[80]
+    )

@@ -723,6 +723,7 @@ def test_certify_a_run(tmp_path, capsys) -> None:
     code, text, _ = run(*arguments, "--samples", 2, "--candidates", "best", "--share", "0.3")
     assert code == 0
     assert text.startswith("cost: 2 candidates")
+    assert "others keep at least ┃ least found ┃ distance at most" in text  # one line at 80 columns
     words = " ".join(text.split())
     assert (
         "takes over at least 30% of this sample's weight, keeps at least this much energy" in words

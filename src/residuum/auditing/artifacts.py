@@ -295,6 +295,7 @@ class AuditSettings(BaseModel):
     shape: str | None = None
     value_range: str | None = None
     mean: str | None = None
+    mean_provenance: Literal["user", "train", "holdout", "release"] | None = None
     sample_count: Positive | None = None
     label_balance: str | None = None
     init: str | None = None

@@ -130,6 +130,11 @@ class Asked:
         suggested=("train", "holdout"),
         place="granted",
     )
+    mean_provenance: str | None = option(
+        "Where a number or file given as --mean is from (default: user).",
+        choices=options.PROVENANCES,
+        place="granted",
+    )
     sample_count: int | None = Granted.sample_count
     label_balance: str | None = Granted.label_balance
     init: str | None = Granted.init
@@ -382,7 +387,7 @@ def audit_into(
 def _granted(settings: AuditSettings) -> str:
     """What was granted and said of the network, as options: the next command needs them too."""
     said = []
-    for name in (*FACTS, "mean", "base", "arch", "model", "task"):
+    for name in (*FACTS, "mean", "mean_provenance", "base", "arch", "model", "task"):
         if (value := getattr(settings, name)) is not None:
             said += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join([*said, "--trust-code"] if settings.model else said)
@@ -473,8 +478,15 @@ def _knowledge(
             )
         return _read_knowledge(settings.knowledge)
     facts["base"] = settings.base
+    source_of_mean = settings.mean_provenance
     if settings.mean not in ("train", "holdout"):
-        return options.grant(path, released, **facts, mean=settings.mean)
+        facts["mean"] = settings.mean
+        return options.grant(path, released, mean_provenance=source_of_mean or "user", **facts)
+    if source_of_mean not in (None, settings.mean):
+        raise InputError(
+            f"--mean {settings.mean} is from {settings.mean}, not from {source_of_mean}.",
+            "Leave --mean-provenance out.",
+        )
     source = data.get("data" if settings.mean == "train" else "holdout")
     if source is None or source.mean is None:
         raise InputError(

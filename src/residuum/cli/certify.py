@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 
 from residuum.cli import options
 from residuum.cli.options import option
-from residuum.cli.output import certificate_progress, number, print_line, print_notes, print_table
+from residuum.cli.output import (
+    certificate_progress,
+    number,
+    print_line,
+    print_notes,
+    print_table,
+    print_wrapped,
+)
 from residuum.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,6 +33,10 @@ if TYPE_CHECKING:
     from residuum.verbs.certifying import Certified
 
 ROWS = 30  # of a table
+MEANING = (
+    "least found: what the farthest such set that was found keeps; distance at most: how far from it, as "
+    "Euclidean distance, the other image can lie"
+)
 
 
 def command(
@@ -136,18 +147,8 @@ def show(found: Certificate, title: str) -> None:
 
 
 def show_uniqueness(found: Certified, title: str) -> None:
-    """Restart agreement and certificate side by side."""
-    columns = (
-        "#",
-        "label",
-        "restarts",
-        "conf.",
-        "others keep at least",
-        "least found",
-        "margins kept",
-        "distance at most",
-        "same pattern",
-    )
+    """Restart agreement and certificate side by side; the JSON has more of each."""
+    columns = ("#", "label", "restarts", "others keep at least", "least found", "distance at most")
     unique, rows = found.unique, []
     for k, row in enumerate(found.to_json()["per_sample"][:ROWS]):
         known, most = row["support"] is not None, row["radius_most"]
@@ -156,18 +157,15 @@ def show_uniqueness(found: Certified, title: str) -> None:
                 str(k),
                 f"{row['label']:g}",
                 f"{row['support']}/{found.found.restarts}" if known else "-",
-                number(row["confidence"], 2),
                 number(row["determined_at_least"], 3),
                 number(row["determined_energy"], 3),
-                number(row["full_at_least"], 3),
                 "any" if most is None else number(most, 3),
-                str(row["members"]),
             )
         )
     print_table(title, columns, rows)
     if len(unique) > ROWS:
         print_line(f"and {len(unique) - ROWS} more in the JSON")
-    for line in unique.standing:
-        print_line(line)
-    print_line(f"granted to the attacker: {found.found.knowledge.line}")
+    for line in (*unique.standing, MEANING):
+        print_wrapped(line)
+    print_wrapped(f"granted to the attacker: {found.found.knowledge.line}")
     print_notes(unique.notes)

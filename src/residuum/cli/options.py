@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from residuum.records import Checkpoint, Knowledge
 
+PROVENANCES = ("user", "train", "holdout", "release")
 OWN = "own"
 INIT_FILE = "init.safetensors"
 ConfigT = TypeVar("ConfigT", bound=Settings)
@@ -265,7 +266,7 @@ class Granted:
     mean_provenance: str = option(
         "Where that mean is from.",
         "user",
-        choices=("user", "train", "holdout", "release"),
+        choices=PROVENANCES,
         place="granted",
     )
     sample_count: int | None = option("Number of training samples.", min=1, place="granted")

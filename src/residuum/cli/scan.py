@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from residuum.cli.options import Voice, option
-from residuum.cli.output import print_line, print_notes, print_table, scan_progress
+from residuum.cli.output import print_line, print_notes, print_wrapped, scan_progress
 
 if TYPE_CHECKING:
-    from residuum.checkpoints.contents import Finding
     from residuum.verbs.scanning import Scan
+
+INDENT = 10 * " "
 
 
 def command(
@@ -65,24 +66,19 @@ def command(
 
 
 def show(found: Scan) -> None:
-    """The scan as a person reads it."""
+    """The scan as a person reads it: per finding what and where, why, and what to do."""
     for file in found.files:
         title = f"{file.file} ({file.kind}, {file.bytes} bytes)"
-        rows = [(f.severity, surface(f), f"{f.reason}. {f.remedy}") for f in file.findings]
-        if rows:
-            print_table(title, ("severity", "surface", "why, and what to do"), rows)
-        else:
-            print_line(f"{title}: no surface found beside the weights")
-    for one in found.unread:
-        print_line(f"not read: {one.file}: {one.reason}")
+        print_wrapped(title if file.findings else f"{title}: no surface found beside the weights")
+        for one in file.findings:
+            counted = "" if one.count is None else f", {one.count} in all"
+            more = f" and {one.places - 1} more" if one.places > 1 else ""
+            print_wrapped(f"{one.kind}: {one.what}{counted}", f"  {one.severity:<7} ")
+            print_wrapped(f"at {one.where or 'the top'}{more}", INDENT)
+            print_wrapped(f"{one.reason[:1].upper()}{one.reason[1:]}. {one.remedy}", INDENT)
+    for unread in found.unread:
+        print_wrapped(f"not read: {unread.file}: {unread.reason}", rest="  ")
     print_notes(found.notes)
     if found.failed:
         print_line(f"found: {', '.join(found.failed)}")
     print_line("weights can hold training data too: residuum audit says whether they do")
-
-
-def surface(one: Finding) -> str:
-    """What it is, where and how much."""
-    counted = "" if one.count is None else f": {one.count}"
-    more = f" and {one.places - 1} more" if one.places > 1 else ""
-    return f"{one.kind}: {one.what}{counted}\nat {one.where or 'the top'}{more}"

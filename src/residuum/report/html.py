@@ -46,7 +46,7 @@ MAX_LENGTH = 600
 # Cc: controls; Cf: direction marks, zero-width; Cs: halves of a pair, no UTF-8; Co, Cn: without a meaning.
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # in Markdown
-MAX_COLUMNS = 400  # of a table; longer rows are embeddings, of which a few values are shown
+MAX_COLUMNS = 12  # of a row that a card shows, those in which it stands out most; all are counted
 TOLERANCE = 0.1  # of a column's spread: closer values count as come back
 BEST = 3  # matches on the first screen
 MAX_CARDS = 120
@@ -528,9 +528,9 @@ def _matched(result: AuditResult) -> Iterator[Item]:
 
 
 def _table_row(evidence: Evidence, place: int, found: Tensor) -> TableRow | None:
-    """The columns of a training row; None where samples are images or too wide for a table."""
+    """The columns of a training row, or of an embedding; None where samples are images."""
     shape = evidence.x.shape[1:]
-    if evidence.spread is None or len(shape) != 1 or not 1 <= shape[0] <= MAX_COLUMNS:
+    if evidence.spread is None or len(shape) != 1 or not shape[0]:
         return None
     rows = [found.reshape(shape), evidence.x[place].double()]
     rows += [] if evidence.near is None else [evidence.near[place].double()]
@@ -545,17 +545,16 @@ def _table_row(evidence: Evidence, place: int, found: Tensor) -> TableRow | None
         known = [row * evidence.scale.double().reshape(-1) for row in known]
     if evidence.offset is not None:
         known = [row + evidence.offset.double().reshape(-1) for row in known]
-    shown_values = [list(map(_figure, row.tolist())) for row in known]
     columns = tuple(
         Column(
             names[i],
             units[i],
-            shown_values[0][i],
-            shown_values[1][i],
-            shown_values[2][i] if len(rows) > 2 else "–",
+            _figure(float(known[0][i])),
+            _figure(float(known[1][i])),
+            _figure(float(known[2][i])) if len(rows) > 2 else "–",
             bool(within[0][i]),
         )
-        for i in order.tolist()
+        for i in order[:MAX_COLUMNS].tolist()
     )
     beside = int(within[2].sum()) if len(rows) > 2 else None
     return TableRow(columns, shape[0], int(within[0].sum()), beside)
