@@ -268,21 +268,18 @@ class Kept:
             "attack": case.attack,
             "held_out": HELD_OUT,
             "environment": environment(device),
-            "rows": [],
+            "rows": {},  # by defense/seed
         }
         if self.path.exists():
             self.content = json.loads(self.path.read_text(encoding="utf-8"))
 
     def has(self, seed: int, group: tuple[str, ...]) -> bool:
         """Whether a network was made and attacked."""
-        rows = self.content["rows"]
-        return any((r["defense"], r["seed"]) == (group[-1], seed) and "attacks" in r for r in rows)
+        return "attacks" in self.content["rows"].get(f"{group[-1]}/{seed}", {})
 
     def add(self, rows: list[Row]) -> None:
         """Keep rows, in place of those that were skipped before."""
-        new = {(row["defense"], row["seed"]) for row in rows}
-        kept = [r for r in self.content["rows"] if (r["defense"], r["seed"]) not in new]
-        self.content["rows"] = [*kept, *rows]
+        self.content["rows"] |= {f"{row['defense']}/{row['seed']}": row for row in rows}
         write_json(self.path, self.content)
 
 
