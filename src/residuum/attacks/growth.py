@@ -64,7 +64,8 @@ PER_SLOT = ("x", "lam", "best_x", "best_lam")  # of a state
 class Newcomer:
     """One candidate more. parent: the slot that it splits from, whose other half takes ``moved``.
 
-    lam: stored multiplier, of both halves where there is a parent; figures: of the split, for its event.
+    lam: stored multiplier, of both halves where there is a parent.
+    figures: of the split, for its event.
     """
 
     x: Tensor

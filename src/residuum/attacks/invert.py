@@ -45,11 +45,12 @@ LEAST = 1e-30  # of a norm that is divided by
 class Matching:
     """How gradients are compared and candidates move.
 
-    distance: "squared" or "cosine"; per_layer: summed over layers, each of weight 1 over their number,
-    or of all parameters as one; multipliers: "rivals", a free nonnegative one for every other class
-    (``objectives.Moment``), or "loss", the derivative of the loss at the candidates' outputs; prior,
-    weight: beside a distance that is 1 where nothing is explained; signed: steps by the sign of the
-    gradient.
+    distance: "squared" or "cosine".
+    per_layer: summed over layers, each of weight 1 over their number, or of all parameters as one.
+    multipliers: "rivals", a free nonnegative one for every other class (``objectives.Moment``), or
+        "loss", the derivative of the loss at the candidates' outputs.
+    prior, weight: beside a distance that is 1 where nothing is explained.
+    signed: steps by the sign of the gradient.
     """
 
     distance: str = "cosine"

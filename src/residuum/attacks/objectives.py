@@ -41,9 +41,10 @@ from residuum.stationarity import Theta
 class Objective(ABC):
     """Base: gradients at theta, target theta; what multipliers mean is each objective's own.
 
-    surface: whose target the sum must equal; task: what a certificate of its candidates is asked
-    for, "" to be told by the network. Dataclass fields are options: those that ``AttackConfig`` has
-    under the same name are set from there.
+    surface: whose target the sum must equal.
+    task: what a certificate of its candidates is asked for, "" to be told by the network.
+    Dataclass fields are options: those that ``AttackConfig`` has under the same name are set from
+    there.
     """
 
     name: ClassVar[str] = ""

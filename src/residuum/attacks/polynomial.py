@@ -63,8 +63,9 @@ def recover(
 ) -> Identification:
     """Samples and weights of ``model``, one per dimension of its signal subspace.
 
-    norm: the samples' common norm, if known; augmented: their last coordinate is the constant 1,
-    which settles scale and sign. Without either, samples are unit vectors, up to scale.
+    norm: the samples' common norm, if known.
+    augmented: their last coordinate is the constant 1, which settles scale and sign.
+    Without either, samples are unit vectors, up to scale.
     """
     neurons = live_neurons(model)
     _check(neurons.degree, pairs, norm, augmented)

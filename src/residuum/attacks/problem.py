@@ -293,7 +293,8 @@ def best_multipliers(
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
     """The common multiplier that makes the first explained layer's sum over x as large as its target.
 
-    x: (1, m, ...); shape: of one candidate's multipliers.
+    x: (1, m, ...).
+    shape: of one candidate's multipliers.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
     # residual(s) = target - s T: from three values of s the size of T follows.

@@ -64,8 +64,9 @@ def attack(
 ) -> Reconstruction:
     """Reconstruct training samples of ``checkpoint``; see :class:`AttackConfig` for the settings.
 
-    A live module or the path of a file is read first, as :func:`residuum.audit` does. surface: weights,
-    their change from a start, or the moment of an optimiser; "": what the objective is about.
+    A live module or the path of a file is read first, as :func:`residuum.audit` does.
+    surface: weights, their change from a start, or the moment of an optimiser; "": what the
+        objective is about.
     per_run: settings of each restart where they differ, see ``PerRun``.
     """
     plugins.load()
@@ -118,8 +119,9 @@ def search(
 ) -> SolverState:
     """An attack from look to look: between them candidates grow, a watcher is told, the clock is read.
 
-    path: where the state is kept, and taken up again. until: pause at the first look from this step on;
-    the state that comes back has not stopped, and is gone on with.
+    path: where the state is kept, and taken up again.
+    until: pause at the first look from this step on; the state that comes back has not stopped, and
+        is gone on with.
     """
     config, path = solver.config, None if path is None else Path(path)
     if grower is None and config.growth.how != "none":

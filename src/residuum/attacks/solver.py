@@ -96,7 +96,8 @@ class SolverState(Record):
     """An attack at one moment: all that is needed to go on.
 
     x, best_x: (R, m, *shape), or (R, m, r) in row-space mode; tensors may share memory, so none of
-    them is ever changed in place. population: of an attack whose candidates grow, None otherwise.
+        them is ever changed in place.
+    population: of an attack whose candidates grow, None otherwise.
     """
 
     x: Tensor
@@ -370,7 +371,8 @@ class Solver:
     ) -> None:
         """Change x, lam and moments; gx and gl are used up.
 
-        rate: factor on both learning rates; alive: (R,) runs or (R, m) candidates; the others stay put.
+        rate: factor on both learning rates.
+        alive: (R,) runs or (R, m) candidates; the others stay put.
         """
         moves = []
         for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):

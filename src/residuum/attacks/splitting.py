@@ -199,7 +199,8 @@ def lowest_curvature(
 ) -> Lowest:
     """Least eigenpair of every S(x_i), candidates in chunks whose vectors fit the workspace.
 
-    start: like x, random; free: like x, 1 where a coordinate may move both ways (inside the box).
+    start: like x, random.
+    free: like x, 1 where a coordinate may move both ways (inside the box).
     """
     x = curvature.x
     one = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()

@@ -84,9 +84,12 @@ LEFT = 0.1
 class Behind:
     """A dense layer behind a trunk.
 
-    name: of the layer; rows: (h, D) less their start; shape: of the features, (channels, height,
-    width) where they are maps; rank: leading directions of ``rows``; span: (r, D) all that features
-    kept to; kept: how much of the start was taken off.
+    name: of the layer.
+    rows: (h, D) less their start.
+    shape: of the features, (channels, height, width) where they are maps.
+    rank: leading directions of ``rows``.
+    span: (r, D) all that features kept to.
+    kept: how much of the start was taken off.
     """
 
     name: str

@@ -66,12 +66,16 @@ SMOOTH = 0.6  # share of the median roughness below which a source resembles ima
 class Effort:
     """How hard to look.
 
-    ranks: shares of the clean rank; strengths: a, large ones suit sharp edges; starts: members of a
-    population; rounds, iterations: of each; partitions: into how many clusters the neurons are parted,
-    of which come the share parted[0] of their rank; overfull: a layer is when half of the runs hold a
-    smaller share of its sources; then overfull_partitions and all of ``parted`` are tried as well, and
-    below the share lost, with partitions at all, each of them twice and with every strength;
-    repeats: runs with each rank that differ in their start alone;
+    ranks: shares of the clean rank.
+    strengths: a, large ones suit sharp edges.
+    starts: members of a population.
+    rounds, iterations: of each.
+    partitions: into how many clusters the neurons are parted, of which come the share parted[0] of
+        their rank.
+    overfull: a layer is when half of the runs hold a smaller share of its sources; then
+        overfull_partitions and all of ``parted`` are tried as well, and below the share lost, with
+        partitions at all, each of them twice and with every strength.
+    repeats: runs with each rank that differ in their start alone.
     most: sources brought back at most, in multiples of the clean rank.
     """
 
@@ -93,11 +97,13 @@ class Effort:
 class Sources:
     """What came apart.
 
-    x: (k, d) of length 1, their signs as the neurons say, those that most runs agree on first;
-    support: (k,) share of the runs on the whole layer that hold such a source; parts: (k,) likewise
-    of the partitions of its neurons; group: (k,) number of the source that a row is a version of;
-    runs: on the whole layer, and partitions; rank: clean directions of the layer; edge: of the noise,
-    as a share of the largest singular value.
+    x: (k, d) of length 1, their signs as the neurons say, those that most runs agree on first.
+    support: (k,) share of the runs on the whole layer that hold such a source.
+    parts: (k,) likewise of the partitions of its neurons.
+    group: (k,) number of the source that a row is a version of.
+    runs: on the whole layer, and partitions.
+    rank: clean directions of the layer.
+    edge: of the noise, as a share of the largest singular value.
     """
 
     x: Tensor
@@ -128,8 +134,9 @@ def unmix(
     """Sources of ``rows`` (h, d), each a mixture of samples of ``shape``, on the device of ``rows``.
 
     domain: a name in ``DOMAINS``; by default differences where samples have a shape, coordinates of
-    vectors; rank: clean directions, 0 where the spectrum shall say; seconds: no run is begun later
-    than that, but the first one always.
+        vectors.
+    rank: clean directions, 0 where the spectrum shall say.
+    seconds: no run is begun later than that, but the first one always.
     """
     effort, end = effort or Effort(), time.monotonic() + seconds
     sparse_in = DOMAINS[domain_of(domain, shape)]
@@ -347,7 +354,9 @@ def polar(P: Tensor, tolerance: float = 1e-4, most: int = 40) -> Tensor:
 def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
     """Symmetric FastICA with contrast log cosh(a y): P problems side by side, B starts of each.
 
-    Z: (P, N, r) whitened; Q: (P, B, r, r), sources in rows; a: (P,).
+    Z: (P, N, r) whitened.
+    Q: (P, B, r, r), sources in rows.
+    a: (P,).
     """
     Z, a, N = Z[:, None], a[:, None, None, None], Z.shape[1]
     for _ in range(iterations):
@@ -507,8 +516,10 @@ ASSUMES = (
 def confidence_by_share(share: Tensor, runs: int, rank: int = 0) -> Tensor:
     """(k,) probability that a source is true, by the share of ``runs`` runs that hold it.
 
-    share: of distinct sources; rank: of the layer, where it is known. Where runs agree on next to
-    nothing confidence is withheld: it is then that of a source that no run holds.
+    share: of distinct sources.
+    rank: of the layer, where it is known.
+    Where runs agree on next to nothing confidence is withheld: it is then that of a source that no
+    run holds.
     """
     if runs < 2:
         return torch.full_like(share, BASE_RATE)
@@ -528,8 +539,12 @@ def disagree(share: Tensor, runs: int, rank: int) -> bool:
 class Mixed:
     """What is unmixed.
 
-    rows: (h, d); bias: (h,), None where there is none; weight: (h, d) of the network itself; shape:
-    of what the rows mix; whole: whether that is a sample, not a patch of one; kept: c.
+    rows: (h, d).
+    bias: (h,), None where there is none.
+    weight: (h, d) of the network itself.
+    shape: of what the rows mix.
+    whole: whether that is a sample, not a patch of one.
+    kept: c.
     """
 
     rows: Tensor

@@ -66,9 +66,10 @@ def write_artifacts(
 ) -> dict[str, Any]:
     """Write everything and return what ``result.json`` says.
 
-    request: what identifies the audit to the command that resumes it; sources: names of the files
-    that were read, for config.toml; without them the weights are kept in the folder; file: the
-    checkpoint as the caller names it, for SARIF.
+    request: what identifies the audit to the command that resumes it.
+    sources: names of the files that were read, for config.toml; without them the weights are kept
+        in the folder.
+    file: the checkpoint as the caller names it, for SARIF.
     """
     out = folder.path
     written = [_reconstruction_file(part, i) for i, part in enumerate(result.reconstructions)]
@@ -270,8 +271,9 @@ def _possible(batch: Batch) -> Batch:
 class AuditSettings(BaseModel):
     """The options of ``residuum audit`` under their names; paths are relative to the file.
 
-    knowledge: a file with all that is granted, in place of shape, value_range and so on; batches:
-    what to run in place of a budget; sha256: of the files that were read, refused when they differ.
+    knowledge: a file with all that is granted, in place of shape, value_range and so on.
+    batches: what to run in place of a budget.
+    sha256: of the files that were read, refused when they differ.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -150,8 +150,9 @@ def first_batch(
 def next_batch(done: list[tuple[Batch, float]], candidates: int, share: float) -> Batch | None:
     """Another batch under the next seed, as many restarts as fit; None when none does.
 
-    done: batches of one attack with their seconds; candidates: of each restart. Estimates err: a
-    restart fits that would overrun by a tenth.
+    done: batches of one attack with their seconds.
+    candidates: of each restart.
+    Estimates err: a restart fits that would overrun by a tenth.
     """
     last, took = done[-1]
     ran = sum(batch.restarts for batch, _ in done)

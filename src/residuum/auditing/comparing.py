@@ -34,9 +34,11 @@ class Row(Record):
 class Difference(Record):
     """What changed from one audit to another.
 
-    change: "better", "worse" or "alike"; sentence: in words; gone, came: training samples that only the
-    first, or only the second audit recovered, None where they were not of the same samples; unlike: in
-    what the audits were not made alike, so that figures compare only with care.
+    change: "better", "worse" or "alike".
+    sentence: in words.
+    gone, came: training samples that only the first, or only the second audit recovered, None where
+        they were not of the same samples.
+    unlike: in what the audits were not made alike, so that figures compare only with care.
     """
 
     before: str

@@ -66,7 +66,8 @@ RATES = (0.01, 0.001)  # false positives at which true ones are counted
 class ControlRow(Record):
     """One control: how many training samples its candidates recovered, and which.
 
-    granted: its candidates are made of what the attacker was told; subsets: how many were drawn.
+    granted: its candidates are made of what the attacker was told.
+    subsets: how many were drawn.
     """
 
     name: str
@@ -93,9 +94,11 @@ class ControlRow(Record):
 class Controls(Record):
     """All controls of an audit.
 
-    repeats: training samples left out with their near repeats; auc: of telling training from held-out
-    samples, None where it was not tried; energy: p of the energy test, which only warns; failures: why
-    nothing can be decided, one sentence each; notes: what else a reader should know.
+    repeats: training samples left out with their near repeats.
+    auc: of telling training from held-out samples, None where it was not tried.
+    energy: p of the energy test, which only warns.
+    failures: why nothing can be decided, one sentence each.
+    notes: what else a reader should know.
     """
 
     rows: tuple[ControlRow, ...] = ()
@@ -452,9 +455,10 @@ def _rows(data: Dataset, keep: Tensor) -> Dataset:
 class Separation(Record):
     """One statistic: how well it tells training from held-out samples.
 
-    auc: 0.5 by chance; error: its standard error by chance; at_1, at_01: share of training samples found
-    at 1% and 0.1% false positives, which is that share by chance; None with fewer held-out samples than
-    make one false positive.
+    auc: 0.5 by chance.
+    error: its standard error by chance.
+    at_1, at_01: share of training samples found at 1% and 0.1% false positives, which is that share
+        by chance; None with fewer held-out samples than make one false positive.
     """
 
     by: str

@@ -49,11 +49,15 @@ class Evidence(Record):
     """Samples and control values that the report shows beside the scores.
 
     index: (k,) training samples shown, best first, x: (k, *shape) they themselves as the network
-    receives them; mean: what to add for display; values: (n,) deciding score of every training
-    sample, NaN for no match; null: scores of held-out matches in ``null_sets`` sets of n; outputs:
-    (n,) the network's output, or the margin where it has several; labels: (n,) names of labels; near:
-    (k, *shape) the held-out sample nearest to each; features, units, scale, offset: of a table, see
-    ``Dataset``; spread: (*shape) of every column, from its 5th to its 95th percentile.
+        receives them.
+    mean: what to add for display.
+    values: (n,) deciding score of every training sample, NaN for no match.
+    null: scores of held-out matches in ``null_sets`` sets of n.
+    outputs: (n,) the network's output, or the margin where it has several.
+    labels: (n,) names of labels.
+    near: (k, *shape) the held-out sample nearest to each.
+    features, units, scale, offset: of a table, see ``Dataset``.
+    spread: (*shape) of every column, from its 5th to its 95th percentile.
     """
 
     index: Tensor
@@ -77,13 +81,18 @@ class Evidence(Record):
 class AuditResult(Record):
     """The outcome of :func:`audit`.
 
-    scores: of the strongest test, whose attack is ``shown``, None without data; findings: of all
-    tests together; selected: of the attacks' own choice alone; certificate: see ``certificate_of``,
-    the reason where it is None; batches: what was run, enough to repeat it; controls, checks: what
-    the verdict may rest on; membership: beside it, None without held-out samples and labels; exposure:
-    beside it likewise; warnings: what in the input may mislead, notes: what else was met; applies:
-    what was tried, what was not, and why; suite, suite_attacks: version and names of the attacks it could
-    choose from; files: what was read and written as the user named it, for the next command;
+    scores: of the strongest test, whose attack is ``shown``, None without data.
+    findings: of all tests together.
+    selected: of the attacks' own choice alone.
+    certificate: see ``certificate_of``, the reason where it is None.
+    batches: what was run, enough to repeat it.
+    controls, checks: what the verdict may rest on.
+    membership: beside it, None without held-out samples and labels.
+    exposure: beside it likewise.
+    warnings: what in the input may mislead, notes: what else was met.
+    applies: what was tried, what was not, and why.
+    suite, suite_attacks: version and names of the attacks it could choose from.
+    files: what was read and written as the user named it, for the next command.
     seconds: by stage; inputs: settings and hashes of what was read.
     """
 

@@ -104,20 +104,24 @@ def audit(
     """Attack ``model`` from its weights alone and say whether its training data came back.
 
     model: a live network of any class, its state_dict(), a fitted MLPClassifier or MLPRegressor of
-    scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``), which is also looked through
-    for records that it holds outright (``stored``);
-    data: the training samples as (x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or
-    the path of an .npz, a .csv or a folder (``datasets/given.py``); holdout: samples it never saw,
-    likewise, labels optional, at least 100; one file may hold both; without either the verdict is
-    inconclusive; knowledge: what the attacker is told, also as a dictionary; budget: wall clock, such as
-    "10min": as many batches of restarts as fit, at least one; vouch: the auditor's word that network
-    and samples were read rightly, where it does not show; twin: train and attack a network known to
-    hold its data, without which "no leak found" is not said, recipe: how, see ``twin.Recipe``;
-    surface: attack only "weights", their "change" from a start that is granted, or the "moment" of an
-    optimiser; batches: exactly these instead of a budget, as recorded by an earlier audit; store, watch: see
-    ``AttackStage``; stage: called with the name of every stage as it begins; say: told, one line each,
-    what is known before the attacks: accuracy of the network as read, what was assumed, how long it
-    will take.
+        scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``), which is also
+        looked through for records that it holds outright (``stored``).
+    data: the training samples as (x, y), a Dataset, a DataFrame, a DataLoader, a dataset with
+        items, or the path of an .npz, a .csv or a folder (``datasets/given.py``).
+    holdout: samples it never saw, likewise, labels optional, at least 100; one file may hold both;
+        without either the verdict is inconclusive.
+    knowledge: what the attacker is told, also as a dictionary.
+    budget: wall clock, such as "10min": as many batches of restarts as fit, at least one.
+    vouch: the auditor's word that network and samples were read rightly, where it does not show.
+    twin: train and attack a network known to hold its data, without which "no leak found" is not
+        said, recipe: how, see ``twin.Recipe``.
+    surface: attack only "weights", their "change" from a start that is granted, or the "moment" of
+        an optimiser.
+    batches: exactly these instead of a budget, as recorded by an earlier audit.
+    store, watch: see ``AttackStage``.
+    stage: called with the name of every stage as it begins.
+    say: told, one line each, what is known before the attacks: accuracy of the network as read,
+        what was assumed, how long it will take.
     """
     plugged = plugins.load()
     clock = _Clock(stage)

@@ -114,10 +114,13 @@ class Attacked:
 class AttackStage:
     """Everything the attacks need.
 
-    store: keeps finished batches, so that an interrupted audit goes on; batches: exactly these
-    instead of what the budget allows; watch: makes the watcher of a batch; say: told what it will all
-    take; exact: whether the steps of ``config`` were asked for; samples: of the training set, for the
-    forecast; only: these attacks.
+    store: keeps finished batches, so that an interrupted audit goes on.
+    batches: exactly these instead of what the budget allows.
+    watch: makes the watcher of a batch.
+    say: told what it will all take.
+    exact: whether the steps of ``config`` were asked for.
+    samples: of the training set, for the forecast.
+    only: these attacks.
     """
 
     checkpoint: Checkpoint

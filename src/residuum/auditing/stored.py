@@ -54,7 +54,9 @@ NO_NETWORK = "the file holds no network"
 class Stored:
     """What a file holds outright.
 
-    model: the class of what it holds; scalings: of ``scalings_in``; inputs: of the network beside it;
+    model: the class of what it holds.
+    scalings: of ``scalings_in``.
+    inputs: of the network beside it.
     notes: why it is no network, where it is none.
     """
 

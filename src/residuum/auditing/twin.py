@@ -70,7 +70,8 @@ class Recipe:
     """How the audited network was trained, as far as somebody says; "" and 0: as can be seen.
 
     optimiser: margin and gd take the whole set at every step, with a step size that keeps the loss
-    falling unless a rate is given; frozen: layers that kept their start.
+        falling unless a rate is given.
+    frozen: layers that kept their start.
     """
 
     optimiser: str = ""

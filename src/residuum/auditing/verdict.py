@@ -83,12 +83,18 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 class AttackOutcome(Record):
     """One attack on its surface and what became of it: a test, where it decides.
 
-    decides: a baseline does not. ran, reason: whether it was run and why; residuals: of every layer,
-    norm over norm, of the best restart that did not diverge; judged: the layers that count; residual:
-    the worst of these; permuted: the same on the permuted target, None where it was not needed or, for
-    the reason ``unasked``, is not known; silent: why even a small residual would say nothing;
-    recovered, expected_by_chance, p_value: of this test alone; adjusted: its p over all tests; rule:
-    what counts as recovered there, such as "ncc > 0.83"; of: how many samples, where the test has its own.
+    decides: a baseline does not.
+    ran, reason: whether it was run and why.
+    residuals: of every layer, norm over norm, of the best restart that did not diverge.
+    judged: the layers that count.
+    residual: the worst of these.
+    permuted: the same on the permuted target, None where it was not needed or, for the reason
+        ``unasked``, is not known.
+    silent: why even a small residual would say nothing.
+    recovered, expected_by_chance, p_value: of this test alone.
+    adjusted: its p over all tests.
+    rule: what counts as recovered there, such as "ncc > 0.83".
+    of: how many samples, where the test has its own.
     """
 
     name: str
@@ -180,10 +186,12 @@ class AttackOutcome(Record):
 class Findings(Record):
     """What all tests of an audit found together; reason: why nothing could be compared.
 
-    recovered: distinct samples of n that surviving tests recovered, none without one; expected: of as
-    many held-out samples by the same tests (by all of them where none survives); interval: 95% of
-    the excess over that; p_value: the smallest adjusted one; samples: which were recovered; grades:
-    how many of them have each grade.
+    recovered: distinct samples of n that surviving tests recovered, none without one; expected: of
+        as many held-out samples by the same tests (by all of them where none survives).
+    interval: 95% of the excess over that.
+    p_value: the smallest adjusted one.
+    samples: which were recovered.
+    grades: how many of them have each grade.
     """
 
     n: int
@@ -214,9 +222,11 @@ class Findings(Record):
 class Twin(Record):
     """A network of the same make that is known to hold its data, attacked as the audited one was.
 
-    recovered of n came back, where chance gives expected_by_chance, by all tests together; made: how it
-    was trained; attacked: what was run on it, batches: its restarts and steps, left_out: what was run on
-    the audited network alone, and why; reason: why there is no twin, "" when there is.
+    recovered of n came back, where chance gives expected_by_chance, by all tests together.
+    made: how it was trained.
+    attacked: what was run on it, batches: its restarts and steps, left_out: what was run on the
+        audited network alone, and why.
+    reason: why there is no twin, "" when there is.
     """
 
     n: int = 0
@@ -263,9 +273,12 @@ class Twin(Record):
 class Checks(Record):
     """What stands between "nothing was found" and "no leak found".
 
-    failures: controls that failed; fit: of the network as read; told_apart: p that its losses do not
-    tell training from held-out samples, None where nobody could ask; vouched: the auditor's word that
-    reading and samples are right; twin: None where it was not needed.
+    failures: controls that failed.
+    fit: of the network as read.
+    told_apart: p that its losses do not tell training from held-out samples, None where nobody
+        could ask.
+    vouched: the auditor's word that reading and samples are right.
+    twin: None where it was not needed.
     """
 
     failures: tuple[str, ...] = ()
@@ -300,10 +313,13 @@ class Checks(Record):
 class Verdict(Record):
     """The outcome with the numbers it rests on; reasons: one sentence each.
 
-    recovered of n training samples beat the held-out control in tests that survive; interval: 95% of
-    the excess over chance; p_value: adjusted over all tests; rule: what a sample had to beat, such as
-    "ncc > 0.83"; grade: of a leak, how near what came back is; tests: how many there were; stored: what
-    the file holds outright.
+    recovered of n training samples beat the held-out control in tests that survive.
+    interval: 95% of the excess over chance.
+    p_value: adjusted over all tests.
+    rule: what a sample had to beat, such as "ncc > 0.83".
+    grade: of a leak, how near what came back is.
+    tests: how many there were.
+    stored: what the file holds outright.
     """
 
     outcome: str

@@ -67,8 +67,11 @@ MOMENTS = ("exp_avg", "momentum_buffer")  # names under which torch keeps a mean
 class Finding(Record):
     """One surface of a file.
 
-    what: in a few words; where: the first place; places: how many there are; count: records, rows,
-    words or numbers there; rows: of a table, those that were touched.
+    what: in a few words.
+    where: the first place.
+    places: how many there are.
+    count: records, rows, words or numbers there.
+    rows: of a table, those that were touched.
     """
 
     kind: str

@@ -97,8 +97,9 @@ class Kind:
 class Block:
     """An array as a file describes it; its numbers are read when they are asked for.
 
-    kind: such as float32; objects: of an array of Python values, in their order, else None; name: the
-    storage that it lies in, for arrays that share one.
+    kind: such as float32.
+    objects: of an array of Python values, in their order, else None.
+    name: the storage that it lies in, for arrays that share one.
     """
 
     shape: tuple[int, ...] = ()
@@ -135,7 +136,8 @@ class Block:
 class Thing:
     """What stands for an object, or for what a call would have returned.
 
-    state: its attributes, as ``BUILD`` gives them; items, entries: what was appended or set.
+    state: its attributes, as ``BUILD`` gives them.
+    items, entries: what was appended or set.
     """
 
     name: str

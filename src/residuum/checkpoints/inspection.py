@@ -48,10 +48,12 @@ class ParameterSummary(Record):
 class Inspection(Record):
     """What a checkpoint is, measured from its weights.
 
-    bytes: of the weights in memory; homogeneity_order: measured, None when the network is not
-    homogeneous; directions: of the first layer, None where they cannot be told, directions_of: above
-    what, or why not; ranks: (tolerance, rank) pairs of the first layer, whatever it is; balance: for
-    MLPs with a hidden layer, else None.
+    bytes: of the weights in memory.
+    homogeneity_order: measured, None when the network is not homogeneous.
+    directions: of the first layer, None where they cannot be told, directions_of: above what, or
+        why not.
+    ranks: (tolerance, rank) pairs of the first layer, whatever it is.
+    balance: for MLPs with a hidden layer, else None.
     """
 
     arch: str

@@ -120,8 +120,10 @@ class Word:
 class Machine:
     """Runs the instructions of a pickle over inert values and collects the storages it names.
 
-    size: bytes of the pickles it will run, together; work: what they asked for so far. steps: the known
-    instructions; calls: words that may be called, and what stands for each; words: those only named;
+    size: bytes of the pickles it will run, together; work: what they asked for so far.
+    steps: the known instructions.
+    calls: words that may be called, and what stands for each.
+    words: those only named.
     kept: bytes that an instruction leaves in memory, where they are counted.
     """
 

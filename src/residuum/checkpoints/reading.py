@@ -71,7 +71,9 @@ def load_checkpoint(
     """Read the weights in a file, or in ``model.safetensors`` of a run directory.
 
     arch: architecture string; without it the file's own metadata decide, then the shapes of the
-    tensors. input_shape: shape of one sample. max_bytes: larger files and claims are refused.
+        tensors.
+    input_shape: shape of one sample.
+    max_bytes: larger files and claims are refused.
     Nothing in the file is ever executed.
     """
     try:
@@ -408,8 +410,9 @@ def load_with_code(
 ) -> Checkpoint:
     """The weights in a file, in the network that ``factory`` makes.
 
-    factory: ``package.module:name`` of a class or function that needs no arguments, or of a network,
-    found as Python finds modules, from the working folder first; shape: of one sample.
+    factory: ``package.module:name`` of a class or function that needs no arguments, or of a
+        network, found as Python finds modules, from the working folder first.
+    shape: of one sample.
     """
     network = made(factory, trusted=trusted)
     network.load_state_dict(_fitting(path, network))

@@ -76,8 +76,10 @@ AVERAGES = re.compile(
 class Release:
     """What one file holds.
 
-    kind: torch, torchscript, pickle, safetensors or onnx; content: the tree of :mod:`.inert`, or the
-    tensors by name; metadata: texts that stand beside; config: of the adapter that it is.
+    kind: torch, torchscript, pickle, safetensors or onnx.
+    content: the tree of :mod:`.inert`, or the tensors by name.
+    metadata: texts that stand beside.
+    config: of the adapter that it is.
     """
 
     path: Path

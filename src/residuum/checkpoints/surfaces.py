@@ -56,9 +56,10 @@ FEATURES = (
 class Surface:
     """One thing in a release that training samples left their trace in.
 
-    checkpoint: the weights at which gradients are taken, and the network they belong to; target: by
-    parameter name, in their numbers; layers: those that carry information; silent: why even a small
-    residual there would say nothing, "" where it speaks.
+    checkpoint: the weights at which gradients are taken, and the network they belong to.
+    target: by parameter name, in their numbers.
+    layers: those that carry information.
+    silent: why even a small residual there would say nothing, "" where it speaks.
     """
 
     name: str

@@ -57,8 +57,9 @@ def option(
 ) -> Any:
     """An option with its help text; names: where it is not called like the parameter.
 
-    place: key of ``PLACES``, the group of the help that it stands in; choices: the words that it may
-    be; suggested: words that completion offers where others may be said too.
+    place: key of ``PLACES``, the group of the help that it stands in.
+    choices: the words that it may be.
+    suggested: words that completion offers where others may be said too.
     """
     choices, offered = tuple(choices), tuple(suggested)
     if len("|".join(choices)) > LONG:
@@ -340,9 +341,10 @@ def configure(
 ) -> AttackConfig:
     """The preset with everything overridden that was said.
 
-    prior: ``NAME:WEIGHT``, replacing the preset's; settings: ``KEY=VALUE`` for those that have no
-    option; split: a way to grow, laid over the preset before everything else; given: values of the
-    other options, None where one was not used.
+    prior: ``NAME:WEIGHT``, replacing the preset's.
+    settings: ``KEY=VALUE`` for those that have no option.
+    split: a way to grow, laid over the preset before everything else.
+    given: values of the other options, None where one was not used.
     """
     changes = dict(GROWTH_PRESETS[split]) if split is not None else {}
     changes |= {name: value for name, value in given.items() if value is not None}
@@ -447,7 +449,8 @@ def grant(
 ) -> Knowledge:
     """The Knowledge that these options amount to.
 
-    path: of the checkpoint, for ``--init own``; said: fields of ``Granted``, None where one was not used.
+    path: of the checkpoint, for ``--init own``.
+    said: fields of ``Granted``, None where one was not used.
     """
     from residuum.checkpoints.contents import with_release
     from residuum.records import Knowledge

@@ -38,15 +38,16 @@ def load_dataset(
 ) -> Split:
     """n training samples and a disjoint held-out set, preprocessed alike.
 
-    name: a key of ``DATASETS``, or the path of an .npz archive or of a folder of images;
+    name: a key of ``DATASETS``, or the path of an .npz archive or of a folder of images.
     n: training samples, equally many of each label; by default all there are, or half of them where
-    the source has no test part; seed: without one the first samples of each label in file order,
-    with one a random choice; root: folder of the named sets' files, by default $RESIDUUM_DATA;
-    task: "binary" (-1/+1), "multiclass" (0..C-1) or "regression" (-1.0/+1.0);
+        the source has no test part.
+    seed: without one the first samples of each label in file order, with one a random choice.
+    root: folder of the named sets' files, by default $RESIDUUM_DATA.
+    task: "binary" (-1/+1), "multiclass" (0..C-1) or "regression" (-1.0/+1.0).
     holdout: held-out samples, by default up to 2000, from the test part where there is one and from
-    the remaining samples otherwise, balanced where possible, never equal to a training image;
-    positive: the classes called +1, where the source's own grouping is not wanted or not there;
-    center: subtract the mean of the training samples from both sets (recorded in ``mean``);
+        the remaining samples otherwise, balanced where possible, never equal to a training image.
+    positive: the classes called +1, where the source's own grouping is not wanted or not there.
+    center: subtract the mean of the training samples from both sets (recorded in ``mean``).
     options: the source's own, such as ``dim`` of the sphere or ``size`` and ``gray`` of a folder.
     """
     source = _find(name)

@@ -125,8 +125,9 @@ def folder(
 ) -> Pool:
     """Images in ``path``/<class>/, or ``path``/train/<class>/ and ``path``/test/<class>/, sorted.
 
-    size: (height, width) to resize to (bicubic); gray: one channel (True) or three (False), by
-    default as the files are. Transparency is dropped; files that are no images are ignored.
+    size: (height, width) to resize to (bicubic).
+    gray: one channel (True) or three (False), by default as the files are.
+    Transparency is dropped; files that are no images are ignored.
     """
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise DataError(f"An image size is (height, width); got {size}.", "Use size=(32, 32).")

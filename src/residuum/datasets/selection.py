@@ -25,8 +25,11 @@ Names = Sequence[str | int]  # of classes
 class Request:
     """What the user asked for, as far as a source may care.
 
-    n: training samples; seed: of the random choice; root: folder with the files of named datasets;
-    holdout: held-out samples. None means the source's own choice.
+    n: training samples.
+    seed: of the random choice.
+    root: folder with the files of named datasets.
+    holdout: held-out samples.
+    None means the source's own choice.
     """
 
     n: int | None = None
@@ -39,9 +42,12 @@ class Request:
 class Pool:
     """All samples of a source, in file order and as stored.
 
-    images: (N, *shape), of which images / scale are the values; labels: (N,) indices into classes;
-    positive: the classes that binary tasks call +1; sides: names of -1 and +1;
-    mean: what the stored images already lack; center: whether subtracting a mean makes sense;
+    images: (N, *shape), of which images / scale are the values.
+    labels: (N,) indices into classes.
+    positive: the classes that binary tasks call +1.
+    sides: names of -1 and +1.
+    mean: what the stored images already lack.
+    center: whether subtracting a mean makes sense.
     test: the source's own held-out part.
     """
 

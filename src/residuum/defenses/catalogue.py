@@ -78,12 +78,17 @@ class Training:
 class Defense:
     """One defense. Every hook is left alone at the strength ``off``, which is the identity.
 
-    changes: what it changes; secret: what stays with the owner; unit: what the strength is;
-    data, training, release: the hooks; shift: how the secret shift of the inputs is drawn, "" for
-    none; rewrites: the shift goes into the biases after training (App. D of Refael et al. 2025)
-    instead of into the training data; adaptive: the attacker who knows, a key of ``ADAPTIVE``;
-    releases: whether several releases of the same weights differ; extra: of the package, needed;
-    most: largest strength; switch: 0 or 1 and nothing between.
+    changes: what it changes.
+    secret: what stays with the owner.
+    unit: what the strength is.
+    data, training, release: the hooks.
+    shift: how the secret shift of the inputs is drawn, "" for none; rewrites: the shift goes into
+        the biases after training (App. D of Refael et al. 2025) instead of into the training data.
+    adaptive: the attacker who knows, a key of ``ADAPTIVE``.
+    releases: whether several releases of the same weights differ.
+    extra: of the package, needed.
+    most: largest strength.
+    switch: 0 or 1 and nothing between.
     """
 
     changes: str

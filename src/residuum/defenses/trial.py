@@ -56,9 +56,10 @@ Stage = Callable[[str], None]
 class Attacked(Record):
     """One attack on the released weights, scored; images (k, 2, *shape): found, and its sample.
 
-    attacker: "unaware" or the name of the adaptive strategy; values: (k,) score of each pair;
-    rule: what a recovered sample had to beat, such as "ncc > 0.83"; findings: what the adaptive
-    attacker inferred, plain values.
+    attacker: "unaware" or the name of the adaptive strategy.
+    values: (k,) score of each pair.
+    rule: what a recovered sample had to beat, such as "ncc > 0.83".
+    findings: what the adaptive attacker inferred, plain values.
     """
 
     attacker: str
@@ -83,12 +84,16 @@ class Attacked(Record):
 class Outcome(Record):
     """A defense at one strength. name "none" is the undefended network, the "before" of all others.
 
-    changes, secret: as the defense states them; shift: of the inputs, its kind (rewritten into the
-    biases, or there during training), per pixel and as a norm; accuracy, loss: on held-out samples,
-    as the defended network is given them; kkt: relative residuals at the training samples as the
-    network is given them; rewrite: the three residuals of bias rewriting; determined_at_least: mean
-    share of a training sample's energy that other sets of the same patterns and labels keep, proved
-    (:class:`residuum.records.Uniqueness`), determined_energy the least found; facts: of the training.
+    changes, secret: as the defense states them.
+    shift: of the inputs, its kind (rewritten into the biases, or there during training), per pixel
+        and as a norm.
+    accuracy, loss: on held-out samples, as the defended network is given them; kkt: relative
+        residuals at the training samples as the network is given them.
+    rewrite: the three residuals of bias rewriting.
+    determined_at_least: mean share of a training sample's energy that other sets of the same
+        patterns and labels keep, proved (:class:`residuum.records.Uniqueness`), determined_energy
+        the least found.
+    facts: of the training.
     """
 
     name: str
@@ -150,8 +155,9 @@ class Outcome(Record):
 class Conditions:
     """What all trials share.
 
-    releases: noisy ones that an adaptive attacker collects; certify: compute what other sets
-    keep of a sample; kinks: at most so many are freed for the Clarke residual.
+    releases: noisy ones that an adaptive attacker collects.
+    certify: compute what other sets keep of a sample.
+    kinks: at most so many are freed for the Clarke residual.
     """
 
     arch: str

@@ -115,8 +115,8 @@ class Chunks:
 class ExplicitEquation:
     """The objective at one or several gradient points (theta, theta0), each an MLP of one shape.
 
-    layer_weights: w_l; a layer of weight zero is measured and drives nothing; workspace: bytes that
-    intermediate results may take, chunk: those of one chunk of candidates.
+    layer_weights: w_l; a layer of weight zero is measured and drives nothing.
+    workspace: bytes that intermediate results may take, chunk: those of one chunk of candidates.
     """
 
     def __init__(

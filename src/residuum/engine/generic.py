@@ -69,7 +69,8 @@ class GenericEquation:
     ) -> Found:
         """(R, L) squared residuals of the layers, and the gradients of each run's L in x and lam.
 
-        models: the points, each with the surrogate that this evaluation has; labels: (m,) or (R, m).
+        models: the points, each with the surrogate that this evaluation has.
+        labels: (m,) or (R, m).
         """
         runs, m = x.shape[:2]
         own = torch.backends.cudnn.flags(enabled=False) if self.recurrent else nullcontext()

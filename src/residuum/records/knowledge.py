@@ -54,9 +54,9 @@ class Knowledge(Record):
     """Facts granted to the attacker, each absent (None) unless the auditor grants it.
 
     provenance: for every granted fact where it came from: "user" (said on the command line),
-    "train" (computed from the training set: the strongest attacker), "holdout", or "release": the file
-    itself holds it. moment: what the
-    optimiser kept of the gradients, by parameter (``checkpoints.moment_of``).
+        "train" (computed from the training set: the strongest attacker), "holdout", or "release":
+        the file itself holds it.
+    moment: what the optimiser kept of the gradients, by parameter (``checkpoints.moment_of``).
     """
 
     shape: tuple[int, ...] | None = None

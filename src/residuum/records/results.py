@@ -643,8 +643,11 @@ class Operating(Record):
 class CanaryBound(Record):
     """What canaries prove: training was not (epsilon, delta)-private, with this confidence.
 
-    canaries, inserted: how many; guesses, right: of the share of guesses that gave the bound;
-    statistic: by which inserted ones were told; points: operating points; auc: over all canaries.
+    canaries, inserted: how many.
+    guesses, right: of the share of guesses that gave the bound.
+    statistic: by which inserted ones were told.
+    points: operating points.
+    auc: over all canaries.
     """
 
     canaries: int
@@ -674,8 +677,9 @@ class CanaryBound(Record):
 class GroupExposure(Record):
     """A class, or the records that share a value of a column.
 
-    expected: records of it expected to be recovered; probability: their mean probability, interval:
-    its 95% bootstrap interval over records; called: by their kinks, None where there are none.
+    expected: records of it expected to be recovered.
+    probability: their mean probability, interval: its 95% bootstrap interval over records.
+    called: by their kinks, None where there are none.
     """
 
     name: str
@@ -690,16 +694,22 @@ class GroupExposure(Record):
 class Exposure(Record):
     """The exposure of n records in one network. What does not apply is NaN, and says why in the notes.
 
-    probability: (n,) of being recovered by ``attacks``, calibrated on other networks; score: (n,) its log
-    odds, by which records are ranked; heard, own_over_misfit: (n,) what it is made of; multiplier: (n,)
-    sum over the rows of a record; misfit: of the layers explained, over their norm; gap: how far the
-    multipliers are from optimal; rank: clean directions of the layer on the input, None without one;
-    reach, reach_ncc: (n,) most that an attack in their span can have as cosine and as NCC; informed_ncc:
-    (n,) of the estimate of one who knows all other records; kinks: (n, layers); kink_p, kink_q: (n,)
-    p-value and least false discovery rate at which it is called; dual, dual_p: (n,) statistic and its
-    p-value by rank among held-out records; margin, loss: (n,); found_ncc: (n,) best candidate of an attack
-    that was handed over; top: (k,) indices of the records shown, with their images, informed estimates
-    and what the attack found, (k, *shape) each, none of which is in the JSON.
+    probability: (n,) of being recovered by ``attacks``, calibrated on other networks.
+    score: (n,) its log odds, by which records are ranked.
+    heard, own_over_misfit: (n,) what it is made of.
+    multiplier: (n,) sum over the rows of a record.
+    misfit: of the layers explained, over their norm.
+    gap: how far the multipliers are from optimal.
+    rank: clean directions of the layer on the input, None without one.
+    reach, reach_ncc: (n,) most that an attack in their span can have as cosine and as NCC.
+    informed_ncc: (n,) of the estimate of one who knows all other records.
+    kinks: (n, layers).
+    kink_p, kink_q: (n,) p-value and least false discovery rate at which it is called.
+    dual, dual_p: (n,) statistic and its p-value by rank among held-out records.
+    margin, loss: (n,).
+    found_ncc: (n,) best candidate of an attack that was handed over.
+    top: (k,) indices of the records shown, with their images, informed estimates and what the
+        attack found, (k, *shape) each, none of which is in the JSON.
     """
 
     arch: str

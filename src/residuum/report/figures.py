@@ -149,7 +149,8 @@ def ambiguity_figure(
 ) -> bytes | None:
     """Per reconstruction: the image, the least that was found in its place, what each pixel may be.
 
-    x: (m, *shape) the candidates certified; agreement: per candidate, such as "3/4" restarts.
+    x: (m, *shape) the candidates certified.
+    agreement: per candidate, such as "3/4" restarts.
     """
     if not len(found):
         return None
@@ -184,7 +185,8 @@ def alternatives_figure(
 ) -> bytes | None:
     """Columns of one true sample and its two halves, or of two true samples and their mean.
 
-    true: (n, *shape); alternative: (k, *shape); parents[j]: rows of ``true`` behind alternative j.
+    true: (n, *shape).
+    alternative: (k, *shape); parents[j]: rows of ``true`` behind alternative j.
     The columns moved farthest come first; None where nothing was changed.
     """
     merged = any(len(rows) > 1 for rows in parents)

@@ -161,8 +161,8 @@ def render_sweep(
 ) -> str:
     """The report of a sweep: settings as parallel coordinates, best trials, consensus.
 
-    coordinates: one value per complete trial, best trial first; said: what the template names, all
-    of it text.
+    coordinates: one value per complete trial, best trial first.
+    said: what the template names, all of it text.
     """
     axes, lines = drawing.parallel(coordinates)
     nothing = dict.fromkeys(
@@ -395,13 +395,18 @@ class TableRow(NamedTuple):
 class Item:
     """One card of the gallery: with data a training sample and its match, without data a candidate.
 
-    number: how the card is called (index of the training sample, or rank of the candidate); found:
-    the reconstruction and nearest: the training sample, both in sample shape, the mean added where
-    known; scores: by metric name; recovered: beyond chance, None when nothing is calibrated; margin:
-    y Phi(x); support: restarts that hold it, of ``restarts``; determined_at_least
-    and radius_most (proved), determined_energy (found), certificate (``DETERMINED`` and so on) and
-    ambiguity (sample shape, share of the range that a value may take): of the uniqueness certificate;
-    notes: anything else, one line each; row: of a table, its columns. No field holds markup.
+    number: how the card is called (index of the training sample, or rank of the candidate).
+    found: the reconstruction and nearest: the training sample, both in sample shape, the mean added
+        where known.
+    scores: by metric name.
+    recovered: beyond chance, None when nothing is calibrated.
+    margin: y Phi(x).
+    support: restarts that hold it, of ``restarts``; determined_at_least and radius_most (proved),
+        determined_energy (found), certificate (``DETERMINED`` and so on) and ambiguity (sample
+        shape, share of the range that a value may take): of the uniqueness certificate.
+    notes: anything else, one line each.
+    row: of a table, its columns.
+    No field holds markup.
     """
 
     number: int

@@ -71,7 +71,8 @@ def bound(
 ) -> CanaryBound:
     """The best bound of all statistics and shares of guesses, each tried at its part of the level.
 
-    statistics: by name, (m,) larger for canaries that seem inserted; inserted: (m,) bool.
+    statistics: by name, (m,) larger for canaries that seem inserted.
+    inserted: (m,) bool.
     """
     m, count = len(inserted), int(inserted.sum())
     if min(count, m - count) < FEWEST:

@@ -179,7 +179,8 @@ def expose(
 class Case:
     """A network, records and held-out records in float64 on the device; y as the mathematics has it.
 
-    heard: name of the weight that the input feeds, "" where none does; target: what the rows explain;
+    heard: name of the weight that the input feeds, "" where none does.
+    target: what the rows explain.
     span: None with the reason where the rows of that weight are no mixtures of samples.
     """
 
@@ -696,7 +697,9 @@ def score(
 ) -> Tensor:
     """(n,) log odds of being recovered.
 
-    own: over misfit; values: d; heard, reach, rank: None without a row space.
+    own: over misfit.
+    values: d.
+    heard, reach, rank: None without a row space.
     """
     n = len(own)
     part, wide = (own.double() + FLOOR).log(), math.log(values / n)

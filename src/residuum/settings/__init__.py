@@ -41,8 +41,10 @@ class Rule:
     help: one sentence or more, ending in a full stop.
     name: how users say it, where that is not the group's prefix and the field's name.
     place: key of ``PLACES`` that its option stands in; "" has no option and goes by ``--set``.
-    choices: the words that it may be; open: plug-ins add to them, so others are looked up later.
-    above, least, most, below: bounds of a number; endless: it may be infinite, null in JSON.
+    choices: the words that it may be.
+    open: plug-ins add to them, so others are looked up later.
+    above, least, most, below: bounds of a number.
+    endless: it may be infinite, null in JSON.
     """
 
     help: str

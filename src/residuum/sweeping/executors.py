@@ -121,7 +121,8 @@ def _reason(problem: BaseException | None) -> str:
 def measured(loss: Tensor, layers: Tensor) -> float | None:
     """Relative first-layer residual at each restart's best loss, median over restarts that have one.
 
-    loss: (R, T); layers: (R, T, L) squared.
+    loss: (R, T).
+    layers: (R, T, L) squared.
     """
     known = torch.isfinite(loss).any(1)
     if not bool(known.any()) or not layers.shape[-1]:

@@ -87,10 +87,11 @@ def sweep(
 ) -> Sweep:
     """Try many settings of an attack; rank them and pool what they find by the weights alone.
 
-    plan: how many trials of which settings, those that have not ended yet are run; out: run
-    directory, taken up again where it holds this sweep, and written to; data, holdout: read once the
-    ranking is fixed, to score it; engine: local, processes or ray; storage: a database's URL as Optuna
-    takes it, by default a journal in ``out``.
+    plan: how many trials of which settings, those that have not ended yet are run.
+    out: run directory, taken up again where it holds this sweep, and written to.
+    data, holdout: read once the ranking is fixed, to score it.
+    engine: local, processes or ray.
+    storage: a database's URL as Optuna takes it, by default a journal in ``out``.
     """
     require_known(engine, ENGINES, "No engine")
     released, knowledge = as_checkpoint(model, arch), knowledge or Knowledge()

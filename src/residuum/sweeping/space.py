@@ -45,10 +45,11 @@ class Trial(Record):
     """A trial as it is remembered. values: what it is ranked by, () unless complete; the less the
     better in the first of them, which is minus ``expected`` where that ranks.
 
-    residual: relative first-layer residual (a norm), median of the restarts that did not diverge, None
-    of an attack that leaves none;
-    agreement: share of its candidates that several restarts hold; expected: sum of the confidences
-    of those, the number of reconstructions that it takes to be real.
+    residual: relative first-layer residual (a norm), median of the restarts that did not diverge,
+        None of an attack that leaves none.
+    agreement: share of its candidates that several restarts hold.
+    expected: sum of the confidences of those, the number of reconstructions that it takes to be
+        real.
     """
 
     number: int
@@ -137,11 +138,14 @@ def configured(config: AttackConfig, params: Params) -> AttackConfig:
 class Plan:
     """The trials of a sweep: everything that decides them, and nothing that does not.
 
-    config: what is not varied; restarts and steps are those of one trial; space: what is; batch:
-    trials that share a program, side by side (1: each alone); wave: trials drawn together by a
-    sampler that learns; rungs: pauses of successive halving, 0 for none; objectives: ("residual",)
-    or ("residual", "agreement"), the second for a front of trials none of which beats another;
-    ("expected",) of unmix, which leaves no residual, and whose space is ``UNMIX_SPACE``.
+    config: what is not varied; restarts and steps are those of one trial.
+    space: what is.
+    batch: trials that share a program, side by side (1: each alone).
+    wave: trials drawn together by a sampler that learns.
+    rungs: pauses of successive halving, 0 for none.
+    objectives: ("residual",) or ("residual", "agreement"), the second for a front of trials none of
+        which beats another; ("expected",) of unmix, which leaves no residual, and whose space is
+        ``UNMIX_SPACE``.
     """
 
     trials: int = 32

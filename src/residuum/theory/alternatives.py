@@ -39,8 +39,9 @@ class Blocked:
 class Alternative:
     """before: the samples in use; after: the alternative; parents[j]: rows of before behind row j.
 
-    index: row of the given set behind each row of before; budgets: (k,) exact symmetric budgets of the
-    samples in use (infinite ones included), empty for a merge.
+    index: row of the given set behind each row of before.
+    budgets: (k,) exact symmetric budgets of the samples in use (infinite ones included), empty for
+        a merge.
     """
 
     kind: str

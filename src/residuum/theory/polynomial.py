@@ -42,7 +42,8 @@ CARRIED = 0.999  # share of |theta|^2 by which neurons are counted
 class Neurons:
     """Live neurons in float64. weight W: (m, d); coefficient a: (m,); degree: alpha; leading: c.
 
-    dead: left out; balance_gap, carrying, theta_norm: of all, see ``Identification``.
+    dead: left out.
+    balance_gap, carrying, theta_norm: of all, see ``Identification``.
     """
 
     weight: Tensor
@@ -78,9 +79,12 @@ class SignalSubspace:
 class Interpolant:
     """f in the signal subspace, from its values at unit neurons.
 
-    directions Z: (m, r) unit rows; values F: (m, r) = f(Z); coefficients: (m, r) = K^+ F;
-    rank: of K; condition: ratio of its extreme nonzero eigenvalues; sizes: (m,) of the stationarity
-    equations, alpha |c a_j| |W_j|^(alpha-1), so that sizes f(Z) = +-W_j.
+    directions Z: (m, r) unit rows; values F: (m, r) = f(Z).
+    coefficients: (m, r) = K^+ F.
+    rank: of K.
+    condition: ratio of its extreme nonzero eigenvalues.
+    sizes: (m,) of the stationarity equations, alpha |c a_j| |W_j|^(alpha-1), so that sizes f(Z) =
+        +-W_j.
     """
 
     directions: Tensor

@@ -109,8 +109,9 @@ def score_run(
 ) -> tuple[dict[str, Any], Scores, Scores | None, Reconstruction]:
     """What came back in an attack's folder, against chance: ``scores.json`` and figures in it.
 
-    ckpt: the attacked checkpoint, adds margins; which: "all" or "selected", the attack's own choice,
-    whose scores stand beside those of all; how: arguments of :func:`residuum.score`.
+    ckpt: the attacked checkpoint, adds margins.
+    which: "all" or "selected", the attack's own choice, whose scores stand beside those of all.
+    how: arguments of :func:`residuum.score`.
     """
     require_known(which, CANDIDATES, "No candidates")
     found, outputs, other = load_run(run), None, False

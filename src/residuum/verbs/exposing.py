@@ -92,14 +92,18 @@ def exposure(
 ) -> Exposure:
     """Which records of ``data`` are at risk, from the weights and the data, without attacking.
 
-    data: the training records as the network receives them; holdout: records it never saw, at least 100,
-    which give kinks and dual vectors their p-values; knowledge: a start (theta0) or a moment of the
-    optimiser makes that the surface looked at, unless ``surface`` names another of weights, change and
-    moment; what the file of the weights holds of them is granted; groups: a name per record, by default
-    its class; found: an attack, or its folder, to show what it found beside; canaries: records of a coin
-    each, with which were inserted (True) and which left out, or an .npz with x, y and inserted;
-    confidence, delta: of the bound on epsilon that they give; top: records shown; out: folder to write,
-    in which an interrupted run goes on.
+    data: the training records as the network receives them.
+    holdout: records it never saw, at least 100, which give kinks and dual vectors their p-values.
+    knowledge: a start (theta0) or a moment of the optimiser makes that the surface looked at,
+        unless ``surface`` names another of weights, change and moment; what the file of the weights
+        holds of them is granted.
+    groups: a name per record, by default its class.
+    found: an attack, or its folder, to show what it found beside.
+    canaries: records of a coin each, with which were inserted (True) and which left out, or an .npz
+        with x, y and inserted.
+    confidence, delta: of the bound on epsilon that they give.
+    top: records shown.
+    out: folder to write, in which an interrupted run goes on.
     """
     if not 0.5 <= confidence < 1 or not 0 <= delta < 1 or top < 0:
         raise InputError(

@@ -53,7 +53,8 @@ class UnreadFile(Record):
 class Scan(Record):
     """What was found.
 
-    fail_on: kinds of finding that end a pipeline; notes: what of a folder was not looked at.
+    fail_on: kinds of finding that end a pipeline.
+    notes: what of a folder was not looked at.
     """
 
     subject: str
@@ -97,9 +98,9 @@ def scan(
 ) -> Scan:
     """Every surface of a file, or of each model in a folder.
 
-    base: the weights that training began from, which tell rows and layers that moved; fail_on: kinds
-    (``checkpoints.contents.KINDS``) that make ``exit_code`` 1; watch: told the number of the file, how
-    many there are, and its name.
+    base: the weights that training began from, which tell rows and layers that moved.
+    fail_on: kinds (``checkpoints.contents.KINDS``) that make ``exit_code`` 1.
+    watch: told the number of the file, how many there are, and its name.
     """
     path, kinds = Path(path), tuple(dict.fromkeys(fail_on))
     for kind in kinds:

@@ -83,8 +83,8 @@ class Groups:
 class Pinned:
     """groups: (G,) whose mass and moment every set of these patterns shares; what: how that is known.
 
-    rows: one per group and rival, index the group; null: (Q (d + 1), k) moves of the sums that no
-    parameter sees, where they were computed.
+    rows: one per group and rival, index the group.
+    null: (Q (d + 1), k) moves of the sums that no parameter sees, where they were computed.
     """
 
     groups: Tensor
