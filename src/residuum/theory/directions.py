@@ -65,7 +65,11 @@ def hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 
 def tangent(direction: Tensor, gradients: Tensor) -> Tensor:
-    """Unit direction (d,) without its components along gradients (g, d); refused where none is left."""
+    """Unit direction (d,) without its components along gradients (g, d); refused where none is left.
+
+    A split x +- nu stays on the margin only where nu is orthogonal to the gradient of every margin in use.
+    Twice: what rounding leaves of a gradient after one projection is multiplied by the length of the split.
+    """
     nu = unit(direction)
     basis = torch.linalg.svd(gradients.reshape(-1, nu.numel()), full_matrices=False)
     keep = basis[1] > ROUNDING * basis[1].max().clamp(min=1e-300)
@@ -82,7 +86,11 @@ def tangent(direction: Tensor, gradients: Tensor) -> Tensor:
 
 
 def softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
-    """(d,) the direction along which the switches near sample x (*shape) move least, on its margin."""
+    """(d,) the direction along which the switches near sample x (*shape) move least, on its margin.
+
+    The least eigenvector of sum_j (slope_j / distance_j)^2: a switch counts by how soon it would be
+    reached. The budget is a maximum over switches and this a sum, so it is a start, not the optimum.
+    """
     scaled, free = _scaled_slopes(models, x, gradients)
     if not len(scaled):
         return unit(free[:, -1])
@@ -129,7 +137,11 @@ def largest_direction(
 def _scaled_slopes(
     models: Sequence[nn.Module], x: Tensor, gradients: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """diag(1/|s|) G in coordinates of the tangent space, and its basis (d, t)."""
+    """diag(1/|s|) G in coordinates of the tangent space (J, t), and its basis (d, t).
+
+    s_j: distance of switch j from zero; G: slopes of all switches at x. Along a direction of the tangent
+    space with coordinates c, switch j is reached after 1 / |row_j c|, whichever way.
+    """
     found, matrix = switches(models, x[None]), slope_matrix(models, x)
     size = sizes(models, x[None], found.layers)[0]
     distance = found.values[0].abs()

@@ -272,7 +272,12 @@ def _free_layer(
 def _first_order_gain(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, residual: Theta
 ) -> Tensor:
-    """<e_rj, r>: positive when opening gate j for row r would shrink the residual."""
+    """<e_rj, r>: positive when opening gate j for row r would shrink the residual.
+
+    e_rj is what the gate lets through, a column that is never formed: its inner product with r is the
+    derivative of the row's output in that activation, times how far the pre-activation would move were
+    theta moved by r. One forward pass prices all K gates, where K columns would not fit.
+    """
     # Of the layer's pre-activations, were theta moved by r.
     change = torch.zeros((), dtype=torch.float64)
     for i, layer in enumerate(model.linears[: pairs.layer + 1]):
@@ -292,7 +297,12 @@ def _strength(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
 
 
 def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Tensor, list[Tensor]]:
-    """Sample index and backward signals of all columns: rows with closed gates, then opened gates."""
+    """Sample index and backward signals of all columns: rows with closed gates, then opened gates.
+
+    A row whose gates at kinks are free has the gradient lam (g with those gates closed) + sum_j mu_j (what
+    gate j alone lets through), linear in (lam, mu): one column for each. Signals: per layer (R + K, h).
+    Above the layer of the kinks an opened gate changes nothing, so its signal there is zero.
+    """
     layer = pairs.layer
     strength = _strength(model, trace, rows, layer)
     gate = model.activation.derivative(trace.pre[layer])[rows.index]
@@ -328,7 +338,11 @@ def _solve(
 
 
 def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> Factor:
-    """QR of the dense columns where they fit, the Gram matrix otherwise."""
+    """QR of the dense columns where they fit, the Gram matrix otherwise.
+
+    The Gram matrix squares the condition number, but needs no column of the size of theta: products of
+    signals and of layer inputs give it, and <column, theta> is <signal, pre-activation>, layer by layer.
+    """
     theta = parameters(model)
     size = sum(t.numel() for t in theta.values())
     if len(index) * size * 8 > DENSE_BYTES // 2:
@@ -346,7 +360,16 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> F
 def _quadratic_programme(
     factor: Factor, rows: int, owner: Tensor, seconds: float = math.inf
 ) -> tuple[Tensor, bool]:
-    """min ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner]; z = (lam, mu)."""
+    """min ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner]; z = (lam, mu).
+
+    The multiplier lam_i times a gate in [0, 1] is a variable mu of its own: that makes the problem convex.
+    e is a variable too, so that the solver sees F once, as an equality, and never the squared F^T F.
+
+    factor: F (k, rows + kinks) and h (k,).
+    rows: how many of the columns are multipliers.
+    owner: (kinks,) the row whose multiplier bounds each gate.
+    Returns z, feasible to the last bit, and whether the solver says that it is the optimum.
+    """
     import clarabel
 
     matrix, target = factor.matrix.numpy(), factor.target.numpy()

@@ -32,7 +32,11 @@ class Factor:
 
 
 def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
-    """From G (R, R) and <g_r, theta> (R,): eigenvalues and rows below rounding are dropped."""
+    """From G (R, R) and <g_r, theta> (R,): eigenvalues and rows below rounding are dropped.
+
+    Columns of G that are zero belong to samples on which no neuron is active; the factor keeps a zero column
+    for each, so that multipliers stay numbered as the rows are.
+    """
     values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
     top = float(values[-1])
     if not np.isfinite(top) or top <= 0:

@@ -146,7 +146,12 @@ def live_neurons(model: nn.Module) -> Neurons:
 
 
 def signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace:
-    """Leading right singular vectors of W: those above rounding, or ``rank`` of them."""
+    """Leading right singular vectors of W: those above rounding, or ``rank`` of them.
+
+    At a KKT point every neuron is a combination of samples, so the samples' projections on this span are
+    all that the weights know. A trained network is only near one: then the spectrum has no edge, and the
+    rank must be said.
+    """
     _, spectrum, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
     most = len(spectrum)
     r = int((spectrum > neurons.tolerance * spectrum[0]).sum()) if rank is None else rank
@@ -167,7 +172,13 @@ def signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace
 
 
 def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
-    """f from f(W_j) = W_j / (alpha c a_j); being homogeneous, it is taken at unit neurons."""
+    """f from f(W_j) = W_j / (alpha c a_j); being homogeneous, it is taken at unit neurons.
+
+    f is a vector of forms of degree alpha - 1 in r variables, and K_pq = (W_p.W_q)^(alpha-1) their
+    reproducing kernel: f(w) = sum_p k(w, W_p) coefficient_p wherever the neurons' monomials span
+    all forms, i.e. where the rank of K is N_r. Neurons are brought to length 1 first, since a power of
+    their lengths would otherwise decide which of them K hears.
+    """
     alpha = neurons.degree
     z = neurons.weight @ signal.basis
     size = z.norm(dim=1)

@@ -176,7 +176,16 @@ Array = np.ndarray[Any, Any]
 
 
 def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
-    """(d,) the least image found in the place of candidate i, and the change of its set's sum."""
+    """(d,) the least image found in the place of candidate i, and the change of its set's sum.
+
+    Where the linear system leaves a null space, sums (moment, mass) of several groups may move together
+    without moving the weights. Unknown are the image a' about its group's first member, and k coordinates
+    c of the null space; every group's sums, the image's share taken off its own, must stay those of
+    samples inside the cell, which for the pair (moment, mass) is a cone: linear in (a', c).
+
+    An example, not a bound: the set is written out and judged from scratch, and None is said where it
+    does not fit into memory or turns out to leave its patterns.
+    """
     null, rows = cells.sums.null, cells.sums.rows
     if null is None or rows is None or not null.shape[1]:
         return None
@@ -216,7 +225,12 @@ def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
 
 
 def _cone(cells: Cells, g: int) -> Array:
-    """Rows H with H (M - L x, L) >= 0 for all sums of the cell, x the group's first member."""
+    """Rows H (c, d + 1) with H (M - L x, L) >= 0 for all sums of the cell, x the group's first member.
+
+    A sample z of the cell has r(z) >= 0 for every switch r, affine in z, and lies within the box. Summed
+    with weights lam >= 0 each such inequality becomes one of (sum lam (z - x), sum lam), homogeneous,
+    so that an empty group satisfies it as well. Rows have length 1, for the solver's tolerances.
+    """
     one = cells.groups.first[g : g + 1]
     rows = cells.rows(one)[0, : cells.switches].cpu().numpy()
     values = cells.values[one][0, : cells.switches].cpu().numpy()
@@ -233,7 +247,11 @@ def _cone(cells: Cells, g: int) -> Array:
 
 
 def _total(cells: Cells, g: int, covector: Tensor) -> Array:
-    """(d + 1,) moment about the first member and mass, of one row of a group."""
+    """(d + 1,) moment about the first member and mass, of one row of a group.
+
+    Several classes: a row belongs to a rival, and the multipliers are those of that rival alone, minus the
+    entries of u where the row's covector is negative.
+    """
     members = cells.groups.members(g)
     given = cells.given
     lam = (
@@ -258,7 +276,12 @@ def _shares(cells: Cells, i: int, own: int) -> dict[int, float]:
 
 
 def _solve(a: Array, b: Array, x: Array, start: Array, k: int) -> Array:
-    """min |x + y_1|^2 s.t. a y + b >= 0, drawn towards where the set is as it was."""
+    """min |x + y_1|^2 s.t. a y + b >= 0, drawn towards where the set is as it was.
+
+    y = (image about x, coordinates of the null space): (d + k,). What the solver returns may lie a
+    rounding outside, and then a sample would have left its pattern: the step from the set as it was is
+    cut where the first constraint would break, a little before.
+    """
     import clarabel
 
     settings = clarabel.DefaultSettings()
