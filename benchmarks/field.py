@@ -272,12 +272,18 @@ def collect(out: Path, device: str) -> dict[str, Any]:
         entry = done["victims"].setdefault(f"{name}/{part['victim']}", {"victim": part["of"]})
         told = found.pop("settings", None)
         if told is not None and part["victim"] == 0:
-            done["settings"].setdefault(name, {})[arm] = told
+            done["settings"].setdefault(name, {})[arm] = trimmed(told)
         entry.setdefault("arms", {})[arm] = found
     write_json(out / "field.json", done)
     shown = {path.stem: np.load(path) for path in sorted((out / "parts").glob("*.npy"))}
     np.savez_compressed(out / "field-pictures.npz", allow_pickle=False, **shown)
     return done
+
+
+def trimmed(told: dict[str, Any]) -> dict[str, Any]:
+    """Settings that are not the defaults, and the sizes of an attack."""
+    usual, sizes = rs.AttackConfig().to_json(), ("restarts", "candidates", "steps")
+    return {k: v for k, v in told.items() if k in sizes or v != usual.get(k)}
 
 
 def place(part: dict[str, Any]) -> tuple[int, int, int]:
@@ -375,7 +381,6 @@ PICTURED = (
     "cifar-100-0-haim2022",
     "cifar-100-0-together",
     "mnist-500-0-together",
-    "sklearn-100-0-together",
     "convnet-20-0-together",
 )
 

@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks import (
     tables_of_attacks,
     tables_of_defenses,
+    tables_of_field,
     tables_of_uniqueness,
     tables_of_verdicts,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "filled",
     "tables_of_attacks",
     "tables_of_defenses",
+    "tables_of_field",
     "tables_of_uniqueness",
     "tables_of_verdicts",
     "unmarked",

@@ -38,6 +38,7 @@ NOTHING_TO_RUN = {
     "ci.md": "a workflow of another system; its command lines are checked",
     "defenses.md": "audits of minutes; its command lines are checked",
     "faq.md": "no code",
+    "field.md": "a benchmark of minutes; tests/test_field.py runs it small",
     "index.md": "a table of contents",
     "glossary.md": "words, which the report has",
     "papers.md": "figures of a GPU; tests/test_papers_page.py compares them with the files",
