@@ -61,7 +61,13 @@ class Gates:
         return [len(weight) for weight, _ in self.layers[:-1]]
 
     def forward(self, x: Tensor, free: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Outputs, the gate of every hidden layer, and the mean pull of fractional ones."""
+        """Outputs (m, C), the gate of every hidden layer (m, h), and the mean pull of fractional ones.
+
+        free: (m, h) per hidden layer, what is added to the gates. They count only within ``band`` of a
+            kink, by the cosine of neuron and input, where training leaves the gate undetermined;
+            elsewhere the surrogate's gate stands. A gate strictly between 0 and 1 is right only on the
+            kink itself: the pull draws its sample there, in proportion to how undecided the gate is.
+        """
         a, gates, pull = x, [], x.new_zeros(())
         for (weight, bias), f in zip(self.layers[:-1], free, strict=True):
             z = a @ weight.T if bias is None else a @ weight.T + bias
@@ -91,7 +97,13 @@ def polished(
     config: AttackConfig,
     how: Polish | None = None,
 ) -> Reconstruction:
-    """The candidates of every restart after the polish, and what the first layer's residual became."""
+    """The candidates of every restart after the polish, and what the first layer's residual became.
+
+    Where a sample sits on a kink no side of it explains the weights, and an attack with gates by sign
+    stays away from the sample. Here Adam moves candidates, multipliers and gates together on the first
+    layer's equation alone, from where the search ended. Multipliers are searched over their mean size,
+    so that one rate suits all.
+    """
     how = how or Polish()
     names = list(surface.target)
     device, numbers = config.device, config.numbers

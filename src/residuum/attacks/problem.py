@@ -139,10 +139,12 @@ class Problem:
         measure: bool = True,
         margins: EqualMargins | None = None,
     ) -> Evaluation:
-        """Loss and gradients; ``sharpness`` is the surrogate's alpha or beta.
+        """Loss (R,), relative squared residuals (R, L) and gradients.
 
-        measure=False: gradients alone, loss and residuals may be zero; margins: one more term of the
-        loss, see ``margins.py``.
+        x: (R, m, *shape), lam: (R, m, ...) of the plain sum.
+        sharpness: the surrogate's alpha or beta, (R, 1, 1) where runs differ in it.
+        measure: False for gradients alone; loss and residuals may then be zero.
+        margins: one more term of the loss, see ``margins.py``.
         """
         if self.explicit is None:
             return self._evaluate_generic(x, lam, sharpness, margins)
@@ -231,7 +233,7 @@ class Problem:
         return found
 
     def squares(self, residual: Theta) -> Tensor:
-        """(L,) of every layer."""
+        """(L,) squared norm of every layer, weight and bias together."""
         return torch.stack(
             [
                 torch.stack([residual[n].square().sum() for n in names]).sum()
@@ -242,7 +244,10 @@ class Problem:
     def sum_of_gradients(
         self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor
     ) -> Theta:
-        """sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""
+        """sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam; the same names as theta.
+
+        One backward pass of sum_i <u_i, Phi(x_i)>: no gradient of a single candidate is ever formed.
+        """
         fixed = parameters(model)
         leaves = {name: t.clone().requires_grad_() for name, t in fixed.items()}
         # u is evaluated at weights without gradient: the sum differentiates Phi alone, never u.

@@ -83,7 +83,14 @@ def move_biases(checkpoint: Checkpoint, shift: float | Tensor) -> Checkpoint:
 
 
 def infer_constant_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInference:
-    """c with b'_j + c <w_j, 1> balanced over all neurons, or no consensus."""
+    """c with b'_j + c <w_j, 1> balanced over all neurons, or no consensus.
+
+    Training leaves |w_j|^2 + b_j^2 = v_j^2, below deeper layers up to an offset common to the neurons;
+    rewritten biases break it by e_j(c) = |w_j|^2 + (b'_j + c <w_j, 1>)^2 - v_j^2, a quadratic per
+    neuron with one root in common. The minimum of sum_j e_j(c)^2, a quartic in c, is exact. Whether
+    that root is common or the best of chance is asked of biases permuted among neurons: p is the share
+    of permutations that are balanced as well. ``uncertainty`` is what the errors left amount to in c.
+    """
     weight, bias, out = _neurons(checkpoint)
     seen = weight.sum(1)
     size = np.square(weight).sum(1) - out
@@ -167,8 +174,12 @@ def fit_shift(
 ) -> tuple[Tensor, float]:
     """The shift u = basis^T a that the first layer's stationarity asks for at samples z; its residual.
 
-    basis: (k, d) directions of the shift, by default the constant one; the residual is that of
-    :func:`shift_residual` at the u returned.
+    Both parts of the residual are linear in u: weights miss total u^T, biases W u. So u is a
+    least-squares solution, and no balance is assumed; it needs samples, where the two functions above
+    need none.
+
+    basis: (k, d) directions of the shift, by default the constant one. The residual is that of
+        :func:`shift_residual` at the u returned.
     """
     weight, bias, rest, total = _first_layer_sums(checkpoint, z, labels, lam)
     basis = torch.ones(1, weight.shape[1]).to(weight) if basis is None else basis.to(weight)

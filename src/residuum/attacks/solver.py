@@ -229,7 +229,12 @@ class Solver:
             return x, lam, moments
 
     def step(self, x: Tensor, lam: Tensor, moments: Moments, step: Step, moving: Tensor) -> None:
-        """One update of candidates and multipliers, in place; moving: see ``SolverState.moving``."""
+        """One update of candidates and multipliers, in place: gradients, Adam or SGD, projection.
+
+        moments: of the optimiser, by variable; made where they are missing.
+        step: a number, or on a GPU a tensor, so that a captured step reads its schedule anew.
+        moving: see ``SolverState.moving``.
+        """
         share, sharpness, rate = schedule(self.config, step, self.sharpness)
         _, _, gx, gl = self._gradients(x, lam, share, sharpness, measure=False)
         self._update(x, lam, gx, gl, moments, step, rate, moving)
@@ -304,7 +309,11 @@ class Solver:
         return x if self.space is None else self.space.reduce(x)
 
     def _adopt(self, state: SolverState) -> None:
-        """Labels of the state's own candidates, and buffers for as many as it has."""
+        """Labels of the state's own candidates, and buffers for as many as it has.
+
+        Slots that nobody uses are candidates of zeros; what priors charge for them is taken off the
+        loss.
+        """
         population = state.population
         if population is None or population.active is self.active:  # nobody came or went
             return
@@ -347,7 +356,14 @@ class Solver:
     def _gradients(
         self, x: Tensor, lam: Tensor, share: Step, sharpness: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same; measure: the loss is wanted too, and not its gradients alone."""
+        """The same, at a given share of the schedule and sharpness; priors and margins are in the loss.
+
+        Multipliers are stored over a scale, by default one that makes the first sum as large as the
+        target, so that one rate suits all networks: by the chain rule their gradient is multiplied by
+        it. Priors see pixels, whatever the search is in.
+
+        measure: the loss is wanted too, and not its gradients alone.
+        """
         margins = None if self.margins is None else self.margins.at(share)
         found = self.problem.evaluate(x, lam * self.scale, sharpness, measure, margins)
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
@@ -371,6 +387,9 @@ class Solver:
     ) -> None:
         """Change x, lam and moments; gx and gl are used up.
 
+        Both directions are worked out before either variable moves. Projection comes last: candidates
+        into the known box, multipliers above the least one, for a slot in use.
+
         rate: factor on both learning rates.
         alive: (R,) runs or (R, m) candidates; the others stay put.
         """
@@ -393,6 +412,10 @@ class Solver:
             lam.copy_(torch.where(_over(alive, lam), lam.clamp(min=self.lam_min), lam))
 
     def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
+        """What is subtracted, before the rate: momentum of SGD, or Adam's ratio of corrected moments.
+
+        The moments are written in place, since a captured step must find them where it left them.
+        """
         def moment(name: str) -> Tensor:
             if name not in moments:
                 moments[name] = torch.zeros_like(g)
@@ -408,7 +431,10 @@ class Solver:
         return (first / (1 - BETA1**t)).div_(below)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
-        """The best multipliers for these candidates, per run; see ``problem.py``."""
+        """The best multipliers for these candidates, per run; see ``problem.best_multipliers``.
+
+        Runs are solved one by one, each over its own slots in use, with its own floor and sharpness.
+        """
         best = lam.clone()
         for run in range(len(x)):
             own = self.settings.one(run)

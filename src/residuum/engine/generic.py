@@ -100,7 +100,13 @@ class GenericEquation:
         labels: Tensor,
         room: int,
     ) -> Found:
-        """One run: x (m, *shape)."""
+        """One run: x (m, *shape), in chunks of ``room`` candidates.
+
+        All at once the residual is one graph, and its gradient one pass through it. In chunks T is
+        summed first without a graph; then, with v = dL/dT held fixed, <v, T(chunk)> has the same
+        derivatives in the chunk's candidates as L has, so that every chunk is passed twice and no graph
+        outlives its chunk.
+        """
         x, lam = x.detach().requires_grad_(), lam.detach().requires_grad_()
 
         def total(rows: slice, keep: bool) -> Theta:
@@ -153,7 +159,11 @@ class GenericEquation:
         lam: Tensor,
         labels: Tensor,
     ) -> Found:
-        """All runs in one pass; the same as one after another."""
+        """All runs in one pass by ``vmap``; the same as one after another.
+
+        Many small kernels are what a step of a small network costs on a GPU: R runs then cost hardly
+        more than one. theta is shared, x, lam and, where runs have their own, labels are mapped.
+        """
 
         def one(x: Tensor, lam: Tensor, labels: Tensor) -> Found:
             def loss(x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:

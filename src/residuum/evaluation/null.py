@@ -233,6 +233,13 @@ class _Outcomes:
         return None if np.isnan(bar).any() else self.values > bar[self.sets]
 
     def _percentiles(self, some: Array) -> Array:
+        """(k,) the percentile of what is left when the samples in each row of ``some`` are taken out.
+
+        Values are sorted once for all rows. A row's percentile lies so many places from the top among
+        the values of samples that are not in it: its place is counted down the common order, over a
+        stretch that grows until all rows have found theirs. NaN: below everything that was kept, i.e.
+        below the floor.
+        """
         inside = np.zeros((len(some), self.samples), dtype=bool)
         inside[np.arange(len(some))[:, None], some] = True
         length = self.times.sum() - inside @ self.times

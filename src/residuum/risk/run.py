@@ -210,7 +210,13 @@ class Case:
         task: str,
         device: str,
     ) -> Case:
-        """Pose the problem, or say what does not fit."""
+        """Pose the problem, or say what does not fit.
+
+        Which target the records must explain (``surface``), which layer hears them directly, and
+        whether the rows of that layer are mixtures of samples, so that their span says something. Signs
+        and what weight decay left of a known start are settled here, once: everything after sees target
+        = sum_i c_i x_i^T + E.
+        """
         require_known(surface, (AUTO, *NAMED), "No surface")
         name = NAMED.get(surface, MOMENT if knowledge.moment is not None else WEIGHTS)
         if surface == AUTO and name == WEIGHTS and knowledge.theta0 is not None:
@@ -294,7 +300,11 @@ class Case:
     def weighed(
         self, x: Tensor, y: Tensor, watch: Watcher | None = None
     ) -> tuple[Gradients, Multipliers, Theta, Rows]:
-        """Gradients, best multipliers, and the misfit they leave in the layers explained."""
+        """Gradients, best multipliers, and the misfit they leave in the layers explained.
+
+        Nonnegative multipliers, free for a regression: those with which the records explain the target
+        best. A network whose single records have no gradient is inconclusive, not wrong.
+        """
         rows = self.rows(x, y)
         try:
             gradients = gradients_of(self.model, x, rows, self.layers)
@@ -310,7 +320,11 @@ class Case:
         return gradients, found, {n: self.target[n] - t for n, t in total.items()}, rows
 
     def own(self, gradients: Gradients, lam: Tensor, misfit: Theta) -> Tensor:
-        """(n,) own part over misfit, in the layer on the input where there is one."""
+        """(n,) own part over misfit, in the layer on the input where there is one.
+
+        |c_i| |x_i| / |E|: how loud a record is beside what no record explains. Above 1 it stands out
+        alone.
+        """
         at = self.heard if self.heard in misfit else ""
         left = norm({at: misfit[at]}) if at else norm(misfit)
         return gradients.sizes(lam, at) / max(left, 1e-300)
