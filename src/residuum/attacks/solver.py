@@ -416,6 +416,7 @@ class Solver:
 
         The moments are written in place, since a captured step must find them where it left them.
         """
+
         def moment(name: str) -> Tensor:
             if name not in moments:
                 moments[name] = torch.zeros_like(g)
