@@ -134,7 +134,13 @@ class Proposal:
 
 
 def split(now: Round) -> Proposal:
-    """Halve the most unstable candidates of every run along their least eigenvector."""
+    """Halve the most unstable candidates of every run along their least eigenvector.
+
+    Unstable: v'Sv below a threshold, absolute as published, or relative to the loss over a squared
+    length, which is what an eigenvalue of S is measured in. All splits of a round share one residual,
+    so their lengths are found together (:func:`joint_step`); a run whose loss would not fall gets no
+    newcomer.
+    """
     curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
     found = lowest_curvature(curvature, now.noise, now.free)
     values = found.values.masked_fill(~now.active, torch.inf)
@@ -170,7 +176,12 @@ def random_places(now: Round) -> Proposal:
 
 
 def frank_wolfe(now: Round) -> Proposal:
-    """New candidates where the residual correlates most with a candidate's gradient."""
+    """New candidates where the residual correlates most with a candidate's gradient.
+
+    |<r, f(x)>| is how much a first bit of multiplier at x would lower the loss. It is climbed from
+    random places on the sphere of the candidates' own length, since f grows with x and no ascent would
+    end; places that ended together count once.
+    """
     curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
     x, labels, tried = _places(now)
     sign = now.x.new_ones(x.shape[1])
@@ -322,6 +333,11 @@ class Grower:
         return self._settle(state, due, proposal)
 
     def _due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
+        """Whether this run grows now: by the calendar, by a small gradient, or when its loss has settled.
+
+        Settled: the best loss of the later half of a period is hardly below the best of the earlier
+        half.
+        """
         how, population = self.how, population_of(state)
         if population.stopped[run] or not bool(state.alive[run]) or state.step >= self.config.steps:
             return False

@@ -142,7 +142,11 @@ def climb(form: Form, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def levenberg_marquardt(
     f: Interpolant, g: Tensor, sign: Tensor, steps: int, damping: float = 1e-3
 ) -> tuple[Tensor, Tensor]:
-    """Solve the stationarity equations from g: (k, r); returns g and what is left over, (m, r)."""
+    """Solve the stationarity equations from g: (k, r); returns g and what is left over, (m, r).
+
+    Damping grows fourfold after a step that did not help and falls fivefold after one that did. It ends
+    at rounding, at a minimum, or when a step with little damping gains nothing.
+    """
     error, total = misfit(f, g, sign), scale_of(f)
     for _ in range(steps):
         normal, slope = normal_equations(f, g, sign, error)

@@ -46,7 +46,13 @@ class RowSpace:
         shape: tuple[int, ...],
         tolerance: float,
     ) -> RowSpace:
-        """Singular vectors of the target's first layer above ``tolerance`` times the largest."""
+        """Singular vectors of the target's first layer above ``tolerance`` times the largest.
+
+        At a KKT point the rows of the first layer are combinations of samples, so the equation sees
+        candidates through these directions alone: fewer unknowns, and no noise that the weights cannot
+        speak of. What of the target lies outside is a constant of the loss, kept so that residuals mean
+        the same.
+        """
         if dense_chain(model) is None:
             raise InputError(
                 "Row-space mode needs a first layer that sees the whole input: an MLP; this "

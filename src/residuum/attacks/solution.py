@@ -101,7 +101,12 @@ def objective_of(model: nn.Module, found: Reconstruction) -> Objective:
 def kkt_set(
     model: nn.Module, found: Reconstruction, x: Tensor, labels: Tensor, lam: Tensor
 ) -> KKTSet:
-    """Candidates as a set that explains the objective's target, gradients where it takes them."""
+    """Candidates as a set that explains the objective's target, gradients where it takes them.
+
+    In float64, with true activations: an attack's surrogate is for searching, a certificate is about
+    the network. Multipliers that follow the outputs are refused, since other sets would have other
+    ones.
+    """
     objective, known = objective_of(model, found), found.knowledge
     if objective.follows_outputs:
         raise InputError(

@@ -330,7 +330,11 @@ def offspring(
     eta: Tensor,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> tuple[Tensor, Tensor, Problem]:
-    """2m candidates: x + eta v, then x - eta v, half the multiplier each; 0 in place of no sibling."""
+    """2m candidates: x + eta v, then x - eta v, half the multiplier each; 0 in place of no sibling.
+
+    Slots of all runs stay aligned, so that runs with different splits are evaluated in one batch.
+    x, v: (R, m, *shape); eta: (R, m).
+    """
     moved = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
     half = lam / 2

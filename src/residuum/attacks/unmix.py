@@ -322,7 +322,11 @@ def domain_of(name: str, shape: tuple[int, ...]) -> str:
 
 
 def whitened(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Z (N, r) and K (r, r) of directions (r, *shape)."""
+    """Z (N, r) and K (r, r) of directions (r, *shape): Z = (differences - mean) K^T has unit covariance.
+
+    After it every mixture of independent sources is a rotation of them, so that only r x r orthogonal
+    matrices are searched.
+    """
     G = domain(directions).T
     G = G - G.mean(0)
     squares, vectors = torch.linalg.eigh((G.T @ G / len(G)).double())
@@ -393,7 +397,11 @@ def population(
 
 
 def crossed(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
-    """Starts of a next round (B, r, r): each from the sparsest sources of three in five members."""
+    """Starts of a next round (B, r, r): each from the sparsest sources of three in five members.
+
+    FastICA finds some sources from every start and not the same ones. Sparsest first, none twice; what
+    is missing is small noise, which ``polar`` turns into a direction orthogonal to the rest.
+    """
     B, r, _ = Q.shape
     pool, score = Q.reshape(B * r, r), sparse.flatten()
     owner = torch.arange(B).repeat_interleave(r)
@@ -421,7 +429,11 @@ def distinct(rows: Tensor, similarity: float) -> Tensor:
 
 
 def clusters(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
-    """Neurons in ``k`` groups of similar direction."""
+    """Neurons in ``k`` groups of similar direction.
+
+    With more samples than clean directions the whole layer cannot be taken apart; a group of neurons
+    that are on for the same samples mixes fewer of them.
+    """
     rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
     seed = int(torch.randint(2**31, (), generator=generator))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -558,7 +570,11 @@ class Mixed:
 
 @lru_cache(maxsize=2)  # asked whether it applies, then run
 def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | str:
-    """The layer on the input, less its start; or the first condition that it does not meet."""
+    """The layer on the input, less its start; or the first condition that it does not meet.
+
+    Conditions in order of cost: there is such a layer, it fits into memory, the start is small or
+    known, and at least two directions stand out of its noise.
+    """
     name, shape, whole = fed_by_input(surface.model(), surface.shape(knowledge))
     if not name:
         return "no dense layer meets the input, nor a convolution whose stride is its kernel"
@@ -644,7 +660,11 @@ def fed_by_input(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[i
 
 
 def left_of(rows: Tensor, before: Tensor) -> float:
-    """c: how much of the start is left, fitted outside of what the samples span, a few times in turn."""
+    """c: how much of the start is left, fitted outside of what the samples span, a few times in turn.
+
+    W = c W0 + sum of samples. The regression of W on W0 would count what of W0 lies along samples; the
+    part of W0 orthogonal to the change found last does not, and the change needs c: so in turn.
+    """
     apart, c = before, math.nan
     for _ in range(4):
         inner, square = (

@@ -413,7 +413,11 @@ def told_by_network(
 
 
 def sample_losses(checkpoint: Checkpoint, train: Dataset, pool: Dataset, task: str) -> Array | None:
-    """Loss of every training and held-out sample, (n + N,); None where there is nothing to compare."""
+    """Loss of every training and held-out sample, (n + N,); None where there is nothing to compare.
+
+    By the true labels where the held-out samples have them. Without, by the label that the network
+    itself would give, for both alike: else training samples would be told apart by their labels.
+    """
     model = build_model(checkpoint, torch.float64)
     outputs = evaluate(model, torch.cat([train.x, pool.x]).double())
     task = choose_task(task, outputs.shape[1])

@@ -69,7 +69,14 @@ def dry_run(
     twin: bool = True,
     vouch: bool = False,
 ) -> DryRun:
-    """Each input as a function, so that one that is refused does not hide the others."""
+    """What an audit would stop at, try and cost, without attacking.
+
+    network, data, holdout, knowledge: functions, so that an input that is refused does not hide the
+        others.
+    config, seconds: as the audit would have them.
+    exact: the steps of ``config`` were asked for. Returns all obstacles at once, with the exit code of
+        the run that would stop.
+    """
     obstacles: list[str] = []
     codes = [0]
 

@@ -137,7 +137,12 @@ class AttackStage:
     only: tuple[str, ...] = ()
 
     def run(self) -> Attacked:
-        """Run what applies; the deciding attacks share their part of the budget, by their ``part``."""
+        """Run what applies; the deciding attacks share their part of the budget, by their ``part``.
+
+        Attacks that run once come first and leave what they do not need; batches of restarts fill the
+        rest, in equal shares, planned from timed steps; baselines come last. A fault of one attack is a
+        row that says so, never the end of the audit.
+        """
         there = surfaces(self.checkpoint, self.knowledge)
         known = {n: one for n, one in every_attack().items() if self.baselines or not one.baseline}
         known = {name: one for name, one in known.items() if not self.only or name in self.only}
@@ -351,7 +356,10 @@ def _own_fault(name: str, one: Attack, rows: dict[str, AttackOutcome]) -> Iterat
 
 
 def merged(parts: list[Reconstruction]) -> Reconstruction:
-    """Batches of one attack as one reconstruction, selected anew over all restarts."""
+    """Batches of one attack as one reconstruction, selected anew over all restarts.
+
+    Restarts are numbered on, since agreement between restarts is what the selection counts.
+    """
     if len(parts) == 1:
         return parts[0]
     offsets = [sum(part.restarts for part in parts[:i]) for i in range(len(parts))]
@@ -586,7 +594,11 @@ def run_tests(
 
 
 def findings(tests: dict[str, OneTest], n: int, graded: dict[int, str] | None = None) -> Findings:
-    """What all tests found together. Without a survivor nothing is recovered, whatever one matched."""
+    """What all tests found together. Without a survivor nothing is recovered, whatever one matched.
+
+    A sample counts once however many tests hold it, and so it does in the held-out sets that give
+    chance: both unions are over the same tests, the survivors where there are any.
+    """
     alive = {name: one for name, one in tests.items() if one.survives}
     recovered = np.any([one.control.recovered for one in alive.values()] or [np.zeros(n, bool)], 0)
     chance = np.any([one.control.chance for one in (alive or tests).values()], 0)

@@ -216,7 +216,11 @@ def drawn(shapes: list[tuple[int, int]], seed: int, activation: str) -> dict[str
 
 
 def proved_start(estimator: Thing) -> Start | None:
-    """The start of a fitted MLP in a pickle, where one is at hand and the weights bear it out."""
+    """The start of a fitted MLP in a pickle, where one is at hand and the weights bear it out.
+
+    A seed alone proves nothing: the file may have been fitted on, or by another release. The start it
+    draws counts only if the weights correlate with it more than independent matrices would.
+    """
     said = estimator.attributes
     try:
         theta = layers_of(said.get("coefs_"), said.get("intercepts_"))

@@ -88,7 +88,11 @@ class Inspection(Record):
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Measure a checkpoint; needs no data."""
+    """Measure a checkpoint; needs no data.
+
+    Homogeneity and balance say whether the theory of the attacks applies, directions of the first layer
+    how many stand out of the noise of its start. None of it predicts how many samples come back.
+    """
     arch = Architecture.parse(checkpoint.arch)
     model = build_model(checkpoint, torch.float64)
     theta = checkpoint.theta

@@ -229,7 +229,11 @@ def without_decay(
 
 
 def _sklearn_moment(estimator: Any) -> dict[str, Tensor]:
-    """Its gradients hold alpha W / batch; its velocity is the mean gradient times minus the rate."""
+    """By our parameter names: the mean of the last gradients in a fitted MLP of scikit-learn.
+
+    Its gradients hold alpha W / batch of weight decay, which is taken out; its SGD keeps a velocity,
+    the mean gradient times minus the rate over 1 - momentum. Its matrices are transposed to ours.
+    """
     kept = getattr(estimator, "_optimizer", None)
     moments = getattr(kept, "ms", None) or getattr(kept, "velocities", None)
     if kept is None or not moments:
@@ -330,7 +334,11 @@ class Head:
 
 
 def head_of(checkpoint: Checkpoint, knowledge: Knowledge) -> Head | None:
-    """The head that was trained on frozen layers of an MLP, None where the first layer moved."""
+    """The head that was trained on frozen layers of an MLP, None where the first layer moved.
+
+    Samples were then seen through fixed features only: the layers above are a network of their own,
+    whose samples are the outputs of ``body``. Anything an attack finds lives in that space.
+    """
     start = knowledge.theta0
     if start is None or checkpoint.module is not None:
         return None

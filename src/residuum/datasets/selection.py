@@ -96,7 +96,12 @@ def seeded(seed: int | None) -> torch.Generator:
 def split_pool(
     pool: Pool, request: Request, *, task: str, positive: Names, center: bool, dtype: torch.dtype
 ) -> Split:
-    """Choose the samples of ``request`` from ``pool`` and preprocess both sets alike."""
+    """Choose the samples of ``request`` from ``pool`` and preprocess both sets alike.
+
+    Equally many of each label for training; held-out samples from the test part where there is one,
+    none equal to a training image, in an order of their own. The mean that is subtracted from both is
+    that of the training samples: it is what the network was given.
+    """
     lookup, names = task_labels(pool, task, positive)
     labels = lookup[pool.labels]  # (N,) in 0..L-1
     n = _count(pool, request, labels, names)

@@ -231,7 +231,11 @@ def capped(
 def private(
     arch: str, data: Dataset, config: TrainingConfig, task: str, device: str, *, epsilon: float
 ) -> tuple[TrainingState, Facts]:
-    """DP-SGD: per-sample gradients clipped, noise for (epsilon, 1/(10 n)) by Opacus' accountant."""
+    """DP-SGD: per-sample gradients clipped, noise for (epsilon, 1/(10 n)) by Opacus' accountant.
+
+    The noise is searched for the epochs that ``config.steps`` amount to; what was spent is in the
+    facts. Seeds make it repeatable for measurements and unfit for a release, which the facts say too.
+    """
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 

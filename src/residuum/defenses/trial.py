@@ -177,7 +177,11 @@ class Conditions:
 def release(
     setting: Conditions, name: str, defense: Defense, strength: float | None
 ) -> tuple[Checkpoint, Checkpoint, Secret, TrainingState, Facts, Training]:
-    """Train and defend: the released weights, those before the last hook, the secret, the run."""
+    """Train and defend: the released weights, those before the last hook, the secret, the run.
+
+    A defense may act on the data, on the training, on the weights, in this order. At the strength
+    ``off`` no hook is called, so that "undefended" is the same code.
+    """
     training, data, secret = setting.training, setting.split.train, Secret(0)
     level = defense.off if strength is None else strength
     if level != defense.off:
@@ -204,7 +208,12 @@ def run_trial(
     strength: float | None = None,
     stage: Stage = lambda _: None,
 ) -> tuple[Outcome, Checkpoint, Secret]:
-    """One defense at one strength: what it did, what is released, and what the owner keeps."""
+    """One defense at one strength: what it did, what is released, and what the owner keeps.
+
+    Two attackers score it: one who does not know of the defense, and one who knows all but its secret;
+    where the secret is a shift of the inputs, a third who is told the shift. Certificates are of the
+    network as released, on samples as it is given them.
+    """
     defense, seconds, split = defense or UNDEFENDED, dict[str, float](), setting.split
     stage("training")
     start = time.monotonic()

@@ -85,7 +85,11 @@ def page(
 
 
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
-    """The whole report. blur: images are shown when asked for; redact: the file holds no image."""
+    """The whole report, one file without requests to the network.
+
+    blur: images are shown when asked for.
+    redact: the file holds no image, and nothing to make one from.
+    """
     control = result.control
     items = items_of(result)
     if redact:

@@ -285,7 +285,11 @@ class Multipliers:
 def explained(
     gradients: Gradients, target: Theta, rows: int, free: bool, watch: Counter | None = None
 ) -> Multipliers:
-    """The multipliers that explain ``target`` best, nonnegative unless ``free``."""
+    """The multipliers that explain ``target`` best, nonnegative unless ``free``.
+
+    Exact where the Gram matrix is small. Above, by descent, with how far from optimal it ended: the
+    largest violation of the optimality conditions, so that nobody has to trust it.
+    """
     inner = gradients.project(target)
     if rows <= EXACT:
         gram = gradients.gram()
@@ -300,7 +304,14 @@ def explained(
 def descend(
     gradients: Gradients, inner: Tensor, free: bool, watch: Counter | None = None
 ) -> Tensor:
-    """Accelerated projected gradients without the Gram matrix, records scaled to equal size."""
+    """Accelerated projected gradients without the Gram matrix, records scaled to equal size.
+
+    n records would need an (n, n) matrix; here two passes over the records give a product with it.
+    Step: one over the largest eigenvalue, by the power method, with a margin since that stays below.
+    Momentum is begun anew whenever it points uphill (O'Donoghue and Candes), which makes it safe under
+    projection.
+    inner: (n,) <g_i, target>. Returns (n,) multipliers.
+    """
     size = gradients.squares().sqrt()
     scale = torch.where(size > 1e-12 * size.max(), 1 / size.clamp(min=1e-300), 0.0)
 

@@ -664,7 +664,12 @@ def has_kinks(chain: MLP | None) -> bool:
 
 @torch.no_grad()
 def kinks(chain: MLP, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
-    """(n, layers) switches of the first hidden layers that pass through each record."""
+    """(n, layers) switches of the first hidden layers that pass through each record.
+
+    Training moves switching hyperplanes onto samples: |w.a + b| below ``tolerance`` times |(w, b)| |(a,
+    1)|, a bound on the sine of the angle between record and hyperplane that no rescaling of either
+    changes.
+    """
     layers = chain.linears[: min(LAYERS, chain.hidden)]
     width = sum(layer.in_features + layer.out_features for layer in chain.linears)
     lengths = []

@@ -98,7 +98,11 @@ class Pool:
         return at.masked_fill(best < least, -1)
 
     def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, at: Tensor, count: int) -> None:
-        """Candidates into the groups ``at``, of which there are ``count`` with the new ones."""
+        """Candidates into the groups ``at``, of which there are ``count`` with the new ones.
+
+        A group is sums alone (of weights, of weighted candidates, of their directions) and its heaviest
+        member, so that memory does not grow with the number of runs.
+        """
         if not self._rows:
             names = ("weight", "heaviest", "label", "support", "members", "run")
             self._rows = {name: x.new_zeros(0) for name in names}

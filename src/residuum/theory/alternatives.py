@@ -62,7 +62,12 @@ class Alternative:
 def far_alternative(
     given: KKTSet, r: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """A set at distance r where the weights allow it; samples whose budget is too small stay."""
+    """A set at distance r where the weights allow it; samples whose budget is too small stay.
+
+    Where the first layer leaves a direction of input space unseen, every sample moves along it as far
+    as one likes. Otherwise each is split along its own direction, by r and by what other samples have
+    of that direction, so that a half is far from all of them and not only from its own sample.
+    """
     used, index = _used(given)
     everything = torch.full((len(used),), torch.inf, dtype=torch.float64)
     try:

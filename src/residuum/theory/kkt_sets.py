@@ -97,7 +97,13 @@ class KKTSet:
         u: Tensor,
         task: str,
     ) -> KKTSet:
-        """From u: (n, P, C) covectors with their multipliers; negative ones of a margin count as none."""
+        """From u: (n, P, C) covectors with their multipliers, as an attack has them.
+
+        u is taken apart into a size, the multiplier lam (n,), and a covector of that size: one, -1/+1,
+        for a binary network; for several classes shares of the rivals, so that lam is their sum;
+        anything else by its norm. Negative multipliers of a margin count as none: no KKT point has
+        them.
+        """
         for model in models:
             check_piecewise_linear(model)
         if task == "binary":
@@ -287,7 +293,12 @@ class KKTSet:
         return torch.cat(parts)
 
     def merge(self, i: int, k: int) -> KKTSet:
-        """One sample for samples i and k: their weighted mean, in the place of i."""
+        """One sample for samples i and k: their weighted mean, in the place of i.
+
+        lam_i g(x_i) + lam_k g(x_k) = (lam_i + lam_k) g(mean) because g is affine inside a pattern, and
+        a pattern is convex: the mean is in it. Across patterns the statement is false, and refused with
+        the neurons that differ.
+        """
         self._check_multiplier(torch.tensor([i, k]))
         if i == k:
             raise HypothesisError("label", "Merging needs two samples; got one.", "Name another.")
@@ -357,7 +368,16 @@ class KKTSet:
         samples: Tensor | None = None,
         check: bool = True,
     ) -> KKTSet:
-        """Every sample (or those named) split along its own direction (k, d) by its own lengths (k,)."""
+        """Every sample (or those named) split along its own direction (k, d) by its own lengths (k,).
+
+        x becomes x + alpha nu with lam beta / (alpha + beta) and x - beta nu with the rest: mass and
+        moment, all that an affine gradient sees, are kept. Halves stand one after the other in the
+        place of their sample.
+
+        directions: (k, d), brought to length 1.
+        alpha, beta: forwards and backwards; beta is alpha where it is not given.
+        check: False for lengths beyond the budget, which leave the pattern and with it stationarity.
+        """
         some = torch.arange(len(self)) if samples is None else samples
         nu = torch.stack([unit(one) for one in directions.expand(len(some), -1)])
         self._check_multiplier(some)

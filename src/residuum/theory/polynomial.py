@@ -107,7 +107,12 @@ class Interpolant:
 
 
 def live_neurons(model: nn.Module) -> Neurons:
-    """Neurons of a polynomial network; a_j = 0 forces W_j = 0, so such neurons carry nothing."""
+    """Neurons of a polynomial network; a_j = 0 forces W_j = 0, so such neurons carry nothing.
+
+    carrying: how few neurons hold nearly all of the squared norm: after training one or two, where the
+        theorem needs N_r. tolerance: below which a singular value is rounding of the file's own
+        numbers.
+    """
     if not isinstance(model, PolynomialNetwork) or not isinstance(model.activation, Polynomial):
         raise InputError(
             "Identifiability is stated for sum_j a_j sigma(W_j.x) with a polynomial sigma; this "

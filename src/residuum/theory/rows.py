@@ -89,7 +89,15 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor:
 def constraint_rows(
     outputs: Tensor, y: Tensor, task: str, rivals: str = "tied", tolerance: float = 0.05
 ) -> Rows:
-    """Rows of the problem. outputs: (n, C); y as :func:`normalise_labels` returns it."""
+    """Rows of the problem: (sample, covector) pairs, each with a multiplier of its own.
+
+    Binary: y_i. Regression: one row per output. Several classes: e_y - e_c for every rival c whose
+    margin is within ``tolerance`` of the least, since at a KKT point several constraints of one sample
+    may be tight; "best" is the published choice of one.
+
+    outputs: (n, C).
+    y: as :func:`normalise_labels` returns it.
+    """
     n, classes = outputs.shape
     if task == "binary":
         return Rows(torch.arange(n), y.to(outputs.dtype)[:, None])

@@ -153,7 +153,13 @@ class MarginMaximisation:
         return 1
 
     def step(self, count: int) -> None:
-        """One step; where the gradient vanishes, theta stays."""
+        """One step; where the gradient vanishes, theta stays.
+
+        The objective is the logarithm of the loss, whose gradient does not fade as the loss does. The
+        step is bounded in relation to |theta| (``REACH``) and taken back, momentum forgotten, while the
+        objective rises; its length then adapts. A homogeneous network is rescaled afterwards, which
+        changes no direction.
+        """
         names, weights = zip(*self.model.named_parameters(), strict=True)
         velocity = [self.buffers[name] for name in names]
         before, _, slope, size = self._current if self._current is not None else self._objective()

@@ -126,7 +126,12 @@ class Cells:
 
     @classmethod
     def of(cls, given: KKTSet, share: float, box: Box | None) -> Cells:
-        """Groups, their sums and their boxes."""
+        """Groups, their sums and their boxes.
+
+        The box of a group is widened to hold its own members: a candidate outside the value range would
+        else leave nothing to bound. ``differ`` marks groups whose members have other covectors, where a
+        sum over members is no multiple of one gradient.
+        """
         groups, flat = Groups.of(given), given.x.flatten(1)
         sums = pinned(given, groups)
         values = [given.switches.values.abs()]
@@ -185,7 +190,11 @@ class Cells:
         return torch.cat(parts, 1)
 
     def polytope(self, some: Tensor, rows: Tensor, free: Tensor, own: Tensor) -> Polytope:
-        """Where x' may be. free: (b,) nothing but K is known; own: (b,) sums of the candidate alone."""
+        """Where x' may be, (b) problems side by side: bounds on a = x' - x along rows and pixels.
+
+        free: (b,) nothing but K is known, so that only x' itself is bound.
+        own: (b,) sums of the candidate alone, without the other members of its group.
+        """
         # As in the head: 0 <= r(x') <= sum_j lam_j r(x_j) / w for every r, and both x' and
         # (M - w x') / (L - w) in the box.
         count, lam = rows.shape[1], self.given.lam[:, None]

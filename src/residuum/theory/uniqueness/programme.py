@@ -85,7 +85,13 @@ class Least:
 
 
 def least(given: Polytope) -> Least:
-    """Bound and example, until they meet."""
+    """Bound and example, until they meet.
+
+    Every step of the interior-point method leaves a dual vector, which proves a lower bound whatever it
+    is, and a point, which pulled back a little into the polytope is an example. The best of either is
+    kept, so that stopping early costs sharpness and never truth. Bounds are of a polytope that is wider
+    by the rounding of its rows.
+    """
     wide = given.widened()
     state = _State(wide)
     energy = given.x0.square().sum(1)

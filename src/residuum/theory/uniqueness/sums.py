@@ -94,7 +94,13 @@ class Pinned:
 
 
 def pinned(given: KKTSet, groups: Groups) -> Pinned:
-    """Which sums are fixed."""
+    """Which sums are fixed: no change of (moment, mass) of this group leaves all parameters alike.
+
+    First the cheap and sufficient condition: backward signals at the first layer that are independent,
+    where there is a bias. Else the whole linear system, one column per number of every group's sums,
+    where it fits into memory; a group is fixed when no vector of the null space moves it. Multipliers
+    of either sign can cancel and fix nothing.
+    """
     count = len(groups)
     if given.task not in SIGNED:
         nothing = torch.zeros(count, dtype=torch.bool, device=given.x.device)
