@@ -1,11 +1,10 @@
 """Fit the confidence of the data-free selection on victims of the project's own.
 
-Four steps, so that the second can run on a bare GPU machine:
+Three steps, so that the second can run on a bare GPU machine:
 
     python -m benchmarks.calibration pools DIR                    images the victims are trained on
     python -m benchmarks.calibration collect DIR --device cuda    victims, attacks, groups, truth
     python -m benchmarks.calibration fit DIR                      src/residuum/attacks/calibration.json
-    python -m benchmarks.calibration plot DIR                     reliability.png, on real images too
 
 No image of MNIST or CIFAR takes part: digits of 8 x 8 pixels as they are and enlarged to 28 x 28,
 crops of two photographs and their mirror images, and random fields with the spectrum of natural images.
@@ -34,7 +33,6 @@ from residuum.training import TrainingConfig, train
 
 TRUE_ABOVE = 0.8
 SIZE = 600
-RESULTS = Path(__file__).parent / "results"
 TARGET = Path(__file__).parents[1] / "src" / "residuum" / "attacks" / "calibration.json"
 
 
@@ -200,49 +198,9 @@ def reliability(predicted: np.ndarray, true: np.ndarray, bins: int = 5) -> list[
     ]
 
 
-def plot(folder: Path) -> None:
-    """Confidence against truth: on unseen victims of ours, and on MNIST and CIFAR, never fitted on."""
-    from matplotlib.figure import Figure
-
-    own = json.loads(TARGET.read_text())["provenance"]["reliability_other_half"]
-    curves = {"own victims, other half": own}
-    for name in ("mnist-50", "cifar-50-8runs"):
-        result = json.loads((RESULTS / f"reconstruction-{name}.json").read_text())
-        curves[name] = pool([row["selection"]["reliability"] for row in result["seeds"]])
-    figure = Figure(figsize=(5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle=":", label="calibrated")
-    for (name, rows), marker in zip(curves.items(), "osD", strict=True):
-        points = [
-            (row["confidence"], row["true"], row["groups"]) for row in rows if row["groups"] >= 5
-        ]
-        x, y, counts = zip(*points, strict=True)
-        error = [1.96 * np.sqrt(max(t * (1 - t), 0.25 / n) / n) for _, t, n in points]
-        axes.errorbar(x, y, error, marker=marker, capsize=3, label=f"{name} ({sum(counts)} groups)")
-    axes.set(xlabel="confidence, without the data", ylabel="share of groups that are true")
-    axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(folder / "reliability.png", dpi=110)
-
-
-def pool(tables: list[list[dict[str, Any]]], bins: int = 5) -> list[dict[str, Any]]:
-    """Reliability tables of several victims as one."""
-    pooled = []
-    for b in range(bins):
-        rows = [
-            r for table in tables for r in table if min(int(r["confidence"] * bins), bins - 1) == b
-        ]
-        if total := sum(row["groups"] for row in rows):
-            mean = {
-                k: sum(r[k] * r["groups"] for r in rows) / total for k in ("confidence", "true")
-            }
-            pooled.append({**mean, "groups": total})
-    return pooled
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("pools", "collect", "fit", "plot"))
+    parser.add_argument("step", choices=("pools", "collect", "fit"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--pools", nargs="*", choices=POOLS, default=POOLS)
@@ -251,10 +209,8 @@ def main() -> None:
         pools(options.folder)
     elif options.step == "collect":
         collect(options.folder, options.device, options.pools)
-    elif options.step == "fit":
-        fit(options.folder)
     else:
-        plot(options.folder)
+        fit(options.folder)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@
     python -m benchmarks.exposure leftout FOLDER --jobs 16       20 records x 3 seeds, trained without
     python -m benchmarks.exposure epsilon                        DP-SGD at 1, 4, 8, and none (opacus)
     python -m benchmarks.exposure speed                          two sizes, seconds and memory
-    python -m benchmarks.exposure table                          all of it beside what was wanted
     python -m benchmarks.exposure picture PNG                    reliability of the probability
 
-Each writes ``benchmarks/results/exposure-NAME.json`` after every victim and goes on where it was stopped.
+Each writes ``benchmarks/results/exposure-NAME.json`` after every victim and goes on where it was stopped;
+``tables_of_exposure.py`` sets them beside what was wanted.
 """
 
 from __future__ import annotations
@@ -616,116 +616,9 @@ def speed(device: str, threads: int) -> None:
     _run(f"speed-{device}", head, jobs, speed_case, 1)
 
 
-# ---- all of it beside what was wanted ----
-
-
 def _load(name: str) -> dict[str, Any] | None:
     path = RESULTS / f"exposure-{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _line(what: str, value: str, wanted: str, met: bool) -> None:
-    print(f"{what}: {value} (wanted {wanted}) {'met' if met else 'MISSED'}")
-
-
-def table() -> None:
-    """Every measurement there is."""
-    if found := _load("ranking"):
-        _ranking_table(found["cases"])
-    if found := _load("kinks"):
-        cases = list(found["cases"].values())
-        called = np.mean([c["members called"] for c in cases]) / KINK_RECORDS
-        least = min(c["members called"] for c in cases)
-        _line(
-            "members called, mean share", f"{called:.3f} (least {least})", ">= 0.45", called >= 0.45
-        )
-        shares = [
-            c["half: strangers called"]
-            / max(1, c["half: strangers called"] + c["half: members called"])
-            for c in cases
-        ]
-        _line(
-            "false share of calls, half members",
-            f"{np.mean(shares):.3f}",
-            "<= 0.07",
-            np.mean(shares) <= 0.07,
-        )
-        alarms = sum(c["strangers called"] > 0 for c in cases)
-        _line(
-            "networks without members that call",
-            f"{alarms} of {len(cases)}",
-            "<= 3 of 20",
-            alarms <= 3,
-        )
-    if found := _load("leftout"):
-        _leftout_table(found["cases"])
-    if found := _load("epsilon"):
-        for value in EPSILONS:
-            runs = [c for k, c in found["cases"].items() if k.split("/")[0] == f"{value:g}"]
-            bounds = [c["bound"] for c in runs]
-            said = f"median {np.median(bounds):.3f}, largest {max(bounds):.3f}, {len(runs)} runs"
-            if math.isinf(value):
-                _line("bound without privacy", said, "above 0.5", min(bounds) > 0.5)
-            else:
-                below = sum(b <= c["spent"] for b, c in zip(bounds, runs, strict=True))
-                _line(
-                    f"bound at epsilon {value:g}",
-                    f"{said}, {below} below",
-                    ">= 19 of 20",
-                    below >= 19,
-                )
-    for device in ("cpu", "cuda"):
-        if found := _load(f"speed-{device}"):
-            for key, case in found["cases"].items():
-                print(f"{device}, {key}: {case['seconds']} s, {case['peak_gb']} GB at most")
-
-
-def _ranking_table(cases: dict[str, Any]) -> None:
-    rows, signed, exceeded, records = [], [], 0, 0
-    for key, case in cases.items():
-        who, told = outcomes(case)["strongest"], outcomes(case, told=True)["strongest"]
-        if has_ranking(told):
-            signed.append(area(case["records"]["score"], told))
-        unmix = case["attacks"].get("unmix", {})
-        if case["rank"] is not None and "cosine" in unmix:
-            pairs = (("cosine", "reach"), ("ncc", "reach_ncc"))
-            over = [
-                any(unmix[a][i] > case["records"][b][i] + 1e-4 for a, b in pairs)
-                for i in range(case["n"])
-            ]
-            exceeded, records = exceeded + sum(over), records + case["n"]
-        counts = {k: int(v.sum()) for k, v in outcomes(case).items() if k != "strongest"}
-        if not has_ranking(who):
-            print(f"{key:20} apart: {counts} of {case['n']}")
-            continue
-        mine = area(case["records"]["score"], who), area(case["records"]["margin"], who, -1)
-        rows.append(mine)
-        print(
-            f"{key:20} {counts} of {case['n']}: area of score {mine[0]:.3f}, of margin {mine[1]:.3f}"
-        )
-    mean = np.mean(rows, 0)
-    _line("mean area of score", f"{mean[0]:.3f}, {len(rows)} victims", ">= 0.90", mean[0] >= 0.9)
-    print(f"with the signs that unmix told: {np.mean(signed):.3f}, {len(signed)} victims")
-    _line("over the margin", f"{mean[0] - mean[1]:+.3f}", ">= -0.02", mean[0] - mean[1] >= -0.02)
-    _line("records beyond their reach (unmix)", f"{exceeded} of {records}", "0", exceeded == 0)
-
-
-def _leftout_table(cases: dict[str, Any]) -> None:
-    for case_name in [*LEFT_OUT, ""]:
-        some = [c for k, c in cases.items() if k.startswith(case_name)]
-        inside = np.concatenate([c["in"]["score"] for c in some])
-        outside = np.concatenate([c["out"]["score"] for c in some])
-        upper = np.concatenate(
-            [np.array(c["in"]["score"]) >= np.median(c["in"]["score"]) for c in some]
-        )
-        areas = []
-        for chosen in (np.ones(len(inside), bool), upper):
-            values = np.concatenate([inside[chosen], outside[chosen]])
-            truth = np.arange(len(values)) < chosen.sum()
-            areas.append(area(values.tolist(), truth))
-        what = f"left out, {case_name or 'all'}: area, and of the upper half"
-        met = areas[0] >= 0.85 and areas[1] >= 0.95
-        _line(what, f"{areas[0]:.3f}, {areas[1]:.3f}", ">= 0.85, >= 0.95", met)
 
 
 def picture(out: Path) -> None:
@@ -769,7 +662,6 @@ def main() -> int:
             "leftout",
             "epsilon",
             "speed",
-            "table",
             "picture",
         ),
     )
@@ -793,7 +685,6 @@ def main() -> int:
         "leftout": lambda: leftout(o.path, o.pool, o.jobs),
         "epsilon": lambda: epsilon(o.jobs, o.pool),
         "speed": lambda: speed(o.device, o.threads),
-        "table": table,
         "picture": lambda: picture(o.path),
     }
     actions[o.command]()

@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks import (
     tables_of_attacks,
     tables_of_defenses,
+    tables_of_exposure,
     tables_of_field,
     tables_of_uniqueness,
     tables_of_verdicts,
@@ -40,6 +41,7 @@ __all__ = [
     "filled",
     "tables_of_attacks",
     "tables_of_defenses",
+    "tables_of_exposure",
     "tables_of_field",
     "tables_of_uniqueness",
     "tables_of_verdicts",
@@ -47,7 +49,7 @@ __all__ = [
     "value",
 ]
 ROOT = Path(__file__).parents[1]
-PROSE: tuple[str, ...] = ()  # pages whose running text holds no number of its own
+PROSE = ("results.md",)  # pages whose running text holds no number of its own
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (\S+)(?: (\S+))? -->).*?(<!-- / -->)", re.DOTALL)
 OWN = re.compile(r"<!-- (?:value: [^>]*|given) -->.*?<!-- / -->", re.DOTALL)

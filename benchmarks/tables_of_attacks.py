@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from statistics import mean
 
-from benchmarks import stationarity as stationary
-from benchmarks import unmix as unmixing
 from benchmarks.markdown import (
     Figures,
-    each,
     grid,
     means,
     once,
@@ -21,66 +17,8 @@ from benchmarks.markdown import (
     with_chance,
 )
 
-# Unmix, stationarity and surfaces: means of victims on different images.
+# Stationarity and surfaces: means of victims on different images.
 
-SURFACES = {
-    "cifar-50": "CIFAR n=50, margin",
-    "cifar-100": "CIFAR n=100, margin",
-    "cifar-200": "CIFAR n=200, margin",
-    "cifar-500": "CIFAR n=500, margin",
-    "cifar-100-gd": "CIFAR n=100, gradient descent, 1e4 epochs",
-    "mnist-100": "MNIST n=100, margin",
-    "cifar-100-momentum": "CIFAR n=100, momentum buffer, batches of 50",
-    "sklearn-100": "MLPClassifier, CIFAR n=100, centred, Adam moment",
-    "sklearn-100-raw": "the same, pixels in [0, 1]",
-}
-
-
-@table
-def unmix() -> str:
-    """Both claims, the second one below the first."""
-    rows = []
-    for file, claim in (("unmix-h200", ""), ("unmix-again-h200", ", second claim")):
-        for name, title in SURFACES.items():
-            entries = victims_of(file, name)
-            if not entries:
-                continue
-            one, rival = (means([e[arm] for e in entries]) for arm in ("unmix", "stationarity"))
-            counts = ", ".join(str(e["unmix"]["recovered"]) for e in entries)
-            sources = [source for e in entries for source in e["sources"]]
-            backed = [similar for share, _, similar, _ in sources if share >= 0.5]
-            true = f"{mean(similar > 0.8 for similar in backed):.0%} of {len(backed)}"
-            wanted = unmixing.ROWS[name].wanted.items()
-            aims = [f"{v}" + (f" above {k}" if k[0] == "0" else "") for k, v in wanted]
-            rows.append(
-                [
-                    title + claim,
-                    f"{counts} ({short(one['expected'])}; {one['threshold']:.2f})",
-                    " / ".join(short(one[str(level)]) for level in unmixing.LEVELS),
-                    short(one["0.8 held out"]),
-                    true,
-                    short(means(entries)["seconds"]),
-                    f"{short(rival['0.8'])} / {short(rival['0.9'])}",
-                    ", ".join(aims),
-                ]
-            )
-    head = "surface | recovered, per victim (chance; threshold) | NCC > 0.7 / 0.8 / 0.9 / 0.95"
-    rest = "held out > 0.8 | found by half of the runs: > 0.8 | seconds | stationarity > 0.8 / 0.9 | aimed at"
-    return grid(f"{head} | {rest}", rows)
-
-
-STATIONARY = {
-    "cifar-500": "CIFAR n=500",
-    "cifar-1000": "CIFAR n=1000",
-    "mnist-500": "MNIST n=500",
-    "cifar-200": "CIFAR n=200",
-    "cifar-100-default": "CIFAR n=100, default start",
-    "cifar-100-ten": "CIFAR n=100, ten classes",
-    "cifar-100-gd": "CIFAR n=100, gradient descent, 1e4 epochs",
-    "cifar-100-gd-long": "CIFAR n=100, gradient descent, 1e5 epochs",
-    "cifar-100-batches": "CIFAR n=100, batches of 50",
-    "cifar-100-decay": "CIFAR n=100, weight decay 1e-3",
-}
 ARMS = {
     "published": "published settings",
     "plain": "without the terms",
@@ -100,32 +38,6 @@ def arms_of(name: str) -> dict[str, list[Figures]]:
     entries = [v["arms"] for v in victims_of("stationarity-h200", name)]
     scored = {arm: [e[arm] for e in entries if "candidates" in e.get(arm, {})] for arm in ARMS}
     return {arm: found for arm, found in scored.items() if found}
-
-
-@table
-def stationarity() -> str:
-    """What the attack chooses by itself, beside the published settings and beside none of the terms."""
-    rows = []
-    for name, title in STATIONARY.items():
-        row = stationary.ROWS[name]
-        sizes = f"{row.attack['restarts']} x {row.attack.get('candidates', 2 * row.n)}"
-        for arm, entries in arms_of(name).items():
-            one = means(entries)
-            victims = f"{len(entries)} victims" if len(entries) > 1 else "**one victim**"
-            ssim = f"{with_chance(one, 'ssim3')}; {one['top10']:.2f}" if "ssim3" in one else ""
-            rows.append(
-                [
-                    f"{title}; {sizes}; {victims}",
-                    ARMS[arm],
-                    ssim,
-                    with_chance(one, "0.7", "0.8", "0.9"),
-                    f"{short(one['recovered'])} ({short(one['expected'])})",
-                    f"{one['seconds']:.0f}",
-                    ", ".join(f"{k}: {v}" for k, v in row.wanted.items()) if arm == "all" else "",
-                ]
-            )
-    head = "victims | attack | ssim3 > 0.4; top ten | NCC > 0.7 / 0.8 / 0.9"
-    return grid(f"{head} | recovered (chance) | seconds | aimed at", once(rows), left=2)
 
 
 @table
@@ -190,45 +102,7 @@ def surfaces() -> str:
     return grid(f"{head} | recovered (chance) | seconds", once(rows), left=2)
 
 
-# Real images on one GPU, and steps.
-
-EXPERIMENTS = (
-    "cifar-50",
-    "cifar-100",
-    "cifar-500",
-    "mnist-50",
-    "mnist-500",
-    "multiclass-cifar-500",
-)
-
-
-@table
-def reconstruction() -> str:
-    """The default attack of the time, without prior and margins, every seed."""
-    rows = []
-    for name in EXPERIMENTS:
-        seeds = read(f"reconstruction-{name}")["seeds"]
-        scores = [one["scores"] for one in seeds]
-        ncc, ssim = ([one["metrics"][metric] for one in scores] for metric in ("ncc", "ssim3"))
-        restarts = len(seeds[0]["status"])
-        above = [
-            f"{one['above_published_threshold']} ({one['above_published_threshold_holdout']})"
-            for one in ssim
-        ]
-        rows.append(
-            [
-                name,
-                f"{restarts} x {scores[0]['m'] // restarts}",
-                f"{each(ncc, 'recovered')} ({ncc[0]['expected_by_chance']:.1f})",
-                each(ncc, "threshold_null99", ".2f"),
-                " ".join(above),
-                each(ssim, "top10_mean", ".2f"),
-                each(scores, "ncc_above_0.9"),
-                f"{mean(one['attack_seconds'] for one in seeds):.1f}",
-            ]
-        )
-    head = "victim | restarts x m | recovered, every seed (chance) | NCC above"
-    return grid(f"{head} | ssim3 > 0.4 (held out) | top ten | NCC > 0.9 | seconds", rows)
+# Confidence and steps.
 
 
 @table

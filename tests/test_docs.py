@@ -17,7 +17,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import pages as results
-from benchmarks.markdown import means, read, victims_of
+from benchmarks.markdown import means, victims_of
 
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.priors import PRIORS
@@ -212,39 +212,10 @@ def test_running_text_of_results_holds_no_number_of_its_own() -> None:
 def headlines() -> dict[str, list[float]]:
     """Figures of running text: how they are said, and what the files have."""
     mine = means([v["arms"]["all"] for v in victims_of("stationarity-h200", "cifar-500")])
-    ablated = [v["arms"] for v in victims_of("stationarity-h200", "cifar-500-ablation")]
-    quick = read("stationarity-h200")["quick"]
-    first, again = (
-        {n: means([v["unmix"] for v in victims_of(file, f"cifar-{n}")]) for n in (200, 500)}
-        for file in ("unmix-h200", "unmix-again-h200")
-    )
-    saved, stripped = (
-        means([v[arm]["all"] for v in victims_of("surfaces-h200", "momentum-500")])["0.9"]
-        for arm in ("as saved", "weights alone")
-    )
-    slope = (quick["1500"]["seconds"] - quick["300"]["seconds"]) / 1.2
     return {
         r"(\d+(?:\.\d+)?) (?:pass the published rule|above 0.4 \(three other victims\))": [
             mine["ssim3"]
         ],
-        r"missed its aim first\*\* \((\d+(?:\.\d+)?) above 0.8": [first[500]["0.8"]],
-        r"it finds (\d+(?:\.\d+)?) with (\d+(?:\.\d+)?) held out": [
-            again[500]["0.8"],
-            again[500]["0.8 held out"],
-        ],
-        r"victims give (\d+(?:\.\d+)?) instead of (\d+(?:\.\d+)?)": [
-            again[200]["0.8"],
-            first[200]["0.8"],
-        ],
-        r"the ablation below\) n = 500 gives (\d+(?:\.\d+)?)": [
-            means([a["unmix"] for a in ablated])["0.8"]
-        ],
-        r"at 500 steps in (\d+(?:\.\d+)?) s": [quick["500"]["seconds"]],
-        r"(\d+(?:\.\d+)?) of 500 CIFAR images above NCC 0.9 as saved and (\d+) stripped": [
-            saved,
-            stripped,
-        ],
-        r"a step takes (\d+(?:\.\d+)?) ms": [slope],
     }
 
 
