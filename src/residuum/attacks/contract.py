@@ -30,6 +30,8 @@ class AttackProgress:
     """What a watcher sees: losses (R,) and relative squared residuals (R, L) at a step.
 
     living: the candidates of every run at this moment, worked out when asked for.
+    steps: that the attack will take.
+    layer_names: of the L layers.
     """
 
     step: int

@@ -1,7 +1,8 @@
 """Priors: penalties on candidates and stored multipliers, each a small frozen class.
 
 x: (R, m, *shape) candidates as the network receives them; lam: (R, m, ...) STORED multipliers.
-A penalty returns one number per run. A new prior is one class and one line in ``PRIORS``.
+A penalty returns one number per run. A new prior is one class and one line in ``PRIORS``; one of this
+repository also has its name in ``settings.PRIOR_NAMES`` and a naive twin in ``tests/test_priors.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ CARRIES = 2.0  # stored multiplier from which a candidate counts no further
 
 @dataclass(frozen=True)
 class Prior:
-    """Base: no penalty."""
+    """Base: no penalty.
+
+    needs: facts of ``Knowledge`` without which it refuses.
+    weight: of the penalty in the loss; a number, or (R,) where runs differ.
+    lam_min: the least multiplier that is wanted.
+    knowledge: what the attacker was told.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ()
     weight: float | Tensor = 1.0  # a number, or (R,) where runs differ

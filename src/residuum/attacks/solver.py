@@ -98,6 +98,15 @@ class SolverState(Record):
     x, best_x: (R, m, *shape), or (R, m, r) in row-space mode; tensors may share memory, so none of
         them is ever changed in place.
     population: of an attack whose candidates grow, None otherwise.
+    lam, best_lam: (R, m, ...) stored multipliers.
+    best_loss, first_loss: (R,) at the best look so far, and at the first, which divergence is judged
+        by.
+    alive: (R,) runs that have not diverged.
+    step: how many are done.
+    fingerprint: of network, objective, knowledge and settings; a state of others is not gone on with.
+    moments: of the optimiser, by variable.
+    steps, loss, layers: the looks so far: step, (R,) and (R, L) each.
+    stopped: why no further step is taken, "" while some are.
     """
 
     x: Tensor

@@ -42,7 +42,11 @@ UNITS |= {"h": 3600.0, "hour": 3600.0}
 
 @dataclass(frozen=True, eq=False)
 class Batch(Record):
-    """Restarts that ran side by side: what decides their outcome, beside the preset."""
+    """Restarts that ran side by side: what decides their outcome, beside the preset.
+
+    attack: a key of ``ATTACKS`` or ``OBJECTIVES``.
+    seed: of all its restarts, which differ by their number.
+    """
 
     attack: str
     restarts: int

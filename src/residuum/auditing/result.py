@@ -94,6 +94,11 @@ class AuditResult(Record):
     suite, suite_attacks: version and names of the attacks it could choose from.
     files: what was read and written as the user named it, for the next command.
     seconds: by stage; inputs: settings and hashes of what was read.
+    inspection: what the weights are, measured without data.
+    reconstructions: of every attack that ran, deciding ones first.
+    uniqueness: what other training sets keep of what was found, the reason where it is None.
+    evidence: what the report draws from.
+    assumptions, limitations: what the attacks take for granted, and what nobody must conclude.
     """
 
     subject: str

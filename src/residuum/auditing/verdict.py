@@ -95,6 +95,8 @@ class AttackOutcome(Record):
     adjusted: its p over all tests.
     rule: what counts as recovered there, such as "ncc > 0.83".
     of: how many samples, where the test has its own.
+    applies: whether the network and what is granted fit it.
+    restarts, steps, candidates: of all its batches; diverged: restarts that did.
     """
 
     name: str
@@ -192,6 +194,8 @@ class Findings(Record):
     p_value: the smallest adjusted one.
     samples: which were recovered.
     grades: how many of them have each grade.
+    metric, rule: what decides, and what a sample had to beat in the tests that count.
+    survivors: names of the attacks whose tests survive.
     """
 
     n: int
@@ -227,6 +231,8 @@ class Twin(Record):
     attacked: what was run on it, batches: its restarts and steps, left_out: what was run on the
         audited network alone, and why.
     reason: why there is no twin, "" when there is.
+    p_value: the smallest adjusted one of the tests on it.
+    rule: what one of its samples had to beat.
     """
 
     n: int = 0

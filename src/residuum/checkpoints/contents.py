@@ -72,6 +72,10 @@ class Finding(Record):
     places: how many there are.
     count: records, rows, words or numbers there.
     rows: of a table, those that were touched.
+    kind: a key of ``KINDS``.
+    severity: high, medium or low.
+    reason: what it tells whom.
+    remedy: what to do before the release.
     """
 
     kind: str

@@ -54,6 +54,9 @@ class Inspection(Record):
         why not.
     ranks: (tolerance, rank) pairs of the first layer, whatever it is.
     balance: for MLPs with a hidden layer, else None.
+    layers: name, shape, size and norm of every parameter.
+    parameters: how many numbers.
+    assumptions: what had to be guessed while reading.
     """
 
     arch: str

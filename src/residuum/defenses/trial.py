@@ -94,6 +94,8 @@ class Outcome(Record):
         patterns and labels keep, proved (:class:`residuum.records.Uniqueness`), determined_energy
         the least found.
     facts: of the training.
+    attacks: the unaware attacker first.
+    theta_sha256: of the released weights, so that a kept trial is known again.
     """
 
     name: str
@@ -158,6 +160,9 @@ class Conditions:
     releases: noisy ones that an adaptive attacker collects.
     certify: compute what other sets keep of a sample.
     kinks: at most so many are freed for the Clarke residual.
+    split: training and held-out samples.
+    training, attack, knowledge: how networks are trained, attacked, and what attackers are told.
+    subsets: of the held-out control.
     """
 
     arch: str

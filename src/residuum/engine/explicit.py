@@ -93,7 +93,14 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one gradient point leaves for the adjoint. Lists run over layers, first to last."""
+    """What one gradient point leaves for the adjoint. Lists run over layers, first to last.
+
+    inputs: a_{l-1}, (R, m, h), the first being x.
+    outputs: z_D, (R, m, C).
+    slopes, curvatures: s'(z_l) and s''(z_l) of the hidden layers.
+    ungated: d_{l+1} W_{l+1}, before the gate.
+    signals: d_l, the last being u.
+    """
 
     inputs: list[Tensor]
     outputs: Tensor

@@ -38,6 +38,8 @@ class Metric:
         vectors.
     search_is_score: the two agree.
     window: side of the SSIM window, 0 without one.
+    higher_is_better: its direction; there is no default.
+    description: in a few words, for tables.
     """
 
     name: str

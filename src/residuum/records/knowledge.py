@@ -57,6 +57,14 @@ class Knowledge(Record):
         "train" (computed from the training set: the strongest attacker), "holdout", or "release":
         the file itself holds it.
     moment: what the optimiser kept of the gradients, by parameter (``checkpoints.moment_of``).
+    shape: of one sample.
+    value_range: least and largest value of a sample before a mean was subtracted.
+    mean: (*shape) what was subtracted, or one number.
+    sample_count: how many samples the network was trained on.
+    label_balance: share of each label.
+    theta0: the weights that training began from, by parameter name.
+    loss, weight_decay: of the training.
+    norms: (n,) of the samples.
     """
 
     shape: tuple[int, ...] | None = None

@@ -99,6 +99,11 @@ class Reconstruction(Record):
     ident: (N,) number of every candidate within its restart, None before there were such.
     second_order: per restart, of attacks that grew, whether its end point is second-order
         stationary, with both quantities.
+    attack: its name.
+    layer_names: of the L layers.
+    knowledge, settings: what it was told, and how it ran.
+    selection: its own choice, made without the data.
+    notes: what a reader of the candidates should know.
     """
 
     attack: str
@@ -288,6 +293,10 @@ class Scores(Record):
     pool, subsets: size of the held-out control, and sets drawn from it.
     smallest_significant: the least count that this pool could call significant at 1%.
     margins: slices by quintile of the margin, smallest first.
+    metrics: counts by metric.
+    per_sample: each training sample with its match.
+    classes: slices by label.
+    notes: what was left out, or could not be measured.
     """
 
     n: int
@@ -381,6 +390,11 @@ class Certificate(Record):
     condition: of the Gram matrix.
     status: one word.
     notes: what limits the figures.
+    layers: relative residual of each.
+    rows: (R,) the sample that each multiplier belongs to.
+    kinks_freed: gates that the Clarke residual was allowed to choose.
+    homogeneity_order: L, None where the network is not homogeneous.
+    theta_norm: ||theta||.
     """
 
     task: str
@@ -435,13 +449,13 @@ class Sums(Record):
 class Uniqueness(Record):
     """The uniqueness certificate of k of m candidates, for a least share t of their multipliers.
 
-    Every other training set with these patterns and labels that explains the weights as well, and in which
-    an image takes over at least ``share`` of a sample's weight, keeps at least ``determined_at_least``
-    of the sample's energy in that image, and that image lies within ``radius_most`` and, pixel by
-    pixel, between ``low`` and ``high``: proved. ``determined_energy``: the least found, attained by
-    ``least`` (k, *shape) at distance ``radius``, in a set that changes the sum of gradients by
-    ``change`` of the target's norm. full_at_least, full_energy: the same over sets that also keep
-    every margin at or above the least (full KKT sets; equal where there are no margins).
+    Every other training set with these patterns and labels that explains the weights as well, and in
+    which an image takes over at least ``share`` of a sample's weight, keeps at least
+    ``determined_at_least`` of the sample's energy in that image, and that image lies within
+    ``radius_most`` and, pixel by pixel, between ``low`` and ``high``: proved. ``determined_energy``:
+    the least found, attained by ``least`` (k, *shape) at distance ``radius``, in a set that changes the
+    sum of gradients by ``change`` of the target's norm. full_at_least, full_energy: the same over sets
+    that also keep every margin at or above the least (full KKT sets; equal where there are no margins).
 
     index: (k,) which candidates.
     lam: (k,) their multipliers, over all rivals.
@@ -453,6 +467,8 @@ class Uniqueness(Record):
         weights best with, {} where none was compared.
 
     Energies are of images as the network receives them.
+    box: whether a value range was known.
+    size: (k,) norms of the candidates as the network receives them.
     """
 
     task: str
@@ -710,6 +726,11 @@ class Exposure(Record):
     found_ncc: (n,) best candidate of an attack that was handed over.
     top: (k,) indices of the records shown, with their images, informed estimates and what the
         attack found, (k, *shape) each, none of which is in the JSON.
+    surface: what of the release was looked at.
+    holdout: how many held-out records there were.
+    level: false discovery rate of the calls.
+    groups, grouped_by, by_group: name of each record's group, by what, and the figures of each.
+    canaries: the bound on epsilon that they give, None without any.
     """
 
     arch: str

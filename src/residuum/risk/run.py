@@ -182,6 +182,10 @@ class Case:
     heard: name of the weight that the input feeds, "" where none does.
     target: what the rows explain.
     span: None with the reason where the rows of that weight are no mixtures of samples.
+    surface: what of the release is looked at.
+    x, others: (n, *shape) and (N, *shape) records and held-out records; others_y: their labels.
+    layers: whose gradients must explain the target.
+    no_span: why there is no span.
     """
 
     model: nn.Module

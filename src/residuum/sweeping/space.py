@@ -42,14 +42,18 @@ ETA = 3  # of a rung's trials one in so many goes on to the next, for so many ti
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """A trial as it is remembered. values: what it is ranked by, () unless complete; the less the
-    better in the first of them, which is minus ``expected`` where that ranks.
+    """A trial as it is remembered. values: what it is ranked by, () unless complete; the less the better
+    in the first of them, which is minus ``expected`` where that ranks.
 
     residual: relative first-layer residual (a norm), median of the restarts that did not diverge,
         None of an attack that leaves none.
     agreement: share of its candidates that several restarts hold.
     expected: sum of the confidences of those, the number of reconstructions that it takes to be
         real.
+    params: its settings, of those that are varied.
+    state: complete, failed or pruned; reason: why it failed.
+    step: of the rung that it reached.
+    diverged: restarts that did.
     """
 
     number: int

@@ -24,7 +24,11 @@ DENSE_BYTES = 1 << 30  # of the dense gradients that a QR may hold
 
 @dataclass(frozen=True)
 class Factor:
-    """F: (k, R) and h: (k,) with ||theta - sum lam_r g_r||^2 = ||F lam - h||^2 + const."""
+    """F: (k, R) and h: (k,) with ||theta - sum lam_r g_r||^2 = ||F lam - h||^2 + const.
+
+    matrix: F; target: h.
+    condition: of the Gram matrix, the square of that of F.
+    """
 
     matrix: Tensor
     target: Tensor

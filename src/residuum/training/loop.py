@@ -37,6 +37,8 @@ class TrainingState(Record):
     scalars and buffers belong to the method (step size, temperature, momentum);
     history: step, loss, margin, norm, and the KKT residual where it was measured;
     status: running, steps, time, margin, residual, loss or diverged.
+    theta, theta0: the weights now and at the start, by parameter name.
+    fingerprint: of data and settings; a state of others is not gone on with.
     """
 
     theta: dict[str, Tensor]

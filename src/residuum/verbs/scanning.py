@@ -55,6 +55,9 @@ class Scan(Record):
 
     fail_on: kinds of finding that end a pipeline.
     notes: what of a folder was not looked at.
+    subject: the path as it was named.
+    files: what was read, with findings.
+    unread: what bears a model's name and could not be, with the reason.
     """
 
     subject: str

@@ -109,6 +109,10 @@ class Cells:
     pinned: (m,).
     low, high: (m, d) the box, which holds all candidates of its group.
     beyond: those it had to be widened for.
+    given: the candidates as a set.
+    groups: those of one pattern and label.
+    share: t.
+    boxed: whether a value range is known.
     """
 
     given: KKTSet
