@@ -707,7 +707,7 @@ def test_settings_are_finite_numbers():
 def test_nothing_outside_the_solver_uses_its_private_names():
     private = "|".join(name for name in vars(Solver) if re.fullmatch(r"_[a-z]\w*", name))
     used = re.compile(rf"\b(?:solver|found|s|together|alone)\.(?:{private})\b")
-    assert used.search("solver._update(x)")
+    assert used.search("solver._direction(x)")
     root = Path(__file__).parents[1]
     for folder in ("src", "tests", "benchmarks", "papers"):
         for path in (root / folder).rglob("*.py"):

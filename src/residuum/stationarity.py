@@ -133,6 +133,13 @@ def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
     return layers
 
 
+def layer_squares(theta: Theta, groups: Iterable[Iterable[str]]) -> Tensor:
+    """(L,) squared norm of every layer; groups: names of its parameters."""
+    return torch.stack(
+        [torch.stack([theta[n].square().sum() for n in names]).sum() for names in groups]
+    )
+
+
 def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
     """Layers in which some entry left its start by more than rounding to the coarser of both formats.
 

@@ -45,7 +45,7 @@ PAIRS = 10  # random pairs of slices: the one whose eigenvalues lie farthest apa
 STEPS = 10  # of Levenberg-Marquardt from there
 CERTIFIED_RESIDUAL = 1e-3  # relative: a sample whose equations hold to this is called certified
 BALANCE_LIMIT = (
-    1e-2  # relative gap of |W_j|^2 = alpha a_j^2 up to which f at the neurons is trusted
+    1e-2  # gap of |W_j|^2 = alpha a_j^2, relative, up to which f at the neurons is trusted
 )
 MIN_EIGENGAP = 1e-10  # relative: nearer eigenvalues belong to no vectors in particular
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}

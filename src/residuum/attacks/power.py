@@ -30,12 +30,12 @@ INNER, FINAL = 15, 100  # Levenberg-Marquardt steps after every sample, and at t
 RESTARTS, CHEAP = (
     8,
     1 / 16,
-)  # growths tried again while they take less than this share of the budget
+)  # growths tried again while they take less of the budget than this share
 SOLVED = 1e-10  # relative misfit that is rounding
 FITTED, SAME = (
     1e-2,
     10.0,
-)  # misfits that count as an explanation; as good as the least, up to this factor
+)  # misfit that counts as an explanation; factor up to which two are as good
 PROGRESS = 1e-3  # a sample that lowers the misfit by a smaller share adds nothing
 BUDGET = 2.0**36  # multiplications of one growth: seconds
 KERNEL_SIDE = 1500  # unknowns c above which the kernel is not factorised

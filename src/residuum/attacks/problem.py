@@ -30,7 +30,7 @@ from residuum.engine.generic import GenericEquation
 from residuum.errors import InputError, require_known
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge
-from residuum.stationarity import Theta, by_layer, parameters
+from residuum.stationarity import Theta, by_layer, layer_squares, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
 MAX_UNKNOWNS = 2000  # multipliers of a run: the Gram matrix takes an evaluation for each of them
@@ -193,8 +193,8 @@ class Problem:
         for run in range(len(x)) if varied else (0,):
             own = slice(run, run + 1) if varied else slice(None)
             labels = self.labels if self.labels.ndim == 1 else self.labels[own]
-            at = (self.objective, x[own], lam[own], labels)
-            found.append(self.generic.evaluate(self.models(sharpness, run), *at))
+            at = Candidates(x[own], lam[own], labels)
+            found.append(self.generic.evaluate(self.models(sharpness, run), self.objective, at))
         parts, *gradients = (torch.cat(each) for each in zip(*found, strict=True))
         loss = parts @ self.weights
         if margins is not None:
@@ -234,12 +234,7 @@ class Problem:
 
     def squares(self, residual: Theta) -> Tensor:
         """(L,) squared norm of every layer, weight and bias together."""
-        return torch.stack(
-            [
-                torch.stack([residual[n].square().sum() for n in names]).sum()
-                for names in self.groups.values()
-            ]
-        )
+        return layer_squares(residual, self.groups.values())
 
     def sum_of_gradients(
         self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor

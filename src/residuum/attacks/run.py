@@ -165,9 +165,8 @@ def advance(
     config = resolve(checkpoint, knowledge, config)
     per_run = None if per_run is None else [resolve(checkpoint, knowledge, one) for one in per_run]
     method = every_attack()[config.objective]
-    first: Any = getattr(
-        method, "first", method
-    )  # what is polished afterwards takes its steps first
+    # What is polished afterwards takes its steps first.
+    first: Any = getattr(method, "first", method)
     solver = prepare(checkpoint, knowledge, config, per_run, first.objective)
     return not search(solver, state_path, until=until).stopped
 

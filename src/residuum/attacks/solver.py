@@ -240,13 +240,30 @@ class Solver:
     def step(self, x: Tensor, lam: Tensor, moments: Moments, step: Step, moving: Tensor) -> None:
         """One update of candidates and multipliers, in place: gradients, Adam or SGD, projection.
 
+        Both directions are worked out before either variable moves. Projection comes last: candidates
+        into the known box, multipliers above the least one, for a slot in use.
+
         moments: of the optimiser, by variable; made where they are missing.
         step: a number, or on a GPU a tensor, so that a captured step reads its schedule anew.
         moving: see ``SolverState.moving``.
         """
-        share, sharpness, rate = schedule(self.config, step, self.sharpness)
-        _, _, gx, gl = self._gradients(x, lam, share, sharpness, measure=False)
-        self._update(x, lam, gx, gl, moments, step, rate, moving)
+        _, _, gx, gl = self.gradients(x, lam, step, measure=False)
+        rate, moves = rate_at(self.config, step), []
+        for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
+            mask = _over(moving, variable)
+            direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
+            moves.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
+        for variable, direction, own in moves:
+            variable.sub_(direction.mul_(own * rate))
+        if self.config.constraint != "project":
+            return
+        if self.box is not None:
+            x.clamp_(*box(self.box, x))
+        if self.objective.nonnegative and moving.ndim == 1:
+            lam.clamp_(min=self.lam_min)
+        elif self.objective.nonnegative:
+            # An empty slot has no multiplier, whatever the least one is.
+            lam.copy_(torch.where(_over(moving, lam), lam.clamp(min=self.lam_min), lam))
 
     def next_look(self, step: int) -> int:
         """The step after which the loss is looked at next.
@@ -333,9 +350,28 @@ class Solver:
         self.padding = charge * (~population.active).sum(1)
 
     def _look(self, state: SolverState) -> SolverState:
-        """History, best points and divergence, see :func:`look`."""
+        """History, best snapshots, and runs that left the finite numbers.
+
+        A run that began near zero may come back to what no candidates at all would cost.
+        """
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
-        return look(state, state.x, state.lam, loss, layers, self.problem.empty_loss)
+        first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
+        fine = torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=self.problem.empty_loss))
+        better = state.alive & fine & (loss < state.best_loss)
+        # A run stopped by the clock has been looked at where it goes on from.
+        population = state.population
+        past = len(state.steps) - (state.step in state.steps[-1:])
+        return state.replace(
+            best_x=_where(better, state.x, state.best_x),
+            best_lam=_where(better, state.lam, state.best_lam),
+            best_loss=torch.where(better, loss, state.best_loss),
+            first_loss=first,
+            alive=state.alive & fine,
+            steps=(*state.steps[:past], state.step),
+            loss=(*state.loss[:past], loss.detach().cpu().double()),
+            layers=(*state.layers[:past], layers.detach().cpu().double()),
+            population=population if population is None else population.keep_best(better),
+        )
 
     def _closed_form_due(self, step: int) -> bool:
         return bool(
@@ -356,23 +392,17 @@ class Solver:
                 equation.half = False
 
     def gradients(
-        self, x: Tensor, lam: Tensor, step: Step
+        self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam."""
-        share, sharpness, _ = schedule(self.config, step, self.sharpness)
-        return self._gradients(x, lam, share, sharpness)
+        """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam.
 
-    def _gradients(
-        self, x: Tensor, lam: Tensor, share: Step, sharpness: Step, measure: bool = True
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same, at a given share of the schedule and sharpness; priors and margins are in the loss.
-
-        Multipliers are stored over a scale, by default one that makes the first sum as large as the
-        target, so that one rate suits all networks: by the chain rule their gradient is multiplied by
-        it. Priors see pixels, whatever the search is in.
+        Priors and margins are in the loss. Multipliers are stored over a scale, by default one that
+        makes the first sum as large as the target, so that one rate suits all networks: by the chain rule
+        their gradient is multiplied by it. Priors see pixels, whatever the search is in.
 
         measure: the loss is wanted too, and not its gradients alone.
         """
+        share, sharpness = share_at(self.config, step), self.sharpness_at(step)
         margins = None if self.margins is None else self.margins.at(share)
         found = self.problem.evaluate(x, lam * self.scale, sharpness, measure, margins)
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
@@ -382,43 +412,6 @@ class Solver:
                 prior_x = self.space.reduce(prior_x)
             gx, gl, loss = gx.add_(prior_x), gl.add_(prior_lam), loss + (total - self.padding)
         return loss, found.layers, gx, gl
-
-    def _update(
-        self,
-        x: Tensor,
-        lam: Tensor,
-        gx: Tensor,
-        gl: Tensor,
-        moments: Moments,
-        step: Step,
-        rate: Step,
-        alive: Tensor,
-    ) -> None:
-        """Change x, lam and moments; gx and gl are used up.
-
-        Both directions are worked out before either variable moves. Projection comes last: candidates
-        into the known box, multipliers above the least one, for a slot in use.
-
-        rate: factor on both learning rates.
-        alive: (R,) runs or (R, m) candidates; the others stay put.
-        """
-        moves = []
-        for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
-            mask = _over(alive, variable)
-            direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
-            moves.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
-        for variable, direction, own in moves:
-            variable.sub_(direction.mul_(own * rate))
-        if self.config.constraint != "project":
-            return
-        if self.box is not None:
-            x.clamp_(*box(self.box, x))
-        if self.objective.nonnegative and alive.ndim == 1:
-            lam.clamp_(min=self.lam_min)
-        elif (
-            self.objective.nonnegative
-        ):  # an empty slot has no multiplier, whatever the least one is
-            lam.copy_(torch.where(_over(alive, lam), lam.clamp(min=self.lam_min), lam))
 
     def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
         """What is subtracted, before the rate: momentum of SGD, or Adam's ratio of corrected moments.
@@ -504,13 +497,6 @@ class Solver:
         return balancing_scale(self.problem, x, self.lam_shape, sharpness)
 
 
-def schedule(
-    config: AttackConfig, step: Step, sharpness: Step | None = None
-) -> tuple[Step, Step, Step]:
-    """Share of the steps that are done, sharpness of the surrogate, factor on both learning rates."""
-    return share_at(config, step), sharpness_at(config, step, sharpness), rate_at(config, step)
-
-
 def share_at(config: AttackConfig, step: Step) -> Step:
     """Of the steps, 1 at the last one."""
     return _at_most(step / max(1, config.steps - 1), 1.0)
@@ -581,32 +567,6 @@ class StaticSteps:
         self.repeaters[fast].run(count)
         kept = {name: moment.clone() for name, moment in moments.items()}
         return live["x"].clone(), live["lam"].clone(), kept
-
-
-def look(
-    state: SolverState, x: Tensor, lam: Tensor, loss: Tensor, layers: Tensor, empty_loss: float
-) -> SolverState:
-    """History, best snapshots, and runs that left the finite numbers.
-
-    empty_loss: what no candidates at all would cost; a run that began near zero may come back to it.
-    """
-    first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-    fine = torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=empty_loss))
-    better = state.alive & fine & (loss < state.best_loss)
-    # A run stopped by the clock has been looked at where it goes on from.
-    population = state.population
-    past = len(state.steps) - (state.step in state.steps[-1:])
-    return state.replace(
-        best_x=_where(better, x, state.best_x),
-        best_lam=_where(better, lam, state.best_lam),
-        best_loss=torch.where(better, loss, state.best_loss),
-        first_loss=first,
-        alive=state.alive & fine,
-        steps=(*state.steps[:past], state.step),
-        loss=(*state.loss[:past], loss.detach().cpu().double()),
-        layers=(*state.layers[:past], layers.detach().cpu().double()),
-        population=population if population is None else population.keep_best(better),
-    )
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:

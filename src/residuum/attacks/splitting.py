@@ -42,9 +42,7 @@ from residuum.engine.explicit import Candidates
 from residuum.networks import Polynomial
 from residuum.theory.multipliers import factor_dense, solve
 
-ITERATIONS = (
-    20  # of Lanczos: what is wanted is a direction of negative curvature, not its last digits
-)
+ITERATIONS = 20  # of Lanczos: a direction of negative curvature is wanted, not its last digits
 HALVINGS = 14  # step lengths that a line search tries, each half of the one before
 Product = Callable[[Tensor], Tensor]
 
@@ -97,10 +95,8 @@ class Curvature:
         return total
 
     def _left(self, run: int, x: Tensor) -> dict[str, Tensor]:
-        problem, lam = self.problem, self.lam[run].detach()
-        return problem.residual(
-            problem.models(self.sharpness, run), x, lam, self.problem.labels_of(run)
-        )
+        problem, models = self.problem, self.problem.models(self.sharpness, run)
+        return problem.residual(models, x, self.lam[run].detach(), problem.labels_of(run))
 
     @torch.enable_grad()
     def _residual(self, run: int) -> dict[str, Tensor]:
@@ -138,9 +134,8 @@ def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tenso
     """(R, P) sqrt(w) r, so that the loss is the squared norm of a row (up to a constant outside)."""
     curvature = Curvature(problem, x, lam, sharpness)
     parts = []
-    for i, (names, w) in enumerate(
-        zip(problem.groups.values(), problem.layer_weights, strict=True)
-    ):
+    layers = zip(problem.groups.values(), problem.layer_weights, strict=True)
+    for i, (names, w) in enumerate(layers):
         if w == 0:
             continue
         if problem.explicit is not None:

@@ -90,6 +90,11 @@ class Candidates:
     def __getitem__(self, rows: slice) -> Candidates:
         return Candidates(self.x[:, rows], self.lam[:, rows], self.labels[..., rows])
 
+    def of_run(self, run: int) -> Candidates:
+        """Those of one run alone: x (m, ...)."""
+        labels = self.labels if self.labels.ndim == 1 else self.labels[run]
+        return Candidates(self.x[run], self.lam[run], labels)
+
 
 @dataclass(frozen=True)
 class _Pass:

@@ -16,18 +16,19 @@ and side by side by ``vmap`` on a GPU, which small networks leave idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vjp, vmap
 
-from residuum.engine.explicit import Covectors
+from residuum.engine.explicit import Candidates, Covectors
 from residuum.errors import ArchitectureError
 from residuum.networks.probing import second_derivatives
-from residuum.stationarity import Theta, parameters
+from residuum.stationarity import Theta, layer_squares, parameters
 
 WORKSPACE = 2 * 2**30  # bytes of one chunk, in the passes and their graphs
 GRAPHS = 8  # times what a forward pass saves: it, the pass back, the pass through both, temporaries
@@ -63,42 +64,29 @@ class GenericEquation:
         self,
         models: Sequence[nn.Module],
         objective: Covectors,
-        x: Tensor,
-        lam: Tensor,
-        labels: Tensor,
+        at: Candidates,
     ) -> Found:
         """(R, L) squared residuals of the layers, and the gradients of each run's L in x and lam.
 
         models: the points, each with the surrogate that this evaluation has.
-        labels: (m,) or (R, m).
+        at: with x (R, m, *shape).
         """
-        runs, m = x.shape[:2]
+        runs, m = at.x.shape[:2]
         own = torch.backends.cudnn.flags(enabled=False) if self.recurrent else nullcontext()
         with second_derivatives(), own:
-            room = self._room(models[0], x[0, :1])
+            room = self._room(models[0], at.x[0, :1])
             if self.side_by_side and runs > 1 and runs * m <= room:
                 try:
-                    return self._side_by_side(models, objective, x, lam, labels)
+                    return self._side_by_side(models, objective, at)
                 except (RuntimeError, ValueError):  # a forward that vmap cannot transform
                     self.side_by_side = False
-            found = [
-                self._one(
-                    models, objective, x[r], lam[r], labels if labels.ndim == 1 else labels[r], room
-                )
-                for r in range(runs)
-            ]
+            found = [self._one(models, objective, at.of_run(r), room) for r in range(runs)]
         parts, gx, gl = (torch.stack(each) for each in zip(*found, strict=True))
         return parts, gx, gl
 
     @torch.enable_grad()
     def _one(
-        self,
-        models: Sequence[nn.Module],
-        objective: Covectors,
-        x: Tensor,
-        lam: Tensor,
-        labels: Tensor,
-        room: int,
+        self, models: Sequence[nn.Module], objective: Covectors, at: Candidates, room: int
     ) -> Found:
         """One run: x (m, *shape), in chunks of ``room`` candidates.
 
@@ -107,7 +95,7 @@ class GenericEquation:
         derivatives in the chunk's candidates as L has, so that every chunk is passed twice and no graph
         outlives its chunk.
         """
-        x, lam = x.detach().requires_grad_(), lam.detach().requires_grad_()
+        x, lam, labels = at.x.detach().requires_grad_(), at.lam.detach().requires_grad_(), at.labels
 
         def total(rows: slice, keep: bool) -> Theta:
             """T of these candidates; keep: differentiable in x and lam."""
@@ -135,7 +123,8 @@ class GenericEquation:
         chunks = [slice(start, start + room) for start in range(0, len(x), room)]
         if len(chunks) == 1:
             whole = total(chunks[0], True)
-            parts = self._squares({name: t - whole[name] for name, t in self.target.items()})
+            left = {name: t - whole[name] for name, t in self.target.items()}
+            parts = layer_squares(left, self.groups)
             gx, gl = gradients(parts @ self.weights)
             return parts.detach(), gx, gl
         left = dict(self.target)
@@ -149,15 +138,10 @@ class GenericEquation:
             inner = torch.stack([(v[n] * t).sum() for n, t in total(rows, True).items()]).sum()
             own = gradients(inner)
             gx[rows], gl[rows] = own[0][rows], own[1][rows]
-        return self._squares(left), gx, gl
+        return layer_squares(left, self.groups), gx, gl
 
     def _side_by_side(
-        self,
-        models: Sequence[nn.Module],
-        objective: Covectors,
-        x: Tensor,
-        lam: Tensor,
-        labels: Tensor,
+        self, models: Sequence[nn.Module], objective: Covectors, at: Candidates
     ) -> Found:
         """All runs in one pass by ``vmap``; the same as one after another.
 
@@ -169,28 +153,23 @@ class GenericEquation:
             def loss(x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
                 left = dict(self.target)
                 for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
-                    outputs, pull, *_ = vjp(_outputs(model, x), theta)
+                    outputs, pull, *_ = vjp(partial(_outputs, model, x), theta)
                     (terms,) = pull(objective.covectors(k, outputs, labels, lam))
                     left = {name: t - terms[name] for name, t in left.items()}
-                parts = self._squares(left)
+                parts = layer_squares(left, self.groups)
                 return parts @ self.weights, parts
 
             (gx, gl), parts = grad(loss, argnums=(0, 1), has_aux=True)(x, lam)
             return parts, gx, gl
 
-        return vmap(one, in_dims=(0, 0, None if labels.ndim == 1 else 0))(x, lam, labels)
+        return vmap(one, in_dims=(0, 0, None if at.labels.ndim == 1 else 0))(
+            at.x, at.lam, at.labels
+        )
 
     def workspace_of(self, candidates: int) -> int:
         """Bytes that the passes of an evaluation take, as estimated; known after the first one."""
         once = GRAPHS * self.saved
         return min(candidates * once, max(once, self.workspace))
-
-    def _squares(self, left: Theta) -> Tensor:
-        """(L,) of every layer."""
-        parts = [
-            torch.stack([left[n].square().sum() for n in names]).sum() for names in self.groups
-        ]
-        return torch.stack(parts)
 
     def _room(self, model: nn.Module, x: Tensor) -> int:
         """Candidates of one chunk; what a forward pass saves is measured once, on one and two samples.
@@ -215,8 +194,8 @@ class GenericEquation:
         return max(1, self.workspace // (GRAPHS * self.saved))
 
 
-def _outputs(model: nn.Module, x: Tensor) -> Callable[[Theta], Tensor]:
-    return lambda theta: functional_call(model, theta, (x,))
+def _outputs(model: nn.Module, x: Tensor, theta: Theta) -> Tensor:
+    return functional_call(model, theta, (x,))
 
 
 @torch.enable_grad()
