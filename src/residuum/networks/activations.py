@@ -53,20 +53,24 @@ class ReLU(nn.ReLU, Activation):
         return (z > 0).to(z.dtype)
 
 
-class _SigmoidBackward(torch.autograd.Function):
-    """Forward relu(z); backward and forward-mode derivative sigmoid(alpha z)."""
+class _SmoothBackward(torch.autograd.Function):
+    """A function of z whose derivatives, backward and in forward mode, are those of sharpness alpha."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor, alpha: float) -> Tensor:
-        return z.clamp_min(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         z, ctx.alpha = inputs
         ctx.save_for_backward(z)
         ctx.save_for_forward(z)
+
+
+class _SigmoidBackward(_SmoothBackward):
+    """Forward relu(z); backward and forward-mode derivative sigmoid(alpha z)."""
+
+    @staticmethod
+    def forward(z: Tensor, alpha: float) -> Tensor:
+        return z.clamp_min(0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -79,20 +83,12 @@ class _SigmoidBackward(torch.autograd.Function):
         return tangent * torch.sigmoid(ctx.alpha * z)
 
 
-class _SoftmaxBackward(torch.autograd.Function):
+class _SoftmaxBackward(_SmoothBackward):
     """Forward max over the first dimension; backward and forward-mode derivative softmax(alpha z)."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(z: Tensor, alpha: float) -> Tensor:
         return z.amax(0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        z, ctx.alpha = inputs
-        ctx.save_for_backward(z)
-        ctx.save_for_forward(z)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

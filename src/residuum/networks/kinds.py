@@ -222,15 +222,15 @@ class Architecture:
     def parse(cls, text: str) -> Architecture:
         """Read an architecture string, or say which rule it breaks."""
         text = text.strip()
+
+        def wrong(rule: str, got: object) -> ArchitectureError:
+            return ArchitectureError(f"{rule}; got {got}.", EXAMPLE)
+
         if len(text) > MAX_LENGTH:
-            raise ArchitectureError(
-                f"An architecture has at most {MAX_LENGTH} characters; got {len(text)}.", EXAMPLE
-            )
+            raise wrong(f"An architecture has at most {MAX_LENGTH} characters", len(text))
         match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
         if match is None:
-            raise ArchitectureError(
-                f"An architecture reads kind:width-width-...[,option=value]; got {text!r}.", EXAMPLE
-            )
+            raise wrong("An architecture reads kind:width-width-...[,option=value]", repr(text))
         name, sizes, rest = match.groups()
         if name not in KINDS:
             raise ArchitectureError(
@@ -240,14 +240,11 @@ class Architecture:
         first, *others = sizes.split("-")
         shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, others))
         if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
-            raise ArchitectureError(
-                f"Widths lie between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
-            )
+            raise wrong(f"Widths lie between 1 and {MAX_PARAMETERS}", repr(text[:80]))
         if kind.rank not in (None, len(shape)):
             wanted = "one input width" if kind.rank == 1 else "CxHxW"
             raise ArchitectureError(
-                f"{name} needs {wanted} first; got {first!r}.",
-                f"Example: --arch {kind.example}.",
+                f"{name} needs {wanted} first; got {first!r}.", f"Example: --arch {kind.example}."
             )
         for option in options:
             require_known(option, kind.options, f"{name} has no option", ArchitectureError)
@@ -457,13 +454,8 @@ def _text(coefficients: tuple[float, ...]) -> str:
     return "/".join(str(int(c)) if c == int(c) and abs(c) < 1e15 else repr(c) for c in coefficients)
 
 
-KINDS: dict[str, Kind] = {
-    "mlp": _MLP(),
-    "convnet": _ConvNet(),
-    "polynomial": _Polynomial(),
-    "module": _Kept(),
-}
-KINDS = plugins.Table("network kind", KINDS)
+BUILT_IN = {"mlp": _MLP(), "convnet": _ConvNet(), "polynomial": _Polynomial(), "module": _Kept()}
+KINDS: dict[str, Kind] = plugins.Table("network kind", BUILT_IN)
 
 
 def recognised(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:

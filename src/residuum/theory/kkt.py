@@ -31,7 +31,6 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
-from residuum import stationarity
 from residuum.errors import DataError
 from residuum.networks import MLP, ReLU, Trace, balance, dense_chain, homogeneity_order
 from residuum.networks.probing import second_derivatives
@@ -40,6 +39,8 @@ from residuum.stationarity import (
     Rows,
     Theta,
     flatten,
+    gram,
+    jacobian,
     layer_residuals,
     mlp_gram,
     norm,
@@ -48,7 +49,6 @@ from residuum.stationarity import (
     residual,
 )
 from residuum.theory import multipliers as mult
-from residuum.theory.multipliers import DENSE_BYTES, Factor, factor_dense, factor_gram
 from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
 
 KINK_TOLERANCE = 1e-3  # of |w_j| |x_i|, see find_kinks
@@ -162,13 +162,12 @@ def fit_multipliers(
     method: "gram", "dense", or "auto": the Gram matrix unless its condition exceeds 1e12.
     """
     theta = parameters(model)
-    matrix = stationarity.gram(model, x, rows)
+    matrix = gram(model, x, rows)
     factor, note = mult.factor_gram(matrix, project(model, x, rows, theta)), ""
     fits = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
     poor = factor.condition > mult.MAX_CONDITION
     if method == "dense" or (method == "auto" and poor and fits):
-        dense = stationarity.jacobian(model, x, rows)
-        factor = mult.factor_dense(dense, stationarity.flatten(theta))
+        factor = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
     elif poor:
         note = f"Gram matrix of condition {factor.condition:.1e}: multipliers have few digits"
     lam = mult.solve(factor, free)
@@ -337,7 +336,7 @@ def _solve(
     return residual, fine
 
 
-def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> Factor:
+def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> mult.Factor:
     """QR of the dense columns where they fit, the Gram matrix otherwise.
 
     The Gram matrix squares the condition number, but needs no column of the size of theta: products of
@@ -345,20 +344,20 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> F
     """
     theta = parameters(model)
     size = sum(t.numel() for t in theta.values())
-    if len(index) * size * 8 > DENSE_BYTES // 2:
+    if len(index) * size * 8 > mult.DENSE_BYTES // 2:
         inner = torch.zeros(len(index), dtype=torch.float64)
         for i, signal in enumerate(signals):
             inner += (signal * trace.pre[i][index]).sum(1)  # <d a^T, W> + <d, b> = <d, pre>
-        return factor_gram(mlp_gram(model, trace, index, signals), inner)
+        return mult.factor_gram(mlp_gram(model, trace, index, signals), inner)
     parts = []
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
         parts.append((signal[:, :, None] * trace.inputs[i][index][:, None, :]).flatten(1))
         parts += [signal] if layer.bias is not None else []
-    return factor_dense(torch.cat(parts, 1), flatten(theta))
+    return mult.factor_dense(torch.cat(parts, 1), flatten(theta))
 
 
 def _quadratic_programme(
-    factor: Factor, rows: int, owner: Tensor, seconds: float = math.inf
+    factor: mult.Factor, rows: int, owner: Tensor, seconds: float = math.inf
 ) -> tuple[Tensor, bool]:
     """min ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner]; z = (lam, mu).
 
