@@ -18,8 +18,8 @@ PRODUCT = re.compile(r"<(?=[\w']+, )")  # <nu, x>: an inner product, and no tag 
 CODE = re.compile(r"(^```.*?^```$|^ {4}.*?$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 LISTING = re.compile(r"^# listing: (\S+)$", re.MULTILINE)
 TABLES = re.compile(r"^# settings: (\w+)$", re.MULTILINE)
-COMMANDS = re.compile(r"^# commands$", re.MULTILINE)
-WORDS = re.compile(r"^# words$", re.MULTILINE)
+COMMANDS = re.compile(r"^<!-- commands -->$", re.MULTILINE)
+WORDS = re.compile(r"^<!-- words -->$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
@@ -35,7 +35,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     A link to nothing stays as it is, for mkdocs to refuse it. Inner products outside code are kept.
     A line `# listing: path` becomes the file at that path of the repository, `# settings: attack` the
-    tables of an attack's settings, `# words` the glossary of reports, `# commands` what `--help` lists.
+    tables of an attack's settings, `<!-- words -->` the glossary of reports and `<!-- commands -->` what
+    `--help` lists.
     """
     folder = Path(config["docs_dir"]) / Path(page.file.src_path).parent
 
