@@ -304,6 +304,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "--json" in shown
     assert "--quiet" in shown
+    assert not re.search(r"\w-\n", shown)  # no name is broken at its hyphens
     _, found, examples = shown.partition("Examples:")
     assert found
     lines = [line.strip() for line in examples.splitlines() if line.strip()]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from residuum.records import Checkpoint, Knowledge
 
 PROVENANCES = ("user", "train", "holdout", "release")
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
 OWN = "own"
 INIT_FILE = "init.safetensors"
 ConfigT = TypeVar("ConfigT", bound=Settings)
@@ -146,7 +147,18 @@ def _narrowed(kind: Any, default: Any) -> Any:
 
 
 class Grouped(TyperCommand):
-    """A command whose help has its options in groups."""
+    """A command whose help has its options in groups and breaks no name at its hyphens."""
+
+    def get_help(self, ctx: Any) -> str:
+        """While lines are made, a sign at which none ends stands for a hyphen."""
+        formatter = ctx.make_formatter()
+        paragraph, listing = formatter.write_text, formatter.write_dl
+        formatter.write_text = lambda text: paragraph(text.replace("-", HYPHEN))
+        formatter.write_dl = lambda rows: listing(
+            [(name, text.replace("-", HYPHEN)) for name, text in rows]
+        )
+        self.format_help(ctx, formatter)
+        return str(formatter.getvalue()).replace(HYPHEN, "-").rstrip("\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, then every place of ``PLACES``; ``--help`` itself is basic."""
