@@ -187,7 +187,7 @@ def _after_a_leak(result: AuditResult) -> NextStep:
             "Do not release this file: it holds training records as they are. Where a network stands "
             "beside them, the first command writes its weights alone. A model that is made of its "
             "records, such as nearest neighbours, cannot be had without them: train another kind. The "
-            "last command writes this report without images, to be shown to others.",
+            "last command writes this report without any sample, to be shown to others.",
             (_stripped(result)[0], redact),
         )
     surfaces = {row.surface for row in result.attacks if row.survives}
@@ -195,7 +195,7 @@ def _after_a_leak(result: AuditResult) -> NextStep:
         return NextStep(
             "Do not release this file as it is. Its optimiser state gives samples back, and nobody "
             "needs that to use the network: strip it and audit what is left. The last command writes "
-            "this report without images, to be shown to others.",
+            "this report without any sample, to be shown to others.",
             (*_stripped(result), redact),
         )
     arch = result.checkpoint.arch
@@ -206,7 +206,7 @@ def _after_a_leak(result: AuditResult) -> NextStep:
         text = (
             "Do not release this file. What came back is in the weights, and only another training "
             "changes that: with fewer steps, more samples, noise or differential privacy. Audit the "
-            "result again. The command writes this report without images, to be shown to others."
+            "result again. The command writes this report without any sample, to be shown to others."
         )
         return NextStep(text, (redact,))
     defend = ["residuum", "defend", "--data", files["data"], "--arch", arch]
@@ -215,8 +215,8 @@ def _after_a_leak(result: AuditResult) -> NextStep:
     return NextStep(
         "Do not release this file. What came back is in the weights, and only another training changes "
         "that: the first command measures what defenses keep of the accuracy and of the leak. "
-        "Retrain with one that helps and audit again. The second command writes this report without "
-        "images, to be shown to others.",
+        "Retrain with one that helps and audit again. The second command writes this report without any "
+        "sample, to be shown to others.",
         (shlex.join(defend), redact),
     )
 
