@@ -27,7 +27,6 @@ def test_the_pictures_tell_what_happened():
         4: (30, None, 40),
     }
     assert known[1].children == (3, 2)
-    assert known[2].joined == 0
     grown, seen = SMALL.changed(surrogate="softplus"), Follow(torch.zeros(5))
     found = attack(released(), None, grown, watch=seen)
     assert family_figure(found)[:4] == b"\x89PNG"

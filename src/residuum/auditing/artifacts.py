@@ -27,17 +27,14 @@ from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
 from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.evaluation.null import SIGNIFICANCE
-from residuum.records import Certificate, Exposure, Reconstruction, Scores, Uniqueness
+from residuum.records import Certificate, Reconstruction, Scores, Uniqueness
+from residuum.records.base import json_schema
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report.html import model_card, render
 from residuum.report.sarif import sarif
 
-CONFIG, ENVIRONMENT, SCORES, CERTIFICATE = (
-    "config.toml",
-    "environment.json",
-    "scores.json",
-    "certificate.json",
-)
+CONFIG, ENVIRONMENT = "config.toml", "environment.json"
+SCORES, CERTIFICATE = "scores.json", "certificate.json"
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
 MAX_BYTES = 1 << 20  # of a configuration file: far beyond what somebody would write
@@ -45,8 +42,10 @@ Positive = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 WORK, RESULT, STATE, PLAN = "work", "result.json", "state", "plan.json"
 MAIN = "reconstruction.safetensors"
+# Settings of an audit that are neither files nor facts nor what the network is.
+HOW = ["task", "preset", "budget", "steps", "seed", "subsets", "device", "baselines"]
+HOW += ["vouch", "twin", "recipe", "surface"]
 SCHEMA_VERSION = "3.2"
-SCHEMA_ID = f"urn:residuum:result:{SCHEMA_VERSION}"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 MOST_CANDIDATES, MOST_EXPOSED = (
@@ -72,9 +71,10 @@ def write_artifacts(
     file: the checkpoint as the caller names it, for SARIF.
     """
     out = folder.path
-    written = [_reconstruction_file(part, i) for i, part in enumerate(result.reconstructions)]
-    for name, part in zip(written, result.reconstructions, strict=True):
-        part.save(out / name)
+    written = []
+    for i, part in enumerate(result.reconstructions):
+        written.append(f"reconstruction-{i}-{part.attack}.safetensors" if i else MAIN)
+        part.save(out / written[-1])
     result.save_record(out / AUDIT)
     result.knowledge.save(out / KNOWLEDGE)
     if not sources or not sources.get("checkpoint"):
@@ -150,27 +150,9 @@ def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
     return path / AUDIT, tuple(Reconstruction.load(path / name) for name in order)
 
 
-def _reconstruction_file(part: Reconstruction, place: int) -> str:
-    return MAIN if place == 0 else f"reconstruction-{place}-{part.attack}.safetensors"
-
-
 def _config(result: AuditResult, sources: dict[str, Any]) -> str:
     settings = {
-        name: result.settings[name]
-        for name in (
-            "task",
-            "preset",
-            "budget",
-            "steps",
-            "seed",
-            "subsets",
-            "device",
-            "baselines",
-            "vouch",
-            "twin",
-            "recipe",
-            "surface",
-        )
+        name: result.settings[name] for name in HOW
     }  # the batches take the budget's place; the uniqueness certificate still has its share of it
     hashes = {name: digest for name, digest in result.hashes.items() if digest}
     model = result.settings.get("model")
@@ -543,18 +525,13 @@ def publish(
     """
     verdict, network = result.verdict, result.inspection
     directions, directions_of = result.directions
-    same = (
-        "created",
-        "subject",
-        "certificate_of",
-        "uniqueness_reason",
-        "seconds",
-        "settings",
-        "assumptions",
-        "limitations",
-        "warnings",
-        "notes",
-    )
+    same = ["created", "subject", "certificate_of", "uniqueness_reason", "seconds", "settings"]
+    same += ["assumptions", "limitations", "warnings", "notes", "findings", "controls"]
+    same += ["membership", "applies", "batches"]
+    exposure = None
+    if (found := result.exposure) is not None:
+        rows = found.rows(MOST_EXPOSED)
+        exposure = {**found.summary(), "lines": list(found.lines), "per_record": rows}
     measured = ("arch", "parameters", "input_shape", "outputs", "homogeneity_order", "balance")
     return Result.model_validate(
         {
@@ -566,11 +543,8 @@ def publish(
                 "suite": {"version": result.suite, "attacks": result.suite_attacks},
             },
             "next_step": vars(result.screen.next),
-            "verdict": {
-                **vars(verdict),
-                "exit_code": verdict.exit_code,
-                "sentence": verdict.sentence,
-            },
+            "verdict": vars(verdict)
+            | {"exit_code": verdict.exit_code, "sentence": verdict.sentence},
             "network": {
                 **{name: getattr(network, name) for name in measured},
                 "first_layer_directions": directions,
@@ -578,17 +552,13 @@ def publish(
             },
             "fit": None if result.fit is None else vars(result.fit) | {"line": result.fit.line},
             "knowledge": [fact._asdict() for fact in result.knowledge.facts],
-            "findings": result.findings,
-            "controls": result.controls,
             "checks": {
-                "told_apart": result.checks.told_apart,
-                "vouched": result.checks.vouched,
-                "twin": result.checks.twin,
+                **{
+                    name: getattr(result.checks, name) for name in ("told_apart", "vouched", "twin")
+                },
                 "shown": result.shown,
             },
-            "membership": result.membership,
-            "exposure": _exposure(result.exposure),
-            "applies": result.applies,
+            "exposure": exposure,
             "attacks": [
                 vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
                 for row in result.attacks
@@ -596,9 +566,8 @@ def publish(
             "scores": _counts(result.scores),
             "selected": _counts(result.selected),
             "candidates": _candidates(result),
-            "certificate": None if result.certificate is None else result.certificate.to_json(),
-            "uniqueness": None if result.uniqueness is None else result.uniqueness.to_json(),
-            "batches": result.batches,
+            "certificate": _plain(result.certificate),
+            "uniqueness": _plain(result.uniqueness),
             "request": request,
             "inputs": result.hashes,
             "artifacts": artifacts,
@@ -627,12 +596,6 @@ def _candidates(result: AuditResult) -> list[dict[str, Any]]:
     return rows
 
 
-def _exposure(found: Exposure | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {**found.summary(), "lines": list(found.lines), "per_record": found.rows(MOST_EXPOSED)}
-
-
 def _counts(scores: Scores | None) -> dict[str, Any] | None:
     if scores is None:
         return None
@@ -645,5 +608,4 @@ def _counts(scores: Scores | None) -> dict[str, Any] | None:
 
 def result_schema() -> dict[str, Any]:
     """The JSON Schema of ``result.json``."""
-    schema = Result.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
+    return json_schema(Result, "result", SCHEMA_VERSION)

@@ -21,8 +21,8 @@ from residuum.attacks import AttackConfig, estimate
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge, Record
 
-ATTACK_SHARE = 0.42
-FEWEST_RESTARTS = 4
+ATTACK_SHARE = 0.42  # of the budget: what the checks and everything below leave
+FEWEST_RESTARTS = 4  # that even a short audit plans: what several agree on counts for more
 PARTS = 6  # of an attack's time: one is repeated on a permuted target, one on the twin
 CHECK_SHARE = 1 / 3  # of the budget, at most, for asking whether the audit can be believed
 TWIN_SHARE = 0.04  # of the twin's training; its attack takes what the audited one took
@@ -53,6 +53,11 @@ class Batch(Record):
     steps: int
     seed: int
 
+    def of(self, config: AttackConfig) -> AttackConfig:
+        """The settings of this batch, those of ``config`` otherwise."""
+        config = replace(config, objective=self.attack, restarts=self.restarts)
+        return replace(config, steps=self.steps, seed=self.seed)
+
 
 def seconds_of(budget: str | float) -> float:
     """``"90s"``, ``"1m30s"``, ``"1.5h"``, ``"5 minutes"`` or a number of seconds."""
@@ -60,10 +65,7 @@ def seconds_of(budget: str | float) -> float:
     parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
     whole = "".join(number + unit for number, unit in parts) == text
     # Only the last number may be without a unit, and only where it is the only one: seconds.
-    sizes = [
-        UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) if unit else math.nan
-        for _, unit in parts
-    ]
+    sizes = [UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) for _, unit in parts]
     if len(parts) == 1 and not parts[0][1]:
         sizes = [1.0]
     value = sum(float(number) * size for (number, _), size in zip(parts, sizes, strict=True))
@@ -123,12 +125,7 @@ class Plan:
 
 
 def first_batch(
-    checkpoint: Checkpoint,
-    knowledge: Knowledge,
-    config: AttackConfig,
-    share: float,
-    *,
-    exact: bool = False,
+    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, share: float, exact: bool
 ) -> Plan:
     """The batch that the others of ``share`` seconds will be like.
 

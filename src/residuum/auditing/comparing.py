@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from residuum.auditing.budget import duration, seconds_of
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import GRADES, INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Verdict
 from residuum.records import Record
+from residuum.records.base import json_schema
 
 BETTER, WORSE, ALIKE = "better", "worse", "alike"
 ORDER = (NO_LEAK_FOUND, INCONCLUSIVE, LEAK)  # the best first
@@ -57,11 +56,8 @@ def diff(before: AuditResult | str | Path, after: AuditResult | str | Path) -> D
     change, sentence = _change(a.verdict, b.verdict)
     unlike = _unlike(a, b)
     gone = came = None
-    if (
-        a.findings is not None
-        and b.findings is not None
-        and not any("data" in one for one in unlike)
-    ):
+    same_data = not any("data" in one for one in unlike)
+    if a.findings is not None and b.findings is not None and same_data:
         first, second = set(a.findings.samples), set(b.findings.samples)
         gone, came = tuple(sorted(first - second)), tuple(sorted(second - first))
     first_name, second_name = (
@@ -72,20 +68,13 @@ def diff(before: AuditResult | str | Path, after: AuditResult | str | Path) -> D
 
 def diff_schema() -> dict[str, Any]:
     """The JSON Schema of what ``residuum diff --json`` prints."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:residuum:diff:1.0",
-        **TypeAdapter(Difference).json_schema(),
-    }
+    return json_schema(Difference, "diff", "1.0")
 
 
 def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
     """The word and the sentence: by outcome, then grade, then counts beyond their intervals."""
-    names = {
-        LEAK: "a leak",
-        NO_LEAK_FOUND: "no leak",
-        INCONCLUSIVE: "nothing that could be decided",
-    }
+    undecided = "nothing that could be decided"
+    names = {LEAK: "a leak", NO_LEAK_FOUND: "no leak", INCONCLUSIVE: undecided}
     if a.outcome != b.outcome:
         better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
         said = f"The first audit found {names[a.outcome]}, the second {names[b.outcome]}."
@@ -98,10 +87,8 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
     worst = list(GRADES)
     if a.grade != b.grade and a.grade in worst and b.grade in worst:
         better = worst.index(b.grade) > worst.index(a.grade)
-        return (
-            BETTER if better else WORSE,
-            f"Both audits found a leak; its grade went from {a.grade} to {b.grade}.",
-        )
+        said = f"Both audits found a leak; its grade went from {a.grade} to {b.grade}."
+        return (BETTER if better else WORSE), said
     if a.interval is None or b.interval is None or a.n != b.n:
         return ALIKE, "Both audits found a leak."
     if b.interval[1] < a.interval[0]:
@@ -121,24 +108,16 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
 
     row("came back", lambda x: _count(x.verdict))
     row("by chance", lambda x: _figure(x.verdict.expected_by_chance))
-    row("beyond chance, 95%", lambda x: _interval(x.verdict))
+    row("beyond chance, 95%", lambda x: (i := x.verdict.interval) and f"{i[0]:.1f} to {i[1]:.1f}")
     row("p", lambda x: _figure(x.verdict.p_value))
     row("right on training samples", lambda x: x.fit and x.fit.figure(x.fit.train))
-    row(
-        "right on held-out samples",
-        lambda x: x.fit and x.fit.holdout is not None and x.fit.figure(x.fit.holdout),
-    )
-    for name in dict.fromkeys(
-        one.name for x in (a, b) for one in x.attacks if one.recovered is not None
-    ):
+    seen = "right on held-out samples"
+    row(seen, lambda x: x.fit and x.fit.holdout is not None and x.fit.figure(x.fit.holdout))
+    counted = [one.name for x in (a, b) for one in x.attacks if one.recovered is not None]
+    for name in dict.fromkeys(counted):
         row(f"by {name}", lambda x, name=name: _of(x, name))
     row(
-        "from a twin",
-        lambda x: (
-            x.checks.twin
-            and not x.checks.twin.reason
-            and f"{x.checks.twin.recovered} of {x.checks.twin.n}"
-        ),
+        "from a twin", lambda x: (t := x.checks.twin) and not t.reason and f"{t.recovered} of {t.n}"
     )
     row("membership, AUC by loss", lambda x: x.membership and f"{x.membership.loss.auc:.2f}")
     return tuple(rows)
@@ -155,14 +134,6 @@ def _count(verdict: Verdict) -> str:
     return "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}"
 
 
-def _interval(verdict: Verdict) -> str:
-    return (
-        ""
-        if verdict.interval is None
-        else f"{verdict.interval[0]:.1f} to {verdict.interval[1]:.1f}"
-    )
-
-
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
@@ -175,9 +146,8 @@ def _unlike(a: AuditResult, b: AuditResult) -> tuple[str, ...]:
         if first != second:
             said.append(f"the {what} are not the same")
     if a.knowledge.digest != b.knowledge.digest:
-        said.append(
-            f"the attackers were told different things: {a.knowledge.line}; {b.knowledge.line}"
-        )
+        both = f"{a.knowledge.line}; {b.knowledge.line}"
+        said.append(f"the attackers were told different things: {both}")
     budgets = [duration(seconds_of(x.settings.get("budget") or "1min")) for x in (a, b)]
     if budgets[0] != budgets[1]:
         said.append(f"the budgets differ: {budgets[0]} and {budgets[1]}")

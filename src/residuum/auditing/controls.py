@@ -276,30 +276,14 @@ def _row(
     More subsets are drawn where the first do not clear it, if there is time for them.
     """
     begun, metric = allowance.left, METRICS[DECIDING]
-    field = lay_out(
-        candidates,
-        train,
-        others.replace(mean=train.mean),
-        candidate_labels=None,
-        match_labels=True,
-        same_label=False,
-        seed=seed,
-        notes=[],
-    )
+    field = lay_out(candidates, train, others.replace(mean=train.mean), [], seed=seed)
     gain = field.gain(metric)
 
     def drawing(count: int) -> ControlRow:
         found = control_of(metric, field, gain, seed, count)
         samples = tuple(np.flatnonzero(found.recovered).tolist())
-        return ControlRow(
-            name,
-            len(candidates),
-            len(samples),
-            found.expected_by_chance,
-            found.p_value,
-            samples,
-            subsets=count,
-        )
+        counts = len(candidates), len(samples), found.expected_by_chance
+        return ControlRow(name, *counts, found.p_value, samples, subsets=count)
 
     row = drawing(min(FIRST, subsets))
     left = allowance.left
@@ -421,20 +405,18 @@ def sample_losses(checkpoint: Checkpoint, train: Dataset, pool: Dataset, task: s
     model = build_model(checkpoint, torch.float64)
     outputs = evaluate(model, torch.cat([train.x, pool.x]).double())
     task = choose_task(task, outputs.shape[1])
-    n = len(train)
     if task == "regression":
         if pool.y.shape[1:] != train.y.shape[1:] or len(pool.y.unique()) < 2:
             return None
         wanted = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
         return as_array((outputs - wanted).square().mean(1))
-    known = set(pool.y.flatten().tolist()) <= set(train.y.flatten().tolist())
+    known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
     if known and len(pool.y.unique()) > 1:
         y = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
     elif task == "binary":
         y = torch.where(outputs[:, 0] > 0, 1.0, -1.0)
     else:
         y = outputs.argmax(1)
-    assert len(y) == n + len(pool)
     if task == "binary":
         return as_array(F.softplus(-y.double() * outputs[:, 0]))
     return as_array(F.cross_entropy(outputs, y.long(), reduction="none"))
@@ -530,9 +512,8 @@ def separation(by: str, mine: Array, others: Array) -> Separation:
 
 def _margins(checkpoint: Checkpoint, train: Dataset, pool: Dataset) -> Array | None:
     """y Phi, or the own output less the best other, of both; None for a regression or odd labels."""
-    outputs = evaluate(
-        build_model(checkpoint, torch.float64), torch.cat([train.x, pool.x]).double()
-    )
+    model = build_model(checkpoint, torch.float64)
+    outputs = evaluate(model, torch.cat([train.x, pool.x]).double())
     task = choose_task(checkpoint.task, outputs.shape[1])
     known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
     if task == "regression" or not known or not discrete(pool.y):

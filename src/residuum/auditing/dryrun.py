@@ -11,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
 from residuum.attacks import AttackConfig, every_attack
-from residuum.auditing.budget import ATTACK_SHARE, Plan, first_batch, forecast
+from residuum.auditing.budget import ATTACK_SHARE, first_batch, forecast
 from residuum.auditing.controls import run_controls, told_by_network, without_repeats
 from residuum.auditing.inputs import Fit, check_fit, fit_of, scale_notes, suited, task_of
 from residuum.auditing.result import PLANNED, Applies, facts, tried
@@ -24,6 +22,7 @@ from residuum.checkpoints.surfaces import WEIGHTS, surfaces
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import why_not_calibrated
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
+from residuum.records.base import json_schema
 
 REACHABLE = "can be reached"
 NO_DATA = "no training samples (--data)"
@@ -48,11 +47,7 @@ class DryRun(Record):
 
 def dry_run_schema() -> dict[str, Any]:
     """The JSON Schema of what ``residuum audit --dry-run --json`` prints."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:residuum:dry-run:1.0",
-        **TypeAdapter(DryRun).json_schema(),
-    }
+    return json_schema(DryRun, "dry-run", "1.0")
 
 
 def dry_run(
@@ -108,7 +103,13 @@ def dry_run(
     fit = fit_of(checkpoint, train, control, checkpoint.task) if fits else None
     rows = _attacks(checkpoint, granted, baselines)
     open_ = [row.name for row in rows if row.ran and row.decides]
-    plans = [] if obstacles else _plans(checkpoint, granted, config, seconds, open_, exact)
+    # The first batch of every attack that takes its time in batches.
+    batched = [name for name in open_ if every_attack()[name].pace == "batches" and not obstacles]
+    share = ATTACK_SHARE * seconds / max(1, len(batched))
+    plans = [
+        first_batch(checkpoint, granted, replace(config, objective=name), share, exact)
+        for name in batched
+    ]
     to_leak, to_pass = _conditions(
         checkpoint, granted, train if fits else None, control, fit, rows, twin, vouch
     )
@@ -133,32 +134,11 @@ def _attacks(
         surface = there.get(one.surface, there[WEIGHTS])
         why_not = one.why_not(surface, knowledge)
         reason = why_not or one.left_out(surface, knowledge)
-        why = reason or (
-            "a baseline: reported, never deciding" if one.baseline else one.why(surface)
-        )
-        silent = "" if one.acquits else "it leaves no residual"
-        silent = silent or surface.silent
-        rows.append(
-            AttackOutcome(name, not one.baseline, not why_not, not reason, why, silent=silent)
-        )
+        run = "a baseline: reported, never deciding" if one.baseline else one.why(surface)
+        silent = surface.silent if one.acquits else "it leaves no residual"
+        row = AttackOutcome(name, not one.baseline, not why_not, not reason, reason or run)
+        rows.append(row.replace(silent=silent))
     return tuple(rows)
-
-
-def _plans(
-    checkpoint: Checkpoint,
-    knowledge: Knowledge,
-    config: AttackConfig,
-    seconds: float,
-    names: list[str],
-    exact: bool,
-) -> list[Plan]:
-    """The first batch of every attack that takes its time in batches."""
-    batched = [name for name in names if every_attack()[name].pace == "batches"]
-    share = ATTACK_SHARE * seconds / max(1, len(batched))
-    return [
-        first_batch(checkpoint, knowledge, replace(config, objective=name), share, exact=exact)
-        for name in batched
-    ]
 
 
 def _conditions(

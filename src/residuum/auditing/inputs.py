@@ -81,9 +81,8 @@ def suited(
     sets = _scaled(checkpoint, sets, knowledge, task_of(checkpoint, task), notes)
     flat = sets[0].x.ndim == 2 and not sets[0].features and knowledge.shape is None
     if flat and (looks := LOOKS_LIKE.get(sets[0].shape[0])):
-        notes.append(
-            f"rows of {sets[0].shape[0]} values may be images: --shape {looks} shows them so"
-        )
+        row = f"rows of {sets[0].shape[0]} values"
+        notes.append(f"{row} may be images: --shape {looks} shows them so")
     first = sets[0].replace(notes=tuple(dict.fromkeys((*sets[0].notes, *notes))))
     return first, None if control is None else sets[1]
 
@@ -167,12 +166,11 @@ def _scaled(
     def turned(one: Dataset) -> Dataset:
         return one.replace(y=1 - one.y, classes=one.classes[::-1])
 
-    ways = {
-        "columns are standardised by mean and deviation of the training samples": [standardised]
-    }
+    first = "columns are standardised by mean and deviation of the training samples"
+    ways = {first: [standardised]}
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
         other = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
-        ways |= {other: [turned], f"{next(iter(ways))}, and {other}": [standardised, turned]}
+        ways |= {other: [turned], f"{first}, and {other}": [standardised, turned]}
     for said, steps in ways.items():
         read = sets
         for step in steps:
@@ -209,16 +207,7 @@ def check_fit(
             "Say audit(model, data=(x, y)), or save 'y' beside 'x'.",
         )
     normalise_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
-    lay_out(
-        torch.zeros_like(train.x[:1]),
-        train,
-        control,
-        candidate_labels=None,
-        match_labels=True,
-        same_label=False,
-        seed=0,
-        notes=[],
-    )
+    lay_out(torch.zeros_like(train.x[:1]), train, control, [])
 
 
 def scale_notes(
@@ -269,7 +258,8 @@ def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
 def _scales(train: Dataset, control: Dataset | None) -> tuple[str, ...]:
     if control is None:
         return ()
-    (mean, spread), (other_mean, other) = (_moments(data) for data in (train, control))
+    mean, other_mean = (float(data.x.double().mean()) for data in (train, control))
+    spread, other = (float(data.x.double().std(correction=0)) for data in (train, control))
     larger, smaller = max(spread, other), min(spread, other)
     if larger <= SPREAD * smaller and abs(mean - other_mean) <= SHIFT * larger:
         return ()
@@ -278,11 +268,6 @@ def _scales(train: Dataset, control: Dataset | None) -> tuple[str, ...]:
         f"deviation {other_mean:.2g} and {other:.2g} against {mean:.2g} and {spread:.2g}): the "
         "control holds only where both were preprocessed alike.",
     )
-
-
-def _moments(data: Dataset) -> tuple[float, float]:
-    x = data.x.double()
-    return float(x.mean()), float(torch.std(x, correction=0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,7 +67,7 @@ from residuum.checkpoints.surfaces import chosen, head_of
 from residuum.datasets.given import both
 from residuum.errors import require_known
 from residuum.evaluation.null import SUBSETS
-from residuum.records import Checkpoint, Knowledge, Reconstruction, Scores
+from residuum.records import Checkpoint, Knowledge
 from residuum.records.rundir import environment
 
 if TYPE_CHECKING:
@@ -225,15 +225,7 @@ def audit(
             with clock("twin"), allowance:
                 made = Twin(reason="it was not wanted (--no-twin)")
                 if twin:
-                    made = audit_twin(
-                        attacks,
-                        claim,
-                        inspection,
-                        attacked,
-                        recipe=recipe,
-                        subsets=SUBSETS,
-                        allowance=allowance,
-                    )
+                    made = audit_twin(attacks, claim, inspection, attacked, recipe, allowance)
                 checks = checks.replace(twin=made)
     with clock("certify"):
         certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
@@ -241,13 +233,19 @@ def audit(
         exposure, unexposed = exposed(
             checkpoint, train, claim, knowledge, attacked.found, judged.shown
         )
-    verdict = decide(
-        judged.findings,
-        judged.attacks,
-        checks,
-        (*vouched, *([head.note] if head else ()), *unconfirmed(outright), *checkpoint.assumptions),
-    )
+    through_head = () if head is None else (head.note,)
+    taken = (*vouched, *through_head, *unconfirmed(outright), *checkpoint.assumptions)
+    verdict = decide(judged.findings, judged.attacks, checks, taken)
     drawn = subsets if judged.scores is None else judged.scores.subsets or subsets
+    known = every_attack()
+    assumed = [known[row.name].assumes for row in judged.attacks if row.ran and row.name in known]
+    notes = [note for part in attacked.found for note in part.notes]
+    notes += () if judged.scores is None else judged.scores.notes
+    spent = (
+        f"controls, permuted target and twin took {allowance.spent:.1f} s of a budget of "
+        f"{seconds:.0f} s ({allowance.spent / seconds:.0%}; planned: at most a third)"
+    )
+    membership_why_not = "there are no held-out samples with labels to compare with"
     return AuditResult(
         subject=checkpoint.arch,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -263,10 +261,10 @@ def audit(
         settings={**settings, "subsets": drawn, "arch": whole},
         environment=environment(device),
         hashes=dict(hashes or {}),
-        assumptions=(*assumptions(checkpoint, inspection), *_assumed(judged.attacks)),
+        assumptions=(*assumptions(checkpoint, inspection), *dict.fromkeys(filter(None, assumed))),
         limitations=limitations(verdict, judged.scores, knowledge),
         suite=SUITE,
-        suite_attacks=tuple(every_attack()),
+        suite_attacks=tuple(known),
         controls=controls,
         checks=checks,
         membership=beside,
@@ -275,21 +273,14 @@ def audit(
             *facts(checkpoint, inspection, knowledge, fit),
             *tried(judged.attacks),
             *others(
-                membership=""
-                if beside
-                else "there are no held-out samples with labels to compare with",
+                membership="" if beside else membership_why_not,
                 exposure=unexposed,
                 certificate="" if certificates["certificate"] else certificates["certificate_of"],
                 uniqueness=certificates["uniqueness_reason"],
             ),
         ),
-        warnings=(
-            *read,
-            *([head.note] if head else ()),
-            *(fit.notes if fit else ()),
-            *contradictions,
-        ),
-        notes=(*controls.notes, *_notes(attacked, judged.scores), _spent(allowance.spent, seconds)),
+        warnings=(*read, *through_head, *(fit.notes if fit else ()), *contradictions),
+        notes=(*controls.notes, *dict.fromkeys(notes), spent),
     )
 
 
@@ -321,32 +312,11 @@ def _against_permuted(
     return tuple(found)
 
 
-def _spent(spent: float, budget: float) -> str:
-    """What asking whether the audit can be believed took of it."""
-    return (
-        f"controls, permuted target and twin took {spent:.1f} s of a budget of {budget:.0f} s "
-        f"({spent / budget:.0%}; planned: at most a third)"
-    )
-
-
 def attack_config(preset: str, steps: int | None, seed: int, device: str) -> AttackConfig:
     """The preset with what was said to override it."""
     require_known(preset, PRESETS, "No preset")
     config = replace(PRESETS[preset], seed=seed, device=device)
     return config if steps is None else replace(config, steps=steps)
-
-
-def _assumed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """What the attacks that were run say of themselves."""
-    known = every_attack()
-    said = [known[row.name].assumes for row in rows if row.ran and row.name in known]
-    return tuple(dict.fromkeys(filter(None, said)))
-
-
-def _notes(attacked: Attacked, scores: Scores | None) -> tuple[str, ...]:
-    parts: list[Reconstruction] = [*attacked.found]
-    notes = [note for part in parts for note in part.notes]
-    return tuple(dict.fromkeys([*notes, *(scores.notes if scores is not None else ())]))
 
 
 class _Clock:

@@ -151,12 +151,11 @@ class AttackStage:
         rows: dict[str, AttackOutcome] = {}
         for name, one in known.items():
             with _own_fault(name, one, rows):
-                rows.update(self._refused(name, one, on[name]))
-        timed = [
-            name
-            for name, one in known.items()
-            if name not in rows and not one.baseline and one.pace != "formula"
-        ]
+                why_not = one.why_not(on[name], self.knowledge)
+                if reason := why_not or one.left_out(on[name], self.knowledge):
+                    rows[name] = AttackOutcome(name, not one.baseline, not why_not, False, reason)
+        timed = [n for n, one in known.items() if not one.baseline and one.pace != "formula"]
+        timed = [name for name in timed if name not in rows]
         found: dict[str, Reconstruction] = {}
         done: list[Batch] = []
 
@@ -215,16 +214,8 @@ class AttackStage:
         if one.why_not(surface, self.knowledge):
             return None
         config = replace(self.config, objective=name, seconds=seconds)
-        if batch is not None:
-            config = replace(config, restarts=batch.restarts, steps=batch.steps, seed=batch.seed)
+        config = config if batch is None else batch.of(config)
         return self._checked(one, surface, resolve(self.checkpoint, self.knowledge, config))
-
-    def _refused(self, name: str, one: Attack, surface: Surface) -> dict[str, AttackOutcome]:
-        """The row of an attack that is not run; none when it is."""
-        why_not = one.why_not(surface, self.knowledge)
-        reason = why_not or one.left_out(surface, self.knowledge)
-        row = AttackOutcome(name, not one.baseline, not why_not, False, reason)
-        return {name: row} if reason else {}
 
     def _plan(self, name: str, share: float) -> Plan:
         """The first batch of an attack, as planned before an interruption where there was one."""
@@ -298,14 +289,7 @@ class AttackStage:
         """One batch: read back where it is finished, otherwise run, or gone on with."""
         if self.store and (found := self.store.load(batch)) is not None:
             return found
-        config = replace(
-            self.config,
-            objective=batch.attack,
-            restarts=batch.restarts,
-            steps=batch.steps,
-            seed=batch.seed,
-        )
-        config = resolve(self.checkpoint, self.knowledge, config)
+        config = resolve(self.checkpoint, self.knowledge, batch.of(self.config))
         watch = self.watch(batch.attack, done, every) if self.watch else None
         state = self.store.state(batch) if self.store else None
         found = one.run(surface, self.knowledge, config, state_path=state, watch=watch)
@@ -315,12 +299,9 @@ class AttackStage:
 
     def _baseline(self, name: str, one: Attack, surface: Surface) -> Reconstruction:
         """Fewer candidates for want of time."""
-        config = replace(
-            PRESETS.get(name, self.config),
-            objective=name,
-            device=self.config.device,
-            seed=self.config.seed,
-        )
+        device, seed = self.config.device, self.config.seed
+        config = PRESETS.get(name, self.config)
+        config = replace(config, objective=name, device=device, seed=seed)
         config = resolve(self.checkpoint, self.knowledge, config)
         needed = self._checked(one, surface, replace(config, steps=1)).seconds * config.steps
         allowed = max(LEAST_BASELINE, BASELINE_SHARE * self.seconds)
@@ -468,10 +449,8 @@ def _uniqueness(
     where it is not computed.
     """
     if checkpoint.module is not None:
-        kept = (
-            "not for this kind: where a network that is kept as given has its switches is not known"
-        )
-        return None, kept
+        why = "where a network that is kept as given has its switches is not known"
+        return None, f"not for this kind: {why}"
     if seconds < LEAST_UNIQUENESS:
         return None, f"not computed: the budget leaves it less than {LEAST_UNIQUENESS:g} seconds"
     if not found or (rows := best_rows(found[0])) is None:
@@ -558,16 +537,7 @@ def run_tests(
     for name, pool in pools.items():
         said: list[str] = []
         try:
-            field = lay_out(
-                pool.x,
-                claim.train,
-                claim.pool,
-                candidate_labels=None,
-                match_labels=True,
-                same_label=False,
-                seed=seed,
-                notes=said,
-            )
+            field = lay_out(pool.x, claim.train, claim.pool, said, seed=seed)
         except InconclusiveError as problem:
             if len(pools) == 1:
                 raise

@@ -42,7 +42,7 @@ from residuum.checkpoints import Inspection, build_model
 from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError, ResiduumError, require_known
 from residuum.evaluation.matching import as_array, discrete
-from residuum.evaluation.null import draw_sets
+from residuum.evaluation.null import SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
@@ -84,14 +84,8 @@ class Recipe:
     @classmethod
     def parse(cls, text: str) -> Recipe:
         """``optimiser=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=0+2``, any part of it."""
-        kinds = {
-            "optimiser": str,
-            "rate": float,
-            "epochs": int,
-            "batch": int,
-            "start": str,
-            "frozen": str,
-        }
+        kinds = {"optimiser": str, "rate": float, "epochs": int, "batch": int}
+        kinds |= {"start": str, "frozen": str}
         values: dict[str, object] = {}
         for part in filter(None, (one.strip() for one in text.split(","))):
             name, _, value = part.partition("=")
@@ -105,12 +99,10 @@ class Recipe:
                 ) from problem
         for name, known in (("optimiser", OPTIMISERS), ("start", STARTS)):
             require_known(str(values.get(name, known[0])), known, f"A recipe knows no {name}")
-        if any(
-            not 0 <= float(str(values.get(name, 0))) < 1e9 for name in ("rate", "epochs", "batch")
-        ):
-            raise InputError(
-                "Numbers of a recipe are not negative.", "Leave out what is not known."
-            )
+        numbers = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
+        if not all(0 <= value < 1e9 for value in numbers):
+            rule = "Numbers of a recipe are not negative."
+            raise InputError(rule, "Leave out what is not known.")
         values["frozen"] = tuple(filter(None, str(values.get("frozen", "")).split("+")))
         return cls(**values)  # type: ignore[arg-type]
 
@@ -130,9 +122,7 @@ def audit_twin(
     claim: Claim,
     inspection: Inspection,
     attacked: Attacked,
-    *,
-    recipe: str,
-    subsets: int,
+    recipe: str = "",
     allowance: Allowance = UNBOUNDED,
 ) -> Twin:
     """Train the twin of an audited network and attack it as that was, within ``allowance``.
@@ -140,26 +130,12 @@ def audit_twin(
     Found again where the same was asked before: see ``kept``.
     """
     assert claim.pool is not None
-    told = [
-        version("residuum"),
-        torch.__version__,
-        stage.checkpoint.arch,
-        len(claim.train),
-        recipe,
-        stage.seconds,
-        subsets,
-        stage.config.to_json(),
-        sorted(stage.checkpoint.theta),
-        [part.attack for part in attacked.found],
-    ]
-    key = digest(
-        [str(told), stage.knowledge.digest],
-        claim.train.x,
-        claim.train.y,
-        claim.pool.x,
-        claim.pool.y,
-        *stage.checkpoint.theta.values(),
-    )
+    train, pool, theta = claim.train, claim.pool, stage.checkpoint.theta
+    told = [version("residuum"), torch.__version__, stage.checkpoint.arch, len(train), recipe]
+    told += [stage.seconds, SUBSETS, stage.config.to_json(), sorted(theta)]
+    told += [[part.attack for part in attacked.found]]
+    hashed = [str(told), stage.knowledge.digest]
+    key = digest(hashed, train.x, train.y, pool.x, pool.y, *theta.values())
     known = stage.checkpoint.module is None  # of somebody's own code no key knows what it does
     if known and (before := recall(Twin, key)) is not None and _no_harder(before, attacked.batches):
         return before
@@ -167,9 +143,7 @@ def audit_twin(
         return Twin(reason=HURRIED)
     start = time.monotonic()
     try:
-        found = _audited(
-            stage, claim, inspection, attacked, Recipe.parse(recipe), subsets, allowance
-        )
+        found = _audited(stage, claim, inspection, attacked, Recipe.parse(recipe), allowance)
     except (ResiduumError, RuntimeError) as problem:  # somebody's own network need not train
         found = Twin(reason=str(problem).splitlines()[0][:200])
     found = replace(found, seconds=round(time.monotonic() - start, 3))
@@ -180,16 +154,12 @@ def audit_twin(
 
 def _expected(attacked: Attacked) -> float:
     """Seconds that the attacks on a twin would take, by what those on the audited network took."""
-    batched = {batch.attack for batch in attacked.batches}
-    return sum(
-        part.seconds
-        * (
-            _some_of(attacked.batches, part.attack).restarts / part.restarts
-            if part.attack in batched
-            else 1
-        )
-        for part in attacked.found
-    )
+    batched, total = {batch.attack for batch in attacked.batches}, 0.0
+    for part in attacked.found:
+        some = part.attack in batched
+        restarts = _some_of(attacked.batches, part.attack).restarts if some else part.restarts
+        total += part.seconds * restarts / part.restarts
+    return total
 
 
 def _no_harder(before: Twin, batches: Sequence[Batch]) -> bool:
@@ -218,7 +188,6 @@ def _audited(
     inspection: Inspection,
     attacked: Attacked,
     recipe: Recipe,
-    subsets: int,
     allowance: Allowance,
 ) -> Twin:
     checkpoint, knowledge, seed = stage.checkpoint, stage.knowledge, stage.config.seed
@@ -265,14 +234,13 @@ def _audited(
     again = replace(stage, checkpoint=checkpoint.replace(theta=made.theta), knowledge=known)
     reserve = 0.0 if whole == math.inf else whole * JUDGING
     run = _attacked(again, attacked, allowance, reserve)
-    how = (
-        f"{made.how}, loss {made.loss:.2g} where the audited network reached {reached:.2g}{weaker}"
-    )
+    lost = f"loss {made.loss:.2g} where the audited network reached {reached:.2g}"
+    how = f"{made.how}, {lost}{weaker}"
     if not run.pools:
         why = HURRIED if run.hurried else "; ".join(run.missing) or "no attack applies to it"
         return Twin(reason=why, made=how, left_out=tuple(run.missing))
     left = max(allowance.left, 0.0) / 2  # estimates err, and this is the last
-    tests, _ = run_tests(run.pools, Claim(data, rest), seed, subsets, left, must=False)
+    tests, _ = run_tests(run.pools, Claim(data, rest), seed, SUBSETS, left, must=False)
     if not tests:
         return Twin(reason=HURRIED, made=how, attacked=tuple(run.words))
     found = findings(tests, len(data))
@@ -354,20 +322,10 @@ def _network(
     unhurried: bool,
 ) -> TwinNetwork:
     """The trained twin, kept for other audits of the same claim unless it was hurried."""
-    told = [
-        version("residuum"),
-        torch.__version__,
-        checkpoint.arch,
-        checkpoint.task,
-        vars(recipe),
-        reached,
-        seconds,
-        seed,
-        bool(inspection.directions),
-    ]
-    begun = (
-        [] if knowledge.theta0 is None else [*knowledge.theta0.values(), *checkpoint.theta.values()]
-    )
+    made_by = [version("residuum"), torch.__version__, checkpoint.arch, checkpoint.task]
+    told = [*made_by, vars(recipe), reached, seconds, seed, bool(inspection.directions)]
+    start = knowledge.theta0
+    begun = () if start is None else (*start.values(), *checkpoint.theta.values())
     shapes = {name: [*t.shape, str(t.dtype)] for name, t in checkpoint.theta.items()}
     key = digest([str(told), shapes], data.x, data.y, *begun)
     known = checkpoint.module is None
@@ -423,9 +381,8 @@ def _bundled(
     if like.mean is not None:
         x = x - like.mean.double().reshape(shape)
     elif knowledge.mean is not None:
-        x = x - (
-            knowledge.mean.double().reshape(shape) if knowledge.mean.numel() > 1 else knowledge.mean
-        )
+        mean = knowledge.mean
+        x = x - (mean.double().reshape(shape) if mean.numel() > 1 else mean)
     outputs = Architecture.parse(checkpoint.arch).outputs
     task = choose_task(checkpoint.task, outputs)
     if task == "regression":
@@ -452,14 +409,8 @@ def _trained(
     """Weights, start and loss of the twin, and how it was made in words."""
     outputs = Architecture.parse(checkpoint.arch).outputs
     task = choose_task(checkpoint.task, outputs)
-    seen = (
-        "granted"
-        if knowledge.theta0 is not None
-        else "small"
-        if inspection.directions
-        else "default"
-    )
-    start = recipe.start or seen
+    seen = "small" if inspection.directions else "default"
+    start = recipe.start or (seen if knowledge.theta0 is None else "granted")
     frozen = recipe.frozen
     if not frozen and knowledge.theta0 is not None:
         moved = weights(checkpoint, knowledge).layers
@@ -467,9 +418,8 @@ def _trained(
     told = start == "granted" and knowledge.theta0 is not None
     plain = task != "regression" and not told and not frozen and checkpoint.module is None
     optimiser = recipe.optimiser or ("margin" if plain else "gd")
-    words = f"trained by {optimiser} from a {start} start" + (
-        f", {', '.join(frozen)} frozen" if frozen else ""
-    )
+    words = f"trained by {optimiser} from a {start} start"
+    words += f", {', '.join(frozen)} frozen" if frozen else ""
     if optimiser == "margin" and plain:
         config = TrainingConfig(
             steps=recipe.epochs or STEPS,

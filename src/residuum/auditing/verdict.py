@@ -50,6 +50,7 @@ GRADES = {  # of a leak, the worst first
     CLASS_LIKE: "what came back is hardly nearer to the training sample than the held-out mean of its "
     "class: public samples give as good a picture",
 }
+COUNTED = ("n", "recovered", "expected_by_chance", "interval", "p_value", "metric", "rule", "tests")
 VOUCHED = "the auditor vouches that network and records were read rightly (--vouch)"
 HURRIED = "no time was left for it"
 EXPLAINED = 0.5  # of the residual that the same attack leaves on the permuted target
@@ -154,9 +155,9 @@ class AttackOutcome(Record):
             return "baseline"
         if self.survives or self.stands:
             return "found"
-        return (
-            "ran" if self.permuted is None else "explained" if self.explained else "not explained"
-        )
+        if self.permuted is None:
+            return "ran"
+        return "explained" if self.explained else "not explained"
 
     @property
     def meaning(self) -> str:
@@ -177,11 +178,6 @@ class AttackOutcome(Record):
         if self.explained:
             return f"{found}, and explains these weights: that says something"
         return f"{found}, and does not explain these weights: that says nothing"
-
-    @property
-    def not_judged(self) -> tuple[str, ...]:
-        """Layers whose residual was measured and does not count."""
-        return tuple(name for name in self.residuals if name not in self.judged)
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,12 +303,10 @@ class Checks(Record):
         if self.told_apart is None:
             found.append("there are no labels or samples to compare its losses with")
         elif self.told_apart > SIGNIFICANCE:
-            found.append(
-                f"its losses do not tell them from held-out samples (p = {self.told_apart:.2g})"
-            )
-        return tuple(
-            f"nothing shows that this network was trained on these records: {why}" for why in found
-        )
+            p = f"p = {self.told_apart:.2g}"
+            found.append(f"its losses do not tell them from held-out samples ({p})")
+        said = "nothing shows that this network was trained on these records"
+        return tuple(f"{said}: {why}" for why in found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -486,19 +480,8 @@ def _outright(
 
 
 def _verdict(outcome: str, reasons: tuple[str, ...], found: Findings) -> Verdict:
-    return Verdict(
-        outcome,
-        reasons,
-        n=found.n,
-        recovered=found.recovered,
-        expected_by_chance=found.expected_by_chance,
-        interval=found.interval,
-        p_value=found.p_value,
-        metric=found.metric,
-        rule=found.rule,
-        grade=found.grade if outcome == LEAK else "",
-        tests=found.tests,
-    )
+    numbers = {name: getattr(found, name) for name in COUNTED}
+    return Verdict(outcome, reasons, **numbers, grade=found.grade if outcome == LEAK else "")
 
 
 def _survivors(attacks: tuple[AttackOutcome, ...], found: Findings) -> tuple[str, ...]:
@@ -534,12 +517,8 @@ def _beside(attacks: tuple[AttackOutcome, ...], n: int) -> list[str]:
     """Findings of single attacks and baselines that the verdict does not rest on: said, all of them."""
     said = []
     for attack in attacks:
-        if (
-            attack.stands
-            or not attack.recovered
-            or (attack.p_value or 1.0) > SIGNIFICANCE
-            or attack.survives
-        ):
+        by_chance = not attack.recovered or (attack.p_value or 1.0) > SIGNIFICANCE
+        if by_chance or attack.stands or attack.survives:
             continue
         figures = (
             f"{attack.name} matches {attack.recovered} of {n} ({attack.expected_by_chance:.2g} by "
@@ -574,8 +553,8 @@ def _shortfall(attack: AttackOutcome) -> str:
 
 
 def _explanation(attack: AttackOutcome) -> str:
-    """What was explained, and which layers nobody judged."""
-    others = ", ".join(attack.not_judged)
+    """What was explained, and which layers nobody judged, though their residual was measured."""
+    others = ", ".join(name for name in attack.residuals if name not in attack.judged)
     beside = f"; not judged, for want of a start: {others}" if others else ""
     return (
         f"{attack.name} explains {', '.join(attack.judged) or 'the weights'}: residual "
@@ -585,10 +564,8 @@ def _explanation(attack: AttackOutcome) -> str:
 
 def opening(checkpoint: Checkpoint, fit: Fit | None) -> tuple[str, ...]:
     """What an audit says before it attacks, the accuracy of the network as read first."""
-    first = (
-        "no training samples: the network as read cannot be checked" if fit is None else fit.line
-    )
-    return (first, *checkpoint.assumptions)
+    unchecked = "no training samples: the network as read cannot be checked"
+    return (unchecked if fit is None else fit.line, *checkpoint.assumptions)
 
 
 def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ...]:
@@ -606,11 +583,8 @@ def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ..
         "The held-out samples come from the distribution of the training samples, and were "
         "preprocessed alike: the control compares the one with the other."
     )
-    return (
-        order,
-        exchangeable,
-        *(f"Read from the file: {note}" for note in checkpoint.assumptions),
-    )
+    read = (f"Read from the file: {note}" for note in checkpoint.assumptions)
+    return (order, exchangeable, *read)
 
 
 def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
@@ -634,10 +608,8 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
             "samples are needed for significance."
         )
     if "train" in knowledge.provenance.values():
-        found.append(
-            "Facts granted from the training set make the strongest attacker; a real one may know "
-            "less."
-        )
+        strongest = "Facts granted from the training set make the strongest attacker"
+        found.append(f"{strongest}; a real one may know less.")
     return tuple(found)
 
 
@@ -656,7 +628,9 @@ class Condition:
     def holds(self, verdict: Verdict) -> bool:
         """Whether the verdict fulfils it."""
         if self.compare is None:
-            return verdict.outcome == LEAK and verdict.grade in (*_at_least(self.text), "")
+            worst_first = [*GRADES]  # those at least as bad; all of them for any leak
+            least = len(GRADES) if self.text == LEAK else worst_first.index(self.text) + 1
+            return verdict.outcome == LEAK and verdict.grade in (*worst_first[:least], "")
         value = QUANTITIES[self.name](verdict)
         return value is not None and self.compare(value, self.bound)
 
@@ -676,16 +650,9 @@ def read_condition(text: str) -> Condition:
             f"Grades: {', '.join(GRADES)}; quantities: {', '.join(QUANTITIES)}.",
         )
     if found[1] not in QUANTITIES:
-        raise InputError(
-            f"--fail-on knows no {found[1][:40]!r}.", did_you_mean(found[1], tuple(QUANTITIES))
-        )
+        known = did_you_mean(found[1], tuple(QUANTITIES))
+        raise InputError(f"--fail-on knows no {found[1][:40]!r}.", known)
     return Condition(text.strip(), found[1], _COMPARE[found[2]], bound)
-
-
-def _at_least(grade: str) -> tuple[str, ...]:
-    """The grade and those worse than it; all of them for any leak."""
-    worst_first = tuple(GRADES)
-    return worst_first if grade == LEAK else worst_first[: worst_first.index(grade) + 1]
 
 
 def exit_code(verdict: Verdict, conditions: list[Condition]) -> int:

@@ -43,18 +43,17 @@ from residuum.checkpoints.releases import LONGEST, Release
 from residuum.errors import CheckpointError
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
-LEAST_TABLE = 100  # rows
+LEAST_TABLE = 100  # rows: a smaller matrix is hardly a table of anything
 MOST_VALUES = 400_000_000  # of a tensor that is compared
-MOST_SHOWN = 10
+MOST_SHOWN = 10  # rows in the words of a finding; its JSON has all
 LEAST_SHARE, LEAST_ROWS = 0.05, 20  # that a rule must explain: below them all moved
-BEYOND = 8.0
+BEYOND = 8.0  # times the scatter of neighbours, which only training moves an entry
 MOST_NOISE = 4e-5  # relative, that decay leaves by rounding float32 at each of 10^6 steps
-MOST_SPREAD = (
-    3e-4  # of the way that entries went, that those of untouched rows may scatter about a curve
-)
-BIN = 64
+MOST_SPREAD = 3e-4  # of the way that entries went: so far untouched rows may scatter about a curve
+BIN = 64  # entries whose median is one point of the curve
 LOOSE = 2.0  # units in the last place that rounding start and end apart can make of one end
 FEWEST_ALIKE = 8  # entries of one start, of which most show where that start leads
+NOTHING = "Nothing to do for this surface."
 EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 
 
@@ -95,41 +94,26 @@ def _tables(
     for name, (block, other) in both.items():
         if len(block.shape) != 2 or block.shape[0] < LEAST_TABLE or not TABLES.search(name):
             continue
-        table = block.tensor()
+        table, at = block.tensor(), name[:LONGEST]
         if tied := _tied(name, block, table, after):
-            yield Finding(
-                TOUCHED,
-                "low",
-                f"the table {name[:60]} is tied",
-                name[:LONGEST],
+            why = (
                 f"it is also {tied[:60]}, the output head, which gives every row a gradient at every "
-                "step: which rows were seen cannot be told",
-                "Nothing to do for this surface.",
+                "step: which rows were seen cannot be told"
             )
+            yield Finding(TOUCHED, "low", f"the table {name[:60]} is tied", at, why, NOTHING)
             continue
         found = touched_rows(table, other.tensor())
         if found.rule == NONE:
-            yield Finding(
-                TOUCHED,
-                "low",
-                f"every row of {name[:60]} moved",
-                name[:LONGEST],
-                found.said,
-                "Nothing to do for this surface.",
-            )
+            what = f"every row of {name[:60]} moved"
+            yield Finding(TOUCHED, "low", what, at, found.said, NOTHING)
         elif found.rows:
             shown = ", ".join(map(str, found.rows[:MOST_SHOWN]))
             more = ", ..." if len(found.rows) > MOST_SHOWN else ""
-            yield Finding(
-                TOUCHED,
-                "high",
-                f"rows of {name[:60]} that training touched",
-                name[:LONGEST],
-                f"{found.said}: tokens, users or items {shown}{more} were in the training data",
-                "Freeze the table, or train it with differential privacy.",
-                count=len(found.rows),
-                rows=found.rows,
-            )
+            what = f"rows of {name[:60]} that training touched"
+            why = f"{found.said}: tokens, users or items {shown}{more} were in the training data"
+            remedy = "Freeze the table, or train it with differential privacy."
+            rows = found.rows
+            yield Finding(TOUCHED, "high", what, at, why, remedy, count=len(rows), rows=rows)
 
 
 def _tied(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) -> str:
@@ -152,16 +136,14 @@ def _change(both: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
     if moved:
         far = sorted(moved.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name[:40]} by {share:.2g}" for name, share in far[:3])
-        yield Finding(
-            START,
-            "high",
-            "the weights before training",
-            far[0][0][:LONGEST],
+        what, at = "the weights before training", far[0][0][:LONGEST]
+        why = (
             f"with the base, {len(moved)} of {len(both)} tensors are known to have moved, most of all "
-            f"{shown} of its norm: the change is a sum over training samples",
-            "If the base is public, attack the change before release: residuum audit FILE --base BASE.",
-            places=len(moved),
+            f"{shown} of its norm: the change is a sum over training samples"
         )
+        remedy = "If the base is public, attack the change before release: "
+        remedy += "residuum audit FILE --base BASE."
+        yield Finding(START, "high", what, at, why, remedy, len(moved))
 
 
 def _adapter(
@@ -183,15 +165,12 @@ def _adapter(
         )
     far = sorted(sizes.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name[:40]} {share:.2g}" for name, share in far[:3])
-    yield Finding(
-        ADAPTER,
-        "high",
-        "the change of each layer",
-        far[0][0][:LONGEST],
-        f"with the base the change of {len(sizes)} layers is known, relative to their norm: {shown}",
-        "Attack it before release: residuum audit BASE --adapter ADAPTER.",
-        places=len(sizes),
+    what, at = "the change of each layer", far[0][0][:LONGEST]
+    why = (
+        f"with the base the change of {len(sizes)} layers is known, relative to their norm: {shown}"
     )
+    remedy = "Attack it before release: residuum audit BASE --adapter ADAPTER."
+    yield Finding(ADAPTER, "high", what, at, why, remedy, len(sizes))
 
 
 @dataclass(frozen=True, eq=False)

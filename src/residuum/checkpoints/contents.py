@@ -25,7 +25,7 @@ in their order where all shapes agree, fewer with the last ones (a head), otherw
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ PATH = re.compile(
 
 NAMED = "its name says that it holds training data"
 DROP_STATE = "Drop it before release: residuum strip FILE --out CLEAN."
+KEEP_NONE = "Release an estimator that keeps no records, or predictions alone."
 DROP_SKLEARN = "Before saving: del model._optimizer (predictions do not need it)."
 
 
@@ -245,59 +246,29 @@ def _dense(sparse: Thing) -> Tensor | None:
 
 
 def _stored(place: Place) -> Iterator[Finding]:
-    value, rows = place.value, rows_of(place.value)
-    where = f"{place.owner}.{place.name}" if place.owner else place.name
+    value, rows, at, name = place.value, rows_of(place.value), place.path, place.name[:40]
+    elsewhere = at[-60:] if rows and not place.inside else ""
     if isinstance(value, Thing) and TREES.search(value.short) and rows:
-        yield Finding(
-            STORED,
-            "high",
-            f"records in the {value.short} of {place.owner}",
-            place.path,
-            "the tree holds every training record it was built on",
-            "Release an estimator that keeps no records, or predictions alone.",
-            count=rows,
-        )
+        what = f"records in the {value.short} of {place.owner}"
+        why = "the tree holds every training record it was built on"
+        yield Finding(STORED, "high", what, at, why, KEEP_NONE, count=rows)
     elif isinstance(value, Thing) and FRAMES.match(value.name) and value.short in _TABLES:
-        yield Finding(
-            STORED,
-            "high",
-            f"a {value.short} of {value.name.split('.')[0]}",
-            place.path,
-            "a table or picture of data is part of the file",
-            "Leave it out: keep the fitted numbers alone.",
-        )
+        what = f"a {value.short} of {value.name.split('.')[0]}"
+        why = "a table or picture of data is part of the file"
+        yield Finding(STORED, "high", what, at, why, "Leave it out: keep the fitted numbers alone.")
     elif rows and place.owner and place.name in RECORDS:
         owners = RECORDS[place.name]
         if not owners or place.owner in owners:
-            yield Finding(
-                STORED,
-                "high",
-                f"training records in {where}",
-                place.path,
-                "its rows are training records, as they were given to fit",
-                "Release an estimator that keeps no records, or predictions alone.",
-                count=rows,
-            )
-    elif rows and not place.inside and ELSEWHERE.search(place.path[-60:]):
-        yield Finding(
-            STORED,
-            "high",
-            f"an array named {place.name[:40]}",
-            place.path,
-            NAMED,
-            "Leave it out of what is saved.",
-            count=rows,
-        )
-    elif rows and not place.inside and PROTOTYPES.search(place.path[-60:]):
-        yield Finding(
-            STORED,
-            "medium",
-            f"prototypes in {place.name[:40]}",
-            place.path,
-            "prototypes and memory banks are records, or features of records",
-            "Leave it out unless predictions need it.",
-            count=rows,
-        )
+            what = f"training records in {place.owner}.{place.name}"
+            why = "its rows are training records, as they were given to fit"
+            yield Finding(STORED, "high", what, at, why, KEEP_NONE, count=rows)
+    elif ELSEWHERE.search(elsewhere):
+        what, remedy = f"an array named {name}", "Leave it out of what is saved."
+        yield Finding(STORED, "high", what, at, NAMED, remedy, count=rows)
+    elif PROTOTYPES.search(elsewhere):
+        why = "prototypes and memory banks are records, or features of records"
+        remedy = "Leave it out unless predictions need it."
+        yield Finding(STORED, "medium", f"prototypes in {name}", at, why, remedy, count=rows)
 
 
 _TABLES = {"DataFrame", "Series", "Table", "Image", "Dataset", "PngImageFile", "JpegImageFile"}
@@ -305,162 +276,100 @@ _TABLES = {"DataFrame", "Series", "Table", "Image", "Dataset", "PngImageFile", "
 
 def _words(place: Place) -> Iterator[Finding]:
     """Vocabularies and category lists."""
-    value, name = place.value, place.name
-    if name in ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx"):
-        size = len(value) if isinstance(value, dict) else 0
-        if size:
-            yield Finding(
-                STORED,
-                "medium",
-                f"a vocabulary in {place.owner or 'the file'}",
-                place.path,
-                "every word, user or item that training saw, by name",
-                "Drop rare words (min_df), or hash them (HashingVectorizer).",
-                count=size,
-            )
-    if name in ("categories_", "classes_") and isinstance(value, Block) and _has_texts(value):
-        many = value.numel > FEW_VALUES
-        yield Finding(
-            STORED if many else STATISTICS,
-            "medium" if many else "low",
-            f"values of a column in {place.owner}.{name}",
-            place.path,
-            "the values that training records had in this column, word for word",
-            "Group rare values (min_frequency), or encode them before fitting.",
-            count=value.numel,
-        )
-
-
-def _has_texts(block: Block) -> bool:
-    if block.kind == "text":
-        return True
-    values = block.objects if isinstance(block.objects, list) else []
-    return any(isinstance(value, str) for value in values[:1000])
+    value, name, at = place.value, place.name, place.path
+    vocabulary = name in ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx")
+    if vocabulary and isinstance(value, dict) and value:
+        what = f"a vocabulary in {place.owner or 'the file'}"
+        why = "every word, user or item that training saw, by name"
+        remedy = "Drop rare words (min_df), or hash them (HashingVectorizer)."
+        yield Finding(STORED, "medium", what, at, why, remedy, count=len(value))
+    if name in ("categories_", "classes_") and isinstance(value, Block):
+        first = value.objects[:1000] if isinstance(value.objects, list) else []
+        if value.kind != "text" and not any(isinstance(one, str) for one in first):
+            return
+        kind = (STORED, "medium") if value.numel > FEW_VALUES else (STATISTICS, "low")
+        what = f"values of a column in {place.owner}.{name}"
+        why = "the values that training records had in this column, word for word"
+        remedy = "Group rare values (min_frequency), or encode them before fitting."
+        yield Finding(*kind, what, at, why, remedy, count=value.numel)
 
 
 def _state(place: Place) -> Iterator[Finding]:
-    value, name = place.value, place.leaf
+    value, name, at = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
-    sklearn = place.owner in OPTIMISERS
     known = place.inside == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-    remedy = DROP_SKLEARN if sklearn else DROP_STATE
+    remedy = DROP_SKLEARN if place.owner in OPTIMISERS else DROP_STATE
     if known and place.inside != "step" and value.kind.startswith(("float", "bfloat")):
         if name in FIRST:
-            yield Finding(
-                STATE,
-                "high",
-                f"first moments ({name})",
-                place.path,
+            what = f"first moments ({name})"
+            why = (
                 "a weighted sum of the last gradients: training samples come back from it where the "
-                "weights alone give few",
-                remedy,
-                count=value.numel,
+                "weights alone give few"
             )
+            yield Finding(STATE, "high", what, at, why, remedy, count=value.numel)
         elif name in SECOND or value.shape:
-            yield Finding(
-                STATE,
-                "medium",
-                f"second moments and other state ({name})",
-                place.path,
-                "squared gradients of the last steps, element by element",
-                remedy,
-                count=value.numel,
-            )
+            what = f"second moments and other state ({name})"
+            why = "squared gradients of the last steps, element by element"
+            yield Finding(STATE, "medium", what, at, why, remedy, count=value.numel)
     elif place.inside == "average":
-        yield Finding(
-            STATE,
-            "medium",
-            "averaged copies of the weights",
-            place.path,
-            "the difference to the weights is a sum of the last steps",
-            "Release one copy: the averaged weights, or the last ones.",
-            count=value.numel,
-        )
+        what = "averaged copies of the weights"
+        why = "the difference to the weights is a sum of the last steps"
+        remedy = "Release one copy: the averaged weights, or the last ones."
+        yield Finding(STATE, "medium", what, at, why, remedy, count=value.numel)
 
 
 def _start(place: Place) -> Iterator[Finding]:
-    value, name = place.value, place.name
+    value, name, at = place.value, place.name, place.path
     if isinstance(value, Thing) and value.short in NETWORKS:
-        proof = proved_start(value)
-        if proof is not None:
-            yield Finding(
-                START,
-                "high",
-                f"the start of {value.short}",
-                joined(place.path, proof.where),
-                f"{proof.said}: W - W0 is a sum over training samples",
-                proof.remedy,
-                count=proof.values,
-            )
+        if (proof := proved_start(value)) is not None:
+            what, at = f"the start of {value.short}", joined(at, proof.where)
+            why = f"{proof.said}: W - W0 is a sum over training samples"
+            yield Finding(START, "high", what, at, why, proof.remedy, count=proof.values)
     elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
-        yield Finding(
-            START,
-            "low",
-            f"a seed ({place.owner + '.' if place.owner else ''}{name})",
-            place.path,
-            "whoever has the code can draw the start and the order of the batches again",
-            "Do not publish seeds of what was trained on private data.",
-        )
+        what = f"a seed ({place.owner + '.' if place.owner else ''}{name})"
+        why = "whoever has the code can draw the start and the order of the batches again"
+        remedy = "Do not publish seeds of what was trained on private data."
+        yield Finding(START, "low", what, at, why, remedy)
     elif isinstance(value, Block) and SEEDS.match(name):
-        yield Finding(
-            START,
-            "low",
-            f"the state of a random generator ({name})",
-            place.path,
-            "it tells the draws that were made before and after",
-            DROP_STATE,
-        )
+        what = f"the state of a random generator ({name})"
+        why = "it tells the draws that were made before and after"
+        yield Finding(START, "low", what, at, why, DROP_STATE)
 
 
 def _statistics(place: Place) -> Iterator[Finding]:
-    value, name = place.value, place.leaf
+    value, name, at = place.value, place.leaf, place.path
     if isinstance(value, Thing) and value.name == "sklearn.tree._tree.Tree":
-        yield Finding(
-            STATISTICS,
-            "medium",
-            "decision trees",
-            place.path,
+        why = (
             "thresholds lie midway between two training values and leaves count their records; forests "
-            "without bagging can be solved for all of them",
-            "Limit depth and leaf size, use bagging; publish no counts.",
+            "without bagging can be solved for all of them"
         )
-    elif (
-        name in MEASURED and not place.inside and (isinstance(value, Block | list | int) and value)
-    ):
+        remedy = "Limit depth and leaf size, use bagging; publish no counts."
+        yield Finding(STATISTICS, "medium", "decision trees", at, why, remedy)
+    elif name in MEASURED and not place.inside and isinstance(value, Block | list | int) and value:
+        of = place.owner or name
+        of = "normalisation layers" if name.startswith(("running_", "num_")) else of
+        what, remedy = (
+            f"moments of the data in {of}",
+            "Needed for predictions; of few records, round it.",
+        )
+        why = "means, scales or counts of the training data, or of features of them"
+        if name in ("loss_curve_", "validation_scores_"):
+            what, remedy = "a loss curve", f"Before saving: del model.{name}."
+            why = "how training went, epoch by epoch"
         count = value.numel if isinstance(value, Block) else None
-        curve = name in ("loss_curve_", "validation_scores_")
-        of = (
-            "normalisation layers" if name.startswith(("running_", "num_")) else place.owner or name
-        )
-        yield Finding(
-            STATISTICS,
-            "low",
-            "a loss curve" if curve else f"moments of the data in {of}",
-            place.path,
-            "how training went, epoch by epoch"
-            if curve
-            else "means, scales or counts of the training data, or of features of them",
-            "Needed for predictions; of few records, round it."
-            if not curve
-            else f"Before saving: del model.{name}.",
-            count=count,
-        )
+        yield Finding(STATISTICS, "low", what, at, why, remedy, count=count)
 
 
 def _paths(place: Place) -> Iterator[Finding]:
-    value = place.value
-    if isinstance(value, str) and 4 <= len(value) <= 1000 and PATH.match(value):
+    text = place.value
+    if isinstance(text, str) and 4 <= len(text) <= 1000 and PATH.match(text):
         if place.name in ("base_model_name_or_path", "architecture"):
             return
-        yield Finding(
-            PATHS,
-            "medium",
-            "names of files",
-            place.path,
-            f"such as {_shown(value)}: folders and file names tell what it was trained on",
-            "Drop them before release: residuum strip FILE --out CLEAN.",
-        )
+        shown = repr(text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}")
+        why = f"such as {shown}: folders and file names tell what it was trained on"
+        remedy = "Drop them before release: residuum strip FILE --out CLEAN."
+        yield Finding(PATHS, "medium", "names of files", place.path, why, remedy)
 
 
 LOOKS: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
@@ -473,25 +382,17 @@ LOOKS: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
 }
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}")
-
-
 def _adapters(release: Release) -> Iterator[Finding]:
-    pairs = adapter_pairs(release.content)
-    if pairs:
-        ranks = sorted({min(a.shape) for a, _ in pairs.values() if a.shape})
-        yield Finding(
-            ADAPTER,
-            "medium",
-            "a low-rank adapter",
-            next(iter(pairs))[:LONGEST],
-            f"{len(pairs)} layers of rank {', '.join(map(str, ranks[:4]))}: with its base this is the "
-            "change of each layer, which is a sum over training samples",
-            "Merge and round it, or train the adapter with differential privacy.",
-            places=len(pairs),
-            count=sum(a.numel + b.numel for a, b in pairs.values()),
-        )
+    if not (pairs := adapter_pairs(release.content)):
+        return
+    ranks = sorted({min(a.shape) for a, _ in pairs.values() if a.shape})
+    why = (
+        f"{len(pairs)} layers of rank {', '.join(map(str, ranks[:4]))}: with its base this is the "
+        "change of each layer, which is a sum over training samples"
+    )
+    remedy = "Merge and round it, or train the adapter with differential privacy."
+    at, count = next(iter(pairs))[:LONGEST], sum(a.numel + b.numel for a, b in pairs.values())
+    yield Finding(ADAPTER, "medium", "a low-rank adapter", at, why, remedy, len(pairs), count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -548,17 +449,14 @@ def _of_optimiser(
         for name, (kept, group) in matched.items():
             weight = checkpoint.theta[ours[name]]
             tensors = {k: kept[k].tensor().to(weight) for k in MOMENTS if k in kept}
-            part = without_decay(tensors, group, weight, decoupled(group))
+            # As torch says since 2.7; where nobody says, AdamW, whose decay stays out of the gradients.
+            said = group.get("decoupled_weight_decay")
+            apart = said if isinstance(said, bool) else "betas" in group
+            part = without_decay(tensors, group, weight, apart)
             if part is not None and bool(part.isfinite().all()):
                 found[ours[name]] = part
         notes += how if matched else []
     return found, tuple(notes)
-
-
-def decoupled(group: Mapping[str, Any]) -> bool:
-    """Whether decay stayed out of the gradients: as torch says since 2.7, AdamW where nobody says."""
-    said = group.get("decoupled_weight_decay")
-    return bool(said) if isinstance(said, bool) else "betas" in group
 
 
 def _matched(

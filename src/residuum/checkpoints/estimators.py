@@ -39,17 +39,14 @@ from residuum.networks import Architecture
 from residuum.records import Checkpoint
 
 NETWORKS = ("MLPClassifier", "MLPRegressor")
-CENTRES = {  # attribute that holds the shift of each scaler
-    "StandardScaler": "mean_",
-    "RobustScaler": "center_",
-    "MinMaxScaler": "min_",
-    "MaxAbsScaler": "none",
-}
+# The attribute that holds the shift of each scaler.
+CENTRES = {"StandardScaler": "mean_", "RobustScaler": "center_", "MinMaxScaler": "min_"}
+CENTRES |= {"MaxAbsScaler": "none"}
 # What arithmetic on values of any kind can raise.
 STRANGE = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
 PROOF = 6.0  # standard deviations
 MAX_VALUES = 50_000_000  # of a network whose start is drawn again
-ROWS = 64
+ROWS = 64  # of a matrix that are taken as float64 at a time
 MAX_SPECTRUM = 1_000_000  # of a layer whose singular values are counted: half a second
 
 
@@ -63,15 +60,13 @@ def network_of(model: Any) -> Checkpoint:
         theta[f"layers.{i}.weight"] = torch.from_numpy(weight.T.copy())
         theta[f"layers.{i}.bias"] = torch.from_numpy(bias.copy())
     widths = [len(model.coefs_[0]), *(len(bias) for bias in model.intercepts_)]
-    arch = Architecture.parse(
-        f"mlp:{'-'.join(map(str, widths))},bias=all,activation="
-        f"{model.activation.replace('identity', 'linear')}"
-    )
+    activation = model.activation.replace("identity", "linear")
+    said = f"mlp:{'-'.join(map(str, widths))},bias=all,activation={activation}"
     classes = tuple(str(c)[:MAX_TEXT] for c in getattr(model, "classes_", ()))
     theta, _, notes = safe.clean_state(theta)
-    one = {False: "regression", True: "binary" if widths[-1] == 1 else "multiclass"}
-    task = one[bool(classes)]
-    return Checkpoint(theta, str(arch), (), classes, task, tuple(notes))
+    task = "binary" if widths[-1] == 1 else "multiclass"
+    task, arch = task if classes else "regression", str(Architecture.parse(said))
+    return Checkpoint(theta, arch, (), classes, task, tuple(notes))
 
 
 def network_in(path: Path) -> Checkpoint | None:
@@ -85,9 +80,8 @@ def network_in(path: Path) -> Checkpoint | None:
     if alike is None:
         _refuse(path, release.content)
         return None
-    before = [
-        t.short for t in _things(release) if t.short.endswith(("Scaler", "Transformer", "PCA"))
-    ]
+    kinds = ("Scaler", "Transformer", "PCA")
+    before = [thing.short for thing in _things(release) if thing.short.endswith(kinds)]
     note = f"samples are taken as {', '.join(dict.fromkeys(before))} in the file hands them on"
     try:
         checkpoint = network_of(alike)

@@ -19,6 +19,7 @@ A scan thus stays within 50 MB and twice what the file unpacks to. Where a pickl
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -111,10 +112,7 @@ class Block:
     @property
     def numel(self) -> int:
         """Number of values."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     def tensor(self) -> Tensor:
         """The numbers."""
@@ -430,12 +428,9 @@ class Reader(Machine):
             stream.read(stream.read(1)[0])
         if not isinstance(kind, Kind):
             raise ValueError("an array of joblib needs a plain kind")
-        count = 1
-        for size in expect(shape, tuple):
-            if not is_size(size):
-                raise ValueError("no size of an array is negative")
-            count *= size
-        raw = stream.read(count * kind.itemsize)
+        if not all(map(is_size, expect(shape, tuple))):
+            raise ValueError("no size of an array is negative")
+        raw = stream.read(math.prod(shape) * kind.itemsize)  # type: ignore[arg-type]
         return _numbers(raw, kind, shape, said.get("order") == "F")
 
     def _append(self, items: list[Any]) -> None:
@@ -479,13 +474,15 @@ def _plain_list(*arguments: Any) -> Any:
     return first if isinstance(first, list | tuple) else list(arguments)
 
 
+BYTE_STRINGS = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
+TEXT_STRINGS = ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", *TEXTS)
+BUILTINS, PATHLIB = ("builtins", "__builtin__"), ("pathlib", "pathlib._local")
+PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
 Reader.steps = {
     **Machine.steps,
-    **dict.fromkeys(
-        ("FLOAT", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), Machine.push
-    ),
+    **dict.fromkeys(("FLOAT", *BYTE_STRINGS), Machine.push),
     **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), Reader._whole_number),
-    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", *TEXTS), Reader._text),
+    **dict.fromkeys(TEXT_STRINGS, Reader._text),
     "DUP": lambda machine, _: machine.push(machine.stack[-1]),
     "POP": Reader._pop,
     "POP_MARK": lambda machine, _: machine._above_mark() and None,
@@ -508,8 +505,8 @@ Reader.kept = {
     **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET", "LIST", "FROZENSET"), HOLDER),
     **dict.fromkeys(("EMPTY_DICT", "DICT"), DICT),
     **dict.fromkeys(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MARK"), HOLDER),
-    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", *TEXTS), 16),
-    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), BYTES),
+    **dict.fromkeys(TEXT_STRINGS, 16),
+    **dict.fromkeys(BYTE_STRINGS, BYTES),
     **dict.fromkeys(("BININT", "BININT2", "BINFLOAT", "FLOAT", "INT", "LONG", "LONG1"), NUMBER),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), 9),
     **dict.fromkeys(("NONE", "NEWTRUE", "NEWFALSE", "EMPTY_TUPLE", "BININT1", "DUP"), 9),
@@ -521,20 +518,13 @@ Reader.calls = {
         _pairs,
     ),
     "collections.defaultdict": lambda *_: {},
+    **{
+        f"{home}.{name}": _plain_list
+        for home in BUILTINS
+        for name in ("list", "tuple", "set", "frozenset")
+    },
     **dict.fromkeys(
-        (
-            f"{home}.{name}"
-            for home in ("builtins", "__builtin__")
-            for name in ("list", "tuple", "set", "frozenset")
-        ),
-        _plain_list,
-    ),
-    **dict.fromkeys(
-        (
-            f"{home}.{name}"
-            for home in ("pathlib", "pathlib._local")
-            for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
-        ),
+        (f"{home}.{name}" for home in PATHLIB for name in PATHS),
         lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/"),
     ),
     **dict.fromkeys(

@@ -26,35 +26,22 @@ import torch
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.data import is_size
 
-MAX_PICKLE_BYTES = 4 << 20
-MAX_WORK = 500_000
-WORK_PER_BYTE = 2
-CALL_WORK = 8
+MAX_PICKLE_BYTES = 4 << 20  # of a state dict without its numbers: some 40 000 tensors
+MAX_WORK, WORK_PER_BYTE, CALL_WORK = 500_000, 2, 8  # as said above
 FAR = 100  # bytes of an entry of a dict
 TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}  # bytes of their length
 OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 MAX_WIDE, WIDE = 1 << 20, re.compile(rb"[\xc4-\xff]")
-MAX_DIMENSIONS = 16
-MAX_KEY = 1000
+MAX_DIMENSIONS, MAX_KEY = 16, 1000  # of a tensor; characters of a storage's name
 EXPORT = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
     "safetensors.torch.save_file(model.state_dict(), path)."
 )
 
-KINDS = {
-    "Double": torch.float64,
-    "Float": torch.float32,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
-}
+KINDS = {"Double": torch.float64, "Float": torch.float32, "Half": torch.float16}
+KINDS |= {"BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32}
+KINDS |= {"Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool}
+KINDS |= {"ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128}
 STORAGES = {f"torch.{name}Storage": kind.itemsize for name, kind in KINDS.items()}
 MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 DTYPES = {f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64", "int64")}
@@ -141,9 +128,8 @@ class Machine:
     def _forget(self) -> None:
         self.stack: list[Any] = []
         self._below: list[list[Any]] = []
-        self._memo: list[
-            Any
-        ] = []  # 8 bytes for each that is numbered in turn, as all usual ones are
+        # 8 bytes for each that is numbered in turn, as all usual ones are.
+        self._memo: list[Any] = []
         self._far: dict[int, Any] = {}
 
     def run(self, stream: BinaryIO) -> Any:

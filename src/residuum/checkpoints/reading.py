@@ -48,15 +48,11 @@ from residuum.networks.probing import as_rows, probe, unwrapped
 from residuum.records import TASKS, Checkpoint, write_atomic
 from residuum.records.rundir import sha256
 
-DEFAULT_MAX_BYTES = 8 << 30
+DEFAULT_MAX_BYTES = 8 << 30  # of a file: what a machine with 16 GB can hold twice
 RUN_FILE = "model.safetensors"
-FORMAT_KEY = "residuum_format"
-FORMAT = "1"
-MAX_ARCHITECTURE = 256
-MAX_TEXT = 200
-MAX_TEXTS = 10_000
-MAX_DIMENSIONS = 8
-
+FORMAT_KEY, FORMAT = "residuum_format", "1"
+# Of what a file says of itself: characters, texts and sizes that no network of ours comes near.
+MAX_ARCHITECTURE, MAX_TEXT, MAX_TEXTS, MAX_DIMENSIONS = 256, 200, 10_000, 8
 KEPT = "a {} is kept as given: its forward is run, not read, so that only what needs no structure applies"
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -469,14 +465,10 @@ def _fitting(path: str | Path, network: nn.Module) -> dict[str, Tensor]:
     own = {short[name]: t for name, t in state.items()}
     wanted = network.state_dict()
     missing, beyond = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
-    other = sorted(
-        name for name in wanted.keys() & own.keys() if own[name].shape != wanted[name].shape
-    )
-    for what, names in (
-        ("lack", missing),
-        ("hold besides", beyond),
-        ("have another shape of", other),
-    ):
+    both = sorted(wanted.keys() & own.keys())
+    other = [name for name in both if own[name].shape != wanted[name].shape]
+    faults = {"lack": missing, "hold besides": beyond, "have another shape of": other}
+    for what, names in faults.items():
         if names:
             raise CheckpointError(
                 f"The weights must be those of the network that --model makes; they {what} "

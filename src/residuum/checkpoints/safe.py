@@ -34,25 +34,15 @@ from residuum.networks import refuse_by_name
 from residuum.records.data import is_size, open_zip
 
 MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
-KINDS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "BOOL": torch.bool,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-}
+KINDS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+KINDS |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
+KINDS |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
+KINDS |= {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8}
+KINDS |= {"BOOL": torch.bool}
 AGAIN = "Copy or save the file again."
+# What torch raises on damaged files, as far as it was ever seen to.
+UNREADABLE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+ENDED = (EOFError, OSError, OverflowError, struct.error)
 ZIP_MAGIC = b"PK\x03\x04"
 PICKLE_MAGIC = b"\x80"
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -61,8 +51,8 @@ MEMBER = re.compile(r"(?P<archive>[^/\\\x00]+)/(?!.*\.\.)(?P<record>[\w./-]+)")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-MAX_DEPTH = 8
-MAX_NAME = 256
+MAX_DEPTH = 8  # of state dicts in each other
+MAX_NAME = 256  # characters
 MAX_TENSORS = 1000  # 500 layers; what recognises them looks at pairs
 MAX_SHARING = 4  # tied weights appear under several names, a memory bomb under thousands
 
@@ -131,12 +121,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _span(name: str, entry: Any) -> tuple[int, int, int, str]:
     """Where a tensor's bytes begin and end, how many its shape claims, and its name."""
     match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]} if (
-            dtype in KINDS
-            and len(shape) <= MAX_DIMENSIONS
-            and all(map(is_size, (*shape, begin, end)))
-        ):
-            return begin, end, math.prod(shape) * KINDS[dtype].itemsize, name
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
+            sizes = len(shape) <= MAX_DIMENSIONS and all(map(is_size, (*shape, begin, end)))
+            if dtype in KINDS and sizes:
+                return begin, end, math.prod(shape) * KINDS[dtype].itemsize, name
     _damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
 
 
@@ -207,9 +195,8 @@ def read_legacy(stream: BinaryIO, size: int, max_bytes: int) -> Any:
         storage = machine.storages[key]
         numel = int.from_bytes(stream.read(8), "little")
         if numel != storage.numel or stream.tell() + storage.nbytes > size:
-            raise CheckpointError(
-                f"Storage {key!r} must hold {storage.nbytes} bytes; the file ends before.", AGAIN
-            )
+            said = f"Storage {key!r} must hold {storage.nbytes} bytes; the file ends before."
+            raise CheckpointError(said, AGAIN)
         stream.seek(storage.nbytes, io.SEEK_CUR)
     stream.seek(0)
     return _load(io.BytesIO(stream.read()))  # torch would first parse an open file as a tar
@@ -241,11 +228,8 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.Zip
     folders = {match["archive"] for match in names if match}
     distinct = {member.filename.casefold() for member in members}
     if None in names or len(folders) != 1 or len(distinct) != len(members):
-        raise UnsafeFileError(
-            "A torch archive has one folder of distinct plain names; this one has duplicate or odd "
-            "names.",
-            EXPORT,
-        )
+        rule = "A torch archive has one folder of distinct plain names"
+        raise UnsafeFileError(f"{rule}; this one has duplicate or odd names.", EXPORT)
     return {match["record"]: m for match, m in zip(names, members, strict=True) if match}
 
 
@@ -253,25 +237,11 @@ def _load(stream: BinaryIO) -> Any:
     try:
         return torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
-        raise UnsafeFileError(
-            "A checkpoint must load with weights_only=True; torch refused this one.", EXPORT
-        ) from problem
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        AssertionError,
-        EOFError,
-        OSError,
-        OverflowError,
-        struct.error,
-    ) as problem:
-        raise CheckpointError(
-            f"torch must be able to read the file; it could not ({type(problem).__name__}).", AGAIN
-        ) from problem
+        rule = "A checkpoint must load with weights_only=True; torch refused this one."
+        raise UnsafeFileError(rule, EXPORT) from problem
+    except (*UNREADABLE, *ENDED) as problem:
+        said = f"torch must be able to read the file; it could not ({type(problem).__name__})."
+        raise CheckpointError(said, AGAIN) from problem
 
 
 def find_state(content: Any) -> dict[str, Tensor]:
@@ -284,9 +254,9 @@ def find_state(content: Any) -> dict[str, Tensor]:
         if wrapper is None:
             return {name: t for name, t in dict.items(content) if isinstance(t, Tensor)}
         content = content[wrapper]
+    held = type(content).__name__
     raise CheckpointError(
-        f"A checkpoint must hold a dict of tensors; this one holds a {type(content).__name__}.",
-        EXPORT,
+        f"A checkpoint must hold a dict of tensors; this one holds a {held}.", EXPORT
     )
 
 

@@ -49,20 +49,6 @@ if TYPE_CHECKING:
     from residuum.records import Checkpoint, Dataset, Knowledge
 
 FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
-HOW = (
-    "budget",
-    "preset",
-    "steps",
-    "seed",
-    "subsets",
-    "device",
-    "task",
-    "baselines",
-    "vouch",
-    "twin",
-    "recipe",
-    "surface",
-)
 ALREADY_SAID = ("network",)  # before the attacks began
 AFTER = {
     "controls": "trying what holds nothing of the network",
@@ -303,7 +289,7 @@ def audit_into(
 ) -> tuple[dict[str, Any], AuditResult]:
     """Run, resume or show again the audit of ``settings``, files and all, in the folder ``out``."""
     from residuum.auditing import AuditResult, audit
-    from residuum.auditing.artifacts import AuditRun, read_result, write_artifacts
+    from residuum.auditing.artifacts import HOW, AuditRun, read_result, write_artifacts
     from residuum.auditing.budget import seconds_of
     from residuum.auditing.inputs import check_fit, scale_notes, suited
     from residuum.auditing.run import attack_config

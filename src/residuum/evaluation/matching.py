@@ -210,12 +210,12 @@ def lay_out(
     candidates: Tensor,
     train: Dataset,
     holdout: Dataset | None,
-    *,
-    candidate_labels: Tensor | None,
-    match_labels: bool,
-    same_label: bool,
-    seed: int,
     notes: list[str],
+    *,
+    seed: int = 0,
+    match_labels: bool = True,
+    same_label: bool = False,
+    candidate_labels: Tensor | None = None,
 ) -> Field:
     """Check the inputs against each other and lay them out; what was left out goes into ``notes``."""
     kept = _finite(candidates, notes)
@@ -242,9 +242,8 @@ def why_not_calibrated(n: int, pool: int | None) -> str:
     if pool == 0:  # a dataset has samples: none is left when all were trained on
         return "not calibrated: all samples of the held-out set are training samples"
     if pool < max(MIN_POOL, n):
-        need = (
-            f"{MIN_POOL} samples" if n <= MIN_POOL else f"as many samples as were trained on ({n})"
-        )
+        most = n > MIN_POOL
+        need = f"as many samples as were trained on ({n})" if most else f"{MIN_POOL} samples"
         return f"not calibrated: the held-out set needs at least {need}; it has {pool}"
     return ""
 

@@ -97,11 +97,11 @@ def score(
         candidates,
         train,
         holdout,
-        candidate_labels=candidate_labels,
+        notes,
+        seed=seed,
         match_labels=match_labels,
         same_label=same_label,
-        seed=seed,
-        notes=notes,
+        candidate_labels=candidate_labels,
     )
     judged: dict[str, _Verdict] = {}
     for metric in chosen:

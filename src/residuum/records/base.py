@@ -105,6 +105,14 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def json_schema(kind: type, name: str, version: str) -> dict[str, Any]:
+    """The JSON Schema of what is published as ``kind``, a record or a model of pydantic's."""
+    from pydantic import TypeAdapter
+
+    dialect, own = "https://json-schema.org/draft/2020-12/schema", TypeAdapter(kind).json_schema()
+    return {"$schema": dialect, "$id": f"urn:residuum:{name}:{version}", **own}
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two records (or values in them) are equal to the last bit, dtypes included."""
     if type(a) is not type(b):

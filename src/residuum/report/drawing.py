@@ -133,16 +133,10 @@ def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
         Mark(1, "held-out matches (chance)", path=_steps(shares[0], edges, x, y)),
         Mark(0, "training samples", path=_steps(shares[1], edges, x, y)),
     )
-    return Chart(
-        title=f"{metric.name} of training samples against held-out ones",
-        x=x,
-        y=y,
-        x_name=metric.name,
-        y_name="share",
-        marks=marks,
-        rule=x.at(threshold) if math.isfinite(threshold) else None,
-        summary=f"Median {_median(train)} on training samples, {_median(null)} by chance.",
-    )
+    title = f"{metric.name} of training samples against held-out ones"
+    summary = f"Median {_median(train)} on training samples, {_median(null)} by chance."
+    rule = x.at(threshold) if math.isfinite(threshold) else None
+    return Chart(title, x, y, metric.name, "share", summary, marks, rule)
 
 
 def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
@@ -159,31 +153,17 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     known = len(evidence.labels) == len(scores)
     names = sorted({evidence.labels[i] for i in kept}) if known else [""]
     many = len(names) > KINDS
-    marks = [
-        Mark(
-            0 if many else k,
-            "" if many else name,
-            points=tuple(
-                (x.at(outputs[i]), y.at(scores[i]))
-                for i in kept
-                if not known or evidence.labels[i] == name
-            ),
-        )
-        for k, name in enumerate(names)
-    ]
+    marks = []
+    for k, name in enumerate(names):
+        mine = [i for i in kept if not known or evidence.labels[i] == name]
+        points = tuple((x.at(outputs[i]), y.at(scores[i])) for i in mine)
+        marks.append(Mark(0, points=points) if many else Mark(k, name, points=points))
+    title = f"{metric.name} against the {evidence.output_name}"
+    summary = f"{len(good)} training samples."
     note = f"{len(kept)} of {len(good)} points drawn." if len(kept) < len(good) else ""
-    return Chart(
-        title=f"{metric.name} against the {evidence.output_name}",
-        x=x,
-        y=y,
-        x_name=evidence.output_name,
-        y_name=metric.name,
-        marks=tuple(marks),
-        across=True,
-        rule=y.at(threshold) if math.isfinite(threshold) else None,
-        summary=f"{len(good)} training samples.",
-        note=note,
-    )
+    rule = y.at(threshold) if math.isfinite(threshold) else None
+    named = evidence.output_name, metric.name
+    return Chart(title, x, y, *named, summary, tuple(marks), rule, across=True, note=note)
 
 
 def residual_chart(found: Reconstruction, limit: float | None) -> Chart | None:
@@ -203,16 +183,9 @@ def residual_chart(found: Reconstruction, limit: float | None) -> Chart | None:
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
     layers = enumerate(found.layer_names)
     marks = tuple(_curve(k, name, steps[kept], values[:, kept, k], x, y) for k, name in layers)
-    return Chart(
-        title=f"Relative residual per layer, {found.attack}",
-        x=x,
-        y=y,
-        x_name="step",
-        y_name="residual",
-        marks=marks,
-        summary="",
-        limit=y.at(math.log10(limit)) if limit else None,
-    )
+    line = y.at(math.log10(limit)) if limit else None
+    title = f"Relative residual per layer, {found.attack}"
+    return Chart(title, x, y, "step", "residual", "", marks, limit=line)
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
@@ -401,9 +374,8 @@ def difference(found: Array, sample: Array) -> Content:
         return "", _numbers(found - sample)
     signed = (fitted(found, sample) - sample) / (np.ptp(sample) or 1.0)
     signed = signed.mean(0) if signed.ndim == 3 else signed
-    above, below = (
-        _mixed(np.clip(part, 0, 1), MIDDLE, end) for part, end in ((signed, HIGH), (-signed, LOW))
-    )
+    above = _mixed(np.clip(signed, 0, 1), MIDDLE, HIGH)
+    below = _mixed(np.clip(-signed, 0, 1), MIDDLE, LOW)
     return data_uri(np.where(signed[..., None] > 0, above, below)), ()
 
 
@@ -480,31 +452,17 @@ def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: 
     axes = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, the origin at the top left
     for i, cell in enumerate(cells):
         x, y = edge + (i % columns) * across, TITLE + (i // columns) * band
-        weight = "bold" if cell.framed else "normal"
         line = {"ec": BLUE, "lw": 2.2} if cell.framed else {"ec": "#CCCCCC", "lw": 0.5}
-        axes.text(
-            x + w / 2,
-            y + CAPTION - 0.05,
-            cell.caption,
-            ha="center",
-            fontsize=7.5,
-            color=INK,
-            fontweight=weight,
-        )
+        weight = "bold" if cell.framed else "normal"
+        look: dict[str, Any] = {"fontweight": weight, "ha": "center", "color": INK}
+        axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, fontsize=7.5, **look)
         for k, image in enumerate(cell.images):
             place(axes, image, (x, y + CAPTION + k * step, w, h), **line)
         if i % columns == 0:
             for k, name in enumerate(rows):
-                middle = y + CAPTION + k * step + h / 2
-                axes.text(
-                    x - 0.07,
-                    middle,
-                    name,
-                    fontsize=7 if h > 0.5 else 4.5,
-                    rotation=90,
-                    ha="right",
-                    va="center",
-                )
+                middle, size = y + CAPTION + k * step + h / 2, 7 if h > 0.5 else 4.5
+                upright: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center"}
+                axes.text(x - 0.07, middle, name, fontsize=size, **upright)
     axes.text(MARGIN, 0.2, title, fontsize=8.5, color=INK)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
@@ -518,9 +476,8 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
     width, height = max(2.2 * columns, 5.5), 1.5 * rows + 0.6
     figure = new_figure(width, height, automatic=False)
     grid = figure.subplots(rows, columns, squeeze=False)
-    figure.subplots_adjust(
-        0.4 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.5 / height, wspace=0.22, hspace=0.5
-    )
+    edges = 0.4 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.5 / height
+    figure.subplots_adjust(*edges, wspace=0.22, hspace=0.5)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
@@ -532,9 +489,7 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
     figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)
     handles, names = grid.flat[0].get_legend_handles_labels()
     if len(names) > 1:
-        figure.legend(
-            handles, names, loc="lower center", ncols=len(names), fontsize=7.5, frameon=False
-        )
+        legend_below(figure, handles, names, "lower center")
     return png(figure)
 
 
@@ -557,6 +512,13 @@ def kind(k: int) -> dict[str, Any]:
     return {"color": CYCLE[k % len(CYCLE)], "marker": MARKERS[k % len(MARKERS)]}
 
 
+def legend_below(
+    figure: Figure, marks: Any, names: Any, at: Any = "outside lower center", columns: int = 0
+) -> None:
+    """One legend for all panels, without a box."""
+    figure.legend(marks, names, loc=at, ncols=columns or len(names), fontsize=7.5, frameon=False)
+
+
 def tidy(axes: Axes) -> None:
     """Light grid, small ticks, no box."""
     axes.grid(True, color="#E4E4E4", lw=0.6)
@@ -569,14 +531,8 @@ def tidy(axes: Axes) -> None:
 def place(axes: Axes, image: Tensor, at: tuple[float, float, float, float], **line: Any) -> None:
     """One image at (left, top, width, height); line: of its frame."""
     left, top, w, h = at
-    axes.imshow(
-        pixels(image),
-        cmap="gray",
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-        extent=(left, left + w, top + h, top),
-    )
+    extent = (left, left + w, top + h, top)
+    axes.imshow(pixels(image), "gray", vmin=0, vmax=1, interpolation="nearest", extent=extent)
     if line:
         frame(axes, at, **line)
 

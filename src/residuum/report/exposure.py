@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from residuum.records import Dataset
+from residuum.records.base import json_schema
 from residuum.records.data import with_mean
 from residuum.records.results import SCHEMA_VERSION, CanaryBound, Exposure, GroupExposure
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 
-SCHEMA_ID = f"urn:residuum:exposure:{SCHEMA_VERSION}"
 BINS = 20
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -81,8 +81,7 @@ class Published(_Model):
 
 def exposure_schema() -> dict[str, Any]:
     """The JSON Schema of ``exposure.json``."""
-    schema = Published.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
+    return json_schema(Published, "exposure", SCHEMA_VERSION)
 
 
 def top_figure(found: Exposure, data: Dataset) -> bytes | None:

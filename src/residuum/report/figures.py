@@ -55,7 +55,9 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
         return None
     matched = matched if train.shape == (2,) else matched[:SHOWN]
     image = drawing.is_image(train.shape)
-    title = _matches_title(scores, metric, len(matched), image)
+    title = f"Best {len(matched)} of {scores.n} training samples, by {metric.name.upper()}; "
+    counted = f"{metric.recovered} beyond 99% of chance, {metric.threshold}"
+    title += "not calibrated" if metric.recovered is None else counted + " (framed)" * image
     if train.shape == (2,):
         return _matched_points(candidates, *_pairs(candidates, train, matched), title)
     cells = _cells(candidates, train, matched, train.mean if image else None)
@@ -103,14 +105,7 @@ def output_figure(
         axes.set_xlabel("margin" if by_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
     if 0 < len(labels) <= len(drawing.MARKERS):
-        figure.legend(
-            marks,
-            labels,
-            loc="outside lower center",
-            ncols=len(labels),
-            fontsize=7.5,
-            frameon=False,
-        )
+        drawing.legend_below(figure, marks, labels)
     return drawing.png(figure)
 
 
@@ -180,7 +175,7 @@ def ambiguity_figure(
 def alternatives_figure(
     true: Tensor,
     alternative: Tensor,
-    parents: tuple[tuple[int, ...], ...],
+    parents: Sequence[tuple[int, ...]],
     mean: Tensor | None = None,
 ) -> bytes | None:
     """Columns of one true sample and its two halves, or of two true samples and their mean.
@@ -277,15 +272,8 @@ def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
     for k, kind in enumerate(kinds):
         mine = [i for i, row in enumerate(rows) if row.label == kind]
         y = [_value(rows[i].matches[name].nearest) for i in mine]
-        axes.scatter(
-            x[mine],
-            y,
-            s=20,
-            alpha=0.75,
-            lw=0,
-            **drawing.kind(k),
-            label=None if kind is None else f"label {kind:g}",
-        )
+        name_of = None if kind is None else f"label {kind:g}"
+        axes.scatter(x[mine], y, s=20, alpha=0.75, lw=0, **drawing.kind(k), label=name_of)
     _thresholds(axes, scores.metrics[name])
     axes.set_title(f"best {name} of every training sample", fontsize=9)
     axes.set_ylabel(name, fontsize=8.5)
@@ -300,16 +288,9 @@ def _thresholds(axes: Any, figures: MetricScore) -> None:
     ):
         if value is not None:
             axes.axhline(value, color=drawing.INK, lw=0.9, ls=style)
-            axes.text(
-                1,
-                value,
-                f"{text} {value:.2f}",
-                transform=axes.get_yaxis_transform(),
-                ha="right",
-                va="bottom",
-                fontsize=7,
-                color=drawing.INK,
-            )
+            look = {"ha": "right", "va": "bottom", "fontsize": 7, "color": drawing.INK}
+            at_edge = axes.get_yaxis_transform()
+            axes.text(1, value, f"{text} {value:.2f}", transform=at_edge, **look)
 
 
 def _selected_points(found: Reconstruction, title: str) -> bytes:
@@ -319,15 +300,9 @@ def _selected_points(found: Reconstruction, title: str) -> bytes:
     axes = figure.subplots()
     for k, label in enumerate(chosen.labels.unique().tolist()):
         mine = chosen.labels == label
-        axes.scatter(
-            chosen.x[mine, 0],
-            chosen.x[mine, 1],
-            s=18 + 18 * chosen.support[mine],
-            alpha=0.7,
-            lw=0,
-            label=f"label {label:g}",
-            **drawing.kind(k),
-        )
+        look = {"alpha": 0.7, "lw": 0, "label": f"label {label:g}", **drawing.kind(k)}
+        x, size = chosen.x[mine], 18 + 18 * chosen.support[mine]
+        axes.scatter(x[:, 0], x[:, 1], s=size, **look)
     return _plane(figure, axes, f"{title}; larger: held by more restarts")
 
 
@@ -347,13 +322,8 @@ def _matched_points(candidates: Tensor, found: Tensor, samples: Tensor, title: s
 def _plane(figure: Any, axes: Any, title: str) -> bytes:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_title(title, fontsize=8.5)
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=3,
-        fontsize=7.5,
-        frameon=False,
-    )
+    marks, names = axes.get_legend_handles_labels()
+    drawing.legend_below(figure, marks, names, columns=3)
     drawing.tidy(axes)
     return drawing.png(figure)
 
@@ -379,14 +349,6 @@ def _cells(
     images = zip(with_mean(found, mean), with_mean(samples, mean), strict=True)
     pairs = zip(images, (match for _, match in matched), strict=True)
     return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in pairs]
-
-
-def _matches_title(scores: Scores, metric: MetricScore, shown: int, framed: bool) -> str:
-    title = f"Best {shown} of {scores.n} training samples, by {metric.name.upper()}"
-    if metric.recovered is None:
-        return f"{title}; not calibrated"
-    where = " (framed)" if framed else ""
-    return f"{title}; {metric.recovered} beyond 99% of chance, {metric.threshold}{where}"
 
 
 def _value(score: float | None) -> float:
@@ -432,7 +394,6 @@ class _Life:
     parent: int | None = None
     died: int | None = None
     children: tuple[int, ...] = ()
-    joined: int | None = None
 
 
 def lives(events: Sequence[dict[str, Any]], first: int) -> dict[int, _Life]:
@@ -447,7 +408,6 @@ def lives(events: Sequence[dict[str, Any]], first: int) -> dict[int, _Life]:
             known.update({child: _Life(step, event.get("parent")) for child in children})
         if kind in ("merge", "prune"):
             known[event["parent"]].died = step
-            known[event["parent"]].joined = children[0] if children else None
     return known
 
 

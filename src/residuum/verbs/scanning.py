@@ -21,12 +21,12 @@ from residuum.checkpoints.contents import KINDS, STORED, Finding, findings, prin
 from residuum.checkpoints.releases import ADAPTER_CONFIG, Release, is_release, open_release
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.records import Record
+from residuum.records.base import json_schema
 
 MAX_FILES = 1000
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 16
 SCHEMA_VERSION = "1.0"
-SCHEMA_ID = f"urn:residuum:scan:{SCHEMA_VERSION}"
 Watch = Callable[[int, int, str], None]
 
 
@@ -245,5 +245,4 @@ class PublishedScan(_Model):
 
 def scan_schema() -> dict[str, Any]:
     """The JSON Schema of ``residuum scan --json``."""
-    schema = PublishedScan.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
+    return json_schema(PublishedScan, "scan", SCHEMA_VERSION)
