@@ -94,7 +94,12 @@ class Found:
 
 
 def search(planes: Planes, lines: int, seed: int) -> Found:
-    """What ranks on at least so many lines, each place once."""
+    """What ranks on at least so many lines, each place once.
+
+    A line is where d - 1 hyperplanes meet, a corner where another crosses it. A row of the table lies
+    on more hyperplanes than accident brings together: corners rank by the tail of a Poisson
+    distribution with the rate of accidents (:func:`accidents`).
+    """
     generator, drawn, d = stream("corners", seed), 0, planes.normals.shape[1]
     rates = accidents(planes, generator)
     points = [planes.normals[:0]]

@@ -317,6 +317,11 @@ class Grower:
             return self._grown(state, self.solver.sharpness_at(state.step))
 
     def _grown(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
+        """One round for the runs that are due, at a look: make room, stop those that are full, add
+        newcomers.
+
+        The rest of the runs are left as they are: restarts grow apart, each by its own clock.
+        """
         due = [run for run in range(len(state.x)) if self._due(state, run, sharpness)]
         if not due:
             return state
@@ -376,6 +381,9 @@ class Grower:
         return state, [run for run in due if not stopped[run]]
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
+        """Drop candidates without a multiplier, then merge pairs, each told as an event of the family
+        tree.
+        """
         ident = population_of(state).ident
         problem = self.problem.with_labels(population_of(state).labels)
         state, gone = prune(problem, state, self.scale, sharpness, due)

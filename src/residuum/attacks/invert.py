@@ -66,6 +66,12 @@ class Matching:
         return torch.stack([self._one(target, total, names) for names in parts])
 
     def _one(self, target: Theta, total: Theta, names: tuple[str, ...]) -> Tensor:
+        """Distance of ``total`` from ``target`` over some parameters, 1 where nothing is explained.
+
+        Cosine leaves the size of the sum free, which an attacker without the number of steps does not
+        know.
+        """
+
         def inner(a: Theta, b: Theta) -> Tensor:
             return torch.stack([(a[name] * b[name]).sum() for name in names]).sum()
 
@@ -230,7 +236,13 @@ class Problem:
         return dict(zip(leaves, terms, strict=True))
 
     def solve(self, run: int, seconds: float, watch: Watcher | None = None) -> Solved:
-        """One restart within ``seconds``: schedules follow the steps, or the clock where it is ahead."""
+        """One restart within ``seconds``: schedules follow the steps, or the clock where it is ahead.
+
+        Candidates and multipliers begin at random, the latter scaled so that their sum is as large as
+        the target. Adam moves both; multipliers are kept nonnegative, candidates inside the known box.
+        Where time runs out the schedules have run down as well, so that a short restart is a fast one
+        and not a broken one.
+        """
         config, begun = self.config, time.monotonic()
         generator = stream(self.matching.multipliers, config.seed, run)
         x = torch.randn(config.candidates, *self.shape, generator=generator, dtype=torch.float64)

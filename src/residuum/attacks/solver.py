@@ -463,6 +463,7 @@ class Solver:
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
+        """The equation in the space of the search: pixels, or coefficients of the first layer's row space."""
         config, knowledge, space = self.config, self.knowledge, self.space
         if space is not None:
             model, knowledge = space.reduce_model(model), space.reduce_knowledge(knowledge)

@@ -174,7 +174,11 @@ def dense_behind(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[i
 
 @lru_cache(maxsize=2)  # asked whether it applies, then run
 def behind(surface: Surface, knowledge: Knowledge) -> Behind | str:
-    """The dense layer behind the trunk less its start; or the first condition that it does not meet."""
+    """The dense layer behind the trunk less its start; or the first condition that it does not meet.
+
+    As for the layer on the input, but what its rows mix are features. There must be fewer of them than
+    half of the neurons: then their span is theirs, and not noise.
+    """
     sample = surface.shape(knowledge)
     if len(sample) < 3:
         return "needs images: samples of a network with a trunk have channels, height and width"

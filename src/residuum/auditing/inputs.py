@@ -104,6 +104,11 @@ def shape_for(model: Any, given: Dataset | None) -> tuple[int, ...] | None:
 
 
 def _channels_first(checkpoint: Checkpoint, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
+    """Images with their channels last turned round, where nothing else can be meant.
+
+    One channel may stand anywhere. Three or four are turned only if the network names that very shape:
+    a table of (28, 28, 3) could be meant as it is.
+    """
     arch, shape = Architecture.parse(checkpoint.arch), sets[0].shape
     wanted = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
     last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
@@ -228,6 +233,11 @@ def _bytes(train: Dataset) -> tuple[str, ...]:
 
 
 def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
+    """What lies outside the granted range, as a note; far outside is refused.
+
+    Candidates are kept inside the range, so samples beyond it could not come back: an audit would find
+    nothing and the range would be at fault.
+    """
     if knowledge.value_range is None:
         return ()
     x = train.x.double()
@@ -256,6 +266,9 @@ def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
 
 
 def _scales(train: Dataset, control: Dataset | None) -> tuple[str, ...]:
+    """A note where held-out samples differ from training samples in scale; the control then compares
+    nothing.
+    """
     if control is None:
         return ()
     mean, other_mean = (float(data.x.double().mean()) for data in (train, control))

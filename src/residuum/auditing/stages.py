@@ -712,6 +712,9 @@ def strongest_of(tests: dict[str, OneTest]) -> str:
 
 
 def _with_counts(row: AttackOutcome, test: OneTest | None, beside: Scores | None) -> AttackOutcome:
+    """The outcome with its counts: of its own test, or, for a baseline, of a comparison that decides
+    nothing.
+    """
     if test is not None:
         return row.replace(
             recovered=int(test.control.recovered.sum()),

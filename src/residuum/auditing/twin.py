@@ -190,6 +190,13 @@ def _audited(
     recipe: Recipe,
     allowance: Allowance,
 ) -> Twin:
+    """Make the twin, attack it as the network was attacked, and judge it by the same rule.
+
+    The twin's data are held-out samples that the audit's own control does not need, or bundled digits
+    of the same shape where there are too few. What the attacker was told of the audited network is told
+    of the twin in kind: its own start, its own number of samples. Time comes out of the allowance of
+    checks, with a reserve for judging; a twin in haste is said to be one, and shows nothing.
+    """
     checkpoint, knowledge, seed = stage.checkpoint, stage.knowledge, stage.config.seed
     assert claim.pool is not None
     losses = sample_losses(checkpoint, claim.train, claim.train, checkpoint.task)

@@ -427,6 +427,12 @@ def acquitting(attacks: tuple[AttackOutcome, ...]) -> list[AttackOutcome]:
 
 
 def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Checks) -> Verdict:
+    """The decision table, first row that holds.
+
+    The order is the rule: records in the file, then what forbids any statement (no data, no control, a
+    control that failed), then a leak, and only then the conditions under which finding nothing means
+    something. "No leak found" is what is left, never a default.
+    """
     if outright := [attack for attack in attacks if attack.stands]:
         return _outright(outright[0], attacks, found)
     if found is None:
@@ -534,6 +540,7 @@ def _beside(attacks: tuple[AttackOutcome, ...], n: int) -> list[str]:
 
 
 def _shortfall(attack: AttackOutcome) -> str:
+    """Why a deciding attack that found nothing does not acquit: what it lacked, with its figures."""
     if attack.silent:
         return f"{attack.name} cannot tell: {attack.silent}"
     if attack.residual is None:

@@ -91,6 +91,11 @@ def _comparable(block: Block, other: Block) -> bool:
 def _tables(
     both: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
 ) -> Iterator[Finding]:
+    """Rows of embeddings that moved against the base, which names what was in the training data.
+
+    Rows that nobody touched follow one rule (equal, shrunk by decay, on one curve); those off it were
+    seen. A table tied to the output head moves as a whole: that nothing can be told is a finding too.
+    """
     for name, (block, other) in both.items():
         if len(block.shape) != 2 or block.shape[0] < LEAST_TABLE or not TABLES.search(name):
             continue
@@ -128,6 +133,7 @@ def _tied(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) ->
 
 
 def _change(both: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
+    """That the base makes the change known, with the tensors that moved most."""
     moved = {}
     for name, (block, other) in both.items():
         now, then = block.tensor().double(), other.tensor().double()

@@ -246,6 +246,11 @@ def _dense(sparse: Thing) -> Tensor | None:
 
 
 def _stored(place: Place) -> Iterator[Finding]:
+    """Records outright: by the attribute of a known estimator, by its trees, as a table, or by a telling
+    name.
+
+    Names alone are weak, so that arrays count by them only outside of estimators and optimisers.
+    """
     value, rows, at, name = place.value, rows_of(place.value), place.path, place.name[:40]
     elsewhere = at[-60:] if rows and not place.inside else ""
     if isinstance(value, Thing) and TREES.search(value.short) and rows:
@@ -295,6 +300,10 @@ def _words(place: Place) -> Iterator[Finding]:
 
 
 def _state(place: Place) -> Iterator[Finding]:
+    """What an optimiser kept: first moments give samples back, second moments and averages less.
+
+    By the names that torch and scikit-learn use, wherever they stand: trainers wrap them in many ways.
+    """
     value, name, at = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
@@ -320,6 +329,9 @@ def _state(place: Place) -> Iterator[Finding]:
 
 
 def _start(place: Place) -> Iterator[Finding]:
+    """Whatever gives the weights before training away: a start that the weights bear out, seeds,
+    generators.
+    """
     value, name, at = place.value, place.name, place.path
     if isinstance(value, Thing) and value.short in NETWORKS:
         if (proof := proved_start(value)) is not None:
@@ -338,6 +350,7 @@ def _start(place: Place) -> Iterator[Finding]:
 
 
 def _statistics(place: Place) -> Iterator[Finding]:
+    """Moments of the data that predictions need, trees, and loss curves that nobody needs."""
     value, name, at = place.value, place.leaf, place.path
     if isinstance(value, Thing) and value.name == "sklearn.tree._tree.Tree":
         why = (
@@ -362,6 +375,7 @@ def _statistics(place: Place) -> Iterator[Finding]:
 
 
 def _paths(place: Place) -> Iterator[Finding]:
+    """Texts that look like files, but for those whose place says that they name a public base."""
     text = place.value
     if isinstance(text, str) and 4 <= len(text) <= 1000 and PATH.match(text):
         if place.name in ("base_model_name_or_path", "architecture"):

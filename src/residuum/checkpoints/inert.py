@@ -359,6 +359,10 @@ class Reader(Machine):
         return text.encode("latin1")
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Block:
+        """A tensor as a block: its shape is known at once, its numbers are read when somebody asks.
+
+        The view is checked to lie inside its storage before anything of its size is made.
+        """
         view = View(expect(storage, Storage), offset, tuple(size), tuple(stride))
         kind, source = KINDS.get(storage.kind), self._storages_of
         read: Callable[[], Tensor] | None = None
@@ -376,6 +380,11 @@ class Reader(Machine):
         return Block(view.size, named, read, name=storage.key)
 
     def _persistent(self, _: None) -> None:
+        """A storage, claimed by key and size; the same key with another size is refused.
+
+        Its numbers lie elsewhere in the file: here only the claim is kept, and the file is later held
+        to it.
+        """
         claim = expect(self.stack.pop(), tuple)
         self.charge(8)
         _kind, word, key, _location, numel = claim[:5]
@@ -391,6 +400,11 @@ class Reader(Machine):
         self.push(storage)
 
     def _build(self, _: None) -> None:
+        """State given to a stand-in: numpy's kinds and arrays are understood, everything else is kept as
+        it came.
+
+        Nothing is called. Arrays of joblib follow their pickle in the stream and are read from there.
+        """
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Kind):
             parts = expect(state, tuple)

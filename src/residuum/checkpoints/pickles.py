@@ -81,6 +81,11 @@ class View:
     stride: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        """The last element reached by sizes and strides must lie inside the storage, and sizes must not
+        repeat it.
+
+        Stride 0 would make a tensor of any size from one number: ``count > held`` refuses that too.
+        """
         numbers = (self.offset, *self.size, *self.stride)
         if len(self.size) != len(self.stride) or not all(is_size(n) for n in numbers):
             raise ValueError("a tensor needs as many strides as sizes, none negative")
@@ -199,6 +204,9 @@ class Machine:
             target[_key(key)] = value
 
     def _word(self, argument: str) -> None:
+        """A name that the pickle asks for: known words become stand-ins, any other is refused before it is
+        used.
+        """
         name = argument.replace(" ", ".")
         if name in UNSUPPORTED:
             raise CheckpointError(

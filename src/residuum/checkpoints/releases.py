@@ -112,6 +112,9 @@ def open_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
 
 
 def _opened(path: Path, stream: BinaryIO, size: int) -> Release:
+    """By the first bytes, not by the suffix: people name files as they like. Protocols 0 and 1 of pickle
+    have no magic number, so there the suffix decides.
+    """
     head = stream.read(16)
     stream.seek(0)
     if path.suffix == ".onnx":
@@ -239,6 +242,12 @@ def _pickle(path: Path, source: Source, stream: BinaryIO | None = None, size: in
 
 
 def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
+    """A file of torch.save or TorchScript: its pickle is read inertly, then every storage is held to its
+    claim.
+
+    Names must be distinct whatever their case, since unpackers differ in which of two they take.
+    Numbers are read again from the file when asked for, so that a scan holds none of them.
+    """
     try:
         with open_zip(stream) as archive:
             members = archive.infolist()
@@ -339,6 +348,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
+    """Initializers of a graph by name, and its metadata. Numbers in other files are not followed."""
     try:
         import onnx
         from onnx import numpy_helper
@@ -417,6 +427,12 @@ def walk(tree: Any) -> Iterator[Place]:
 
 
 def _parts(place: Place) -> Iterator[Place]:
+    """The places directly below one, with what they are inside of: optimiser state, an average, a step
+    count.
+
+    That is inherited downwards, and told by the shape of what trainers save: ``state`` beside
+    ``param_groups``, an optimiser's class, names such as ``ema``.
+    """
     value, inside = place.value, place.inside
     if isinstance(value, Thing):
         owner = value.short

@@ -234,6 +234,9 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.Zip
 
 
 def _load(stream: BinaryIO) -> Any:
+    """torch's own reader with weights_only, after the file was checked; its many errors become two of
+    ours.
+    """
     try:
         return torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
@@ -312,6 +315,7 @@ def clean_state(
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
+    """A tensor that attacks can use, and that holds what it claims: an expanded one would claim any size."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(
             f"Weights must be dense tensors with data; {name!r} is not.",

@@ -218,6 +218,7 @@ def _count(pool: Pool, request: Request, labels: Tensor, names: tuple[str, ...])
 def _holdout_quotas(
     pool: Pool, n: int, holdout: int | None, labels: Tensor, names: tuple[str, ...]
 ) -> list[int]:
+    """How many held-out samples of each label: as asked, else as many as balance allows, spread evenly."""
     available = torch.bincount(labels, minlength=len(names)).tolist()
     total, scarcest = sum(available), min(available)
     if holdout is None:

@@ -127,6 +127,7 @@ def _split(
     lengths: Tensor,
     free: Tensor,
 ) -> Alternative:
+    """Split the samples that may move so far; those in whose way a switch stands stay, and are named."""
     blocked = tuple(_blocked(found, i, int(index[i])) for i in (~free).nonzero()[:, 0].tolist())
     if not free.any():
         raise InconclusiveError(

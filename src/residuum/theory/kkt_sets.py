@@ -440,6 +440,9 @@ class KKTSet:
         return float(l2(self.x, other.x).min())
 
     def _check_budget(self, some: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
+        """Refuse a split that would leave its pattern, naming the neurons in the way; a kink is told
+        apart, since there no length is short enough.
+        """
         found = self.budgets(nu, some)
         bad = ((alpha >= found.alpha) | (beta >= found.beta)).nonzero()[:, 0].tolist()
         if not bad:

@@ -226,6 +226,7 @@ class _Run:
         )
 
     def _resume(self) -> None:
+        """Go on from a saved state of the same data and settings; another is refused, never overwritten."""
         if self.path is None:
             return
         make_directory(self.path.parent)  # an unwritable place shows before the work, not after

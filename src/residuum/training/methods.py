@@ -107,6 +107,9 @@ class GradientDescent:
                 p.sub_(g, alpha=self.config.lr)
 
     def _batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """The samples of a step: all, or the next part of an order that seed and epoch alone decide, so
+        that a run that was interrupted goes on with the same batches.
+        """
         size, n = self.config.batch, len(self.x)
         if self.config.method == "gd" or not 0 < size < n:
             return self.x, self.y
@@ -207,6 +210,12 @@ class MarginMaximisation:
         self._figures = torch.stack(parts)
 
     def _rescale(self, lowest: float) -> None:
+        """Bring the margin of a homogeneous network back once it exceeds the cap, so that exp(-margin)
+        stays a number.
+
+        theta c multiplies all margins by c^L and changes no direction; velocity and temperature go
+        along, so the descent does not notice.
+        """
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
             return
         factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)
