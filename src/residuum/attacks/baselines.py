@@ -37,7 +37,12 @@ class ModelInversion(Baseline):
     name = "model-inversion"
 
     def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """By ascent."""
+        """By ascent on the output that a label asks for, steps as long as a share of the candidates' own
+        size.
+
+        Without a known range the norm is bounded instead: an output grows with its input, and would for
+        ever.
+        """
         shape, outputs, count = surface.shape(knowledge), surface.outputs, config.candidates
         model = surface.model().to(config.device, config.numbers).requires_grad_(False)
         generator = stream("baseline", config.seed)
@@ -82,7 +87,9 @@ class FirstLayerWeights(Baseline):
         return "" if fits else "needs a first layer that sees the whole input"
 
     def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """As they are."""
+        """The rows of the first layer, longest first, as they are: what anybody sees who plots a weight
+        matrix.
+        """
         rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
         order = rows.norm(dim=1).argsort(descending=True)
         x = rows[order].reshape(-1, *surface.shape(knowledge))

@@ -75,7 +75,13 @@ def estimate(
     *,
     measured: float | None = None,
 ) -> Estimate:
-    """Cost of ``attack`` with the same arguments; ``measured``: seconds of steps to time, by default two."""
+    """Cost of ``attack`` with the same arguments: memory counted, time of a step measured.
+
+    The solver is built as for the attack itself, so that whatever it refuses is refused here. A look at
+    the loss costs a step, closed-form multipliers one for each of them and one more.
+
+    measured: seconds of steps to time, by default two.
+    """
     knowledge = knowledge or Knowledge()
     config = resolve(checkpoint, knowledge, config or AttackConfig())
     if config.objective in ATTACKS:

@@ -194,7 +194,10 @@ def task_of(checkpoint: Checkpoint, task: str) -> str:
 def check_fit(
     checkpoint: Checkpoint, train: Dataset | None, control: Dataset | None, task: str = "auto"
 ) -> None:
-    """Refuse before the attack whatever scoring and certificate would refuse after it."""
+    """Refuse before the attack whatever scoring and certificate would refuse after it.
+
+    An attack takes minutes, and its folder would be left without a result.
+    """
     for name, data in (("data", train), ("holdout", control)):
         if data is not None and (largest := float(data.x.abs().max())) > LARGEST:
             raise DataError(

@@ -516,7 +516,11 @@ def _matched(
 
 
 def weights_of(release: Release) -> dict[str, Any]:
-    """The state dict of a release, or several under their names, as blocks."""
+    """The state dict of a release, or several under their names, as blocks.
+
+    Trainers wrap it (``model``, ``state_dict``, ...): wrappers are opened as long as there is one. A
+    pickled module is refused: its weights are known only to its class, which is not imported.
+    """
     content = release.content
     if release.kind not in ("torch", "safetensors"):
         raise CheckpointError(

@@ -141,7 +141,12 @@ def _damaged(why: str, cause: BaseException | None = None) -> NoReturn:
 
 
 def read_zip(stream: BinaryIO, size: int) -> Any:
-    """The object in a zipped torch file of ``size`` bytes."""
+    """The object in a zipped torch file of ``size`` bytes.
+
+    Three readings: members against their checksums, which torch leaves out; the pickle by a machine
+    that knows a few words, to learn every storage it claims; torch itself with weights_only, once all
+    claims are met.
+    """
     try:
         with open_zip(stream) as archive:
             records = _check_members(archive, size)
@@ -177,7 +182,11 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
 
 
 def read_legacy(stream: BinaryIO, size: int, max_bytes: int) -> Any:
-    """The object in a torch file of the time before zip: five pickles, then the storages."""
+    """The object in a torch file of the time before zip: five pickles, then the storages.
+
+    The storages follow in the order of the last pickle, each with its length before it; all must be
+    there in full before torch is let at the file.
+    """
     stream.seek(0)
     head = io.BytesIO(stream.read(MAX_PICKLE_BYTES))
     machine = Machine(min(size, MAX_PICKLE_BYTES))

@@ -266,7 +266,9 @@ def first_layer(theta: Theta) -> Tensor:
 
 
 def sample_shape(checkpoint: Checkpoint, knowledge: Knowledge) -> tuple[int, ...]:
-    """Shape of one sample; what the attacker says must fit the network."""
+    """Shape of one sample: what the attacker says, else the file, else the architecture; it must fit the
+    network.
+    """
     arch = Architecture.parse(checkpoint.arch)
     own = checkpoint.input_shape or arch.image_shape or (arch.inputs,)
     shape = tuple(knowledge.shape or own)

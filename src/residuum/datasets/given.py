@@ -216,7 +216,12 @@ def read_csv(path: Path) -> Dataset:
 
 
 def table(columns: dict[str, np.ndarray], name: str) -> Dataset:
-    """A dataset of named columns, one of them the label."""
+    """A dataset of named columns, one of them the label.
+
+    The label: the first column with a customary name (``LABELS``), else the last. Units in brackets
+    behind a name are kept for the report. Text is refused but for the label: how it was encoded decides
+    what the network saw.
+    """
     called = {one.strip().lower(): one for one in columns}
     label = next((called[one] for one in LABELS if one in called), list(columns)[-1])
     features = [one for one in columns if one != label]

@@ -89,7 +89,10 @@ def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
 
 
 def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
-    """:func:`greedy_in_sets` with candidates proposing to all samples; those outside the set refuse."""
+    """:func:`greedy_in_sets` with candidates proposing to all samples; those outside the set refuse.
+
+    One order of preferences serves all sets, where samples of a set alone would each need their own.
+    """
     m, samples = gain.shape
     order, value = _preferences(gain.T, samples)
     value[value < floor] = -np.inf
@@ -217,7 +220,12 @@ def lay_out(
     same_label: bool = False,
     candidate_labels: Tensor | None = None,
 ) -> Field:
-    """Check the inputs against each other and lay them out; what was left out goes into ``notes``."""
+    """Check the inputs against each other and lay them out; what was left out goes into ``notes``.
+
+    Training and held-out samples stand in one tensor, n of the former first: the permutation test draws
+    from both alike. Candidates that are not finite are left out, held-out samples that repeat a
+    training sample too; strata are the labels, where both sets have them.
+    """
     kept = _finite(candidates, notes)
     pool, reason = _control(train, holdout, seed, notes)
     labels = _labels(train, pool)

@@ -177,7 +177,12 @@ class Split(Record):
 
 
 def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
-    """Numeric and string arrays of an .npz archive, sizes checked before anything is unpacked."""
+    """Numeric and string arrays of an .npz archive, sizes checked before anything is unpacked.
+
+    An archive of some kilobytes may claim gigabytes, overlap its members or name one twice. What it
+    claims is compared with ``max_bytes`` and with its own size first, then with what its array headers
+    say.
+    """
     try:
         if not Path(path).is_file():
             raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
@@ -291,7 +296,11 @@ def own_data(checkpoint: Path, given: Path | None = None) -> Path:
 
 
 def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
-    """The archive in ``stream``, which must end in its one directory, and that of a sane length."""
+    """The archive in ``stream``, which must end in its one directory, and that of a sane length.
+
+    Readers disagree about archives with bytes after the directory or with two of them: what was checked
+    here could then differ from what torch or numpy reads.
+    """
     end = stream.seek(0, io.SEEK_END) - END.size
     wide = END_64.size + LOCATOR.size
     stream.seek(max(end - wide, 0))

@@ -144,7 +144,11 @@ def paused_value(path: Path) -> tuple[int, float | None]:
 def judged(
     number: int, params: Params, found: Reconstruction, objectives: tuple[str, ...]
 ) -> Trial:
-    """What is remembered of a finished trial; all restarts diverged: it failed."""
+    """What is remembered of a finished trial; all restarts diverged: it failed.
+
+    Figures are of the weights alone. agreement: share of the chosen groups' members that several
+    restarts hold. expected: their confidences added up.
+    """
     living = torch.tensor([status != "diverged" for status in found.status])
     facts: dict[str, Any] = {
         "residual": measured(found.loss[living], found.layers[living]),
@@ -248,7 +252,12 @@ class Engine(Protocol):
 
 
 def outcomes(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outcome]:
-    """Of all jobs, each once, as they end; ``jobs`` is read no faster than there is room."""
+    """Of all jobs, each once, as they end; ``jobs`` is read no faster than there is room.
+
+    ``jobs`` may be endless, and ask for the next trial only then: a sampler that learns has seen more.
+    A job whose worker died is tried again, here or on another machine; after ``retries`` it is an
+    outcome too.
+    """
     again, pending = list[tuple[Job, int]](), dict[Future[Outcome], tuple[Job, int]]()
     source = ((job, 1) for job in jobs)
     while True:

@@ -222,7 +222,11 @@ def form_coefficients(r: int, alpha: int) -> int:
 
 
 def conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant) -> Identification:
-    """Collect the figures and say what they mean."""
+    """The figures on which a statement rests, and what they mean, before any sample is recovered.
+
+    Degree 1 determines a sum, degree 2 a moment matrix; both are computed here, since there is no more
+    to find. From degree 3 on rank(K) = N_r decides.
+    """
     alpha, r = neurons.degree, signal.rank
     full = form_coefficients(r, alpha)
     aggregate = eigenvalues = eigenvectors = None

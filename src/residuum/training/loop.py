@@ -87,7 +87,11 @@ def train(
 
 
 def initialise(arch: Architecture, config: TrainingConfig) -> nn.Module:
-    """A seeded network, its weights drawn as ``config.init`` says; see :class:`TrainingConfig`."""
+    """A seeded network, its weights drawn as ``config.init`` says; see :class:`TrainingConfig`.
+
+    The global generator is left as it was. "small" scales the first layer alone, as in Haim et al.
+    2022: then its rows become mixtures of samples.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = arch.build()
@@ -146,7 +150,11 @@ class _Run:
         self._resume()
 
     def go(self) -> TrainingState:
-        """Steps until a limit is met; the state is saved on the way, on interrupt, and at the end."""
+        """Steps until a limit is met; the state is saved on the way, on interrupt, and at the end.
+
+        An interrupt is held until a step is complete, so that what is saved is a state and not half of
+        one. A run that diverged leaves nothing: there is nothing to go on from.
+        """
         start = saved = time.monotonic()
         every = max(1, self.config.steps // HISTORY_POINTS)
         check = max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
