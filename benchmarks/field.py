@@ -36,6 +36,7 @@ from torch import Tensor
 
 import residuum as rs
 from benchmarks import tables_of_field
+from benchmarks.counting import LEVELS, counted, held_out
 from benchmarks.field_rows import (
     ARMS,
     CHOSEN,
@@ -55,13 +56,12 @@ from residuum import plugins
 from residuum.attacks.run import every_attack
 from residuum.errors import InputError, ResiduumError
 from residuum.evaluation.matching import greedy
-from residuum.evaluation.metrics import display, published_search, ssim_score
+from residuum.evaluation.metrics import display
 from residuum.records import Reconstruction, write_json
 from residuum.records.rundir import digest, environment
 from residuum.similarity import ncc
 
 SEEDS_FILE = RESULTS / "field-seeds.json"
-LEVELS = (0.7, 0.8, 0.9)
 SHOWN = 6  # best pairs kept for pictures
 Found = tuple[Tensor, Tensor, dict[str, Any]]  # candidates, those chosen without the data, facts
 
@@ -78,20 +78,14 @@ def figures(x: Tensor, chosen: Tensor, victim: Victim, device: str) -> dict[str,
     """Counts above fixed levels, of the training set and of as many others, and what the choice is worth."""
     n, x = len(victim.x), x.to(device).float()
     span = None if victim.span is None else victim.span.to(device)
-    found: dict[str, Any] = {"candidates": len(x), "chosen": len(chosen)}
-    for tag, samples in (("", victim.x), (" held out", victim.held[:n])):
-        samples = samples.to(device)
-        value = greedy(alike(x, samples, span).cpu().double().numpy()).value
-        found |= {f"{level}{tag}": int((value > level).sum()) for level in LEVELS}
+    both = []
+    for samples in (victim.x.to(device), victim.held[:n].to(device)):
+        one = counted(x, samples, victim.mean, alike(x, samples, span))
         if len(chosen):
             best = alike(chosen.to(device).float(), samples, span).amax(1)
-            found[f"right{tag}"] = int((best > TRUE).sum())
-        if samples.ndim == 4 and samples.shape[1] == 3 and victim.mean is not None:
-            mean = victim.mean.to(device).float()
-            nearest = published_search(x, samples).argmax(0)
-            scores = ssim_score(display(x[nearest], mean), samples + mean, 3)
-            found[f"ssim3{tag}"] = int((scores > 0.4).sum())
-    return found
+            one["right"] = int((best > TRUE).sum())
+        both.append(one)
+    return {"candidates": len(x), "chosen": len(chosen), **both[0], **held_out(both[1])}
 
 
 def pairs(x: Tensor, victim: Victim) -> np.ndarray:
@@ -298,20 +292,19 @@ def draw() -> None:
 
 
 def picture(archive: Path, out: Path, shown: Sequence[str]) -> None:
-    """Of each victim and attack named, the best candidates above the samples they match."""
+    """Of each victim and attack named, the best candidates above the samples they match, in two columns."""
     from PIL import Image
 
-    size, gap = 32, 2
-    names = list(shown)
-    canvas = np.full((len(names) * (2 * size + 8), SHOWN * (size + gap), 3), 255, np.uint8)
+    side, wide, high = 33, SHOWN * 33 + 8, 2 * 33 + 6
+    canvas = np.full((-(-len(shown) // 2) * high, 2 * wide, 3), 255, np.uint8)
     with np.load(archive) as kept_pairs:
-        for k, name in enumerate(names):
-            for line, images in enumerate(kept_pairs[name]):
-                for column, image in enumerate(images):
-                    colour = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
-                    large = Image.fromarray(colour).resize((size, size), Image.Resampling.NEAREST)
-                    top, left = k * (2 * size + 8) + line * (size + 1), column * (size + gap)
-                    canvas[top : top + size, left : left + size] = np.asarray(large)
+        for k, name in enumerate(shown):
+            for line, column in np.ndindex(2, SHOWN):
+                image = kept_pairs[name][line, column]
+                colour = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
+                large = Image.fromarray(colour).resize((32, 32), Image.Resampling.NEAREST)
+                top, left = k // 2 * high + line * side, k % 2 * wide + column * side
+                canvas[top : top + 32, left : left + 32] = np.asarray(large)
     Image.fromarray(canvas).quantize(256).save(out, optimize=True)
 
 
@@ -377,10 +370,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 PICTURED = (
     "cifar-500-0-haim2022",
     "cifar-500-0-together",
-    "cifar-1000-0-together",
     "cifar-100-0-haim2022",
     "cifar-100-0-together",
+    "cifar-1000-0-together",
     "mnist-500-0-together",
+    "sklearn-100-0-together",
     "convnet-20-0-together",
 )
 

@@ -18,7 +18,7 @@ import torch
 
 import residuum as rs
 from benchmarks.harness import Report, clock, threads
-from benchmarks.stationarity import MARGIN, ROWS, quick
+from benchmarks.stationarity import MARGIN, quick
 from benchmarks.step import SHAPES, floor, ours, published
 from benchmarks.sweep import TINY_STEPS, TINY_TRIALS, victim
 from benchmarks.unmix import speed as unmixing
@@ -86,7 +86,7 @@ def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
         "held": split.holdout.x.float(),
         "mean": split.train.mean,
     }
-    found = quick(ROWS["cifar-500"], target, device, False)
+    found = quick(target, device)
     for count, one in found.items():
         if one["ssim3"] >= PUBLISHED_COUNT:
             return {

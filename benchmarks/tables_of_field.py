@@ -42,6 +42,8 @@ def field(done: Figures) -> str:
         for arm, found in without_the_weaker(every).items():
             one, own = means(found), arm_of(arm)
             title = own.title if own.whose != "residuum" else f"**{own.title}**"
+            if all(each.get("status") == ["diverged"] for each in found):
+                title += ", diverged"
             rows.append(
                 [
                     f"{ROWS[name].title}{victims(len(found))}{BELOW if name in less else ''}",
