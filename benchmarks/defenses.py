@@ -2,6 +2,7 @@
 
     python -m benchmarks.defenses --data digits --workers 2
     python -m benchmarks.defenses --data mnist cifar10 --root DATA --device cuda --workers 12
+    python -m benchmarks.defenses --data mnist --root DATA --unmixed      no GPU: unmix, and nothing else
 
 DATA holds mnist.npz and cifar10.npz. Written after every network into results/defended-DATA.json; the same
 command again makes what is missing. A release is attacked by one who is unaware of the defense (the
@@ -32,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.harness import RESULTS, first_layer_rank
 from residuum.attacks import PRESETS, AttackConfig, attack
@@ -124,8 +124,10 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
     return at_seed(setting, seed)
 
 
-def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
-    """The defenses of one trained network, each attacked in every way."""
+def tried(
+    data: str, seed: int, group: tuple[str, ...], root: str | None, device: str, unmixed: bool
+) -> list[Row]:
+    """The defenses of one trained network, each attacked in every way (unmixed: in one)."""
     torch.set_num_threads(1)
     setting, start = prepare(data, seed, root, device), time.monotonic()
     named = {} if group == AFTER else {"name": group[0].split(":")[0]}
@@ -151,15 +153,16 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
         handed = Released(tuple(releases), setting.knowledge, setting.attack, dict(public))
         row = measured(setting, releases[0], secret) | {"defense": text, "seed": seed}
         row |= {"arch": setting.arch, "facts": facts, "train_seconds": round(trained, 2)}
-        ways = attackers(
-            handed, "" if defense is None else defense.adaptive, secret, bool(not named)
-        )
+        ways = attackers(handed, "" if defense is None else defense.adaptive, secret, not named)
+        if unmixed:
+            ways = sources(handed, moment=False)
         row["attacks"], row["findings"] = scored(setting, ways)
         rows.append(row)
         if training.config.momentum and name == "plain-gd":
             kept = {**row, "defense": f"{text}, {STATE}"}
-            moment = moments(handed, {k: v.cpu() for k, v in state.buffers.items()})
-            found, _ = scored(setting, moment)
+            buffers = {k: v.cpu() for k, v in state.buffers.items()}
+            moment = replace(handed, knowledge=handed.knowledge.replace(moment=buffers))
+            found, _ = scored(setting, sources(moment) if unmixed else moments(moment))
             kept["attacks"] = row["attacks"] | found
             rows.append(kept)
     return rows
@@ -189,12 +192,22 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
         yield "told-unmix", told.checkpoint, with_start, unmix, {}
 
 
-def moments(handed: Released, moment: dict[str, Tensor]) -> Iterator[Way]:
+def moments(handed: Released) -> Iterator[Way]:
     """The optimiser's state beside the weights, attacked both ways."""
-    known = handed.knowledge.replace(moment=moment)
-    for name in ("moment", "unmix-moment"):
-        config = handed.config.changed(objective=name)
-        yield name, handed.checkpoints[0], known, config, {}
+    config = handed.config.changed(objective="moment")
+    yield "moment", handed.checkpoints[0], handed.knowledge, config, {}
+    yield from sources(handed)
+
+
+def sources(handed: Released, moment: bool = True) -> Iterator[Way]:
+    """The state, or the first layer less its start (the mean of several releases), taken apart."""
+    name, known, first = "unmix-moment", handed.knowledge, handed.checkpoints[0]
+    if not moment:
+        source = {**known.provenance, "theta0": "train"}
+        name, known = "unmix", known.replace(theta0=handed.facts["theta0"], provenance=source)
+    if len(handed.checkpoints) > 1:
+        first = ADAPTIVE["average-releases"](handed).checkpoint
+    yield name, first, known, replace(handed.config, objective=name), {}
 
 
 def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Row]:
@@ -245,13 +258,15 @@ def groups(data: str) -> list[tuple[str, ...]]:
     return [AFTER, *((text,) for text in (*ALONE, *CASES[data].more))]
 
 
-def job(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
+def job(
+    data: str, seed: int, group: tuple[str, ...], root: str | None, device: str, unmixed: bool
+) -> list[Row]:
     """As :func:`tried`; a network that cannot be had leaves a row that says why."""
     name = group[0].split(":")[0]
     if name in DEFENSES and not DEFENSES[name].available:
         return [{"defense": group[0], "seed": seed, "skipped": DEFENSES[name].install}]
     try:
-        return tried(data, seed, group, root, device)
+        return tried(data, seed, group, root, device, unmixed)
     except InconclusiveError as problem:
         return [{"defense": group[0], "seed": seed, "skipped": problem.message}]
 
@@ -259,8 +274,9 @@ def job(data: str, seed: int, group: tuple[str, ...], root: str | None, device: 
 class Kept:
     """The file of one dataset: what it holds, and what is still to be made."""
 
-    def __init__(self, folder: Path, data: str, device: str) -> None:
-        case, self.path = CASES[data], folder / f"defended-{data}.json"
+    def __init__(self, folder: Path, data: str, device: str, unmixed: bool) -> None:
+        case, end = CASES[data], "-unmixed" if unmixed else ""
+        self.path = folder / f"defended-{data}{end}.json"
         self.content: Row = {
             "benchmark": "defenses",
             "data": data,
@@ -291,15 +307,16 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="of all but digits, which take a core")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--unmixed", action="store_true", help="unmix alone, in a file of its own")
     parser.add_argument("--only", nargs="+", default=[], help="defenses; left out, all")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     where = {data: "cpu" if data == "digits" else options.device for data in options.data}
-    kept = {data: Kept(options.out, data, where[data]) for data in options.data}
+    kept = {data: Kept(options.out, data, where[data], options.unmixed) for data in options.data}
     missing = [
         (data, seed, group)
         for seed in options.seeds
-        for group in max((groups(data) for data in options.data), key=len)
+        for group in dict.fromkeys(group for data in options.data for group in groups(data))
         for data in options.data
         if group in groups(data) and not kept[data].has(seed, group)
         if not options.only or {*group} & {*options.only}
@@ -307,7 +324,7 @@ def main() -> int:
     start = time.monotonic()
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         waiting = {
-            pool.submit(job, data, seed, group, options.root, where[data]): data
+            pool.submit(job, data, seed, group, options.root, where[data], options.unmixed): data
             for data, seed, group in missing
         }
         for k, one in enumerate(as_completed(waiting), 1):
