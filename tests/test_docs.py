@@ -17,7 +17,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import pages as results
-from benchmarks.markdown import means, victims_of
+from benchmarks.markdown import means, read, victims_of
 
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.priors import PRIORS
@@ -212,8 +212,38 @@ def test_running_text_of_results_holds_no_number_of_its_own() -> None:
 def headlines() -> dict[str, list[float]]:
     """Figures of running text: how they are said, and what the files have."""
     mine = means([v["arms"]["all"] for v in victims_of("stationarity-h200", "cifar-500")])
+    ways = {
+        raw: [
+            e["ways"]
+            for name, es in read("surfaces-gates")["victims"].items()
+            for e in es
+            if name.endswith("-raw") == raw
+        ]
+        for raw in (True, False)
+    }
+
+    def ends(name: str, key: str, *values: Any) -> list[float]:
+        """The least and the largest count of each value of an experiment about uniqueness."""
+        rows = read(f"uniqueness-{name}")["rows"]
+        own = [[row["recovered"] for row in rows if row[key] == value] for value in values]
+        return [end for counts in own for end in (min(counts), max(counts))]
+
+    flat = {(r["factor"], r["seed"]): r["recovered"] for r in read("uniqueness-flat")["rows"]}
+    neurons = [f"{share} of the neurons" for share in ("0.1", "1", "0.02")]
     return {
         r"(\d+(?:\.\d+)?) above 0.4 \(three other victims\)": [mine["ssim3"]],
+        r"(\d+) to (\d+) come back after 100 steps of 784-1000-1000-1, (\d+) to (\d+) after 300, "
+        r"(\d+) and (\d+) after 6000": ends("length", "length", 100, 300, 6000),
+        r"to nothing (\d+) and (\d+) come back instead of (\d+) and (\d+)": [
+            flat[factor, seed] for factor in (0.0, 1.0) for seed in (0, 1)
+        ],
+        r"`partial`, 784-1000-1\): (\d+) to (\d+) against (\d+) to (\d+), 2% of them (\d+) to (\d+)": ends(
+            "partial", "access", *neurons
+        ),
+        r"balanced, and (\d+) to (\d+) come back": ends("partial", "access", "first layer alone"),
+        r"raw images in (\d+) to (\d+) ways of 100, centred ones in (\d+) to (\d+)": [
+            end for raw in (True, False) for end in (min(ways[raw]), max(ways[raw]))
+        ],
     }
 
 
