@@ -49,7 +49,10 @@ __all__ = [
     "value",
 ]
 ROOT = Path(__file__).parents[1]
-PROSE = ("results.md",)  # pages whose running text holds no number of its own
+PROSE = (
+    "field.md",
+    "results.md",
+)  # pages whose running text holds no number of its own
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (\S+)(?: (\S+))? -->).*?(<!-- / -->)", re.DOTALL)
 OWN = re.compile(r"<!-- (?:value: [^>]*|given) -->.*?<!-- / -->", re.DOTALL)

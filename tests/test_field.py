@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import field, tables_of_field
+from benchmarks.__main__ import main as benchmarks
 from benchmarks.field_rows import ARMS, POOLED, ROWS, frozen, settings
 from benchmarks.field_victims import Victim, images
+from benchmarks.markdown import read
 
 import residuum as rs
 from residuum.records import Knowledge
@@ -76,6 +78,11 @@ def test_published_settings_are_as_released_and_every_row_has_a_control() -> Non
         n: r.victims for n, r in ROWS.items()
     }
     assert frozen(["digits-20"]) != frozen(["photos-20"])
+
+
+def test_it_is_one_of_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmarks(["field", "run", "--rows", "cifar-50"]) == 2
+    assert "cifar-50 needs images" in capsys.readouterr().err
 
 
 def program(site: Path, *words: str) -> str:
@@ -141,3 +148,14 @@ def test_where_published_settings_find_more_than_chance_more_the_page_says_so_in
     ):
         assert tables_of_field.below(fine) == {}
         assert "**below" not in tables_of_field.field(fine)
+
+
+def test_the_committed_table_has_every_row_and_residuum_is_nowhere_far_below() -> None:
+    done = read("field-h200")
+    for name, row in ROWS.items():
+        found = tables_of_field.entries_of(done, name)
+        assert {*row.arms} <= {*found}, name
+        assert {len(found[arm]) for arm in row.arms} == {row.victims}, name
+    assert len(tables_of_field.below(done)) <= 2
+    sums = [entry["victim"]["sha256"] for entry in done["victims"].values()]
+    assert len({*sums}) == len(sums) == sum(row.victims for row in ROWS.values())
