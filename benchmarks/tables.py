@@ -54,16 +54,17 @@ class Row:
     victims: int = 3
 
 
+GRANTED = ("unmix", "unmix-moment", "moment")  # the start, then the optimiser's state
 ROWS = {
     f"{row.data}-{row.d}-{row.n}": row
     for row in (
         Row("uniform", 5, 80, "400-400", ("corners", "binary-kkt")),
         Row("uniform", 5, 10, "400-400", ("corners", "binary-kkt")),
         Row("uniform", 8, 80, "400-400", ("corners", "binary-kkt")),
-        Row("breast_cancer", 30, 60, "64-64", ("binary-kkt", "unmix-moment", "moment")),
-        Row("wine", 13, 60, "64-64", ("multiclass-kkt", "unmix-moment", "moment")),
-        Row("diabetes", 10, 60, "64-64", ("corners", "moment")),
-        Row("digits", 64, 60, "64-64", ("multiclass-kkt", "unmix-moment", "moment")),
+        Row("breast_cancer", 30, 60, "64-64", ("binary-kkt", *GRANTED)),
+        Row("wine", 13, 60, "64-64", ("multiclass-kkt", *GRANTED)),
+        Row("diabetes", 10, 60, "64-64", ("corners", *GRANTED)),
+        Row("digits", 64, 60, "64-64", ("multiclass-kkt", *GRANTED)),
     )
 }
 
@@ -72,8 +73,9 @@ ROWS = {
 class Victim:
     """A network, what is granted, its rows and as many others as there are, as it is given them."""
 
-    network: rs.Checkpoint | nn.Module
+    network: rs.Checkpoint
     knowledge: Knowledge
+    start: dict[str, Tensor] | None
     x: Tensor
     others: Tensor
     facts: dict[str, Any]
@@ -91,7 +93,7 @@ def made(row: Row, seed: int) -> Victim:
         state = train(arch, Dataset(x - mean, y), TrainingConfig(steps=STEPS, seed=seed))
         known = Knowledge(value_range=(0.0, 1.0), mean=mean, provenance={"mean": "train"})
         network = rs.Checkpoint(dict(state.theta), arch)
-        return Victim(network, known, x - mean, others - mean, dict(state.history[-1]))
+        return Victim(network, known, None, x - mean, others - mean, dict(state.history[-1]))
     return fitted(row, seed, generator)
 
 
@@ -113,6 +115,7 @@ def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
     model = nn.Sequential(
         *[part for layer in layers[:-1] for part in (layer, nn.ReLU())], layers[-1]
     )
+    start = dict(rs.checkpoint_from_module(model).theta)
     adam, loss = optim.Adam(model.parameters(), 3e-3), torch.zeros(())
     for _ in range(600):
         mean = 0.0
@@ -134,7 +137,7 @@ def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
     network = rs.checkpoint_from_module(model, task=task)
     low, high = float(every.min()), float(every.max())
     known = Knowledge(value_range=(low, high), moment=rs.moment_of(adam, model))
-    return Victim(network, known, x.double(), every[row.n :], {"loss": mean})
+    return Victim(network, known, start, x.double(), every[row.n :], {"loss": mean})
 
 
 def counted(found: Tensor, rows: Tensor, width: Tensor) -> int:
@@ -143,23 +146,28 @@ def counted(found: Tensor, rows: Tensor, width: Tensor) -> int:
     return int((far < TOLERANCE).sum())
 
 
-def attacked(name: str, seed: int, attack: str) -> dict[str, Any]:
-    """Train and attack; at most 3n candidates count."""
-    row = ROWS[name]
+def attacked(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Train once, attack by each."""
     with threads(1):
-        victim = made(row, seed)
-        config = rs.AttackConfig.of(
-            objective=attack,
-            candidates=2 * row.n,
-            restarts=1,
-            steps=2000,
-            seconds=SECONDS,
-            seed=seed % 2**31,
-        )
-        try:
-            found = rs.attack(victim.network, victim.knowledge, config)
-        except InputError as problem:
-            return {"victim": victim.facts, "refused": problem.message}
+        victim = made(ROWS[name], seed)
+        return {attack: one(ROWS[name], victim, attack, seed) for attack in attacks}
+
+
+def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
+    """Rows that an attack brings back; at most 3n candidates count."""
+    config = rs.AttackConfig.of(
+        objective=attack,
+        candidates=2 * row.n,
+        restarts=1,
+        steps=2000,
+        seconds=SECONDS,
+        seed=seed % 2**31,
+    )
+    known = victim.knowledge.replace(theta0=victim.start if attack == "unmix" else None)
+    try:
+        found = rs.attack(victim.network, known, config)
+    except InputError as problem:
+        return {"victim": victim.facts, "refused": problem.message}
     chosen = found.selection.x if found.selection is not None else found.x
     x = chosen[: 3 * row.n].double().flatten(1)
     low, high = (torch.cat([victim.x, victim.others]).quantile(q, dim=0) for q in (0.0, 1.0))
@@ -193,24 +201,27 @@ def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
     """What is not in OUT yet."""
     path, seeds = out / "tables.json", _seeds(pool)
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"victims": {}}
-    waiting = [
-        (f"{name}/{seed}/{attack}", (name, seed, attack))
+    waiting = {
+        (name, seed): tuple(
+            attack for attack in row.attacks if f"{name}/{seed}/{attack}" not in done["victims"]
+        )
         for name, row in ROWS.items()
         for seed in seeds[name]
-        for attack in row.attacks
-    ]
-    waiting = [
-        one
-        for one in waiting
-        if one[0] not in done["victims"] and (not only or any(part in one[0] for part in only))
-    ]
+        if not only or any(part in f"{name}/{seed}" for part in only)
+    }
     out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
-        futures = {processes.submit(attacked, *call): key for key, call in waiting}
-        for finished in as_completed(futures):
-            key = futures[finished]
-            done["victims"][key] = finished.result()
-            print(key, {k: v for k, v in done["victims"][key].items() if k != "notes"}, flush=True)
+        futures = {
+            processes.submit(attacked, *key, attacks): key
+            for key, attacks in waiting.items()
+            if attacks
+        }
+        for count, finished in enumerate(as_completed(futures), 1):
+            name, seed = futures[finished]
+            for attack, found in finished.result().items():
+                done["victims"][f"{name}/{seed}/{attack}"] = found
+                shown = {k: v for k, v in found.items() if k not in ("notes", "victim")}
+                print(f"{count}/{len(futures)} {name}/{seed}/{attack}", shown, flush=True)
             done["settings"] = {"tolerance": TOLERANCE, "seconds": SECONDS, "pool": pool}
             done["environment"] = environment("cpu")
             done["written"] = time.strftime("%Y-%m-%d")

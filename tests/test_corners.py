@@ -10,9 +10,10 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import every_attack
-from residuum.attacks.corners import Corners, Planes, beyond, on_lines, search
+from residuum.attacks.corners import Corners, Planes, beyond, on_lines, search, upper
 from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError
+from residuum.networks import Architecture
 
 COLUMNS, NEURONS = 5, 80
 
@@ -51,7 +52,7 @@ def test_rows_on_which_hyperplanes_meet_come_back_and_are_no_accident() -> None:
     found = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG)
     assert hits(found.x, x, 1e-3) == 5
     assert found.selection is not None
-    sure = found.selection.x[found.selection.confidence > 0.95]
+    sure = found.selection.x[found.selection.confidence > 0.5]
     assert hits(sure, x, 1e-3) == len(sure) == 5
 
 
@@ -59,7 +60,7 @@ def test_an_arrangement_by_accident_gives_nothing_to_believe() -> None:
     weight, bias, _ = planted(0)
     found = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG).selection
     assert found is not None
-    assert float(found.confidence.max()) < 0.95
+    assert float(found.confidence.max()) < 0.1
 
 
 def test_ranges_and_means_are_taken_into_account() -> None:
@@ -89,16 +90,61 @@ def test_corners_are_those_of_a_plain_loop() -> None:
     assert torch.allclose(planes.corners(picked), torch.stack(naive))
 
 
-def test_points_on_lines_lie_on_the_picked_hyperplanes_and_on_a_group_of_others() -> None:
+def test_points_on_lines_are_those_where_more_hyperplanes_meet_than_anywhere() -> None:
+    """Against a plain loop; one of them is the planted row."""
     weight, bias, x = planted(1)
     planes = Planes.of(weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double())
-    picked = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7], [60, 61, 62, 63]])
-    around = torch.full((3, COLUMNS), 0.5).double()
-    found, lines = on_lines(planes, around, picked, torch.Generator().manual_seed(1))
-    assert lines == 3
-    assert len(found)
-    assert torch.allclose(found, x.expand_as(found), atol=1e-3)
+    around = x + 0.05 * torch.randn(20, COLUMNS, generator=torch.Generator().manual_seed(1))
+    found = on_lines(planes, around, torch.Generator().manual_seed(2))
+    assert hits(found, x, 1e-3) == 1
+    for point in found:
+        passing = sum(
+            abs(float(n @ point + o)) < 1e-3 * float(n.norm())
+            for n, o in zip(weight, bias, strict=True)
+        )
+        assert passing >= COLUMNS + 2
     assert int(beyond(planes, x)[0, 0]) >= 12 - COLUMNS
+
+
+def test_hyperplanes_that_hold_a_line_need_fewer_that_cross_it() -> None:
+    """Ten hyperplanes through two rows, and three more through the first alone."""
+    generator = torch.Generator().manual_seed(4)
+    weight, bias, _ = planted(0, seed=4)
+    one, other = torch.rand(2, COLUMNS, generator=generator).double()
+    along = torch.nn.functional.normalize(other - one, dim=0)
+    weight[:10] -= (weight[:10] @ along)[:, None] * along
+    bias[:13] = -(weight[:13] @ one)
+    planes = Planes.of(weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double())
+    around = one + 0.05 * torch.randn(40, COLUMNS, generator=generator)
+    assert hits(on_lines(planes, around, generator), one[None], 1e-3) == 1
+
+
+def test_counts_of_layers_above_are_those_of_a_plain_loop() -> None:
+    """At points on which a neuron of the second layer switches; its slope by differences."""
+    torch.manual_seed(0)
+    model = Architecture.parse(f"mlp:{COLUMNS}-12-9-7-1").build().double()
+    low, high = -torch.ones(COLUMNS).double(), 2 * torch.ones(COLUMNS).double()
+
+    def pre(x: Tensor, layer: int) -> Tensor:
+        return model.trace(low + (high - low) * x[None]).pre[layer][0].detach()
+
+    points = []
+    for a, b in torch.rand(12, 2, COLUMNS).double():
+        j = int((pre(a, 1) * pre(b, 1)).argmin())  # of the most opposite signs
+        if float(pre(a, 1)[j] * pre(b, 1)[j]) < 0:
+            for _ in range(50):
+                middle = (a + b) / 2
+                a, b = (middle, b) if pre(middle, 1)[j] * pre(a, 1)[j] > 0 else (a, middle)
+            points.append(a + 2e-4 * torch.rand(COLUMNS).double())
+    assert len(points) > 3
+    found = upper(model, low, high)(torch.stack(points))
+    for layer, counts in enumerate(found, 1):
+        for x, count in zip(points, counts, strict=True):
+            steps = [pre(x + 1e-7 * e, layer) for e in torch.eye(COLUMNS).double()]
+            slope = ((torch.stack(steps) - pre(x, layer)) / 1e-7).norm(dim=0)
+            far = pre(x, layer).abs() / slope
+            assert count.tolist() == [int((far < eps).sum()) for eps in (1e-4, 3e-4, 1e-3)]
+    assert int(found[0][:, -1].min()) >= 1
 
 
 def test_a_hyperplane_counts_once() -> None:

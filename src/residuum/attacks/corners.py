@@ -1,23 +1,27 @@
-"""Corners: rows of a table where more switching hyperplanes meet than can be by accident.
+"""Corners: rows of a table where more switching surfaces meet than can be by accident.
 
-Training moves the hyperplanes w_j x + b_j = 0 on which neurons switch onto training samples
-(``kinks.py``). In d dimensions d of them meet in a point wherever they are; one more that passes through
-it is no accident, and where several do, a sample lies. So without labels, multipliers or upper layers:
+Training moves the hyperplanes w_j x + b_j = 0 on which neurons of the first layer switch onto training
+samples (``kinks.py``), and the surfaces on which those of the layers above do. In d dimensions d of them meet
+in a point wherever they are; one more that passes through it is no accident. Without labels and multipliers:
 
-    draw   d - 1 hyperplanes among those nearest to a random point of the known range: they meet in a line
-    cross  it with all others; where GROUP of them cross within WIDTH of each other lies a corner
-    count  hyperplanes within eps of it beyond d:  k_eps,  by accident Poisson(lam_eps), the mean of
-           corners of any d hyperplanes
-    rank   by  s = max_eps  -log P(Poisson(lam_eps) >= k_eps);  of T corners T exp(-s) rank so by accident
+    draw    d - 1 hyperplanes among the nearest of a random point of the known range: they meet in a line.
+            Hyperplanes that pass through the same two samples hold the line between these: l more hold it
+    cross   it with the others near by; where m of them cross within WIDTH of each other and m + l >= GROUP
+            lies a corner
+    settle  it by least squares on the hyperplanes that pass it
+    count   surfaces within eps of it, of the first layer beyond d, and of every other layer: k_eps; at
+            corners of any d hyperplanes their mean is lam_eps
+    rank    by  s = sum over layers of  max_eps -log P(Poisson(lam_eps) >= k_eps),  less UNEQUAL times how far
+            the margin there is from that of the best (samples of a network at its margin share it)
 
-A line looks at as many corners as there are hyperplanes in the time of one. What comes back is within a
-percent of its sample, all columns together. Few rows are the hard case: their hyperplanes are few. Below
-four dimensions every point of the range is near some corner.
+What comes back is within a percent of its sample, all columns together. Few rows are the hard case: their
+hyperplanes are few. Below four dimensions every point of the range is near some corner.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,26 +34,41 @@ from residuum.attacks.contract import AtOnce, said_labels, stream
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import dense_chain
+from residuum.networks.kinds import MLP
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import AttackConfig
+from residuum.theory.rows import margins
 
 LEAST, MOST = 4, 10  # columns
-EPS = (1e-4, 3e-4, 1e-3)  # of the range: how exactly hyperplanes pass through a sample
+EPS = (1e-4, 3e-4, 1e-3)  # of the range: how exactly surfaces pass through a sample
 GROUP, WIDTH = 3, 4e-4  # hyperplanes that cross a line so close to each other, in the range
-NEAREST, DRAWS, BATCH = 40, 8, 1000  # hyperplanes to draw from, draws of each of so many points
-RATE = 20_000  # lines a second of one core; the same for the same seconds
-MOST_LINES, MOST_POINTS = 1_000_000, 4_000  # bound time and memory; of the points the most telling
+SPARE, PASSING = (
+    7,
+    60,
+)  # hyperplanes to draw from beyond d, and to cross, of those nearest to a point
+DRAWS, BATCH = 8, 500  # lines at a point, points at a time
+RATE = 60_000  # lines a second of one core; the same for the same seconds
+MOST_LINES, MOST_POINTS = 3_000_000, 30_000  # bound time and memory; of the points the most telling
 FLAT = 0.05  # sine of the angle with a line below which where a hyperplane crosses it is not known
-AWAY = 1e9  # stands for a crossing outside of the range
+HELD = 5e-3  # likewise, below which it holds the line that it passes within the last of EPS
+FAR, AWAY = 1.5, 1e9  # of a crossing from the point, in the range; stands for one that is none
 STEEP = 1e-3  # determinant of unit normals below which a corner is no point
 DEAD = 1e-3  # of the longest row: neurons that hold nothing
 SAME = 1e-4  # 1 - cosine of two hyperplanes that are one
-APART = 0.02  # of the range: closer corners are one
-MARGIN = 0.02  # of the range, that a corner may lie outside of it
+CELL, APART = 0.01, 0.05  # of the range: of corners in a cell one is scored, closer ones are one
+OUTSIDE = 0.02  # of the range, that a corner may lie outside of it
+UNEQUAL, LARGEST = (
+    20.0,
+    0.5,
+)  # off the score for margins that are so far from the median of the best
+BEST, SHARED = 12, 0.15  # corners, which must be so close to it themselves, or margins say nothing
 CANDIDATES = 240
+# Probability that a corner is within 5% of a row in every column: sigmoid(a + b s), fitted on 960 corners of
+# four networks (80 rows of five columns) that no claim uses; of the 29 above 0.95, 28 were.
+CONFIDENCE = (-5.2, 0.18)
 ASSUMES = (
-    "corners assumes that a ReLU network was trained on samples until hyperplanes on which its first "
-    "layer switches lie on them, and knows the range of the columns. It convicts and never acquits."
+    "corners assumes that a ReLU network was trained on samples until surfaces on which its neurons "
+    "switch lie on them, and knows the range of the columns. It convicts and never acquits."
 )
 
 
@@ -76,6 +95,10 @@ class Planes:
         """(n, N) of points (n, d)."""
         return (x @ self.normals.T + self.offsets).abs()
 
+    def nearest(self, x: Tensor, count: int) -> Tensor:
+        """(n, count) of those that pass points (n, d) closest, or all of them, closest first."""
+        return self.distances(x).topk(min(count, len(self.offsets)), 1, largest=False).indices
+
     def corners(self, picked: Tensor) -> Tensor:
         """(k, d) where the hyperplanes picked (n, d) meet in one point inside of the range."""
         normals, offsets = self.normals[picked], self.offsets[picked]
@@ -83,56 +106,113 @@ class Planes:
         x = torch.linalg.solve(normals[steep], -offsets[steep])
         return x[inside(x)]
 
+    def settled(self, x: Tensor) -> Tensor:
+        """Points (n, d) by least squares on the hyperplanes that pass them, nearer ones in each round."""
+        d, widest = x.shape[1], EPS[-1]
+        squares = (self.normals[:, :, None] * self.normals[:, None]).flatten(1)
+        for share in (1, 2, 3):
+            far = x @ self.normals.T + self.offsets
+            on = (far.abs() < widest / share).double()
+            normal = (on @ squares).reshape(-1, d, d) + 1e-4 * torch.eye(d, dtype=x.dtype)
+            step = torch.linalg.solve(normal, -(on * far) @ self.normals)
+            x = x + step.clamp(-widest, widest)
+        return x
+
+
+Counts = Callable[[Tensor], list[Tensor]]
+
+
+def upper(chain: MLP, low: Tensor, high: Tensor) -> Counts:
+    """Points (n, d) of the range to (n, len(EPS)) of each hidden layer above the first: surfaces on
+    which its neurons switch within each eps, by |z| / |dz/dx| at the point.
+    """
+    layers = [
+        (
+            layer.weight.detach().double(),
+            0.0 if layer.bias is None else layer.bias.detach().double(),
+        )
+        for layer in chain.linears[:-1]
+    ]
+    leaving = [layer.weight.detach().double().norm(dim=0) for layer in chain.linears[1:]]
+
+    def counts(x: Tensor) -> list[Tensor]:
+        if len(x) > BATCH:
+            parts = [counts(part) for part in x.split(BATCH)]
+            return [torch.cat(layer) for layer in zip(*parts, strict=True)]
+        (first, bias), found = layers[0], []
+        z = (low + (high - low) * x) @ first.T + bias
+        slope = (first * (high - low)).expand(len(x), *first.shape)
+        for (weight, bias), out in zip(layers[1:], leaving[1:], strict=True):
+            slope = weight @ (slope * (z > 0)[..., None])
+            z = z.relu() @ weight.T + bias
+            size = weight.norm(dim=1) * out
+            far = (z.abs() / slope.norm(dim=2).clamp(min=1e-30))[:, size > DEAD * size.max()]
+            found.append(torch.stack([(far < eps).sum(1) for eps in EPS], 1))
+        return found
+
+    return counts
+
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Corners (k, d), most telling first; score: (k,) s; tried: T."""
+    """Corners (k, d), most telling first; score: (k,) s; lines: that were drawn."""
 
     x: Tensor
     score: Tensor
-    tried: int
+    lines: int
 
 
-def search(planes: Planes, lines: int, seed: int) -> Found:
+def search(
+    planes: Planes,
+    lines: int,
+    seed: int,
+    above: Counts | None = None,
+    margin: Callable[[Tensor], Tensor] | None = None,
+) -> Found:
     """What ranks on at least so many lines, each place once.
 
-    A line is where d - 1 hyperplanes meet, a corner where another crosses it. A row of the table lies
-    on more hyperplanes than accident brings together: corners rank by the tail of a Poisson
-    distribution with the rate of accidents (:func:`accidents`).
+    A row of the table lies on more surfaces than accident brings together: corners rank by tails of
+    Poisson distributions with the rates of accidents (:func:`by_accident`).
+
+    above: counts of the layers above (``upper``).
+    margin: of points (n, d), (n,), where samples share it.
     """
     generator, drawn, d = stream("corners", seed), 0, planes.normals.shape[1]
-    rates = accidents(planes, generator)
     points = [planes.normals[:0]]
     while drawn < lines:
-        around, near = _near(planes, generator)
-        for _ in range(DRAWS):
-            found, n = on_lines(planes, around, _some(near, d - 1, generator), generator)
-            points.append(found)
-            drawn += n
-    x = torch.cat(points)
-    tails = poisson.logsf(beyond(planes, x).numpy() - 1, rates.numpy())
-    score = -torch.from_numpy(tails).amin(1).clamp(min=-700.0)
-    order = score.argsort(descending=True, stable=True)
-    # A row with many hyperplanes is found thousands of times: first the best of every cell.
-    cell = (x[order] / APART).floor().unique(dim=0, return_inverse=True)[1]
+        around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
+        points.append(on_lines(planes, around, generator))
+        drawn += BATCH * DRAWS
+    x = _thinned(planes, torch.cat(points))
+    x = planes.settled(x)
+    x = x[inside(x)]
+
+    def counted(x: Tensor) -> list[Tensor]:
+        return [beyond(planes, x), *(above(x) if above is not None else [])]
+
+    chance = counted(by_accident(planes, generator))
+    score = torch.zeros(len(x), dtype=torch.float64)
+    for found, anywhere in zip(counted(x), chance, strict=True):
+        # What samples add to the mean is cut off.
+        rates = anywhere.clamp(max=3).double().sum(0) / max(1, len(anywhere))
+        tails = poisson.logsf(found.numpy() - 1, rates.clamp(min=1e-6).numpy())
+        score -= torch.from_numpy(tails).amin(1).clamp(min=-700.0)
+    if margin is not None and len(x):
+        here, best = margin(x), _apart(x, score)[:BEST]
+        off = (here / here[best].median().clamp(min=1e-30) - 1).abs()
+        if off[best].median() < SHARED:
+            score -= UNEQUAL * off.clamp(max=LARGEST)
+    kept = _apart(x, score)
+    return Found(x[kept], score[kept], drawn)
+
+
+def _thinned(planes: Planes, x: Tensor) -> Tensor:
+    """The point of every cell that most hyperplanes pass: a row with many is found thousands of times."""
+    passing = [(planes.distances(part) < EPS[-1]).sum(1) for part in x.split(20 * BATCH)]
+    x = x[torch.cat(passing).argsort(descending=True, stable=True)]
+    cell = (x / CELL).floor().unique(dim=0, return_inverse=True)[1]
     best = torch.full((len(x),), len(x)).scatter_reduce(0, cell, torch.arange(len(x)), "amin")
-    some = order[best[best < len(x)].sort().values[:MOST_POINTS]]
-    kept = some[_apart(x[some], score[some])]
-    return Found(x[kept], score[kept], drawn * len(planes.offsets))
-
-
-def _near(planes: Planes, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random points (B, d) of the range and the hyperplanes (B, NEAREST) that pass them closest."""
-    d = planes.normals.shape[1]
-    around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
-    nearest = min(NEAREST, len(planes.offsets))
-    return around, planes.distances(around).topk(nearest, 1, largest=False).indices
-
-
-def _some(near: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(B, count) of the hyperplanes near each point."""
-    order = torch.rand(near.shape, generator=generator).argsort(1)
-    return near.gather(1, order[:, :count])
+    return x[best[best < len(x)].sort().values[:MOST_POINTS]]
 
 
 def beyond(planes: Planes, x: Tensor) -> Tensor:
@@ -141,46 +221,54 @@ def beyond(planes: Planes, x: Tensor) -> Tensor:
     return torch.stack([(far < eps).sum(1) - d for eps in EPS], 1).clamp(min=0)
 
 
-def accidents(planes: Planes, generator: torch.Generator) -> Tensor:
-    """(len(EPS),) mean of ``beyond`` over corners of any d hyperplanes; what samples add is cut off."""
-    d, (_, near) = planes.normals.shape[1], _near(planes, generator)
-    every = [planes.corners(_some(near, d, generator)) for _ in range(4 * DRAWS)]
-    found = beyond(planes, torch.cat(every)).clamp(max=3).double()
-    return (found.sum(0) / max(1, len(found))).clamp(min=1e-6)
+def by_accident(planes: Planes, generator: torch.Generator) -> Tensor:
+    """(k, d) corners of any d hyperplanes that pass a point closely."""
+    d = planes.normals.shape[1]
+    around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
+    near = planes.nearest(around, PASSING)
+    order = [torch.rand(near.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)]
+    return torch.cat([planes.corners(near.gather(1, some)) for some in order])
 
 
-def on_lines(
-    planes: Planes, around: Tensor, picked: Tensor, generator: torch.Generator
-) -> tuple[Tensor, int]:
-    """Points (k, d) of the range at which GROUP others cross lines of picked hyperplanes (B, d - 1).
+def on_lines(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
+    """Points (k, d) of the range at which others cross DRAWS lines near each of ``around`` (B, d).
 
-    Also the number of lines. A line is x + t u: of the picked hyperplanes, x nearest to a point in a
-    random direction in which u has no component of zero.
+    A line is x + t u: of d - 1 hyperplanes, x nearest to the point in a random direction in which u has
+    no component of zero.
     """
-    (n, d), A, c = around.shape, planes.normals, planes.offsets
-    across = torch.randn(n, 1, d, generator=generator, dtype=torch.float64)
-    rows = torch.cat([A[picked], across], 1)
-    sides = torch.zeros(n, d, 2, dtype=torch.float64)
-    sides[:, :-1, 0], sides[:, -1, 0] = -c[picked], (across[:, 0] * around).sum(1)
-    sides[:, -1, 1] = 1
-    steep = torch.linalg.det(rows).abs() > STEEP
-    line = torch.linalg.solve(rows[steep], sides[steep])
-    x, u = line[..., 0], F.normalize(line[..., 1])
-    slope = (u @ A.T).scatter(1, picked[steep], 0.0)  # the line lies in those picked
-    t = -(x @ A.T + c) / torch.where(slope.abs() < FLAT, FLAT, slope)
-    away = AWAY * (
-        1 + torch.arange(len(c), dtype=torch.float64)
-    )  # each by itself, so that they form no group
-    t = torch.where((slope.abs() >= FLAT) & (t.abs() < d), t, away)
-    t = t.sort(1).values
-    i, j = (t[:, GROUP - 1 :] - t[:, : 1 - GROUP] < WIDTH).nonzero(as_tuple=True)
-    found = x[i] + u[i] * ((t[i, j] + t[i, j + GROUP - 1]) / 2)[:, None]
-    return found[inside(found)], len(x)
+    n, d = around.shape
+    near = planes.nearest(around, PASSING)
+    A = planes.normals[near]
+    c = planes.offsets[near] + (A @ around[..., None])[..., 0]  # seen from the point
+    spare = min(d + SPARE, near.shape[1])
+    picked = torch.rand(n, DRAWS, spare, generator=generator).topk(d - 1, 2).indices
+    each = torch.arange(n)[:, None, None]
+    across = torch.randn(n, DRAWS, 1, d, generator=generator, dtype=torch.float64)
+    sides = torch.zeros(n, DRAWS, d, 2, dtype=torch.float64)
+    sides[:, :, :-1, 0], sides[:, :, -1, 1] = -c[each, picked], 1
+    line = torch.linalg.solve_ex(torch.cat([A[each, picked], across], 2), sides).result
+    x, u = line[..., 0], F.normalize(line[..., 1], dim=2)
+    slope, far = u @ A.mT, x @ A.mT + c[:, None]
+    held = ((slope.abs() < HELD) & (far.abs() < EPS[-1])).sum(2) - (d - 1)
+    t = -far / slope
+    none = AWAY * (1 + torch.arange(t.shape[2], dtype=torch.float64))  # apart: they form no group
+    t = torch.where((slope.abs() > FLAT) & (t.abs() < FAR), t, none).sort(2).values
+    found = [around[:0]]
+    for crossing in range(1, GROUP + 1):
+        i, k = (crossing + held.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
+        first = t[i, k][:, : t.shape[2] + 1 - crossing]
+        last = t[i, k][:, crossing - 1 :]
+        row, j = ((last - first < WIDTH) & (first < FAR)).nonzero(as_tuple=True)
+        at = (first[row, j] + last[row, j]) / 2
+        i, k = i[row], k[row]
+        found.append(around[i] + x[i, k] + u[i, k] * at[:, None])
+    points = torch.cat(found)
+    return points[inside(points)]
 
 
 def inside(x: Tensor) -> Tensor:
     """(n,) points of the range, or about."""
-    return ((x > -MARGIN) & (x < 1 + MARGIN)).all(1)
+    return ((x > -OUTSIDE) & (x < 1 + OUTSIDE)).all(1)
 
 
 def _apart(x: Tensor, score: Tensor) -> Tensor:
@@ -190,6 +278,8 @@ def _apart(x: Tensor, score: Tensor) -> Tensor:
         if free[i]:
             kept.append(i)
             free &= (x - x[i]).abs().amax(1) > APART
+            if len(kept) == CANDIDATES:
+                break
     return torch.tensor(kept, dtype=torch.long)
 
 
@@ -233,20 +323,28 @@ class Corners(AtOnce):
         assert box is not None
         low, high = (part.flatten().expand(math.prod(shape)) for part in box)
         planes = Planes.of(first.weight.detach().double(), first.bias.detach().double(), low, high)
-        found = search(planes, int(min(MOST_LINES, RATE * config.seconds)), config.seed)
+        model = surface.model().double()
+
+        def outputs(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return model((low + (high - low) * x).reshape(-1, *shape))
+
+        def margin(x: Tensor) -> Tensor:
+            return margins(out := outputs(x), said_labels(out).long()).amin(1)
+
+        lines = int(min(MOST_LINES, RATE * config.seconds))
+        shared = margin if surface.task != "regression" else None
+        found = search(planes, lines, config.seed, upper(chain, low, high), shared)
         if not len(found.x):
             raise InputError("corners found none that others pass through.", "Use another attack.")
         most = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
         x = (low + (high - low) * found.x[:most]).reshape(-1, *shape)
-        with torch.no_grad():
-            outputs = surface.model().double()(x)
-        labels = said_labels(outputs)
-        accident = found.tried * (-found.score[:most]).exp()
-        sure = (1 / (1 + accident)).float()
+        labels = said_labels(outputs(found.x[:most]))
+        sure = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * found.score[:most]).float()
         chosen = Selection.plain(x, labels, torch.arange(len(x)), sure)
         note = (
-            f"corners: {found.tried} corners of {len(planes.offsets)} hyperplanes; "
-            f"{int((accident < 0.05).sum())} of those brought back are no accident at 5%"
+            f"corners: {found.lines} lines of {len(planes.offsets)} hyperplanes; by their scores "
+            f"{float(sure.sum()):.0f} of those brought back are rows"
         )
         return Reconstruction.at_once(
             self.name, x, labels, torch.ones(len(x)), knowledge, selection=chosen, notes=(note,)
