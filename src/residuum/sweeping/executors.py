@@ -248,7 +248,10 @@ class Engine(Protocol):
         return _reason(ended.exception())
 
     def close(self) -> None:
-        """Stop whatever still runs and let go of the machines."""
+        """Stop whatever still runs and let go of the machines; may go on while trials are pooled."""
+
+    def ended(self) -> None:
+        """Wait until what ``close`` began is over."""
 
 
 def outcomes(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outcome]:
@@ -395,6 +398,8 @@ class Ray(Engine):
             max_retries=0,  # `outcomes` retries
         )
         self._room, self._looked = 0, 0.0
+        # More than a second of waiting for processes to end.
+        self._ending = Thread(target=ray.shutdown)
         self._under_way = WeakKeyDictionary[Future[Outcome], Any]()
 
     def submit(self, job: Job) -> Future[Outcome]:
@@ -416,7 +421,12 @@ class Ray(Engine):
             if not began.done():
                 self._ray.cancel(result, force=True)
         if self._mine:
-            self._ray.shutdown()
+            self._ending.start()
+
+    def ended(self) -> None:
+        """A second cluster cannot be started before the first one is gone."""
+        if self._ending.ident is not None:
+            self._ending.join()
 
     def _connect(self) -> None:
         address = self._resources.address

@@ -115,7 +115,7 @@ def sweep(
         folder.claim(whole)
         study = Study(plan, stack.enter_context(opened(out / JOURNAL, storage)), whole)
         driver = Driver(plan, task, folder, study, resources, watch)
-        driver.run(engine)
+        driver.run(engine, stack)
         done = driver.result(request, engine)
         subject = Path(str(model)).name if named else released.arch
         _write(out, done, request, subject)
@@ -303,8 +303,11 @@ class Driver:
         self.start, self.fresh, self.compute = time.monotonic(), 0, 0.0
         self.trials = self.study.trials
 
-    def run(self, name: str) -> None:
-        """All waves; the engine of this name is started only where a trial is left to run."""
+    def run(self, name: str, stack: ExitStack) -> None:
+        """All waves; the engine of this name is started only where a trial is left to run.
+
+        stack: on its way out the engine's end is waited for.
+        """
         engine: Engine | None = None
         try:
             for wave in self.plan.waves:
@@ -312,7 +315,9 @@ class Driver:
                 self._adopt(params)
                 if params.keys() <= self.trials.keys():
                     continue
-                engine = engine or ENGINES[name](self.task, self.resources)
+                if engine is None:
+                    engine = ENGINES[name](self.task, self.resources)
+                    stack.callback(engine.ended)
                 for until in self.plan.pauses:
                     self._advance(engine, params, until)
                     self._halve(params, until)
