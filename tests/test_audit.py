@@ -414,7 +414,9 @@ def test_a_control_of_training_samples_is_called_that(
     data = command[command.index("--data") + 1]
     assert main([*command, "--holdout", data, "--out", str(out), "--quiet"]) == 3
     reasons = json.loads((out / "result.json").read_text())["verdict"]["reasons"]
-    assert reasons == ["not calibrated: all samples of the held-out set are training samples"]
+    assert reasons == [
+        "nothing tells what chance gives: all samples of the held-out set are training samples"
+    ]
 
 
 def test_stages_are_told_as_they_begin() -> None:

@@ -274,7 +274,7 @@ def test_too_small_a_pool_is_not_calibrated():
     assert "at least 100 samples" in why_not_calibrated(100, 99)
     assert "as were trained on (150)" in why_not_calibrated(150, 120)
     assert why_not_calibrated(20, 100) == ""
-    with pytest.raises(InputError, match="not calibrated"):
+    with pytest.raises(InputError, match="nothing tells what chance gives"):
         calibrate(np.zeros((3, 30)), 20, rng=np.random.default_rng(0))
     with pytest.raises(InputError, match="at least 200 subsets"):
         calibrate(np.zeros((3, 300)), 20, subsets=50, rng=np.random.default_rng(0))

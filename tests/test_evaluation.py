@@ -213,7 +213,7 @@ def test_without_a_fit_control_nothing_is_claimed(pool):
     holdout = None if pool is None else holdout.replace(x=holdout.x[:pool], y=holdout.y[:pool])
     found = score(candidates, train, holdout)
     assert not found.calibrated
-    assert found.reason.startswith("not calibrated: ")
+    assert found.reason.startswith("nothing tells what chance gives: ")
     assert found.reason in found.table()
     for figures in found.to_json()["metrics"].values():
         assert figures["recovered"] is figures["expected_by_chance"] is figures["p_value"] is None

@@ -32,6 +32,7 @@ from residuum.stationarity import parameters
 from residuum.training import initialise
 from tests import pages
 from tests.program import Capture
+from tests.test_screen import unexplained
 
 WIDTH, LINES = 80, 40
 OPENING = 10  # lines at most, before an audit begins
@@ -157,6 +158,8 @@ def check(result: AuditResult, capsys: Capture, monkeypatch: pytest.MonkeyPatch)
         said[width, explain] = capsys.readouterr().out
         assert max(map(len, said[width, explain].splitlines())) <= width
     assert words(said[WIDTH, True]) == words(said[300, True])
+    screen = result.screen
+    assert unexplained(" ".join([screen.sentence, screen.next.text, *map(str, screen.facts)])) == []
     return len(said[WIDTH, False].splitlines())
 
 

@@ -246,13 +246,15 @@ def lay_out(
 def why_not_calibrated(n: int, pool: int | None) -> str:
     """Why a held-out pool of this size calibrates nothing; "" when it does."""
     if pool is None:
-        return "not calibrated: no held-out set was given"
+        return "nothing tells what chance gives: no held-out set was given"
     if pool == 0:  # a dataset has samples: none is left when all were trained on
-        return "not calibrated: all samples of the held-out set are training samples"
+        return (
+            "nothing tells what chance gives: all samples of the held-out set are training samples"
+        )
     if pool < max(MIN_POOL, n):
         most = n > MIN_POOL
         need = f"as many samples as were trained on ({n})" if most else f"{MIN_POOL} samples"
-        return f"not calibrated: the held-out set needs at least {need}; it has {pool}"
+        return f"nothing tells what chance gives: the held-out set needs at least {need}; it has {pool}"
     return ""
 
 

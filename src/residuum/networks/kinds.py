@@ -47,11 +47,11 @@ MAX_PARAMETERS = 10**9
 MAX_LENGTH = 2000  # characters of that text
 # What a bare file leaves open: at most metadata.MAX_TEXT characters, for it is saved with the weights.
 ASSUMED_RELU = (
-    "activation assumed ReLU: the weights do not say; for a network with another this result is void. "
-    "Name it: --arch ...,activation=relu (or gelu, silu, tanh, leaky_relu, ...)"
+    "the activation is taken to be ReLU, for the weights do not say; with another this result is void: "
+    "name it then, --arch ...,activation=gelu (or silu, tanh, leaky_relu, ...)"
 )
 ASSUMED_STRIDES = (
-    "strides of 2 assumed in place of pooling: the shapes can be the same; for a network with pooling "
+    "strides are taken to be 2, without pooling: the shapes can be the same; for a network with pooling "
     "this result is void"
 )
 Named = tuple[str, Tensor]

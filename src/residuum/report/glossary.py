@@ -33,7 +33,7 @@ GLOSSARY = {
     "stands beside the verdict.",
     "granted": "Told to the attacker by the person who audits, beside the weights: a range of values, a "
     "mean. The more is granted, the stronger the attacker.",
-    "held-out sample": "A sample of the same kind as the training samples that the network never saw. They "
+    "held-out": "Of samples: of the same kind as the training samples, and never seen by the network. They "
     "tell what chance gives.",
     "inconclusive": "The audit can say neither that the release leaks nor that it does not. The next step "
     "says what would help.",
