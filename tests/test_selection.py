@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from residuum.attacks import AttackConfig, attack, select
-from residuum.attacks.selection import (
+from residuum.attacks.contract import (
     FEATURES,
     SIMILARITY,
     WEIGHT_FLOOR,

@@ -1,11 +1,10 @@
 """Attacks from weights alone. Nothing here may import datasets, training or evaluation."""
 
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, select
 from residuum.attacks.dryrun import estimate
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.run import ATTACKS, attack, every_attack
-from residuum.attacks.selection import select
 from residuum.settings import AttackConfig
 from residuum.settings.presets import GROWTH_PRESETS, PRESETS
 

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import Attack
+from residuum.attacks.contract import Attack, select
 from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.attacks.priors import PRIORS, Prior, penalty
-from residuum.attacks.selection import select
 from residuum.checkpoints.surfaces import Surface
 from residuum.networks import dense_chain
 from residuum.records import Knowledge, Reconstruction

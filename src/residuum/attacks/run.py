@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from residuum import plugins
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
-from residuum.attacks.contract import Attack, Watcher
+from residuum.attacks.contract import Attack, Watcher, select
 from residuum.attacks.corners import Corners
 from residuum.attacks.growth import Grower
 from residuum.attacks.invert import GEIPING, OURS, Invert
@@ -23,7 +23,6 @@ from residuum.attacks.margins import AGREE
 from residuum.attacks.objectives import OBJECTIVES, BinaryKKT, Objective
 from residuum.attacks.polynomial import PolynomialAttack
 from residuum.attacks.priors import PRIORS
-from residuum.attacks.selection import select
 from residuum.attacks.solver import Population, Solver, SolverState, load_state
 from residuum.attacks.trunk import BehindTrunk
 from residuum.attacks.unmix import Unmix
