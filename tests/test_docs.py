@@ -17,7 +17,7 @@ import pytest
 import typer
 import yaml
 from benchmarks import pages as results
-from benchmarks.markdown import means, read, victims_of
+from benchmarks.markdown import read, victims_of
 
 from residuum.attacks.objectives import OBJECTIVES
 from residuum.attacks.priors import PRIORS
@@ -211,7 +211,6 @@ def test_running_text_of_results_holds_no_number_of_its_own() -> None:
 
 def headlines() -> dict[str, list[float]]:
     """Figures of running text: how they are said, and what the files have."""
-    mine = means([v["arms"]["all"] for v in victims_of("stationarity-h200", "cifar-500")])
     ways = {
         raw: [
             e["ways"]
@@ -231,7 +230,6 @@ def headlines() -> dict[str, list[float]]:
     flat = {(r["factor"], r["seed"]): r["recovered"] for r in read("uniqueness-flat")["rows"]}
     neurons = [f"{share} of the neurons" for share in ("0.1", "1", "0.02")]
     return {
-        r"(\d+(?:\.\d+)?) above 0.4 \(three other victims\)": [mine["ssim3"]],
         r"(\d+) to (\d+) come back after 100 steps of 784-1000-1000-1, (\d+) to (\d+) after 300, "
         r"(\d+) and (\d+) after 6000": ends("length", "length", 100, 300, 6000),
         r"to nothing (\d+) and (\d+) come back instead of (\d+) and (\d+)": [
