@@ -19,7 +19,7 @@ from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_table, split_progress
 
 SHARE = 0.9  # of a budget
-NAMED = 5
+NAMED = 5  # blocked samples that are told by name
 
 
 def command(
@@ -56,47 +56,27 @@ def command(
         )
     samples = Dataset.from_npz(own_data(checkpoint, data))
     with split_progress(voice.spoken) as watch:
-        found = alternatives(
-            checkpoint,
-            samples,
-            far=far,
-            share=budget_frac,
-            merge=merge,
-            direction=direction,
-            task=task,
-            arch=arch,
-            out=out,
-            watch=watch,
-        )
+        kind: dict[str, Any] = {"far": far, "share": budget_frac, "merge": merge}
+        how: dict[str, Any] = {"direction": direction, "task": task, "arch": arch}
+        found = alternatives(checkpoint, samples, **kind, **how, out=out, watch=watch)
     summary = found.to_json()
     voice.answer(summary, lambda: _show(summary, f"{found.arch}, {len(samples)} samples", out))
 
 
 def _show(summary: dict[str, Any], title: str, out: Path) -> None:
+    said: dict[str, Any] = {
+        k: v if isinstance(v, list | str) else number(v) for k, v in summary.items()
+    }
+    point = "exact KKT point" if summary["exact_kkt_point"] else "an approximate KKT point"
+    used = f"{summary['in_use']} in use, {summary['changed']} changed"
     rows = [
-        (
-            "samples",
-            f"{summary['n_before']} -> {summary['n_after']}",
-            f"{summary['in_use']} in use, {summary['changed']} changed",
-        ),
-        (
-            "KKT residual",
-            f"{number(summary['residual_before'])} -> {number(summary['residual_after'])}",
-            "exact KKT point" if summary["exact_kkt_point"] else "an approximate KKT point",
-        ),
-        (
-            "least distance",
-            number(summary["min_distance"]),
-            "between a true and an alternative sample",
-        ),
-        ("margin", f"{number(summary['margin_before'])} -> {number(summary['margin_after'])}", ""),
+        ("samples", f"{summary['n_before']} -> {summary['n_after']}", used),
+        ("KKT residual", f"{said['residual_before']} -> {said['residual_after']}", point),
+        ("least distance", said["min_distance"], "between a true and an alternative sample"),
+        ("margin", f"{said['margin_before']} -> {said['margin_after']}", ""),
         ("stationary set", str(summary["stationary_set"]), "explains the weights as well"),
         ("full KKT set", str(summary["full_kkt_set"]), "margins and slackness too"),
-        (
-            "budget, median",
-            number(summary["budget_median"]),
-            f"{summary['budgets_unlimited']} unlimited",
-        ),
+        ("budget, median", said["budget_median"], f"{summary['budgets_unlimited']} unlimited"),
     ]
     print_table(title, ("what", "value", "meaning"), rows)
     blocked = summary["blocked"]

@@ -72,7 +72,7 @@ def command(
     """Reconstruct training samples from weights alone; the data is never opened."""
     from residuum.attacks import estimate
     from residuum.attacks.run import on_surface
-    from residuum.errors import InputError
+    from residuum.errors import InconclusiveError, InputError
     from residuum.records.rundir import read_json
     from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
 
@@ -96,7 +96,10 @@ def command(
         if found is None:
             with attack_progress(voice.spoken) as watch:
                 found = run.attack(released, knowledge, config, request, chosen.preset, watch)
-    _refuse_divergence(found, out)
+    if all(status == "diverged" for status in found.status):
+        what = "The attack" if found.restarts == 1 else f"All {found.restarts} restarts"
+        said = f"{what} diverged; what there is stands in {str(out)!r}."
+        raise InconclusiveError(said, "Lower --lr-x or --lr-lam.")
     if reused and voice.spoken:
         print_line(f"{out} holds this attack, finished; it is shown again.")
     voice.answer(read_json(out / SUMMARY), lambda: show(found, out))
@@ -105,16 +108,11 @@ def command(
 def show(found: Reconstruction, out: Path) -> None:
     """The attack as a person reads it; residuals are norms, relative to the target's."""
     summary = found.to_json()
-    rows = [
-        (
-            str(run),
-            part["status"],
-            number(part["final_loss"]),
-            number(part["loss"]),
-            *(number(value, 3) for value in part["residuals"].values()),
-        )
-        for run, part in enumerate(summary["runs"][:ROWS])
-    ]
+    rows = []
+    for run, part in enumerate(summary["runs"][:ROWS]):
+        losses = number(part["final_loss"]), number(part["loss"])
+        residuals = (number(value, 3) for value in part["residuals"].values())
+        rows.append((str(run), part["status"], *losses, *residuals))
     columns = ("restart", "status", "final loss", "kept loss", *found.layer_names)
     print_table(f"{found.attack}: loss, and relative residual of every layer", columns, rows)
     if found.restarts > ROWS:
@@ -161,13 +159,3 @@ def _show_cost(found: Estimate) -> None:
     ]
     print_table("dry run: nothing was attacked", ("figure", "value"), rows)
     print_notes(found.notes)
-
-
-def _refuse_divergence(found: Reconstruction, out: Path) -> None:
-    from residuum.errors import InconclusiveError
-
-    if all(status == "diverged" for status in found.status):
-        what = "The attack" if found.restarts == 1 else f"All {found.restarts} restarts"
-        raise InconclusiveError(
-            f"{what} diverged; what there is stands in {str(out)!r}.", "Lower --lr-x or --lr-lam."
-        )

@@ -218,37 +218,22 @@ def _explain(result: AuditResult) -> None:
     for reason in result.verdict.reasons:
         print_wrapped(reason, "because ")
     show_applies([vars(row) for row in result.applies])
-    rows = [
-        (
-            row.name,
-            str(row.restarts),
-            number(row.residual, 2),
-            "-"
-            if row.recovered is None
-            else f"{row.recovered} ({number(row.expected_by_chance, 2)})",
-            row.rule or "-",
-            number(row.p_value if row.adjusted is None else row.adjusted, 2),
-        )
-        for row in result.attacks
-        if row.ran
-    ]
+    rows = []
+    for row in result.attacks:
+        if row.ran:
+            count = f"{row.recovered} ({number(row.expected_by_chance, 2)})"
+            p = number(row.p_value if row.adjusted is None else row.adjusted, 2)
+            ran = row.name, str(row.restarts), number(row.residual, 2)
+            rows.append((*ran, "-" if row.recovered is None else count, row.rule or "-", p))
     heads = ("attack", "restarts", "residual", "recovered\n(chance)", "counts with", "p")
     print_table("attacks: what each brought back by itself", heads, rows)
     if result.controls.rows:
-        checked = [
-            (
-                row.name,
-                str(row.candidates),
-                f"{row.recovered} ({number(row.expected_by_chance, 2)})",
-                number(row.p_value, 2),
-            )
-            for row in result.controls.rows
-        ]
-        print_table(
-            "controls: candidates that hold nothing of the network",
-            ("control", "candidates", "recovered\n(chance)", "p"),
-            checked,
-        )
+        checked = []
+        for one in result.controls.rows:
+            count = f"{one.recovered} ({number(one.expected_by_chance, 2)})"
+            checked.append((one.name, str(one.candidates), count, number(one.p_value, 2)))
+        title = "controls: candidates that hold nothing of the network"
+        print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), checked)
     if result.checks.twin is not None:
         print_wrapped(result.checks.twin.sentence, "twin: ", "  ")
     if (found := result.certificate) is not None:
@@ -258,11 +243,9 @@ def _explain(result: AuditResult) -> None:
             "sample may count as half on",
             rest="  ",
         )
-    for title, lines in (
-        ("membership", result.membership.lines if result.membership else ()),
-        ("exposure", result.exposure.lines if result.exposure else ()),
-    ):
-        for line in lines:
+    for title in ("membership", "exposure"):
+        beside = getattr(result, title)
+        for line in beside.lines if beside else ():
             print_wrapped(line, f"{title}: ", "  ")
     print_notes(result.notes)
     said = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
@@ -354,9 +337,7 @@ def audit_into(
         ).replace(subject=path.name)
         named = {"checkpoint": settings.checkpoint, "out": str(out), "options": _granted(settings)}
         named |= {name: str(file) for name, file in files.items()}
-        readable = {
-            name: os.fsencode(file).decode("utf-8", "replace") for name, file in named.items()
-        }
+        readable = {n: os.fsencode(file).decode("utf-8", "replace") for n, file in named.items()}
         result = result.replace(files=readable)
         if settings.model is not None:
             result = result.replace(settings={**result.settings, "model": settings.model})
@@ -421,9 +402,8 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
         outright.extend(filter(None, [stored]))
         return released
 
-    config = attack_config(
-        settings.preset or "residuum", settings.steps, settings.seed or 0, settings.device or "cpu"
-    )
+    preset, device = settings.preset or "residuum", settings.device or "cpu"
+    config = attack_config(preset, settings.steps, settings.seed or 0, device)
     found = dry_run(
         network,
         partial(read, "data"),

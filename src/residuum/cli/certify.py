@@ -82,23 +82,13 @@ def command(
         voice.answer(found.to_json(), lambda: show(found, title))
         return
     if data is not None:
-        raise InputError(
-            "--data and --reconstruction are two different certificates.", "Give one of them."
-        )
+        rule = "--data and --reconstruction are two different certificates."
+        raise InputError(rule, "Give one of them.")
     options.check_device(device)
     with certificate_progress(voice.spoken) as watch:
-        answer = certified(
-            checkpoint,
-            reconstruction,
-            candidates=candidates,
-            samples=samples,
-            share=share,
-            arch=arch,
-            device=device,
-            out=out,
-            watch=watch,
-            say=print_line if voice.spoken else None,
-        )
+        how = (candidates, samples, share, arch, device, out)
+        say = print_line if voice.spoken else None
+        answer = certified(checkpoint, reconstruction, *how, watch=watch, say=say)
     title = f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
     voice.answer(answer.to_json(), lambda: show_uniqueness(answer, title))
     if out is not None and voice.spoken:
@@ -107,39 +97,24 @@ def command(
 
 def show(found: Certificate, title: str) -> None:
     """The certificate as a person reads it."""
-    lam = found.to_json()["multipliers"]
+    lam, n = found.to_json()["multipliers"], number
+    freed = f"neurons that switch at a sample count in part: {found.kinks_freed} of {found.kinks}"
     rows = [
         (
             "KKT residual, plain",
-            number(found.residual_plain),
+            n(found.residual_plain),
             "||theta - sum lam y grad Phi|| / ||theta||",
         ),
-        (
-            "KKT residual, Clarke",
-            number(found.residual_clarke),
-            f"neurons that switch at a sample count in part: {found.kinks_freed} of {found.kinks}",
-        ),
+        ("KKT residual, Clarke", n(found.residual_clarke), freed),
         *(
-            (f"  {part.name}", number(part.residual), "plain, over its own norm")
+            (f"  {part.name}", n(part.residual), "plain, over its own norm")
             for part in found.layers
         ),
-        ("margin", number(found.margin), f"normalised {number(found.normalized_margin)}"),
-        (
-            "eps, delta",
-            f"{number(found.eps)}, {number(found.delta)}",
-            f"||theta|| = {number(found.theta_norm)}",
-        ),
-        (
-            "multipliers",
-            f"{lam['active']} active",
-            f"sum {number(lam['sum'])}, max {number(lam['max'])}",
-        ),
-        (
-            "homogeneity order",
-            number(found.homogeneity_order),
-            f"identity gap {number(found.identity)}",
-        ),
-        ("balance gap", number(found.balance), "0 at a KKT point"),
+        ("margin", n(found.margin), f"normalised {n(found.normalized_margin)}"),
+        ("eps, delta", f"{n(found.eps)}, {n(found.delta)}", f"||theta|| = {n(found.theta_norm)}"),
+        ("multipliers", f"{lam['active']} active", f"sum {n(lam['sum'])}, max {n(lam['max'])}"),
+        ("homogeneity order", n(found.homogeneity_order), f"identity gap {n(found.identity)}"),
+        ("balance gap", n(found.balance), "0 at a KKT point"),
         ("status", found.status, ""),
     ]
     print_table(title, ("what", "value", "meaning"), rows)

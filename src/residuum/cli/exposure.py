@@ -14,7 +14,7 @@ residuum exposure model.pt --data train.npz --canaries canaries.npz --delta 1e-5
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -88,24 +88,11 @@ def command(
     control = Dataset.from_npz(samples_file(holdout, "holdout.npz")) if holdout else None
     knowledge = options.grant(checkpoint, released, init=init, weight_decay=weight_decay)
     with exposure_progress(voice.spoken) as watch:
-        found = exposure(
-            released,
-            records,
-            control,
-            knowledge=knowledge,
-            surface=surface,
-            task=task,
-            groups=read_groups(file, group_by, len(records)) if group_by else (),
-            grouped_by=group_by or "",
-            found=attack,
-            canaries=canaries,
-            confidence=confidence,
-            delta=delta,
-            top=top,
-            device=device,
-            out=out,
-            watch=watch,
-        )
+        how: dict[str, Any] = {"surface": surface, "task": task, "top": top, "device": device}
+        how |= {"canaries": canaries, "confidence": confidence, "delta": delta, "found": attack}
+        groups = read_groups(file, group_by, len(records)) if group_by else ()
+        how |= {"groups": groups, "grouped_by": group_by or "", "out": out, "watch": watch}
+        found = exposure(released, records, control, knowledge=knowledge, **how)
     above = 0 if fail_above is None else int((found.probability > fail_above).sum())
 
     def say() -> None:
@@ -131,17 +118,11 @@ def show(found: Exposure, out: Path | None) -> None:
         "margin": "margin",
     }
     heads = ("record", found.grouped_by or "group", *figures)
-    shown = [
-        (
-            str(row["index"]),
-            row["group"] or "-",
-            *(
-                str(v) if isinstance(v, int) else number(v, 2)
-                for v in map(row.get, figures.values())
-            ),
-        )
-        for row in found.rows(len(found.top))
-    ]
+    shown = []
+    for row in found.rows(len(found.top)):
+        values = map(row.get, figures.values())
+        said = [str(v) if isinstance(v, int) else number(v, 2) for v in values]
+        shown.append((str(row["index"]), row["group"] or "-", *said))
     if shown:
         print_table(f"{found.arch}: most exposed of {len(found)} records", heads, shown)
     groups = [

@@ -12,7 +12,7 @@ residuum identify weights.pt --activation poly:0,1,0,-0.5 --data train.npz --jso
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from residuum.cli import options
 from residuum.cli.options import option
@@ -47,23 +47,16 @@ def command(
     from residuum.verbs.identifying import identify
 
     samples = Dataset.from_npz(data) if data is not None else None
-    found = identify(
-        checkpoint,
-        activation,
-        rank=rank,
-        norm=norm,
-        augmented=augmented,
-        data=samples,
-        seed=seed,
-        arch=arch,
-        out=out,
-    )
+    known: dict[str, Any] = {"rank": rank, "norm": norm, "augmented": augmented, "arch": arch}
+    found = identify(checkpoint, activation, **known, data=samples, seed=seed, out=out)
     voice.answer(found.to_json(), lambda: show(found))
 
 
 def show(found: Identification) -> None:
     """The conditions, the samples, and what to make of them."""
     alpha = found.order - 1
+    carrying = f"{found.carrying} hold 99.9% of |theta|^2"
+    normalised = f"normalised {number(found.normalized_margin)}"
     margin = "needs --data" if found.min_margin is None else number(found.min_margin)
     rows = [
         ("order", str(found.order), f"degree {alpha} + 1"),
@@ -75,16 +68,8 @@ def show(found: Identification) -> None:
         ),
         ("rank of K", f"{found.rank_k} of N_r = {found.n_r}", f"condition {number(found.cond_k)}"),
         ("balance gap", number(found.balance_gap), f"|W_j|^2 = {alpha} a_j^2 at a KKT point"),
-        (
-            "neurons",
-            f"{found.neurons} live, {found.dead} dead",
-            f"{found.carrying} hold 99.9% of |theta|^2",
-        ),
-        (
-            "|theta|, min margin",
-            f"{number(found.theta_norm)}, {margin}",
-            f"normalised {number(found.normalized_margin)}",
-        ),
+        ("neurons", f"{found.neurons} live, {found.dead} dead", carrying),
+        ("|theta|, min margin", f"{number(found.theta_norm)}, {margin}", normalised),
         ("method", found.method, f"relative residual {number(found.residual)}"),
     ]
     print_table(found.arch, ("what", "value", "meaning"), rows)

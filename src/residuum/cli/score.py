@@ -82,24 +82,11 @@ def _table(title: str, scores: Scores) -> None:
             sign = ">" if part.higher_is_better else "<"
             counts = (part.above_published_threshold, part.above_published_threshold_holdout)
             published = f"{sign} {part.published_threshold:g}: {' / '.join(map(number, counts))}"
-        rows.append(
-            (
-                f"{name} *" if name == scores.deciding else name,
-                "not calibrated" if part.recovered is None else f"{part.recovered}/{scores.n}",
-                number(part.expected_by_chance, 3),
-                number(part.p_value, 3),
-                part.threshold,
-                published,
-                number(part.top10_mean, 3),
-            )
-        )
-    columns = (
-        "metric",
-        "recovered",
-        "chance",
-        "p",
-        "threshold",
-        "published:\ntrain/held-out",
-        "top 10",
-    )
+        called = f"{name} *" if name == scores.deciding else name
+        count = "not calibrated" if part.recovered is None else f"{part.recovered}/{scores.n}"
+        chance = number(part.expected_by_chance, 3), number(part.p_value, 3)
+        top = number(part.top10_mean, 3)
+        rows.append((called, count, *chance, part.threshold, published, top))
+    columns = ["metric", "recovered", "chance", "p", "threshold", "published:\ntrain/held-out"]
+    columns += ["top 10"]
     print_table(title, columns, rows)

@@ -29,7 +29,7 @@ from residuum.errors import InconclusiveError, InputError
 if TYPE_CHECKING:
     from residuum.sweeping import Range, Sweep
 
-ROWS = 8
+ROWS = 8  # trials shown; the report has all
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,10 @@ def command(
     config = options.configure(**vars(settings))
     if engine != "ray":
         options.check_device(config.device)
-    plan = Plan(
-        trials,
-        sampler,
-        settings.seed,
-        config,
-        dict(map(_setting, search)) if search else SPACE,
-        batch,
-        rungs=rungs,
-        objectives=tuple(part.strip() for part in rank_by.split(",")) if rank_by else (),
-    )
+    space = dict(map(_setting, search)) if search else SPACE
+    ranked = tuple(part.strip() for part in rank_by.split(",")) if rank_by else ()
+    how = (trials, sampler, settings.seed, config, space, batch)
+    plan = Plan(*how, rungs=rungs, objectives=ranked)
     released = load_checkpoint(checkpoint, arch)
     knowledge = options.grant(checkpoint, released, **vars(granted))
     if dry_run:  # one trial, measured, times the number of trials that run to their end
@@ -157,16 +151,11 @@ def show(done: Sweep, out: Path) -> None:
     """The sweep as a person reads it."""
     said, scored = done.said, done.scored
     names, figure = tuple(done.plan.space), done.plan.objectives[0]
-    rows = [
-        (
-            str(place + 1),
-            str(t.number),
-            number(getattr(t, figure), 3),
-            number(t.agreement, 3),
-            *(number(t.params[name], 2) for name in names),
-        )
-        for place, t in enumerate(done.order[:ROWS])
-    ]
+    rows = []
+    for place, t in enumerate(done.order[:ROWS]):
+        figures = number(getattr(t, figure), 3), number(t.agreement, 3)
+        varied = (number(t.params[name], 2) for name in names)
+        rows.append((str(place + 1), str(t.number), *figures, *varied))
     columns = ("rank", "trial", figure, "agreement", *names)
     print_table("best trials, ranked by the weights alone", columns, rows)
     counts = said["counts"]

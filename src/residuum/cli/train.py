@@ -55,40 +55,24 @@ def command(
     options.check_device(device)
     architecture = Architecture.parse(arch)
     task = choose_task(task, architecture.outputs)
-    split = load_dataset(
-        data,
-        chosen.n,
-        seed=chosen.data_seed,
-        root=chosen.data_root,
-        task=task,
-        holdout=holdout,
-        center=center,
-    )
+    how: dict[str, Any] = {"seed": chosen.data_seed, "root": chosen.data_root, "holdout": holdout}
+    split = load_dataset(data, chosen.n, task=task, center=center, **how)
     with TrainingRun.open(out):
         with training_progress(voice.spoken) as watch:
-            state = train(
-                str(architecture),
-                split.train,
-                config,
-                task=task,
-                device=device,
-                state_path=out / STATE,
-                watch=watch,
-            )
+            where: dict[str, Any] = {"device": device, "state_path": out / STATE, "watch": watch}
+            state = train(str(architecture), split.train, config, task=task, **where)
         summary = write_run(out, str(architecture), split, config, state, task, device)
     voice.answer(summary, lambda: _show(summary, out, noted=chosen.n is None))
 
 
 def _show(summary: dict[str, Any], out: Path, noted: bool) -> None:
+    right = f"{number(summary['train_accuracy'])} / {number(summary['holdout_accuracy'])}"
     rows = [
         ("status", str(summary["status"])),
         ("steps", str(summary["steps"])),
         ("loss", number(summary["loss"])),
         ("margin", number(summary["margin"])),
-        (
-            "train / held-out accuracy",
-            f"{number(summary['train_accuracy'])} / {number(summary['holdout_accuracy'])}",
-        ),
+        ("train / held-out accuracy", right),
         ("released", str(out / "model.safetensors")),
         ("private", str(out / "private")),
     ]

@@ -17,17 +17,12 @@ from residuum.records.data import MAX_BYTES
 
 CHANNELS = (1, 3, 4)
 FORMATS = {
-    ".png": "PNG",
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".bmp": "BMP",
-    ".webp": "WEBP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".pgm": "PPM",
-    ".ppm": "PPM",
+    **{".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"},
+    **{".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM", ".ppm": "PPM"},
 }
 MAX_PIXELS = 20_000_000  # 200 MB with the copies that a conversion makes
+# What Pillow raises on files that are no images, as far as it was ever seen to.
+UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError)
 GRAY_MODES = ("1", "L", "LA")
 COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
@@ -39,9 +34,8 @@ def npz(request: Request, path: Path) -> Pool:
     integers or text; ``classes`` may name them. Where a ``mean`` is stored, x already lacks it.
     """
     arrays = read_npz(path)
-    suffixes = (
-        ("",) if "x" in arrays else ("_train", "_test") if "x_test" in arrays else ("_train",)
-    )
+    parts = ("_train", "_test") if "x_test" in arrays else ("_train",)
+    suffixes = ("",) if "x" in arrays else parts
     if missing := {f"{key}{suffix}" for key in "xy" for suffix in suffixes} - arrays.keys():
         raise DataError(
             f"A data file needs arrays 'x' and 'y', or 'x_train', 'y_train' and for held-out samples "
@@ -81,9 +75,8 @@ def _samples(array: np.ndarray, path: Path) -> Tensor:
     if array.dtype != np.uint8:
         floating = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
         if not np.isfinite(floating).all():
-            raise DataError(
-                f"'x' must be finite; {str(path)!r} holds NaN or Inf.", "Drop those rows."
-            )
+            said = f"'x' must be finite; {str(path)!r} holds NaN or Inf."
+            raise DataError(said, "Drop those rows.")
         return torch.from_numpy(floating)
     if array.ndim == 3:
         array = array[:, None]
@@ -134,10 +127,11 @@ def folder(
     parts = [path]
     if (path / "train").is_dir() and _subfolders(path / "train"):
         parts = [part for part in (path / "train", path / "test") if part.is_dir()]
-    files = [
-        [(file, sub.name) for sub in _subfolders(part) for file in _image_files(sub)]
-        for part in parts
-    ]
+    files = []
+    for part in parts:
+        shown = [(file, sub.name) for sub in _subfolders(part) for file in sorted(sub.iterdir())]
+        known = [(f, name) for f, name in shown if f.is_file() and f.suffix.lower() in FORMATS]
+        files.append([(f, name) for f, name in known if not f.name.startswith(".")])
     if not all(files):
         empty = parts[files.index([])]
         raise DataError(
@@ -157,11 +151,6 @@ def folder(
 
 def _subfolders(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _image_files(path: Path) -> list[Path]:
-    shown = (p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-    return sorted(p for p in shown if p.suffix.lower() in FORMATS)
 
 
 def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | None) -> Tensor:
@@ -210,16 +199,7 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
             f"An image may have {MAX_PIXELS} pixels; {str(file)!r} claims more.",
             "Leave it out, or make it smaller.",
         ) from problem
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        TypeError,
-        LookupError,
-        EOFError,
-        MemoryError,
-        struct.error,
-    ) as problem:
+    except (*UNREADABLE, struct.error) as problem:
         raise DataError(
             f"{str(file)!r} must be an image; reading it failed ({type(problem).__name__}).",
             "Leave it out, or save it again.",

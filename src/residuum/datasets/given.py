@@ -101,7 +101,7 @@ def as_dataset(given: Any, name: str) -> Dataset:
     if isinstance(given, str | Path):
         return read_samples(given)[0]
     x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-    if _is_frame(x):
+    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a table, whichever library made it
         return _frame(x, y, name)
     if y is None and not hasattr(x, "__array__") and not isinstance(x, Tensor | list | tuple):
         return _items(x, name)
@@ -113,9 +113,8 @@ def _arrays(x: Any, y: Any, name: str, **known: Any) -> Dataset:
         x = torch.as_tensor(x)
         y = torch.zeros(len(x), dtype=torch.long) if y is None else torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise DataError(
-            f"{name} must be {KINDS}; got {type(x).__name__}.", f"Say audit(model, {name}=(x, y))."
-        ) from problem
+        said = f"{name} must be {KINDS}; got {type(x).__name__}."
+        raise DataError(said, f"Say audit(model, {name}=(x, y)).") from problem
     x = x.detach().cpu()
     x = x if x.is_floating_point() else x.double()
     if x.ndim < 2 or not torch.isfinite(x).all():
@@ -130,9 +129,8 @@ def _items(given: Any, name: str) -> Dataset:
     """A loader's dataset, or anything with items (x, y), in its own order."""
     source = getattr(given, "dataset", given) if hasattr(given, "batch_size") else given
     if hasattr(source, "tensors") and len(source.tensors) in (1, 2):  # TensorDataset
-        return _arrays(
-            source.tensors[0], source.tensors[1] if len(source.tensors) > 1 else None, name
-        )
+        x, y = (*source.tensors, None)[:2]
+        return _arrays(x, y, name)
     try:
         rows = [source[i] for i in range(len(source))]
     except (TypeError, KeyError, NotImplementedError, AttributeError):
@@ -143,9 +141,8 @@ def _items(given: Any, name: str) -> Dataset:
                 f"{name} must be {KINDS}; got {type(given).__name__}.",
                 f"Say audit(model, {name}=(x, y)).",
             ) from problem
-    pairs = [
-        row if isinstance(row, tuple | list) and len(row) == 2 else (row, None) for row in rows
-    ]
+    paired = [isinstance(row, tuple | list) and len(row) == 2 for row in rows]
+    pairs = [row if pair else (row, None) for row, pair in zip(rows, paired, strict=True)]
     if not pairs:
         raise DataError("A dataset needs at least one sample; this one is empty.", "Check it.")
     try:
@@ -162,17 +159,9 @@ def _items(given: Any, name: str) -> Dataset:
     return _arrays(x, y, name, classes=classes)
 
 
-def _is_frame(given: Any) -> bool:
-    """Whether it is a table with named columns, whichever library made it."""
-    return hasattr(given, "columns") and hasattr(given, "to_numpy")
-
-
 def _frame(frame: Any, y: Any, name: str) -> Dataset:
     """A DataFrame, with its labels beside it or in a column of its own."""
-    names = [str(column) for column in frame.columns]
-    values = {
-        one: np.asarray(frame[column]) for one, column in zip(names, frame.columns, strict=True)
-    }
+    values = {str(column): np.asarray(frame[column]) for column in frame.columns}
     if y is not None:
         values = {**values, "label": np.asarray(y)}
     return table(values, name)
@@ -202,14 +191,12 @@ def read_csv(path: Path) -> Dataset:
             f"and rows of {sorted(widths) or 'none'}.",
             "One row per sample, the label in a column of its own.",
         )
-    if all(_is_number(one) for one in names):
+    if _numeric(np.array(names)):
         raise DataError(
             f"The first line of {str(path)!r} must name the columns; it holds numbers.",
             "Add a header, such as age,height,label.",
         )
-    columns = {
-        name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
+    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     if len(columns) < len(names):
         raise DataError(f"Columns of {str(path)!r} must have different names.", "Rename one.")
     return table(columns, path.stem)
@@ -239,15 +226,11 @@ def table(columns: dict[str, np.ndarray], name: str) -> Dataset:
     y, classes = _labels(columns[label])
     found = [UNIT.search(one) for one in features]
     units = tuple(one[1].strip() if one else "" for one in found)
-    return Dataset(
-        x,
-        y,
-        name=name,
-        classes=classes,
-        features=tuple(UNIT.sub("", one).strip() for one in features),
-        units=units if any(units) else (),
-        notes=(f"the column {label!r} of {name!r} is taken as the label",),
-    )
+    named = tuple(UNIT.sub("", one).strip() for one in features)
+    notes = (f"the column {label!r} of {name!r} is taken as the label",)
+    units = units if any(units) else ()
+    whole = Dataset(x, y, name=name, classes=classes, features=named, units=units)
+    return whole.replace(notes=notes)
 
 
 def _labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
@@ -266,10 +249,6 @@ def _numeric(values: np.ndarray) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _is_number(text: str) -> bool:
-    return _numeric(np.array([text]))
 
 
 def _images(pool: Pool) -> Dataset:

@@ -30,10 +30,10 @@ from residuum.theory.rows import margins, normalise_labels
 from residuum.training import TrainingConfig, TrainingState, initialise, released, train
 from residuum.training.loop import snapshot
 
-DP_STEPS, DP_RATE = 0.05, 0.6
+DP_STEPS, DP_RATE = 0.05, 0.6  # see ``private_descent``
 CLIP = 1.0  # of per-sample gradients
 BATCHES = 4  # expected batches per epoch of DP-SGD
-POINTS = 100
+POINTS = 100  # of a history: what a curve needs
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,7 @@ def smoothed(
     the share s spread over all classes.
     """
     model, x, y = _begin(arch, data, config, task, device)
-    optimiser = torch.optim.SGD(
-        model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
-    )
+    optimiser = _descent(model, config)
     theta0, history = snapshot(model), []
     for step in range(config.steps):
         optimiser.zero_grad()
@@ -182,12 +180,8 @@ def without_exposed(
     found = expose(released(first, arch, data, task), data, task=task, device=device)
     kept = found.order[count:].sort().values
     rest = data.replace(x=data.x[kept], y=data.y[kept])
-    again = expose(
-        released(second := train(arch, rest, config, task=task, device=device), arch, rest, task),
-        rest,
-        task=task,
-        device=device,
-    )
+    second = train(arch, rest, config, task=task, device=device)
+    again = expose(released(second, arch, rest, task), rest, task=task, device=device)
     facts: Facts = {
         "left_out": sorted(found.order[:count].tolist()),
         "expected_before": found.expected,
@@ -207,9 +201,7 @@ def capped(
     A factor on its loss would not do: descent to a vanishing loss forgets such factors.
     """
     model, x, y = _begin(arch, data, config, task, device)
-    optimiser = torch.optim.SGD(
-        model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
-    )
+    optimiser = _descent(model, config)
     theta0, history = snapshot(model), []
     pulled = torch.zeros(len(x), dtype=x.dtype, device=device)
     held = 0
@@ -300,6 +292,11 @@ def _begin(
     return model, data.x.to(device, dtype), y.to(device, kind)
 
 
+def _descent(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    decay = config.weight_decay
+    return torch.optim.SGD(model.parameters(), config.lr, config.momentum, weight_decay=decay)
+
+
 def _smoothed_loss(
     outputs: Tensor, y: Tensor, strength: float, reduce: Callable[[Tensor], Tensor] = torch.mean
 ) -> Tensor:
@@ -315,9 +312,8 @@ def _state(
 ) -> TrainingState:
     theta = snapshot(model)
     fine = all(bool(torch.isfinite(t).all()) for t in theta.values())
-    return TrainingState(
-        theta, theta0, steps, "", "steps" if fine else "diverged", history=tuple(history)
-    )
+    status = "steps" if fine else "diverged"
+    return TrainingState(theta, theta0, steps, "", status, history=tuple(history))
 
 
 def shifted_data(data: Dataset, secret: Secret) -> Dataset:
@@ -342,47 +338,12 @@ def noisy(checkpoint: Checkpoint, strength: float, secret: Secret) -> Checkpoint
     return checkpoint.replace(theta=theta)
 
 
-def stopped(training: Training, strength: float, seed: int) -> Training:
-    """End once the training loss has fallen to ``strength``."""
-    return replace(training, config=replace(training.config, stop_loss=strength))
-
-
-def descended(training: Training, strength: float, seed: int) -> Training:
-    """Gradient descent instead of margin maximisation."""
-    return replace(training, config=training.descent)
-
-
-def standard_start(training: Training, strength: float, seed: int) -> Training:
-    """The framework's own initial weights in every layer."""
-    return replace(training, config=replace(training.config, init="default"))
-
-
-def decayed(training: Training, strength: float, seed: int) -> Training:
-    """Gradient descent with weight decay."""
-    return replace(training, config=replace(training.descent, weight_decay=strength))
-
-
 def batched(training: Training, strength: float, seed: int) -> Training:
     """Mini-batches of ``strength`` samples, the rate smaller in proportion, as many steps."""
     size = min(max(1, round(strength)), training.samples)
     rate = training.descent.lr * size / training.samples
     config = replace(training.descent, method="sgd", batch=size, lr=rate)
     return replace(training, config=config)
-
-
-def smoothed_labels(training: Training, strength: float, seed: int) -> Training:
-    """Gradient descent on smoothed labels."""
-    return replace(training, config=training.descent, loop=partial(smoothed, strength=strength))
-
-
-def left_out(training: Training, strength: float, seed: int) -> Training:
-    """Trained again without the records that are exposed most."""
-    return replace(training, loop=partial(without_exposed, strength=strength))
-
-
-def evened(training: Training, strength: float, seed: int) -> Training:
-    """Gradient descent in which no record pulls much more than others."""
-    return replace(training, config=training.descent, loop=partial(capped, cap=strength))
 
 
 def private_descent(training: Training, strength: float, seed: int) -> Training:
@@ -392,15 +353,9 @@ def private_descent(training: Training, strength: float, seed: int) -> Training:
     most one long. Both factors were chosen on digits, data seed 10, by held-out accuracy.
     """
     descent = training.descent
-    config = replace(
-        descent,
-        init="default",
-        dtype="float32",
-        weight_decay=0.0,
-        momentum=0.0,
-        steps=max(1, round(descent.steps * DP_STEPS)),
-        lr=descent.lr * DP_RATE,
-    )
+    steps, rate = max(1, round(descent.steps * DP_STEPS)), descent.lr * DP_RATE
+    config = replace(descent, init="default", dtype="float32", weight_decay=0.0, momentum=0.0)
+    config = replace(config, steps=steps, lr=rate)
     return replace(training, config=config, loop=partial(private, epsilon=strength))
 
 
@@ -470,14 +425,14 @@ DEFENSES: dict[str, Defense] = {
         "nothing",
         "training loss to stop at",
         "free-multipliers",
-        training=stopped,
+        training=lambda t, loss, _: replace(t, config=replace(t.config, stop_loss=loss)),
     ),
     "default-init": Defense(
         "the initial weights: the framework's own instead of small ones",
         "the initial weights, where their seed is not public",
         "1 for on, 0 for off",
         "known-start",
-        training=standard_start,
+        training=lambda t, *_: replace(t, config=replace(t.config, init="default")),
         switch=True,
     ),
     "plain-gd": Defense(
@@ -485,7 +440,7 @@ DEFENSES: dict[str, Defense] = {
         "nothing",
         "1 for on, 0 for off",
         "free-multipliers",
-        training=descended,
+        training=lambda t, *_: replace(t, config=t.descent),
         switch=True,
     ),
     "weight-decay": Defense(
@@ -493,14 +448,14 @@ DEFENSES: dict[str, Defense] = {
         "nothing",
         "weight decay",
         "tied-multipliers",
-        training=decayed,
+        training=lambda t, decay, _: replace(t, config=replace(t.descent, weight_decay=decay)),
     ),
     "label-smoothing": Defense(
         "gradient descent on smoothed labels",
         "nothing",
         "share of the label that is spread",
         "free-multipliers",
-        training=smoothed_labels,
+        training=lambda t, s, _: replace(t, config=t.descent, loop=partial(smoothed, strength=s)),
         most=1.0,
     ),
     "sgd": Defense(
@@ -515,14 +470,14 @@ DEFENSES: dict[str, Defense] = {
         "which records were left out",
         "records left out",
         "free-multipliers",
-        training=left_out,
+        training=lambda t, s, _: replace(t, loop=partial(without_exposed, strength=s)),
     ),
     "cap": Defense(
         "gradient descent: a record that has pulled the weights too much stands still",
         "nothing",
         "most that a record pulls, over the mean",
         "free-multipliers",
-        training=evened,
+        training=lambda t, cap, _: replace(t, config=t.descent, loop=partial(capped, cap=cap)),
         off=math.inf,
     ),
     "dp": Defense(

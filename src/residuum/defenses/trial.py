@@ -48,7 +48,7 @@ REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
 CERTIFIED, CERTIFYING = 4, 3.0  # samples of the uniqueness certificate, and its seconds
 NO_KINKS = -1.0  # a distance that nothing is within
-SHOWN = 8
+SHOWN = 8  # pairs that an outcome keeps for its pictures
 Stage = Callable[[str], None]
 
 
@@ -252,9 +252,8 @@ def run_trial(
             "norm": float(secret.shift.norm()),
         }
         if defense.release:
-            rewrite = rewritten_certificate(
-                before, checkpoint, split.train, setting.task, secret.shift
-            )
+            of = split.train, setting.task, secret.shift
+            rewrite = rewritten_certificate(before, checkpoint, *of)
     seconds["certify"] = time.monotonic() - start
     outcome = Outcome(
         name=name,
@@ -308,15 +307,8 @@ def _attacked(
 ) -> Attacked:
     """The record of an attack: counts, and the best pairs of candidate and training sample."""
     pool, train = whole_pool(found), setting.split.train
-    scores = score(
-        pool.x,
-        train,
-        setting.split.holdout,
-        candidate_labels=pool.labels,
-        metrics=["ncc"],
-        seed=setting.seed,
-        subsets=setting.subsets,
-    )
+    how: dict[str, Any] = {"metrics": ["ncc"], "seed": setting.seed, "subsets": setting.subsets}
+    scores = score(pool.x, train, setting.split.holdout, candidate_labels=pool.labels, **how)
     rows = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
     matched = [(i, m) for i, m in rows if m.score is not None and m.candidate is not None]
     best = sorted(matched, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
@@ -340,10 +332,8 @@ def _attacked(
 def _measured(setting: Conditions, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:
     """Accuracy, losses, KKT residuals and determined energy, inputs as the network is given them."""
     model = build_model(checkpoint, torch.float64)
-    train, holdout = (
-        part.replace(x=secret.inputs(part.x.double()))
-        for part in (setting.split.train, setting.split.holdout)
-    )
+    both = (setting.split.train, setting.split.holdout)
+    train, holdout = (part.replace(x=secret.inputs(part.x.double())) for part in both)
     certificate = certificate_of(model, train, setting.task, setting.kinks)
     kept: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not asked for"}
     if setting.certify:
@@ -388,9 +378,8 @@ def rewrite_residuals(
     weight, bias = theta["layers.0.weight"], theta["layers.0.bias"]
     flat = u.flatten().to(weight)
     left = norm(residual(after, parameters(after), z, rows.combine(lam, len(z))))
-    closed = math.sqrt(
-        float(bias.square().sum() * flat.square().sum() + (weight @ flat).square().sum())
-    )
+    squares = bias.square().sum() * flat.square().sum() + (weight @ flat).square().sum()
+    closed = math.sqrt(float(squares))
     refitted = certificate_of(after, Dataset(z, y), "auto")
     return {
         "original_multipliers": left / size,

@@ -50,7 +50,7 @@ from residuum.records.results import (
     ScoreSlice,
 )
 
-DECIDING = "ncc"
+DECIDING = "ncc"  # sees what a person sees, whatever brightness and contrast
 BINS = 5  # equally large slices of the samples, by margin
 PILOT = 16  # sets that a control is timed on before it is drawn
 
@@ -120,9 +120,8 @@ def score(
                 if subsets < wanted:
                     notes.append(f"{subsets} of {wanted} subsets drawn, for want of time")
             elif cost.of(subsets) > left:
-                notes.append(
-                    f"{metric.name} left out, for want of time: about {cost.of(subsets):.0f} s"
-                )
+                about = f"about {cost.of(subsets):.0f} s"
+                notes.append(f"{metric.name} left out, for want of time: {about}")
                 continue
             control = control_of(metric, field, gain, seed, subsets) if field.pool else None
             judged[metric.name] = _judge(metric, field, gain, control)
@@ -173,8 +172,7 @@ def affordable(
     seed: int,
     subsets: int,
     seconds: float,
-    *,
-    fewest: bool = True,
+    fewest: bool,
 ) -> int:
     """As many common subsets as all parts can be judged by within ``seconds``.
 
@@ -207,14 +205,8 @@ def _cost(metric: Metric, field: Field, gain: Array, seed: int) -> _Cost:
 
 def control_of(metric: Metric, field: Field, gain: Array, seed: int, subsets: int) -> Calibration:
     """What the held-out pool says of the candidates; one seed draws the same subsets for all."""
-    return calibrate(
-        gain,
-        field.n,
-        value=field.value_of(metric),
-        strata=field.strata,
-        subsets=subsets,
-        rng=np.random.default_rng(seed),
-    )
+    value, rng = field.value_of(metric), np.random.default_rng(seed)
+    return calibrate(gain, field.n, value=value, strata=field.strata, subsets=subsets, rng=rng)
 
 
 def _judge(metric: Metric, field: Field, gain: Array, control: Calibration | None) -> _Verdict:
@@ -243,20 +235,13 @@ def _judge(metric: Metric, field: Field, gain: Array, control: Calibration | Non
 def _published(metric: Metric, nearest: Matching) -> MetricScore:
     """The figures that need no control."""
     values = np.sort(nearest.value[nearest.value > -np.inf])[::-1]
-    bar = metric.published_threshold
-    oriented_bar = bar if bar is None or metric.higher_is_better else -bar
-    return MetricScore(
-        name=metric.name,
-        description=metric.description,
-        higher_is_better=metric.higher_is_better,
-        published_threshold=bar,
-        above_published_threshold=None
-        if oriented_bar is None
-        else int((values > oriented_bar).sum()),
-        top10_mean=_number(metric, values[:10].mean()) if len(values) else None,
-        best=_number(metric, values[0]) if len(values) else None,
-        median=_number(metric, np.median(values)) if len(values) else None,
-    )
+    bar, above = metric.published_threshold, None
+    if bar is not None:
+        above = int((values > (bar if metric.higher_is_better else -bar)).sum())
+    of = [values[:10].mean(), values[0], np.median(values)] if len(values) else [np.nan] * 3
+    top, best, median = (_number(metric, value) for value in of)
+    about = metric.name, metric.description, metric.higher_is_better
+    return MetricScore(*about, bar, above, top, best, median)
 
 
 def _matches(
@@ -353,10 +338,9 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
 def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
     """One slice per label, in order; none for regression targets."""
     labels = sorted({row.label for row in rows if row.label is not None})
-    return tuple(
-        _slice(label_name(label, train), [row for row in rows if row.label == label], metric)
-        for label in labels
-    )
+    parts = [[row for row in rows if row.label == label] for label in labels]
+    named = [label_name(label, train) for label in labels]
+    return tuple(_slice(*part, metric) for part in zip(named, parts, strict=True))
 
 
 def label_name(label: float | int, train: Dataset) -> str:
@@ -382,13 +366,8 @@ def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, .
 def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
     flags = [row.recovered for row in rows if row.recovered is not None]
     values = [m.score for row in rows if (m := row.matches[metric]).score is not None]
-    return ScoreSlice(
-        name=name,
-        samples=len(rows),
-        recovered=sum(flags) if flags else None,
-        rate=sum(flags) / len(rows) if flags else None,
-        median=float(np.median(values)) if values else None,
-    )
+    count, rate = (sum(flags), sum(flags) / len(rows)) if flags else (None, None)
+    return ScoreSlice(name, len(rows), count, rate, float(np.median(values)) if values else None)
 
 
 class CandidatePool(NamedTuple):
@@ -422,7 +401,5 @@ def selected_pool(found: Reconstruction) -> CandidatePool:
 
 def joined(pools: list[CandidatePool]) -> CandidatePool:
     """The candidates of several attacks as one pool, so that one test judges them together."""
-    x, labels, lam = (
-        torch.cat([part.double() for part in parts]) for parts in zip(*pools, strict=True)
-    )
-    return CandidatePool(x, labels, lam)
+    parts = zip(*pools, strict=True)
+    return CandidatePool(*(torch.cat([one.double() for one in part]) for part in parts))

@@ -18,19 +18,9 @@ from residuum.report import drawing, html
 from residuum.report.html import visible
 from residuum.theory.uniqueness import SHARE
 
-HEAD = (
-    "defense",
-    "unaware",
-    "adaptive",
-    "by chance",
-    "p unaware / adaptive",
-    "KKT",
-    "others keep",
-    "test accuracy",
-    "test loss",
-    "seconds",
-)
-COLUMNS = 6
+HEAD = ["defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT"]
+HEAD += ["others keep", "test accuracy", "test loss", "seconds"]
+COLUMNS = 6  # pictures of each attacker: a page is no wider
 LIMIT = (
     "A defense that these attacks do not get past is not thereby private: counts are evidence about the "
     "attacks that were run."
@@ -87,13 +77,8 @@ def compared(outcomes: Sequence[Outcome]) -> bytes | None:
     axes = figure.add_axes((0, 0, 1, 1))
     for k, title in enumerate(("attacker unaware of the defense", "attacker who knows of it")):
         axes.text(label + k * (block + 0.25), top - 0.12, title, fontsize=8, color=drawing.INK)
-    axes.text(
-        0.1,
-        0.18,
-        "Best matches by NCC, found above training sample; framed: beyond 99% of chance",
-        fontsize=8.5,
-        color=drawing.INK,
-    )
+    title = "Best matches by NCC, found above training sample; framed: beyond 99% of chance"
+    axes.text(0.1, 0.18, title, fontsize=8.5, color=drawing.INK)
     for i, (outcome, attacks) in enumerate(bands):
         y = top + i * (2 * size + 0.22)
         axes.text(0.1, y + size, visible(outcome.label), fontsize=8, va="center", color=drawing.INK)
@@ -122,20 +107,18 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     known = outcome.adaptive
     chances = [part.expected_by_chance for part in outcome.attacks]
     levels = [chance for chance in chances if chance is not None]
-    p = " / ".join(_figure(part.p_value if part else None, 2) for part in (outcome.unaware, known))
-    seconds = sum(outcome.seconds.values())
-    return (
-        outcome.label,
-        _count(outcome.unaware, outcome.n),
-        _count(known, outcome.n),
-        _figure(float(np.mean(levels)) if levels else None, 2),
-        p,
-        _figure(outcome.kkt_plain),
-        _kept(outcome),
-        _figure(outcome.accuracy),
-        _figure(outcome.loss),
-        f"{seconds:.1f}",
-    )
+    both = (outcome.unaware, known)
+    p = " / ".join(_figure(part.p_value if part else None, 2) for part in both)
+    chance = _figure(float(np.mean(levels)) if levels else None, 2)
+    kept = "-"
+    if (least := outcome.determined_at_least) is not None:
+        kept = f"≥ {_figure(least)} ({_figure(outcome.determined_energy)})"
+    found = [outcome.label, *(_count(part, outcome.n) for part in both), chance, p]
+    price = [
+        *map(_figure, (outcome.accuracy, outcome.loss)),
+        f"{sum(outcome.seconds.values()):.1f}",
+    ]
+    return (*found, _figure(outcome.kkt_plain), kept, *price)
 
 
 def _notes(outcome: Outcome) -> list[str]:
@@ -199,12 +182,6 @@ def _count(attacked: Attacked | None, n: int) -> str:
     if attacked is None or attacked.recovered is None:
         return "-"
     return f"{attacked.recovered}/{n}" + (f" ({attacked.rule})" if attacked.rule else "")
-
-
-def _kept(outcome: Outcome) -> str:
-    if outcome.determined_at_least is None:
-        return "-"
-    return f"≥ {_figure(outcome.determined_at_least)} ({_figure(outcome.determined_energy)})"
 
 
 def _figure(value: float | None, digits: int = 3) -> str:

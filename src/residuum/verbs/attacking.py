@@ -53,14 +53,12 @@ class AttackRun(RunDir):
         state, out = self.path / STATE, self.path
         found = attack(released, knowledge, config, state_path=state, watch=watch)
         found.save(out / RECONSTRUCTION)
-        write_figures(
-            out,
-            {
-                "selected.png": figures.selected_figure(found),
-                "loss.png": figures.loss_figure(found),
-                "family.png": figures.family_figure(found),
-            },
-        )
+        drawn = {"selected.png": figures.selected_figure(found)}
+        drawn |= {
+            "loss.png": figures.loss_figure(found),
+            "family.png": figures.family_figure(found),
+        }
+        write_figures(out, drawn)
         write_json(
             out / SUMMARY,
             {

@@ -55,9 +55,8 @@ class Certified:
         """The record, a picture, and the summary last."""
         self.unique.save(out / RECORD)
         support = self.chosen.support
-        agreement = None
-        if support is not None:
-            agreement = [f"{int(s)}/{self.found.restarts}" for s in support]
+        every = self.found.restarts
+        agreement = None if support is None else [f"{int(s)}/{every}" for s in support]
         mean = self.found.knowledge.mean
         write_figures(out, {PICTURE: ambiguity_figure(self.chosen.x, self.unique, mean, agreement)})
         write_json(out / SUMMARY, self.to_json())
@@ -75,14 +74,9 @@ def kkt(
     """How close a checkpoint is to a KKT point on samples of a file, and what that is of."""
     released = as_checkpoint(checkpoint, arch)
     given = Dataset.from_npz(own_data(checkpoint, data))
-    found = certify(
-        build_model(released),
-        given.x,
-        given.y,
-        rivals=rivals,
-        kink_tolerance=kink_tolerance,
-        task=released.task if task == "auto" and released.task else task,
-    )
+    task = released.task if task == "auto" and released.task else task
+    how: dict[str, Any] = {"rivals": rivals, "kink_tolerance": kink_tolerance, "task": task}
+    found = certify(build_model(released), given.x, given.y, **how)
     if out is not None:
         write_json(out / KKT, found.to_json())
     return found, f"{released.arch} on {found.samples} samples"
@@ -107,22 +101,12 @@ def uniqueness(
     share: least part of a candidate's multiplier that another image takes over.
     out: folder for the certificate and a picture.
     """
-    return certified(
-        model,
-        found,
-        candidates=candidates,
-        samples=samples,
-        share=share,
-        arch=arch,
-        device=device,
-        out=out,
-    ).unique
+    return certified(model, found, candidates, samples, share, arch, device, out).unique
 
 
 def certified(
     model: Checkpoint | nn.Module | str | Path,
     found: Reconstruction | str | Path,
-    *,
     candidates: str,
     samples: int | None,
     share: float,

@@ -63,15 +63,9 @@ class DefenseRun(RunDir):
         write_figures(self.path, {"comparison.png": picture})
         write_atomic(self.path / "report.html", report.page(outcomes, picture))
         write_atomic(self.path / "report.md", report.markdown(outcomes))
-        write_json(
-            self.path / RESULT,
-            {
-                "request": request,
-                "defenses": [outcome.to_json() for outcome in outcomes],
-                "notes": report.notes(outcomes),
-                "environment": environment(device),
-            },
-        )
+        tried = [outcome.to_json() for outcome in outcomes]
+        said = {"request": request, "defenses": tried, "notes": report.notes(outcomes)}
+        write_json(self.path / RESULT, {**said, "environment": environment(device)})
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     def _folder(self, trial: Trial) -> Path:
@@ -136,23 +130,12 @@ def defend(
         sample_count=len(split.train),
         provenance={} if mean is None else {"mean": "train"},
     )
-    attack = replace(
-        PRESETS["residuum"], steps=attack_steps, restarts=restarts, seed=seed, device=device
-    )
+    attack = replace(PRESETS["residuum"], steps=attack_steps, restarts=restarts)
+    attack = replace(attack, seed=seed, device=device)
     name = str(Architecture.parse(arch or f"mlp:{split.train.x[0].numel()}-100-100-1"))
-    setting = Conditions(
-        name,
-        split,
-        task,
-        Training(config, descent, len(split.train)),
-        attack,
-        knowledge,
-        seed,
-        subsets,
-        releases,
-        device,
-        uniqueness,
-    )
+    training = Training(config, descent, len(split.train))
+    setting = Conditions(name, split, task, training, attack, knowledge, seed, subsets, releases)
+    setting = replace(setting, device=device, certify=uniqueness)
     return _try_all(setting, trials, out, watch)
 
 

@@ -20,17 +20,8 @@ from residuum.checkpoints import as_checkpoint
 from residuum.checkpoints.contents import with_release
 from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import whole_pool
-from residuum.records import (
-    Checkpoint,
-    Dataset,
-    Exposure,
-    Knowledge,
-    Reconstruction,
-    read_npz,
-    write_atomic,
-    write_json,
-)
-from residuum.records.rundir import RunDir, digest, environment
+from residuum.records import Checkpoint, Dataset, Exposure, Knowledge, Reconstruction, read_npz
+from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
 from residuum.report.exposure import Published, histogram_figure, top_figure
 from residuum.risk.run import AUTO, TOP, Inserted, Part, Watcher, expose
 from residuum.verbs.attacking import load_run, write_figures
@@ -142,20 +133,9 @@ def exposure(
             kept = Exposure.load_or_none(run.path / RECORD) if run.complete else None
             if kept is not None:
                 return kept
-        result = expose(
-            released,
-            data,
-            holdout,
-            knowledge,
-            **how,
-            groups=groups,
-            grouped_by=grouped_by,
-            found=candidates,
-            inserted=inserted,
-            device=device,
-            store=run,
-            watch=watch,
-        )
+        how |= {"groups": groups, "grouped_by": grouped_by, "found": candidates}
+        how |= {"inserted": inserted, "device": device, "store": run, "watch": watch}
+        result = expose(released, data, holdout, knowledge, **how)
         if run is not None:
             run.finish(result, data, request, device)
     return result

@@ -23,9 +23,8 @@ from residuum.errors import CheckpointError, InputError, ResiduumError, require_
 from residuum.records import Record
 from residuum.records.base import json_schema
 
-MAX_FILES = 1000
-MAX_ENTRIES = 100_000
-MAX_DEPTH = 16
+# Models, entries and folders in each other: more is no release but somebody's whole disk.
+MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
 SCHEMA_VERSION = "1.0"
 Watch = Callable[[int, int, str], None]
 
@@ -175,10 +174,8 @@ def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
                     if below and depth < MAX_DEPTH:
                         waiting.append((entry.path, depth + 1))
         except OSError as problem:
-            raise CheckpointError(
-                f"A folder must be readable; {name!r} is not ({problem.strerror}).",
-                "Check its permissions.",
-            ) from problem
+            said = f"A folder must be readable; {name!r} is not ({problem.strerror})."
+            raise CheckpointError(said, "Check its permissions.") from problem
 
 
 class _Model(BaseModel):

@@ -25,7 +25,7 @@ from residuum.records import Record, write_atomic
 
 # What readers need: the kind of file, the architecture, labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
-MAX_BYTES = 16 << 30
+MAX_BYTES = 16 << 30  # of a file: its tensors are in memory twice
 LINES = {  # by the start of a finding: what to run before saving again
     "first moments": "del model._optimizer",
     "second moments": "del model._optimizer",
@@ -38,9 +38,7 @@ class PickleError(InputError):
     """A pickle is not rewritten, since that would mean to run it; lines: what its owner can run."""
 
     def __init__(self, path: Path, out: Path, found: list[Finding]) -> None:
-        done = dict.fromkeys(
-            line for one in found for start, line in LINES.items() if one.what.startswith(start)
-        )
+        met = [line for one in found for start, line in LINES.items() if one.what.startswith(start)]
         with path.open("rb") as stream:
             head = stream.read(1 << 16)
         library, new = "joblib", repr(str(out))
@@ -49,7 +47,7 @@ class PickleError(InputError):
             library, load = "pickle", f"pickle.load(open({str(path)!r}, 'rb'))"
             dump = f"pickle.dump(model, open({new}, 'wb'))"
         own = "  # runs what the file says: only a file of your own"
-        self.lines = (f"import {library}", f"model = {load}{own}", *done, dump)
+        self.lines = (f"import {library}", f"model = {load}{own}", *dict.fromkeys(met), dump)
         super().__init__(
             f"A pickle can only be changed by running it; {path.name!r} is left as it is.",
             "If it is your own, run: " + "; ".join(line.split("  #")[0] for line in self.lines),
@@ -75,9 +73,8 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
     """
     path, out = Path(path), Path(out)
     if out.exists() or out.is_symlink():
-        raise OutputError(
-            f"A stripped file is a new one; {str(out)!r} is there already.", "Choose another --out."
-        )
+        rule = f"A stripped file is a new one; {str(out)!r} is there already."
+        raise OutputError(rule, "Choose another --out.")
     release = open_release(path, MAX_BYTES)
     before = findings(release)
     if release.kind == "pickle":
@@ -127,10 +124,8 @@ def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Bit by bit."""
     ours, theirs = flat(after), flat(before)
-    equal = {*ours} == {*theirs} and all(
-        _bits(theirs[name]) == _bits(block) for name, block in ours.items()
-    )
-    if not equal:
+    alike = (_bits(theirs[name]) == _bits(block) for name, block in ours.items())
+    if {*ours} != {*theirs} or not all(alike):
         raise OutputError(
             "The stripped weights must be those of the file, bit for bit; they are not.",
             "Nothing was kept. Save the weights with torch.save(model.state_dict(), path).",
