@@ -15,8 +15,8 @@ import residuum as rs
 from residuum.auditing import twin
 from residuum.auditing.budget import CHECK_SHARE, Allowance, Batch
 from residuum.auditing.controls import Claim, ControlRow, run_controls
+from residuum.auditing.result import next_step
 from residuum.auditing.run import attack_config
-from residuum.auditing.screen import next_step
 from residuum.auditing.stages import AttackStage
 from residuum.auditing.twin import TwinNetwork, _no_harder
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND, Twin

@@ -44,8 +44,8 @@ from residuum.records.rundir import environment
 
 ROUNDING = 16 * torch.finfo(torch.float32).eps  # of a record's largest value
 MOST_ALIKE = 64  # records on either side that are compared with one sample
-CHUNK = 4096
-MOST_SHOWN = 300
+CHUNK = 4096  # records that are taken to float64 at a time
+MOST_SHOWN = 300  # records that the report is given: a page shows fewer
 NAME = "stored outright"
 NO_NETWORK = "the file holds no network"
 
@@ -253,15 +253,8 @@ def audit_records(
         knowledge=knowledge,
         attacks=(row,),
         reconstructions=(_shown(records[0], shape, knowledge),) if records else (),
-        scores=None,
-        selected=None,
-        certificate=None,
         certificate_of=NO_NETWORK,
-        uniqueness=None,
         uniqueness_reason=NO_NETWORK,
-        evidence=None,
-        batches=(),
-        seconds={},
         settings=settings,
         environment=environment(settings["device"]),
         hashes=hashes,
@@ -282,20 +275,6 @@ def _shown(records: Tensor, shape: tuple[int, ...], knowledge: Knowledge) -> Rec
     """The first records as what came back."""
     x = records[:MOST_SHOWN].double().reshape(-1, *shape)
     ones, first = torch.ones(len(x), dtype=x.dtype), torch.arange(len(x))
-    return Reconstruction.at_once(
-        NAME,
-        x,
-        torch.zeros_like(ones),
-        ones,
-        knowledge,
-        selection=Selection(
-            x,
-            torch.zeros_like(ones),
-            ones,
-            first.new_ones(len(x)),
-            first.new_ones(len(x)),
-            ones,
-            torch.zeros(len(x), 5),
-            first,
-        ),
-    )
+    each, no_label = first.new_ones(len(x)), torch.zeros_like(ones)
+    chosen = Selection(x, no_label, ones, each, each, ones, torch.zeros(len(x), 5), first)
+    return Reconstruction.at_once(NAME, x, no_label, ones, knowledge, selection=chosen)

@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction
 
 HERE = Path(__file__).parent
-MAX_LENGTH = 600
+MAX_LENGTH = 600  # characters of a name or sentence from outside
 # Cc: controls; Cf: direction marks, zero-width; Cs: halves of a pair, no UTF-8; Co, Cn: without a meaning.
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # in Markdown
 MAX_COLUMNS = 12  # of a row that a card shows, those in which it stands out most; all are counted
 TOLERANCE = 0.1  # of a column's spread: closer values count as come back
 BEST = 3  # matches on the first screen
-MAX_CARDS = 120
+MAX_CARDS = 120  # that a phone opens without delay
 MAX_CANDIDATES = 60  # cards without data
 MAX_BYTES = 2_000_000  # of pictures in one file: it is mailed, and opened on phones
-BEYOND = 1e300
+BEYOND = 1e300  # stands for infinity, which JSON has not
 STATUS = {  # of a KKT certificate, in words
     "kkt": f"Clarke residual at most {EXACT:g}: a KKT point up to rounding",
     "near_kkt": f"Clarke residual at most {NEAR:g}: near a KKT point",
@@ -169,9 +169,8 @@ def render_sweep(
     said: what the template names, all of it text.
     """
     axes, lines = drawing.parallel(coordinates)
-    nothing = dict.fromkeys(
-        ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes"), ()
-    )
+    said_of = ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes")
+    nothing = dict.fromkeys(said_of, ())
     return page(
         "sweep.html",
         styles=("report.css", "sweep.css"),
@@ -194,13 +193,8 @@ def render_difference(
         (title, name, [] if redact else cards_of(items_of(one)[:BEST], one.shape))
         for (title, name), one in zip(names, results, strict=True)
     ]
-    return page(
-        "diff.html",
-        subject=f"{found.before}, {found.after}",
-        found=found,
-        sides=sides,
-        redact=redact,
-    )
+    subject = f"{found.before}, {found.after}"
+    return page("diff.html", subject=subject, found=found, sides=sides, redact=redact)
 
 
 def inline(result: AuditResult) -> str:
@@ -208,12 +202,10 @@ def inline(result: AuditResult) -> str:
 
     Notebooks are shared and committed, so what they keep must not hold training data.
     """
+    verdict, count = result.verdict, len(items_of(result))
+    figures = verdict_figures(verdict)
     return page(
-        "inline.html",
-        subject=result.subject,
-        verdict=result.verdict,
-        figures=verdict_figures(result.verdict),
-        count=len(items_of(result)),
+        "inline.html", subject=result.subject, verdict=verdict, figures=figures, count=count
     )
 
 
@@ -311,10 +303,8 @@ class Linked:
             word = known[match[1].lower()]
             if word not in self.seen:
                 self.seen.add(word)
-                parts += [escape(text[end : match.start()])]
-                parts += [
-                    Markup('<a class="term" href="#{}">{}</a>').format(anchor(word), match[0])
-                ]
+                link = Markup('<a class="term" href="#{}">{}</a>')
+                parts += [escape(text[end : match.start()]), link.format(anchor(word), match[0])]
                 end = match.end()
         return Markup("<bdi>{}</bdi>").format(Markup("").join([*parts, escape(text[end:])]))
 
@@ -361,14 +351,12 @@ def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     if verdict.recovered is None or verdict.n is None:
         return ()
     interval = verdict.interval
+    excess = f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"
     return (
         ("recovered", f"{verdict.recovered} of {verdict.n}"),
         ("threshold", verdict.rule or "–"),
         ("expected by chance", shown(verdict.expected_by_chance)),
-        (
-            "95% interval of the excess",
-            f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–",
-        ),
+        ("95% interval of the excess", excess),
         ("p value", p_text(verdict.p_value)),
     )
 

@@ -258,29 +258,13 @@ class Case:
             noise, kept = name == WEIGHTS and knowledge.theta0 is None, rows.kept
             span = Span.of(rows.rows.to(device), tuple(data.shape), noise)
         target = {n: t.to(device, torch.float64) for n, t in chosen.target.items()}
-        if (
-            name == MOMENT
-        ):  # the mean of gradients of the loss, which descend where covectors ascend
+        if name == MOMENT:  # gradients of the loss descend where covectors ascend
             target = {n: -t for n, t in target.items()}
         if name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
             start = {n: t.to(device, torch.float64) for n, t in knowledge.theta0.items()}
             target = {n: t + (1 - kept) * start[n] for n, t in target.items()}
-        return cls(
-            model,
-            chosen,
-            knowledge,
-            data,
-            x,
-            y,
-            others,
-            others_y,
-            task,
-            heard,
-            layers,
-            target,
-            span,
-            no_span,
-        )
+        samples = (data, x, y, others, others_y)
+        return cls(model, chosen, knowledge, *samples, task, heard, layers, target, span, no_span)
 
     def outputs(self, x: Tensor) -> Tensor:
         """(n, C) block by block."""
@@ -352,13 +336,11 @@ class Case:
             tensors |= {"informed_ncc": informed.cpu(), "columns": columns.cpu()}
             tensors |= {"misfit": misfit[self.heard].cpu()}
         else:
-            notes.append(
-                "no informed estimate: no dense layer that meets whole samples is explained"
-            )
+            why = "no dense layer that meets whole samples is explained"
+            notes.append(f"no informed estimate: {why}")
         if found.method == "descent":
-            notes.append(
-                f"{len(rows)} rows: multipliers by descent, optimal but for {found.gap:.1g}"
-            )
+            how = f"multipliers by descent, optimal but for {found.gap:.1g}"
+            notes.append(f"{len(rows)} rows: {how}")
         facts = {"misfit": norm(misfit) / max(scale, 1e-300), "gap": found.gap}
         return Part(tensors, facts, tuple(notes))
 
@@ -366,11 +348,8 @@ class Case:
         """What the layer on the input holds of every record, and the dual-vector statistic."""
         if self.span is None:
             return Part({}, notes=(f"no row space and no dual vector: {self.no_span}",))
-        found = {
-            "heard": self.span.heard(self.x),
-            "reach": self.span.reach(self.x),
-            "reach_ncc": self.span.reach_ncc(self.x),
-        }
+        found = {"heard": self.span.heard(self.x), "reach": self.span.reach(self.x)}
+        found["reach_ncc"] = self.span.reach_ncc(self.x)
         notes: tuple[str, ...] = ()
         if dense_chain(self.model) is None:
             notes = ("no dual vector: the network is not a chain of dense layers",)
@@ -391,7 +370,8 @@ class Case:
     def kinks_part(self) -> Part:
         """Switches through every record, with p-values by rank among held-out records."""
         chain = dense_chain(self.model)
-        if chain is None or not has_kinks(chain):
+        relu = chain is not None and isinstance(chain.activation, ReLU | nn.ReLU)
+        if chain is None or not relu or chain.hidden == 0:
             return Part({}, notes=("no kinks: the network is not a chain of ReLU layers",))
         counts = kinks(chain, self.x)
         found = {"kinks": counts}
@@ -529,10 +509,8 @@ def _assembled(
     informed = torch.zeros(0, *shape, dtype=torch.float64)
     if "columns" in weighed.tensors:
         columns, misfit = weighed.tensors["columns"], weighed.tensors["misfit"]
-        informed = informed_estimate(
-            case.x[chosen.to(case.x.device)].cpu(), columns[chosen], misfit
-        )
-        informed = informed.reshape(-1, *shape)
+        mine = case.x[chosen.to(case.x.device)].cpu()
+        informed = informed_estimate(mine, columns[chosen], misfit).reshape(-1, *shape)
     found_ncc, nearest = nothing, torch.zeros(0, *shape, dtype=torch.float64)
     if found is not None:
         found_ncc, nearest = best_candidates(found.double(), data.x.double(), chosen)
@@ -544,9 +522,8 @@ def _assembled(
         notes.append("clean directions fill the input space: heard and reach tell nothing apart")
     if case.others is not None and (least := 1 / (len(case.others) + 1)) > LEVEL / n:
         fewest = math.ceil(least * n / LEVEL)
-        notes.append(
-            f"{len(case.others)} held-out records: kinks can call {fewest} records together, no fewer"
-        )
+        said = f"kinks can call {fewest} records together, no fewer"
+        notes.append(f"{len(case.others)} held-out records: {said}")
     return Exposure(
         arch=case.surface.checkpoint.arch,
         surface=case.surface.name,
@@ -661,11 +638,6 @@ class Span:
         return torch.cat(found)
 
 
-def has_kinks(chain: MLP | None) -> bool:
-    """Whether the network is a chain of ReLU layers."""
-    return chain is not None and chain.hidden > 0 and isinstance(chain.activation, ReLU | nn.ReLU)
-
-
 @torch.no_grad()
 def kinks(chain: MLP, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
     """(n, layers) switches of the first hidden layers that pass through each record.
@@ -778,11 +750,8 @@ def grouped(
     for name, mine in members.items():
         own = probability[mine]
         called = None if q is None else int((q[mine] <= LEVEL).sum())
-        found.append(
-            GroupExposure(
-                name, len(mine), float(own.sum()), float(own.mean()), mean_interval(own), called
-            )
-        )
+        figures = float(own.sum()), float(own.mean()), mean_interval(own)
+        found.append(GroupExposure(name, len(mine), *figures, called))
     return tuple(sorted(found, key=lambda one: -one.probability))
 
 
