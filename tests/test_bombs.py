@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from residuum.checkpoints import save_checkpoint
-from residuum.checkpoints.safe import LEGACY_MAGIC, LEGACY_PROTOCOL
+from residuum.checkpoints.reading import LEGACY_MAGIC, LEGACY_PROTOCOL
 from residuum.networks import Architecture
 from residuum.records import Checkpoint
 from tests.confined import confined

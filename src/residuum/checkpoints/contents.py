@@ -36,7 +36,7 @@ from torch import Tensor
 from residuum.checkpoints.adapters import adapter_pairs
 from residuum.checkpoints.estimators import NETWORKS, moment_and_start, proved_start
 from residuum.checkpoints.inert import Block, Thing, key_of
-from residuum.checkpoints.reading import locate
+from residuum.checkpoints.reading import MAX_DEPTH, WRAPPERS, locate
 from residuum.checkpoints.releases import (
     AVERAGES,
     LONGEST,
@@ -47,7 +47,6 @@ from residuum.checkpoints.releases import (
     open_release,
     walk,
 )
-from residuum.checkpoints.safe import MAX_DEPTH, WRAPPERS
 from residuum.checkpoints.surfaces import without_decay
 from residuum.errors import CheckpointError, ResiduumError
 from residuum.records import Checkpoint, Knowledge, Record

@@ -28,10 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.checkpoints import safe
 from residuum.checkpoints.inert import Block, Thing
 from residuum.checkpoints.inspection import noise_edge
-from residuum.checkpoints.reading import MAX_TEXT, build_model
+from residuum.checkpoints.reading import MAX_DEPTH, MAX_TEXT, build_model, clean_state
 from residuum.checkpoints.releases import Release, open_release, walk
 from residuum.checkpoints.surfaces import moment_of
 from residuum.errors import CheckpointError, InputError, ResiduumError, UnsafeFileError
@@ -63,7 +62,7 @@ def network_of(model: Any) -> Checkpoint:
     activation = model.activation.replace("identity", "linear")
     said = f"mlp:{'-'.join(map(str, widths))},bias=all,activation={activation}"
     classes = tuple(str(c)[:MAX_TEXT] for c in getattr(model, "classes_", ()))
-    theta, _, notes = safe.clean_state(theta)
+    theta, _, notes = clean_state(theta)
     task = "binary" if widths[-1] == 1 else "multiclass"
     task, arch = task if classes else "regression", str(Architecture.parse(said))
     return Checkpoint(theta, arch, (), classes, task, tuple(notes))
@@ -158,9 +157,9 @@ def _alike(value: Any, depth: int = 0) -> Any:
     """Numbers of arrays, lists of them, and what belongs to an object as attributes."""
     if isinstance(value, Block):
         return value.tensor().numpy() if value.read is not None else list(value.objects or ())
-    if isinstance(value, list | tuple) and depth < safe.MAX_DEPTH:
+    if isinstance(value, list | tuple) and depth < MAX_DEPTH:
         return [_alike(part, depth + 1) for part in value]
-    if isinstance(value, Thing) and depth < safe.MAX_DEPTH:
+    if isinstance(value, Thing) and depth < MAX_DEPTH:
         wanted = value.attributes.items()
         return SimpleNamespace(**{name: _alike(part, depth + 1) for name, part in wanted})
     return value

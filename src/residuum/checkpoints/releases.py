@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from residuum.checkpoints import safe
+from residuum.checkpoints import reading
 from residuum.checkpoints.inert import Block, Reader, Thing
 from residuum.checkpoints.pickles import Storage
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
@@ -121,12 +121,12 @@ def _opened(path: Path, stream: BinaryIO, size: int) -> Release:
         return Release(path, "onnx", *_onnx(path))
     if head[8:9] == b"{":
         return Release(path, "safetensors", *_safetensors(path, stream, size), _config(path))
-    if head.startswith(safe.ZIP_MAGIC):
+    if head.startswith(reading.ZIP_MAGIC):
         return _zip(path, stream, size)
     for magic, (what, remedy) in OTHERS.items():
         if head.startswith(magic):
             raise CheckpointError(f"{path.name!r} is {what}, which is not read.", remedy)
-    if head.startswith(safe.PICKLE_MAGIC):
+    if head.startswith(reading.PICKLE_MAGIC):
         return _pickle(path, Source(stream, size), stream, size)
     for magic, unpacker in UNPACKERS.items():
         if head.startswith(magic):
@@ -223,7 +223,7 @@ def _pickle(path: Path, source: Source, stream: BinaryIO | None = None, size: in
         )
     reader = Reader(size, of)
     first = reader.run(source)  # type: ignore[arg-type]
-    if first != safe.LEGACY_MAGIC or stream is None:
+    if first != reading.LEGACY_MAGIC or stream is None:
         return Release(path, "pickle", first)
     reader.run(source)  # type: ignore[arg-type]  # protocol
     reader.run(source)  # type: ignore[arg-type]  # what the writing machine was like
@@ -231,13 +231,13 @@ def _pickle(path: Path, source: Source, stream: BinaryIO | None = None, size: in
     keys = reader.run(source)  # type: ignore[arg-type]
     for key in keys if isinstance(keys, list) else ():
         if not isinstance(key, str) or (storage := reader.storages.get(key)) is None:
-            raise CheckpointError("The file must list the storages it refers to.", safe.AGAIN)
+            raise CheckpointError("The file must list the storages it refers to.", reading.AGAIN)
         starts[key] = stream.seek(8, io.SEEK_CUR)
         if starts[key] + storage.nbytes > size:
-            raise CheckpointError("A storage must be in the file in full.", safe.AGAIN)
+            raise CheckpointError("A storage must be in the file in full.", reading.AGAIN)
         stream.seek(storage.nbytes, io.SEEK_CUR)
     if {*starts} != {*reader.storages}:
-        raise CheckpointError("The file must list the storages it refers to.", safe.AGAIN)
+        raise CheckpointError("The file must list the storages it refers to.", reading.AGAIN)
     return Release(path, "torch", content)
 
 
@@ -256,7 +256,7 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
                 name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")
             ]
             if len({name.casefold() for name in names}) != len(names):
-                raise UnsafeFileError("An archive has distinct names.", safe.AGAIN)
+                raise UnsafeFileError("An archive has distinct names.", reading.AGAIN)
             if len(pickles) != 1:
                 held = ", ".join(sorted(names)[:4])
                 raise CheckpointError(
@@ -271,7 +271,7 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
                 order = _stored(archive, by_name, f"{folder}byteorder", 100)
                 if order != b"little":
                     raise CheckpointError(
-                        "Numbers must be little endian; these are not.", safe.AGAIN
+                        "Numbers must be little endian; these are not.", reading.AGAIN
                     )
 
             def of(storage: Storage) -> bytes:
@@ -290,12 +290,13 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
                 if record is None or record.file_size < storage.nbytes or record.file_size > size:
                     raise UnsafeFileError(
                         f"A storage must be in the file in full; {storage.key[:80]!r} is not.",
-                        safe.AGAIN,
+                        reading.AGAIN,
                     )
             return Release(path, "torchscript" if script else "torch", tree)
     except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
         raise CheckpointError(
-            f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", safe.AGAIN
+            f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).",
+            reading.AGAIN,
         ) from problem
 
 
@@ -316,10 +317,10 @@ def _stored(
 def _safetensors(
     path: Path, stream: BinaryIO, size: int
 ) -> tuple[dict[str, Block], dict[str, str]]:
-    header, metadata, start = safe.checked_header(stream, size, size)
+    header, metadata, start = reading.checked_header(stream, size, size)
 
     def block(entry: dict[str, Any]) -> Block:
-        kind, shape = safe.KINDS[entry["dtype"]], tuple(entry["shape"])
+        kind, shape = reading.NUMBERS[entry["dtype"]], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
@@ -364,7 +365,7 @@ def _onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
     except Exception as problem:  # protobuf's own errors have no common base
         raise CheckpointError(
             f"{path.name!r} must be an ONNX graph; it cannot be read ({type(problem).__name__}).",
-            safe.AGAIN,
+            reading.AGAIN,
         ) from problem
 
     def block(tensor: Any) -> Block:
