@@ -19,7 +19,7 @@ from residuum.attacks.contract import AttackProgress
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge
-from residuum.records.data import with_mean
+from residuum.records.inputs import with_mean
 from residuum.report import drawing
 from residuum.report.drawing import CYCLE
 from residuum.report.figures import family_figure

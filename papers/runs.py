@@ -35,7 +35,7 @@ from residuum.records import (
     make_directory,
 )
 from residuum.records.base import plain
-from residuum.records.data import read_npz, with_mean, write_npz
+from residuum.records.inputs import read_npz, with_mean, write_npz
 from residuum.records.rundir import digest, write_atomic, write_json
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy

@@ -20,7 +20,7 @@ from residuum.attacks import GROWTH_PRESETS, AttackConfig
 from residuum.attacks.polynomial import identify, recover
 from residuum.cli.output import attack_progress
 from residuum.records import Dataset, Knowledge, Reconstruction, Record, Split
-from residuum.records.data import with_mean
+from residuum.records.inputs import with_mean
 from residuum.similarity import cosine, l2, ncc
 from residuum.stationarity import norm, parameters, residual
 from residuum.theory.polynomial import form_coefficients, identifiability

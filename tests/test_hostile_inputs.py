@@ -208,7 +208,7 @@ def test_compressed_digits_are_read_and_compressed_nothing_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a small file may grow to without a question is made small here; the ratio decides."""
-    monkeypatch.setattr("residuum.records.data.SMALL_BYTES", 1000)
+    monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", 1000)
     images = load_digits().images
     for x in (images, images.astype(np.uint8), images > 8, np.kron(images, np.ones((3, 3)))):
         np.savez_compressed(tmp_path / "d.npz", x=x, y=np.zeros(len(x)))
@@ -227,12 +227,12 @@ def test_compressed_digits_are_read_and_compressed_nothing_is_not(
 def test_numbers_count_as_float64_and_texts_as_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("residuum.records.data.MAX_GROWTH", 0)
+    monkeypatch.setattr("residuum.records.inputs.MAX_GROWTH", 0)
     for x, held in ((np.zeros(100, np.uint8), 800), (np.zeros(10, "U2"), 720)):
         np.savez(tmp_path / "d.npz", x=x)
-        monkeypatch.setattr("residuum.records.data.SMALL_BYTES", held)
+        monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", held)
         read_npz(tmp_path / "d.npz")
-        monkeypatch.setattr("residuum.records.data.SMALL_BYTES", held - 1)
+        monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", held - 1)
         with pytest.raises(UnsafeFileError, match=f"claims {held}"):
             read_npz(tmp_path / "d.npz")
 

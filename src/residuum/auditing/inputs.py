@@ -27,7 +27,7 @@ from residuum.errors import DataError, ResiduumError, require_known
 from residuum.evaluation.matching import lay_out
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
-from residuum.records.data import with_mean
+from residuum.records.inputs import with_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, choose_task, normalise_labels
 

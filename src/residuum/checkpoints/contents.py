@@ -50,7 +50,7 @@ from residuum.checkpoints.releases import (
 from residuum.checkpoints.surfaces import without_decay
 from residuum.errors import CheckpointError, ResiduumError
 from residuum.records import Checkpoint, Knowledge, Record
-from residuum.records.data import is_size
+from residuum.records.inputs import is_size
 
 STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"

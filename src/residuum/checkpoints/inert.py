@@ -42,7 +42,7 @@ from residuum.checkpoints.pickles import (
     expect,
 )
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.records.data import is_size
+from residuum.records.inputs import is_size
 
 MAX_WORK = 1_000_000
 MAX_KEPT = 48 << 20

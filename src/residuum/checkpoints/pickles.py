@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn
 import torch
 
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.records.data import is_size
+from residuum.records.inputs import is_size
 
 MAX_PICKLE_BYTES = 4 << 20  # of a state dict without its numbers: some 40 000 tensors
 MAX_WORK, WORK_PER_BYTE, CALL_WORK = 500_000, 2, 8  # as said above

@@ -58,7 +58,7 @@ from residuum.networks import (
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.networks.probing import as_rows, probe, unwrapped
 from residuum.records import TASKS, Checkpoint, write_atomic
-from residuum.records.data import is_size, open_zip
+from residuum.records.inputs import is_size, open_zip
 from residuum.records.rundir import sha256
 
 DEFAULT_MAX_BYTES = 8 << 30  # of a file: what a machine with 16 GB can hold twice

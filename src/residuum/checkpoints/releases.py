@@ -35,7 +35,7 @@ from residuum.checkpoints import reading
 from residuum.checkpoints.inert import Block, Reader, Thing
 from residuum.checkpoints.pickles import Storage
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
-from residuum.records.data import may_hold, open_zip
+from residuum.records.inputs import may_hold, open_zip
 
 DEFAULT_MAX_BYTES = 64 << 30
 MAX_PICKLED = 2 << 30  # bytes that a pickle with its arrays may unpack to: they stay in memory

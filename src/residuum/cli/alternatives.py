@@ -45,7 +45,7 @@ def command(
     """Write another training set that an attack on the weights cannot tell from the true one."""
     from residuum.errors import InputError
     from residuum.records import Dataset
-    from residuum.records.data import own_data
+    from residuum.records.inputs import own_data
     from residuum.verbs.alternative import alternatives
 
     kinds = {"--far": far, "--budget-frac": budget_frac, "--merge": merge or None}

@@ -76,7 +76,7 @@ def command(
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
     from residuum.checkpoints import load_checkpoint
     from residuum.records import Dataset
-    from residuum.records.data import samples_file
+    from residuum.records.inputs import samples_file
     from residuum.verbs.exposing import exposure, read_groups
 
     options.check_device(device)

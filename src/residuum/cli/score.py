@@ -45,7 +45,7 @@ def command(
     from residuum.auditing.artifacts import RESULT, WORK
     from residuum.errors import InputError
     from residuum.records import Dataset
-    from residuum.records.data import samples_file
+    from residuum.records.inputs import samples_file
     from residuum.verbs.attacking import score_run
 
     if (run / RESULT).is_file() or (run / WORK).is_dir():  # ``result.json`` holds their hashes

@@ -13,7 +13,7 @@ from torch import Tensor
 from residuum.datasets.selection import Pool, Request
 from residuum.errors import DataError, UnsafeFileError
 from residuum.records import read_npz
-from residuum.records.data import MAX_BYTES
+from residuum.records.inputs import MAX_BYTES
 
 CHANNELS = (1, 3, 4)
 FORMATS = {

@@ -21,7 +21,7 @@ import numpy as np
 
 from residuum.checkpoints.pickles import Machine, expect
 from residuum.errors import CheckpointError, DataError, UnsafeFileError
-from residuum.records.data import MAX_BYTES, may_hold
+from residuum.records.inputs import MAX_BYTES, may_hold
 
 MAX_BATCH_BYTES = 256 << 20  # eight times a published batch
 

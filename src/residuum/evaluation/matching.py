@@ -19,7 +19,7 @@ from torch import Tensor
 
 from residuum.errors import DataError, InconclusiveError, InputError
 from residuum.evaluation.metrics import Metric, display
-from residuum.records.data import Dataset
+from residuum.records.inputs import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MIN_POOL = 100  # held-out samples: one in a hundred of them is the threshold

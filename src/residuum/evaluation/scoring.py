@@ -40,7 +40,7 @@ from residuum.evaluation.null import (
     safe_floor,
     smallest_significant,
 )
-from residuum.records.data import Dataset
+from residuum.records.inputs import Dataset
 from residuum.records.results import (
     MetricScore,
     Reconstruction,

@@ -24,15 +24,8 @@ from residuum.records.rundir import write_atomic
 METADATA_KEY = "residuum"
 SMALL_TEXT = 4 << 20  # JSON takes forty times its length in memory; longer ones have tensors beside
 UNSAVED = {"saved": False}  # metadata of a field that no file holds: its default comes back
-_UNREADABLE = (
-    OSError,
-    SafetensorError,
-    LookupError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
+_UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
+_ODD = (AttributeError, RecursionError)  # of a tree that is not one of ours
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +55,7 @@ class Record:
                     raise ValueError("more text than tensors")
                 tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
             record = _decode(json.loads(text), tensors)
-        except _UNREADABLE as problem:
+        except (*_UNREADABLE, *_ODD) as problem:
             raise InputError(
                 f"{str(path)!r} must be a saved {cls.__name__}; reading it failed "
                 f"({type(problem).__name__}).",

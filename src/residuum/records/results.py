@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from residuum.records.base import Record, plain
-from residuum.records.knowledge import Knowledge
+from residuum.records.inputs import Knowledge
 
 # What is published of each, by the names of its fields.
 OF_RECONSTRUCTION = ["attack", "restarts", "status", "seconds", "settings", "notes"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from residuum.records import Dataset
 from residuum.records.base import json_schema
-from residuum.records.data import with_mean
+from residuum.records.inputs import with_mean
 from residuum.records.results import SCHEMA_VERSION, CanaryBound, Exposure, GroupExposure
 from residuum.report import drawing
 from residuum.report.drawing import Cell

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores, Uniqueness
-from residuum.records.data import with_mean
+from residuum.records.inputs import with_mean
 from residuum.records.results import Identification, MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
 from residuum.report.drawing import SHOWN, Cell, positive

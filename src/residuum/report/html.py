@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 from torch import Tensor
 
 from residuum.evaluation.scoring import joined, whole_pool
-from residuum.records.data import with_mean
+from residuum.records.inputs import with_mean
 from residuum.report import drawing
 from residuum.report.drawing import Array
 from residuum.report.glossary import GLOSSARY, pattern

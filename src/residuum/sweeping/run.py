@@ -34,7 +34,7 @@ from residuum.checkpoints import as_checkpoint, weights_hash
 from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError, require_known
 from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
-from residuum.records.data import samples_file
+from residuum.records.inputs import samples_file
 from residuum.records.rundir import digest, environment, sha256
 from residuum.sweeping import executors, space
 from residuum.sweeping.executors import (

@@ -16,7 +16,7 @@ from typing import Any
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
 from residuum.records import Dataset, Reconstruction, Scores
-from residuum.records.data import with_mean
+from residuum.records.inputs import with_mean
 from residuum.records.rundir import RunDir
 from residuum.report.drawing import Coordinate
 from residuum.report.html import Item, render_sweep

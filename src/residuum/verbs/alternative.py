@@ -11,7 +11,7 @@ from torch import nn
 from residuum.checkpoints import as_checkpoint, build_model
 from residuum.errors import require_known
 from residuum.records import Checkpoint, Dataset, write_atomic, write_json
-from residuum.records.data import write_npz
+from residuum.records.inputs import write_npz
 from residuum.records.rundir import refuse_foreign
 from residuum.report.figures import alternatives_figure
 from residuum.theory import alternatives as kinds

@@ -12,7 +12,7 @@ from torch import nn
 from residuum.attacks.solution import Solution, best_residual, solution
 from residuum.checkpoints import as_checkpoint, build_model
 from residuum.records import Certificate, Checkpoint, Dataset, Reconstruction, Uniqueness
-from residuum.records.data import own_data
+from residuum.records.inputs import own_data
 from residuum.records.rundir import write_json
 from residuum.report.figures import ambiguity_figure
 from residuum.theory import certify
