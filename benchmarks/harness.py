@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints import first_layer
-from residuum.checkpoints.inspection import rank_above, singular_values
+from residuum.checkpoints.surfaces import rank_above, singular_values
 from residuum.errors import InputError
 from residuum.records import write_json
 from residuum.records.rundir import environment

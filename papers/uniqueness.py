@@ -40,7 +40,7 @@ from papers.refael2025 import (
 )
 from papers.runs import Context, Figure, Outcome, Settings, Victim, first_residual, mlp
 from residuum.attacks import AttackConfig
-from residuum.checkpoints.inspection import rank_above, singular_values
+from residuum.checkpoints.surfaces import rank_above, singular_values
 from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
 from residuum.stationarity import flatten, norm, residual
 from residuum.theory.directions import data_direction

@@ -34,8 +34,8 @@ from residuum.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from residuum.checkpoints.inspection import TOLERANCES, Inspection
 from residuum.checkpoints.pickles import Machine
+from residuum.checkpoints.surfaces import TOLERANCES, Inspection
 from residuum.errors import (
     ArchitectureError,
     CheckpointError,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints import inspect_checkpoint
-from residuum.checkpoints.inspection import (
+from residuum.checkpoints.surfaces import (
     TRACY_WIDOM,
     directions,
     is_noise,

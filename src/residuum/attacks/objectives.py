@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from residuum.checkpoints.inspection import order_of
-from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
+from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface, order_of
 from residuum.errors import InputError, require_known
 from residuum.plugins import Table
 from residuum.records import Checkpoint, Knowledge

@@ -46,8 +46,7 @@ from scipy.cluster.vq import kmeans2
 from torch import Tensor, nn
 
 from residuum.attacks.contract import AtOnce, stream
-from residuum.checkpoints.inspection import noise_edge
-from residuum.checkpoints.surfaces import WEIGHTS, Surface
+from residuum.checkpoints.surfaces import WEIGHTS, Surface, noise_edge
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import AttackConfig

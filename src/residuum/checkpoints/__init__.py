@@ -1,6 +1,5 @@
 """Checkpoints: safe reading, writing, live networks, and what the weights alone reveal."""
 
-from residuum.checkpoints.inspection import Inspection, ParameterSummary, inspect_checkpoint
 from residuum.checkpoints.reading import (
     as_checkpoint,
     build_model,
@@ -10,5 +9,11 @@ from residuum.checkpoints.reading import (
     save_checkpoint,
     weights_hash,
 )
-from residuum.checkpoints.surfaces import first_layer, moment_of
+from residuum.checkpoints.surfaces import (
+    Inspection,
+    ParameterSummary,
+    first_layer,
+    inspect_checkpoint,
+    moment_of,
+)
 from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES

@@ -29,10 +29,9 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints.inert import Block, Thing
-from residuum.checkpoints.inspection import noise_edge
 from residuum.checkpoints.reading import MAX_DEPTH, MAX_TEXT, build_model, clean_state
 from residuum.checkpoints.releases import Release, open_release, walk
-from residuum.checkpoints.surfaces import moment_of
+from residuum.checkpoints.surfaces import moment_of, noise_edge
 from residuum.errors import CheckpointError, InputError, ResiduumError, UnsafeFileError
 from residuum.networks import Architecture
 from residuum.records import Checkpoint

@@ -1,4 +1,6 @@
-"""Surfaces: what in a release can give training data away, and what a sum over samples must equal.
+"""What a checkpoint shows: surfaces, on which a sum over samples must equal something, and its figures.
+
+A surface is what in a release can give training data away:
 
     target = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
@@ -20,6 +22,19 @@ network is known to have come far from its own; the others are measured, not jud
 Where the layers next to the input of an MLP kept their start, the layers above are a network of its own
 (:class:`Head`), whose inputs are those features. Candidates live in feature space, and are compared with
 the features of the data.
+
+What the weights alone say before any attack is measured: size, homogeneity, balance, spectrum.
+Directions of the first layer are singular values that stand out of the noise of the initialisation.
+Gradient descent adds combinations of the training samples to the first layer, W1 = W0 + C X. Where
+W0 is iid noise of scale s, the rest of the spectrum is that of noise: the squares lie between
+s^2 (sqrt h - sqrt d)^2 and s^2 (sqrt h + sqrt d)^2, distributed as Marchenko and Pastur say, and the
+upper end is the noise edge. The scale is read off the spectrum itself: after r directions are taken
+away, s^2 = sum_{i>r} sigma_i^2 / ((h - r)(d - r)), and r is the least number for which the largest
+of the rest does not exceed the edge that this scale gives.
+
+Any decreasing spectrum has such an r, so the rest must also have the shape of noise. The count says
+how many directions training left in W1. It bounds no number of samples: two inputs can give back
+twenty, for gates tell samples apart as well.
 """
 
 from __future__ import annotations
@@ -35,9 +50,9 @@ from torch import Tensor, nn, optim
 
 from residuum.checkpoints.reading import build_model, checkpoint_from_module
 from residuum.errors import ArchitectureError, InputError, require_known
-from residuum.networks import Architecture, dense_chain
+from residuum.networks import Architecture, balance, dense_chain, homogeneity_order, probe_inputs
 from residuum.networks.kinds import bias_rule
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.records import Checkpoint, Dataset, Knowledge, Record
 from residuum.stationarity import Theta, by_layer, moved_layers
 
 WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
@@ -50,6 +65,11 @@ FEATURES = (
     "compared with those of the data ({} numbers each); features are not samples, though inverting them "
     "may be possible; layers are counted from the first one that moved"
 )
+TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
+VISIBLE = 1e-2  # of the largest singular value
+FEWEST_OF_NOISE = 20  # singular values that show a shape
+MISFIT = 0.05  # relative distance of what is left from the quantiles of noise
+TRACY_WIDOM = 3.2724  # 99.9% of the largest eigenvalue of real noise lie below
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,3 +394,183 @@ def renamed(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
         if match and int(match[1]) >= first:
             found[f"layers.{int(match[1]) - first}.{match[2]}"] = t
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterSummary(Record):
+    """One parameter tensor: its name, shape, number of entries and Euclidean norm."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameters: int
+    norm: float
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection(Record):
+    """What a checkpoint is, measured from its weights.
+
+    bytes: of the weights in memory.
+    homogeneity_order: measured, None when the network is not homogeneous.
+    directions: of the first layer, None where they cannot be told, directions_of: above what, or
+        why not.
+    ranks: (tolerance, rank) pairs of the first layer, whatever it is.
+    balance: for MLPs with a hidden layer, else None.
+    layers: name, shape, size and norm of every parameter.
+    parameters: how many numbers.
+    assumptions: what had to be guessed while reading.
+    """
+
+    arch: str
+    input_shape: tuple[int, ...]
+    outputs: int
+    layers: tuple[ParameterSummary, ...]
+    parameters: int
+    bytes: int
+    dtype: str
+    homogeneity_order: float | None
+    directions: int | None
+    directions_of: str
+    ranks: tuple[tuple[float, int], ...]
+    balance: float | None
+    assumptions: tuple[str, ...] = ()
+
+    def directions_given(self, samples: int | None) -> tuple[int | None, str]:
+        """Directions and what they are of, where the network is known to have had ``samples``.
+
+        More samples than inputs fill every direction, and their number says nothing.
+        """
+        if self.directions is not None and samples is not None:
+            inputs = Architecture.parse(self.arch).inputs
+            if samples > inputs:
+                return None, f"more samples ({samples}) than inputs ({inputs})"
+        return self.directions, self.directions_of
+
+    def to_json(self) -> dict[str, Any]:
+        """The published form (``residuum inspect --json``)."""
+        ranks = {f"{tolerance:g}": rank for tolerance, rank in self.ranks}
+        return super().to_json() | {"ranks": ranks}
+
+
+def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+    """Measure a checkpoint; needs no data.
+
+    Homogeneity and balance say whether the theory of the attacks applies, directions of the first layer
+    how many stand out of the noise of its start. None of it predicts how many samples come back.
+    """
+    arch = Architecture.parse(checkpoint.arch)
+    model = build_model(checkpoint, torch.float64)
+    theta = checkpoint.theta
+    weight = first_layer(theta)
+    values = singular_values(weight)
+    if checkpoint.module is not None:
+        count, of = None, "which layer of a network kept as given meets the input is not known"
+    elif weight.ndim > 2:
+        count, of = None, "the first layer is a convolution: its filters see patches"
+    else:
+        count, of = directions(values, *weight.shape)
+    return Inspection(
+        arch=checkpoint.arch,
+        input_shape=checkpoint.input_shape,
+        outputs=arch.outputs,
+        layers=tuple(
+            ParameterSummary(name, tuple(t.shape), t.numel(), float(t.double().norm()))
+            for name, t in theta.items()
+        ),
+        parameters=sum(t.numel() for t in theta.values()),
+        bytes=sum(t.numel() * t.element_size() for t in theta.values()),
+        dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
+        homogeneity_order=order_of(checkpoint),
+        directions=count,
+        directions_of=of,
+        ranks=tuple((tolerance, rank_above(values, tolerance)) for tolerance in TOLERANCES),
+        balance=balance(model),
+        assumptions=checkpoint.assumptions,
+    )
+
+
+@torch.no_grad()
+def order_of(checkpoint: Checkpoint) -> float | None:
+    """The homogeneity order of a network, None when it is not homogeneous."""
+    inputs = probe_inputs(Architecture.parse(checkpoint.arch).inputs)
+    return homogeneity_order(build_model(checkpoint, torch.float64), inputs)
+
+
+def directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
+    """How many singular values of an (h, d) layer stand out, and above what; or None and why.
+
+    None where the initialisation is visible: nothing stands out of it, or its edge lies above 1% of
+    the largest singular value, or the rank at 1% is full.
+    """
+    r, edge = noise_edge(values, h, d)
+    if r == 0:
+        return None, "the initialisation is visible: no direction stands out of it"
+    if is_noise(values[r:], h - r, d - r):
+        if edge > VISIBLE:
+            return None, f"the initialisation is visible: its noise reaches {100 * edge:.2g}%"
+        return r, f"above the noise edge, {100 * edge:.2g}% of the largest singular value"
+    rank = rank_above(values, VISIBLE)
+    if rank == min(h, d):
+        return None, f"all {rank} lie above {VISIBLE:.0%}: the initialisation may fill them"
+    return rank, f"above {VISIBLE:.0%} of the largest singular value; no noise edge"
+
+
+def singular_values(weight: Tensor) -> Tensor:
+    """Largest first, up to a common factor; a convolution's of its (out, in * k * k) filters.
+
+    Those of the small triangle R of W = QR, three times as fast.
+    """
+    matrix = weight.detach().double().flatten(1)
+    largest = matrix.abs().max()
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    return torch.linalg.svdvals(torch.linalg.qr(tall / (largest if largest > 0 else 1), mode="r").R)
+
+
+def rank_above(values: Tensor, tolerance: float) -> int:
+    """Number of singular values above ``tolerance`` times the largest."""
+    return int((values > tolerance * values.max()).sum())
+
+
+def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
+    """(r, edge): r of the ``values`` stand out; the edge as a share of the largest value.
+
+    The largest square of (h, d) noise varies about (sqrt h + sqrt d)^2 by Tracy and Widom's law in
+    units of (sqrt h + sqrt d)(1/sqrt h + 1/sqrt d)^(1/3) (Johnstone 2001): one matrix of noise in a
+    thousand exceeds the edge.
+    """
+    squares = values.square()
+    taken = torch.arange(len(values), dtype=torch.float64)
+    rows, columns = (h - taken).sqrt(), (d - taken).sqrt()
+    left = squares.flip(0).cumsum(0).flip(0)
+    ends, unit = rows + columns, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
+    edges = left / (rows * columns).square() * (ends.square() + TRACY_WIDOM * unit)
+    r = int((squares <= edges).nonzero()[0])  # the last value is always below its own edge
+    return r, math.sqrt(float(edges[r] / squares[0])) if squares[0] > 0 else 0.0
+
+
+def is_noise(values: Tensor, h: int, d: int) -> bool:
+    """Whether ``values`` are distributed as the singular values of (h, d) noise of some scale.
+
+    Those of noise hardly vary: a square matrix of k comes closer than 2/k in 999 of 1000 draws.
+    """
+    if len(values) < FEWEST_OF_NOISE:
+        return False
+    expected = noise_quantiles(h, d)
+    scale = values.norm() / math.sqrt(h * d)
+    misfit = (values - scale * expected).norm() / values.norm()
+    return float(misfit) <= max(MISFIT, 2 / len(values))
+
+
+def noise_quantiles(h: int, d: int, grid: int = 20_000) -> Tensor:
+    """(min(h, d),) singular values of (h, d) noise of scale 1, by Marchenko and Pastur, largest first.
+
+    Squares t have the density sqrt((b - t)(t - a))/t on [a, b], up to a factor; with
+    t = (a + b)/2 + (b - a)/2 cos u it is sin(u)^2/t in u.
+    """
+    a, b = (math.sqrt(h) - math.sqrt(d)) ** 2, (math.sqrt(h) + math.sqrt(d)) ** 2
+    u = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
+    t = (a + b) / 2 + (b - a) / 2 * u.cos()
+    share = (u.sin().square() / t).cumsum(0)
+    count = min(h, d)
+    wanted = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    return t[torch.searchsorted(share, wanted * share[-1])].sqrt()

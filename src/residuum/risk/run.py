@@ -63,8 +63,7 @@ from torch import Tensor, nn
 
 from residuum.attacks.unmix import ROUNDING, Layer, fed_by_input, mixed
 from residuum.checkpoints import build_model
-from residuum.checkpoints.inspection import noise_edge
-from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
+from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface, noise_edge
 from residuum.errors import DataError, InconclusiveError, InputError, require_known
 from residuum.networks import MLP, ReLU, dense_chain
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
