@@ -43,7 +43,7 @@ Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 WORK, RESULT, STATE, PLAN = "work", "result.json", "state", "plan.json"
 MAIN = "reconstruction.safetensors"
 # Settings of an audit that are neither files nor facts nor what the network is.
-HOW = ["task", "preset", "budget", "steps", "seed", "subsets", "device", "baselines"]
+HOW = ["budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines"]
 HOW += ["vouch", "twin", "recipe", "surface"]
 SCHEMA_VERSION = "3.2"
 Count = Annotated[int, Field(ge=0)]
@@ -151,9 +151,8 @@ def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
 
 
 def _config(result: AuditResult, sources: dict[str, Any]) -> str:
-    settings = {
-        name: result.settings[name] for name in HOW
-    }  # the batches take the budget's place; the uniqueness certificate still has its share of it
+    # The batches take the budget's place; the uniqueness certificate still has its share of it.
+    settings = {name: result.settings[name] for name in ("task", "preset", *HOW)}
     hashes = {name: digest for name, digest in result.hashes.items() if digest}
     model = result.settings.get("model")
     network = {"model": model} if model else {"arch": result.settings["arch"]}
