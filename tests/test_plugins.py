@@ -183,18 +183,28 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
 
 
 def test_an_audit_runs_a_network_kind_of_another_package(victims: Path, tmp_path: Path) -> None:
-    install_example(tmp_path / "site", "skip-network")
-    skip = ("--arch", "skip:64-30-1")
-    found = audit(tmp_path / "site", victims, "skip.pt", tmp_path / "run", *skip)
+    """It knows its own from the weights, or is named; one that raises costs its own row."""
+    knows = (EXAMPLES / "skip-network" / "skip_network.py").read_text() + KNOWS
+    install(tmp_path / "site", "blind", "blind_kind", BLIND)
+    install(tmp_path / "site", "skip-network", "skip_network", knows)
+    found = audit(tmp_path / "site", victims, "skip.pt", tmp_path / "run")
     assert found["network"]["arch"] == "skip:64-30-1"
     rows = {row["name"]: row for row in found["attacks"]}
     assert rows["binary-kkt"]["ran"]
     assert [*rows["binary-kkt"]["residuals"]] == ["first", "last", "around"]
-    alone = program(tmp_path / "site", "inspect", str(victims / "skip.pt"), *skip, "--json")
-    assert alone.returncode == 0, alone.stderr
-    unknown = program(tmp_path / "empty", "inspect", str(victims / "skip.pt"), *skip)
-    assert unknown.returncode == 2
-    assert "No network kind" in unknown.stderr
+    assert "no such tensor" in rows["blind"]["reason"]
+    assert not rows["blind"]["ran"]
+
+
+def test_a_network_kind_that_cannot_recognise_its_own_is_named(
+    victims: Path, tmp_path: Path
+) -> None:
+    install_example(tmp_path / "site", "skip-network")
+    skip = ("--arch", "skip:64-30-1")
+    named = program(tmp_path / "site", "inspect", str(victims / "skip.pt"), *skip, "--json")
+    assert named.returncode == 0, named.stderr
+    with pytest.raises(InputError, match="No network kind"):
+        rs.load_checkpoint(victims / "skip.pt", arch=skip[1])
 
 
 def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
@@ -249,7 +259,11 @@ BUILT_IN = {
 
 @pytest.mark.parametrize(
     ("sort", "how"),
-    zip(BUILT_IN, cycle(["[{!r}] = object()", ".update({{{!r}: object()}})", " |= {{{!r}: 1}}"])),
+    [
+        *zip(
+            BUILT_IN, cycle(["[{!r}] = object()", ".update({{{!r}: object()}})", " |= {{{!r}: 1}}"])
+        )
+    ],
 )
 def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
     sort: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,18 +303,6 @@ def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     found = {one.name: one.error for one in plugins.load()}
     assert "'ntk'" in found["one"]
     assert "'polynomial'" in found["two"]
-
-
-def test_a_network_kind_that_raises_costs_its_own_row(victims: Path, tmp_path: Path) -> None:
-    knows = (EXAMPLES / "skip-network" / "skip_network.py").read_text() + KNOWS
-    install(tmp_path / "site", "blind", "blind_kind", BLIND)
-    install(tmp_path / "site", "skip-network", "skip_network", knows)
-    found = audit(tmp_path / "site", victims, "skip.pt", tmp_path / "run")
-    assert found["network"]["arch"] == "skip:64-30-1"
-    rows = {row["name"]: row for row in found["attacks"]}
-    assert "no such tensor" in rows["blind"]["reason"]
-    assert not rows["blind"]["ran"]
-    assert rows["binary-kkt"]["ran"]
 
 
 CHECKPOINT = rs.Checkpoint({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")

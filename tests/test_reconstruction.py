@@ -23,7 +23,7 @@ CIRCLE_ATTACK = AttackConfig(
     candidates=100, restarts=2, steps=5000, sigma=0.5, lr_x=0.02, lr_lam=0.02, lr_decay=0.02
 )
 DIGITS_ARCH, DIGITS_SEEDS = "mlp:64-200-200-1", (2000, 2001, 2002, 2003, 2004)
-DIGITS_ATTACK = AttackConfig(candidates=40, restarts=3, steps=1500)
+DIGITS_ATTACK = AttackConfig.of(candidates=40, restarts=3, steps=1500, dtype="float32")
 SIGNIFICANT = 0.01
 
 
