@@ -31,6 +31,7 @@ from benchmarks import (
     tables_of_defenses,
     tables_of_exposure,
     tables_of_field,
+    tables_of_papers,
     tables_of_uniqueness,
     tables_of_verdicts,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "tables_of_defenses",
     "tables_of_exposure",
     "tables_of_field",
+    "tables_of_papers",
     "tables_of_uniqueness",
     "tables_of_verdicts",
     "unmarked",
@@ -50,7 +52,9 @@ __all__ = [
 ]
 ROOT = Path(__file__).parents[1]
 PROSE = (
+    "defenses.md",
     "field.md",
+    "papers.md",
     "results.md",
 )  # pages whose running text holds no number of its own
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
