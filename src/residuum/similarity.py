@@ -13,7 +13,7 @@ from torch import Tensor
 
 from residuum.errors import InputError
 
-CHUNK = 1 << 24
+CHUNK = 1 << 24  # elements at a time, 128 MiB in float64
 # Below this share of |a|^2 + |b|^2 the expanded square has lost digits and the pair is recomputed:
 # float64 keeps 16 digits, so above it the distance still has ten.
 CANCELLATION = 1e-6

@@ -24,7 +24,7 @@ from residuum.checkpoints.surfaces import WEIGHTS
 from residuum.records import Knowledge
 
 FEW_VALUES = 8  # in the plane, where every output is shared by a curve of points, it misleads
-FLOOR = 0.2
+FLOOR = 0.2  # of the mean size of margins: the least p, while the median may be zero
 AGREE = 0.25  # weighted mean deviation from p, over p, that still counts as equal
 
 

@@ -48,6 +48,7 @@ BALANCE_LIMIT = (
     1e-2  # gap of |W_j|^2 = alpha a_j^2, relative, up to which f at the neurons is trusted
 )
 MIN_EIGENGAP = 1e-10  # relative: nearer eigenvalues belong to no vectors in particular
+# An activation t^k by its name.
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
 

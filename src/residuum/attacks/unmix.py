@@ -494,7 +494,7 @@ def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, T
 
 # ---- the attack: which layer, what of it, how hard to look, and what a source is in pixels ----
 
-MOST_BYTES = 16 * 2**30
+MOST_BYTES = 16 * 2**30  # a layer that would take more memory is refused before it is read
 SPEED = {"cpu": 1e10, "cuda": 1e12}  # of products and tanh a second, on the cautious side
 VISIBLE = 0.1  # noise of a start that is too large to see samples through, as a share of S_1
 LADDER = (  # from one rank, one strength and one start to all

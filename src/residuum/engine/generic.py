@@ -60,12 +60,7 @@ class GenericEquation:
         # cuDNN has no second derivatives of recurrent layers; PyTorch's own kernels have.
         self.recurrent = any(isinstance(part, nn.RNNBase) for part in points[0].modules())
 
-    def evaluate(
-        self,
-        models: Sequence[nn.Module],
-        objective: Covectors,
-        at: Candidates,
-    ) -> Found:
+    def evaluate(self, models: Sequence[nn.Module], objective: Covectors, at: Candidates) -> Found:
         """(R, L) squared residuals of the layers, and the gradients of each run's L in x and lam.
 
         models: the points, each with the surrogate that this evaluation has.
@@ -162,9 +157,8 @@ class GenericEquation:
             (gx, gl), parts = grad(loss, argnums=(0, 1), has_aux=True)(x, lam)
             return parts, gx, gl
 
-        return vmap(one, in_dims=(0, 0, None if at.labels.ndim == 1 else 0))(
-            at.x, at.lam, at.labels
-        )
+        every = vmap(one, in_dims=(0, 0, None if at.labels.ndim == 1 else 0))
+        return every(at.x, at.lam, at.labels)
 
     def workspace_of(self, candidates: int) -> int:
         """Bytes that the passes of an evaluation take, as estimated; known after the first one."""

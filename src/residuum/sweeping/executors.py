@@ -392,11 +392,8 @@ class Ray(Engine):
         if self._mine:
             self._connect()
         self._task = ray.put(task)
-        self._remote = ray.remote(work).options(
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
-            max_retries=0,  # `outcomes` retries
-        )
+        needs = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+        self._remote = ray.remote(work).options(**needs, max_retries=0)  # `outcomes` retries
         self._room, self._looked = 0, 0.0
         # More than a second of waiting for processes to end.
         self._ending = Thread(target=ray.shutdown)

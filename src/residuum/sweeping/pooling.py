@@ -28,7 +28,7 @@ from residuum.attacks.unmix import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-LIMIT = 4096
+LIMIT = 4096  # groups at a time: 300 MB of photographs of 3 x 32 x 32, whatever the runs
 KEPT = 2000  # groups in the pooled result
 
 

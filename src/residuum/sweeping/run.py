@@ -444,13 +444,7 @@ class Driver:
         self.fresh += 1
         if self.watch is not None:
             values = [t.values[0] for t in self.trials.values() if t.state == COMPLETE]
-            self.watch(
-                SweepProgress(
-                    len(self.trials),
-                    self.plan.trials,
-                    self.fresh,
-                    sum(t.state == FAILED for t in self.trials.values()),
-                    abs(min(values)) if values else None,
-                    time.monotonic() - self.start,
-                )
-            )
+            failed = sum(t.state == FAILED for t in self.trials.values())
+            best, spent = abs(min(values)) if values else None, time.monotonic() - self.start
+            done = len(self.trials), self.plan.trials, self.fresh
+            self.watch(SweepProgress(*done, failed, best, spent))

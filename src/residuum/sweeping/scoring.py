@@ -25,8 +25,8 @@ from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Plan, Trial
 
 SUBSETS = 200  # held-out subsets per trial, the least a control takes; the pooled result gets 500
-TOP = 5
-SHOWN, CARDS = 12, 60
+TOP = 5  # of the ranking, among which the best by the data is named
+SHOWN, CARDS = 12, 60  # rows and pictures of the page, which has all else in its files
 HEADLINES = {"residual": "First-layer residual", "expected": "Sources expected to be real:"}
 
 

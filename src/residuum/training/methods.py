@@ -136,8 +136,9 @@ class MarginMaximisation:
     it runs.
     """
 
+    # A step that was too long costs more than one that was too short: c grows slowly, shrinks faster.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    LEAST, MOST = 1e-4, 0.5
+    LEAST, MOST = 1e-4, 0.5  # of c: below it stalls at kinks, above it F is far from linear
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0  # apart, so that rescaling (one evaluation) is rare
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
