@@ -24,6 +24,7 @@ from torch import nn
 
 import residuum as rs
 from residuum.auditing import AuditResult
+from residuum.auditing.result import SUITE
 from residuum.auditing.verdict import EXIT_CODES
 from residuum.cli.audit import show
 from residuum.cli.main import main
@@ -187,6 +188,23 @@ def test_every_verdict_is_one_screen(
     outcome: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check(pages.example(outcome), capsys, monkeypatch) <= LINES - OPENING
+
+
+def test_a_report_is_opened_where_asked_and_says_when_attacks_are_newer(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert main(["audit", *KINDS["stored records"], "--out", "runs/opened", "--open"]) == 1
+    capsys.readouterr()
+    assert main(["report", "runs/opened", "--open"]) == 0
+    assert "note" not in capsys.readouterr().out
+    files = [folder / "runs" / "opened" / f"{name}.html" for name in ("report", "report-again")]
+    assert opened == [file.resolve().as_uri() for file in files]
+    monkeypatch.setattr("residuum.auditing.result.SUITE", SUITE + 1)
+    assert main(["report", "runs/opened"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"this version of residuum has version {SUITE + 1} of the attack suite" in said
 
 
 def test_a_scan_is_read_at_80_columns_as_on_a_wide_terminal(

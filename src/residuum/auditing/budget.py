@@ -186,12 +186,12 @@ def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
     )
     if total > 1.3 * seconds:
         said += ", longer than the budget: it cannot be done in less"
-    for plan in plans:
-        if plan.batch.steps < plan.steps:
-            each = plan.seconds * plan.steps / plan.batch.steps / plan.batch.restarts
-            whole = PARTS * each / ATTACK_SHARE * len(plans)
-            said += (
-                f"; {plan.batch.attack} gets {plan.batch.steps} of its {plan.steps} steps and may "
-                f"explain nothing: --budget {duration(60 * math.ceil(whole / 60))} would allow all"
-            )
+    if cut := [plan for plan in plans if plan.batch.steps < plan.steps]:
+        each = (p.seconds * p.steps / p.batch.steps / p.batch.restarts for p in cut)
+        whole = 60 * math.ceil(PARTS * max(each) / ATTACK_SHARE * len(plans) / 60)
+        names = (f"{p.batch.attack} {p.batch.steps} of its {p.steps} steps" for p in cut)
+        said += (
+            f"; that gives {', '.join(names)}, and they may explain nothing: --budget "
+            f"{duration(whole)} would allow all"
+        )
     return said
