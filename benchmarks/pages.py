@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks import (
     tables_of_attacks,
+    tables_of_convnets,
     tables_of_defenses,
     tables_of_exposure,
     tables_of_field,
@@ -41,6 +42,7 @@ __all__ = [
     "TABLES",
     "filled",
     "tables_of_attacks",
+    "tables_of_convnets",
     "tables_of_defenses",
     "tables_of_exposure",
     "tables_of_field",

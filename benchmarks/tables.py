@@ -2,13 +2,12 @@
 
     python -m benchmarks.tables draw                    seeds of a claim, settings being committed
     python -m benchmarks.tables run OUT --jobs 2        victims, attacks, counts; resumable
-    python -m benchmarks.tables table OUT               what was found beside what was wanted
 
 A row counts where some candidate lies within TOLERANCE of every column's range at once; the same for as
 many rows of the same kind that the network never saw is the count by chance. Synthetic rows are uniform in
 [0, 1]^d with random labels; breast_cancer, wine, diabetes and digits are those of scikit-learn, columns
 standardised. Granted: the range and mean of the columns. Settings were chosen with seeds 9001-9099, which no
-claim uses.
+claim uses. OUT/tables.json goes to benchmarks/results; ``tables_of_convnets`` shows it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from residuum.training import TrainingConfig, train
 
 SEEDS_FILE = RESULTS / "tables-seeds.json"
 TOLERANCE, SECONDS, STEPS = 0.05, 20.0, 5000
-BAR, WANTED, MOST_OTHERS = "uniform-5-80", 10, 4  # mean of the victims, attack corners
 
 
 @dataclass(frozen=True)
@@ -228,35 +226,6 @@ def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
             write_json(path, done)
 
 
-def table(out: Path) -> None:
-    """Means over victims in Markdown, and the bar."""
-    done = json.loads((out / "tables.json").read_text())["victims"]
-    print("| data, columns, rows | attack | victims | rows within 5% (others) | candidates |")
-    print("|---|---|---|---|---|")
-    for name, row in ROWS.items():
-        for attack in row.attacks:
-            own = [
-                v for k, v in done.items() if k.startswith(f"{name}/") and k.endswith(f"/{attack}")
-            ]
-            ran = [entry for entry in own if "recovered" in entry]
-            if not ran:
-                if own:
-                    print(f"| {name} | {attack} | {len(own)} | refused: {own[0]['refused']} | |")
-                continue
-            hits, others = ([entry[key] for entry in ran] for key in ("recovered", "others"))
-            mean, chance = sum(hits) / len(ran), sum(others) / len(ran)
-            few = sum(entry["candidates"] for entry in ran) / len(ran)
-            print(
-                f"| {name} | {attack} | {len(ran)} | {mean:.1f} ({chance:.2f}): {hits} | {few:.0f} |"
-            )
-            if (name, attack) == (BAR, "corners"):
-                most = max(entry["others at most"] for entry in ran)
-                met = mean >= WANTED and most <= MOST_OTHERS
-                print(
-                    f"<!-- bar {WANTED}, others at most {MOST_OTHERS}: {'met' if met else 'MISSED'} -->"
-                )
-
-
 def main() -> int:
     """See the head of this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -267,16 +236,11 @@ def main() -> int:
     one.add_argument("--pool", choices=("claim", "tune"), default="claim")
     one.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     one.add_argument("--only", nargs="*", default=[], help="parts of names")
-    one = commands.add_parser("table")
-    one.add_argument("out", type=Path)
     options = parser.parse_args()
     if options.command == "draw":
         draw()
-    elif options.command == "table":
-        table(options.out)
     else:
         run(options.out, options.pool, options.jobs, options.only)
-        table(options.out)
     return 0
 
 
