@@ -212,20 +212,11 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     theta0 = {name: torch.zeros_like(t) for name, t in first.theta.items()}
     theta0["layers.0.weight"] = torch.outer(bias, u).to(first.theta["layers.0.weight"])
     theta0["layers.0.bias"] = (weight @ u).to(first.theta["layers.0.bias"])
-    findings = {
-        "mean": {
-            "kind": kind,
-            "shift_per_pixel": float(u.mean()),
-            "rms_per_pixel": float(u.norm()) / math.sqrt(u.numel()),
-        }
-    }
-    return _moved(
-        released,
-        u,
-        knowledge=_told(released, "user", theta0=theta0),
-        config=released.config.changed(objective="ntk", lam_init=SIGNED),
-        findings=findings,
-    )
+    rms = float(u.norm()) / math.sqrt(u.numel())
+    mean = {"kind": kind, "shift_per_pixel": float(u.mean()), "rms_per_pixel": rms}
+    knowledge = _told(released, "user", theta0=theta0)
+    config = released.config.changed(objective="ntk", lam_init=SIGNED)
+    return _moved(released, u, knowledge=knowledge, config=config, findings={"mean": mean})
 
 
 def _better(released: Released, **changes: Any) -> Adapted:

@@ -393,17 +393,9 @@ class Grower:
         ]
         state, merged = merge(problem, state, self.scale, sharpness, due)
         for run, kept, lost, before, after in merged:
-            events.append(
-                {
-                    "step": state.step,
-                    "run": run,
-                    "kind": "merge",
-                    "parent": int(ident[run, lost]),
-                    "children": [int(ident[run, kept])],
-                    "loss_before": before,
-                    "loss_after": after,
-                }
-            )
+            who = {"parent": int(ident[run, lost]), "children": [int(ident[run, kept])]}
+            losses = {"loss_before": before, "loss_after": after}
+            events.append({"step": state.step, "run": run, "kind": "merge", **who, **losses})
         return recorded(state, events)
 
     def clamp(self, x: Tensor) -> Tensor:
@@ -444,17 +436,8 @@ class Grower:
                 events.append({**common, "kind": "stable", "eigenvalue": lowest})
             for fresh, one in zip(numbers[run], proposal.newcomers[run], strict=True):
                 parent = {} if one.parent is None else {"parent": int(ident[run, one.parent])}
-                events.append(
-                    {
-                        **common,
-                        "kind": kind,
-                        **parent,
-                        **one.figures,
-                        "children": list(fresh),
-                        "loss_after": after,
-                        "obtained": after - before,
-                    }
-                )
+                end = {"children": list(fresh), "loss_after": after, "obtained": after - before}
+                events.append({**common, "kind": kind, **parent, **one.figures, **end})
         return recorded(state, events)
 
     def _warn(self, state: SolverState, sharpness: float | Tensor) -> None:
@@ -494,15 +477,8 @@ class Grower:
         rows = []
         for gradient, lowest in zip(*(part.tolist() for part in found), strict=True):
             least = max(gradient, min(lowest, 0.0) ** 2)
-            rows.append(
-                {
-                    "gradient": gradient,
-                    "lowest_curvature": lowest,
-                    "eps": self.how.eps,
-                    "least_eps": least,
-                    "stationary": least <= self.how.eps,
-                }
-            )
+            level = {"eps": self.how.eps, "least_eps": least, "stationary": least <= self.how.eps}
+            rows.append({"gradient": gradient, "lowest_curvature": lowest, **level})
         return rows
 
 

@@ -108,18 +108,10 @@ def infer_constant_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInfer
         _, values = _minimise(size, permuted, seen, common)
         p_value = (1 + int((values <= least).sum())) / (1 + DRAWS)
     imbalance = math.sqrt(max(least, 0.0)) / scale
-    consensus, reason = _verdict(imbalance, p_value, neurons)
-    power = float(np.square(slope).sum())
-    return ShiftInference(
-        float(c),
-        imbalance,
-        float(np.linalg.norm(start)) / scale,
-        float(np.linalg.norm(error * slope)) / power if power > 0 else None,
-        p_value,
-        neurons,
-        consensus,
-        reason,
-    )
+    verdict, power = _verdict(imbalance, p_value, neurons), float(np.square(slope).sum())
+    uncertainty = float(np.linalg.norm(error * slope)) / power if power > 0 else None
+    before = float(np.linalg.norm(start)) / scale
+    return ShiftInference(float(c), imbalance, before, uncertainty, p_value, neurons, *verdict)
 
 
 def infer_vector_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInference:
@@ -157,16 +149,8 @@ def infer_vector_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInferen
     rivals = [b for value, b in found if value <= max(TIE * least, EXACT)]
     if consensus and max(np.linalg.norm(b - restored) for b in rivals) > 0.1 * size_b:
         consensus, reason = False, "no consensus: other signs balance the neurons as well"
-    return ShiftInference(
-        torch.from_numpy(shift),
-        least,
-        float(np.linalg.norm(before)) / scale,
-        None,
-        None,
-        neurons,
-        consensus,
-        reason,
-    )
+    solution = torch.from_numpy(shift), least, float(np.linalg.norm(before)) / scale
+    return ShiftInference(*solution, None, None, neurons, consensus, reason)
 
 
 def fit_shift(

@@ -173,15 +173,8 @@ def unmix(
     x, group = merged(every, run, sparse, effort.most * layer.rank)
     holds = held_by(x.to(every), every, run).cpu().float()
     runs = whole, len(found) - whole
-    return Sources(
-        x,
-        holds[:, :whole].sum(1) / whole,
-        holds[:, whole:].sum(1) / max(1, runs[1]),
-        group,
-        runs,
-        layer.rank,
-        layer.edge,
-    )
+    support, of_parts = holds[:, :whole].sum(1) / whole, holds[:, whole:].sum(1) / max(1, runs[1])
+    return Sources(x, support, of_parts, group, runs, layer.rank, layer.edge)
 
 
 def _partitions(
@@ -666,10 +659,8 @@ def left_of(rows: Tensor, before: Tensor) -> float:
     """
     apart, c = before, math.nan
     for _ in range(4):
-        inner, square = (
-            (rows * apart).sum(dtype=torch.float64),
-            apart.square().sum(dtype=torch.float64),
-        )
+        inner = (rows * apart).sum(dtype=torch.float64)
+        square = apart.square().sum(dtype=torch.float64)
         last, c = c, float(inner / square.clamp(min=1e-30))
         change = rows - c * before
         if abs(c - last) < 1e-6 or change.norm() <= 10 * ROUNDING * rows.norm():

@@ -184,15 +184,14 @@ def page(done: Sweep, subject: str) -> str:
     figure = done.plan.objectives[0]
     values = [getattr(trial, figure) for trial in order]
     coordinates.append(Coordinate(figure, values, figure == "residual"))
+    per_hour = f"{3600 * done.fresh / said['session']['seconds']:.0f}" if done.fresh else "–"
     tiles = (
         ("trials complete", str(len(order))),
         ("runs pooled", str(done.pool.runs)),
         ("candidates pooled", str(done.pool.candidates)),
-        (
-            "trials per hour",
-            f"{3600 * done.fresh / said['session']['seconds']:.0f}" if done.fresh else "–",
-        ),
+        ("trials per hour", per_hour),
     )
+    columns = ("trial", "residual", "agreement", "expected", *space)
     return render_sweep(
         subject=subject,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -204,14 +203,7 @@ def page(done: Sweep, subject: str) -> str:
         f"{done.pool.runs} runs, {said['pooled']['consensus']} groups are held by several runs.",
         tiles=tiles,
         coordinates=coordinates if order else (),
-        columns=(
-            "trial",
-            "residual",
-            "agreement",
-            "expected",
-            *space,
-            *(("recovered",) if scored else ()),
-        ),
+        columns=(*columns, "recovered") if scored else columns,
         rows=_rows(done),
         choice=choice_lines(scored) if scored else (),
         scores=_scores(scored) if scored else (),

@@ -116,14 +116,9 @@ def largest_direction(
     lines = np.concatenate([a, -a])
     for _ in range(rounds):
         goal = (best @ free).numpy()
-        found = linprog(
-            -goal,
-            lines,
-            np.ones(len(lines)),
-            bounds=(None, None),
-            method="highs",
-            options={"time_limit": SECONDS},
-        )
+        limit = {"time_limit": SECONDS}
+        ends, ones = (None, None), np.ones(len(lines))
+        found = linprog(-goal, lines, ones, bounds=ends, method="highs", options=limit)
         if found.status != 0:  # out of time, or unbounded: then the softest direction was free
             break
         nu = unit(free @ torch.from_numpy(found.x))

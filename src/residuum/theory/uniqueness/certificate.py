@@ -147,23 +147,14 @@ class Cells:
         low, high = torch.full_like(flat, -torch.inf), torch.full_like(flat, torch.inf)
         beyond = 0
         if box is not None:
-            ends = [
-                torch.as_tensor(end, dtype=flat.dtype, device=flat.device)
-                .expand_as(given.x[0])
-                .flatten()
-                for end in box
-            ]
+            like: dict[str, Any] = {"dtype": flat.dtype, "device": flat.device}
+            ends = [torch.as_tensor(e, **like).expand_as(given.x[0]).flatten() for e in box]
             beyond = int(((flat < ends[0]) | (flat > ends[1])).any(1).sum())
-            around = [
-                flat.new_full((len(groups), flat.shape[1]), v) for v in (torch.inf, -torch.inf)
-            ]
-            index = groups.index[:, None].expand_as(flat)
-            low, high = (
-                a.scatter_reduce(0, index, flat, how)
-                for a, how in zip(around, ("amin", "amax"), strict=True)
-            )
-            low = torch.minimum(low, ends[0])[groups.index]
-            high = torch.maximum(high, ends[1])[groups.index]
+            index, none = groups.index[:, None].expand_as(flat), flat[: len(groups)]
+            lowest = none.scatter_reduce(0, index, flat, "amin", include_self=False)
+            highest = none.scatter_reduce(0, index, flat, "amax", include_self=False)
+            low = torch.minimum(lowest, ends[0])[groups.index]
+            high = torch.maximum(highest, ends[1])[groups.index]
         return cls(
             given,
             groups,
