@@ -226,7 +226,7 @@ def test_the_command_of_the_readme_needs_x_and_y_alone(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [line for block in blocks(ROOT / "README.md") for line in command_lines(block)]
-    (audit,) = [line for line in lines if line[0] == "audit"]
+    audit = next(line for line in lines if line[0] == "audit")
     monkeypatch.chdir(tmp_path)
     ignore_the_clock(monkeypatch)
     (tmp_path / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
