@@ -1,0 +1,66 @@
+"""How defended networks are kept and told: what is missing is made, the strongest attack counts."""
+
+from __future__ import annotations
+
+import torch
+from benchmarks import tables_of_defenses as tables
+from benchmarks.defenses import AFTER, CASES, Kept, groups
+
+from papers.buzaglo2023 import WEIGHT_DECAY, unfinished
+from residuum.records import Checkpoint, Dataset
+
+
+def attacked(recovered: int, p: float) -> dict:
+    return {"recovered": recovered, "p_value": p, "expected": 0.5}
+
+
+def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
+    row = {
+        "attacks": {
+            "unaware": attacked(1, 0.4),
+            "unmix": attacked(9, 0.004),
+            "start": {"refused": "no start"},
+            "told": attacked(20, 0.001),
+        }
+    }
+    name, best = tables.strongest(row)
+    assert (name, best["recovered"]) == ("unmix", 9)
+    assert best["p_value"] == 2 * 0.004  # of two that ran; one who was told is another attacker
+    assert tables.count(best) == r"9\*"
+    assert tables.count(best | {"p_value": 3 * 0.004}) == "9"
+    assert tables.strongest(row, told=True)[0] == "told"
+
+
+def test_what_was_skipped_is_made_again_and_what_was_made_is_not(tmp_path) -> None:
+    kept = Kept(tmp_path, "digits", "cpu", unmixed=False)
+    assert not kept.has(0, AFTER)
+    kept.add([{"defense": "dp:8", "seed": 0, "skipped": "not installed"}])
+    kept.add([{"defense": text, "seed": 0, "attacks": {}} for text in AFTER])
+    again = Kept(tmp_path, "digits", "cpu", unmixed=False)
+    assert again.has(0, AFTER)
+    assert not again.has(1, AFTER)
+    assert not again.has(0, ("dp:8",))
+    assert not Kept(tmp_path, "digits", "cpu", unmixed=True).has(0, AFTER)
+
+
+def test_every_defense_of_a_table_is_one_that_is_run() -> None:
+    for data in CASES:
+        run = [text for group in groups(data) for text in group]
+        assert len(run) == len(set(run))
+    assert tables.ordered()[0] == "none"
+    assert len(tables.ordered()) == 1 + sum(map(len, groups("digits")))
+
+
+def test_a_stationary_point_of_the_decayed_loss_has_nothing_left_to_do() -> None:
+    """One neuron on the sample 1 with target 1: w = b, v^2 = 2 w^2 and 1 - Phi = decay / sqrt(8)."""
+    w = ((1 - WEIGHT_DECAY / 8**0.5) / 8**0.5) ** 0.5
+    data = Dataset(torch.ones(1, 1).double(), torch.ones(1).double())
+
+    def left(scale: float) -> float:
+        first = torch.full((1, 1), scale * w, dtype=torch.float64)
+        theta = {"layers.0.weight": first, "layers.0.bias": first[0]}
+        theta["layers.1.weight"] = 2**0.5 * first
+        return unfinished(Checkpoint(theta, "mlp:1-1-1", (1,), task="regression"), data)
+
+    assert left(1.0) < 1e-10
+    assert left(1.01) > 1
