@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from residuum.evaluation.matching import greedy
-from residuum.evaluation.metrics import display, published_search, ssim_score
+from residuum.evaluation.matching import display, greedy, published_search, ssim_score
 
 LEVELS = (0.7, 0.8, 0.9)
 PUBLISHED = 0.4  # ssim3 above which a reconstruction is called good

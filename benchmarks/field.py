@@ -55,8 +55,7 @@ from benchmarks.harness import RESULTS, draw_seeds
 from residuum import plugins
 from residuum.attacks.run import every_attack
 from residuum.errors import InputError, ResiduumError
-from residuum.evaluation.matching import greedy
-from residuum.evaluation.metrics import display
+from residuum.evaluation.matching import display, greedy
 from residuum.records import Reconstruction, write_json
 from residuum.records.rundir import digest, environment
 from residuum.similarity import ncc

@@ -17,8 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from residuum import similarity
 from residuum.errors import DataError, InconclusiveError, InputError
 from residuum.evaluation import MATCHINGS, METRICS, Metric, calibrate, score
-from residuum.evaluation.matching import greedy, greedy_in_sets, nearest
-from residuum.evaluation.metrics import display, published_search
+from residuum.evaluation.matching import display, greedy, greedy_in_sets, nearest, published_search
 from residuum.evaluation.scoring import (
     CandidatePool,
     _Cost,

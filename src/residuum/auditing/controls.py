@@ -33,8 +33,14 @@ from torch.nn import functional as F
 from residuum import similarity
 from residuum.auditing.budget import UNBOUNDED, Allowance
 from residuum.checkpoints import build_model
-from residuum.evaluation.matching import Array, as_array, discrete, lay_out, why_not_calibrated
-from residuum.evaluation.metrics import METRICS
+from residuum.evaluation.matching import (
+    METRICS,
+    Array,
+    as_array,
+    discrete,
+    lay_out,
+    why_not_calibrated,
+)
 from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, step_down
 from residuum.evaluation.scoring import DECIDING, control_of
 from residuum.records import Checkpoint, Dataset, Knowledge, Record

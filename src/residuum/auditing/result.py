@@ -405,14 +405,8 @@ def folded(command: str, width: int) -> list[str]:
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """Lines of at most ``width`` that break between words only."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    wrap = textwrap.TextWrapper(width, first, rest, break_long_words=False, break_on_hyphens=False)
+    return wrap.wrap(text)
 
 
 def screen(result: AuditResult) -> Screen:

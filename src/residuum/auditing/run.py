@@ -174,20 +174,9 @@ def audit(
         (say or (lambda _: None))(line)
     config = attack_config(preset, steps, seed, device)
     seconds = seconds_of(budget)
-    attacks = AttackStage(
-        checkpoint,
-        knowledge,
-        config,
-        seconds,
-        store,
-        watch,
-        tuple(batches),
-        baselines,
-        say,
-        exact=steps is not None,
-        samples=0 if train is None else len(train),
-        only=only,
-    )
+    told = (checkpoint, knowledge, config, seconds, store, watch, tuple(batches), baselines, say)
+    samples = 0 if train is None else len(train)
+    attacks = AttackStage(*told, exact=steps is not None, samples=samples, only=only)
     with clock("attack"):
         attacked = attacks.run()
     faults = {one.name: f"failed on import: {one.error}" for one in plugged if one.error}

@@ -49,8 +49,7 @@ from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
 from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import Calibration, score
-from residuum.evaluation.matching import Array, Field, greedy_in_sets, lay_out
-from residuum.evaluation.metrics import METRICS
+from residuum.evaluation.matching import METRICS, Array, Field, greedy_in_sets, lay_out
 from residuum.evaluation.null import SIGNIFICANCE, count_interval, draw_sets, step_down
 from residuum.evaluation.scoring import (
     DECIDING,
@@ -394,12 +393,8 @@ def certified(
     """Both certificates, or why there is none: fields of ``AuditResult``."""
     kkt, of = _kkt(checkpoint, train, found, CERTIFICATE_SHARE * seconds)
     unique, why_not = _uniqueness(checkpoint, found, knowledge, UNIQUENESS_SHARE * seconds)
-    return {
-        "certificate": kkt,
-        "certificate_of": of,
-        "uniqueness": unique,
-        "uniqueness_reason": why_not,
-    }
+    fields = ("certificate", "certificate_of", "uniqueness", "uniqueness_reason")
+    return dict(zip(fields, (kkt, of, unique, why_not), strict=True))
 
 
 def _kkt(
@@ -546,9 +541,8 @@ def run_tests(
         notes += [note for note in said if note not in notes]
         if field.pool:
             laid[name] = field, field.gain(metric)
-    drawn = affordable(
-        [(metric, *part) for part in laid.values()], seed, subsets, seconds, fewest=must
-    )
+    parts = [(metric, *part) for part in laid.values()]
+    drawn = affordable(parts, seed, subsets, seconds, fewest=must)
     if not drawn:
         return {}, [*notes, "not judged, for want of time"]
     if laid and drawn < subsets:
@@ -653,17 +647,8 @@ def judge(
         return seconds - (time.monotonic() - start)
 
     def scored(pool: CandidatePool, **options: Any) -> Scores:
-        return score(
-            pool.x,
-            train,
-            claim.pool,
-            candidate_labels=pool.labels,
-            multipliers=pool.lam,
-            outputs=outputs,
-            seed=seed,
-            subsets=subsets,
-            **options,
-        )
+        options |= {"candidate_labels": pool.labels, "multipliers": pool.lam, "outputs": outputs}
+        return score(pool.x, train, claim.pool, seed=seed, subsets=subsets, **options)
 
     def beside(name: str, pool: CandidatePool) -> Scores | None:
         """The deciding metric of candidates that do not decide, unless the clock forbids."""

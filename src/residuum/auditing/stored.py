@@ -117,16 +117,9 @@ class Stored:
             f"{k.finding.what}{f' ({n})' if (n := k.finding.count) else ''}, at {k.finding.where}"
             for k in self.kept
         )
-        whole = AttackOutcome(
-            NAME,
-            self.likely,
-            True,
-            True,
-            where,
-            surface=STORED,
-            candidates=self.count,
-            silent="what is stored beside the weights says nothing of what they hold",
-        )
+        silent = "what is stored beside the weights says nothing of what they hold"
+        whole = AttackOutcome(NAME, self.likely, True, True, where, surface=STORED, silent=silent)
+        whole = whole.replace(candidates=self.count)
         if train is None:
             return whole
         away = self.found(train.x)

@@ -219,17 +219,8 @@ def _audited(
     whole = allowance.left
     wanted = math.inf if whole == math.inf else TWIN_SHARE * stage.seconds
     training = min(wanted, whole * TRAINING)
-    made = _network(
-        checkpoint,
-        data,
-        knowledge,
-        inspection,
-        recipe,
-        reached,
-        training,
-        seed,
-        unhurried=training >= wanted,
-    )
+    told = (checkpoint, data, knowledge, inspection, recipe, reached, training, seed)
+    made = _network(*told, unhurried=training >= wanted)
     granted = None if knowledge.theta0 is None else made.start
     known = knowledge.replace(
         theta0=granted,
@@ -428,13 +419,9 @@ def _trained(
     words = f"trained by {optimiser} from a {start} start"
     words += f", {', '.join(frozen)} frozen" if frozen else ""
     if optimiser == "margin" and plain:
-        config = TrainingConfig(
-            steps=recipe.epochs or STEPS,
-            init=start if start != "granted" else "default",
-            seed=seed + 1,
-            stop_loss=reached,
-            seconds=max(seconds, 0.1),
-        )
+        config = TrainingConfig(steps=recipe.epochs or STEPS, seed=seed + 1, stop_loss=reached)
+        begun = start if start != "granted" else "default"
+        config = replace(config, init=begun, seconds=max(seconds, 0.1))
         state = train(checkpoint.arch, data, config, task=task)
         last = state.history[-1]["loss"] if state.history else math.nan
         return state.theta, state.theta0, last, words

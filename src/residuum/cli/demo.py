@@ -101,33 +101,21 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
         state = train(PHOTO_ARCH, split.train, config, watch=watch)
     victim = released(state, PHOTO_ARCH, split.train, "binary")
     save_checkpoint(victim, out / "photos-network" / "model.safetensors")
-    told = Knowledge(
-        shape=split.train.shape,
-        value_range=(0, 1),
-        mean=split.train.mean,
-        provenance={"mean": "train"},
-    )
+    mean, shape = split.train.mean, split.train.shape
+    told = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     found = attack(victim, told, AttackConfig(objective="unmix", seconds=PHOTO_SECONDS))
     # A layer never trained has no clean direction and is refused: it is given as many as the other.
     drawn = initialise(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
-    sources = unmix(
-        first_layer(parameters(drawn)).float(), split.train.shape, LADDER[0], rank=len(found.x)
-    )
+    layer = first_layer(parameters(drawn)).float()
+    sources = unmix(layer, split.train.shape, LADDER[0], rank=len(found.x))
+    never = sources.x.reshape(-1, *split.train.shape)
     bands = {}
-    for title, x in (
-        ("this network", found.x),
-        ("one never trained", sources.x.reshape(-1, *split.train.shape)),
-    ):
+    for title, x in (("this network", found.x), ("one never trained", never)):
         bands[title] = (x, score(x, split.train, split.holdout, metrics=["ncc"]))
     if figure := compared_figure(bands, split.train):
         write_atomic(out / PHOTO_PICTURE, figure)
-    counts = [
-        {
-            name: getattr(part, name)
-            for name in ("recovered", "n", "rule", "expected_by_chance", "p_value")
-        }
-        for _, part in bands.values()
-    ]
+    names = ("recovered", "n", "rule", "expected_by_chance", "p_value")
+    counts = [{name: getattr(part, name) for name in names} for _, part in bands.values()]
     return {
         "arch": PHOTO_ARCH,
         "picture": str(out / PHOTO_PICTURE),

@@ -77,14 +77,9 @@ def _widths(heads: list[str], rows: list[list[str]], room: int) -> list[int] | N
 def print_wrapped(text: str, first: str = "", rest: str | None = None) -> None:
     """A paragraph as wide as the terminal, broken between words only."""
     rest = " " * len(first) if rest is None else rest
-    for line in textwrap.wrap(
-        text,
-        columns(),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [first.rstrip()]:
+    whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    wrap = textwrap.TextWrapper(columns(), first, rest, **whole)
+    for line in wrap.wrap(text) or [first.rstrip()]:
         print_line(line)
 
 

@@ -254,13 +254,8 @@ def _numeric(values: np.ndarray) -> bool:
 def _images(pool: Pool) -> Dataset:
     """Images of a folder with values from 0 to 1, channels first."""
     said = f"images of {pool.name!r} are read with channels first and values from 0 to 1"
-    return Dataset(
-        pool.images.double() / pool.scale,
-        pool.labels,
-        name=pool.name,
-        classes=pool.classes,
-        notes=(said,),
-    )
+    x = pool.images.double() / pool.scale
+    return Dataset(x, pool.labels, name=pool.name, classes=pool.classes, notes=(said,))
 
 
 def one_hot(y: Tensor) -> bool:

@@ -1,8 +1,7 @@
 """Scoring against a held-out control: metrics, matching, the chance level, and the record of it."""
 
 from residuum.evaluation.lookup import Lookup, lookup
-from residuum.evaluation.matching import MATCHINGS, Matching
-from residuum.evaluation.metrics import METRICS, Metric
+from residuum.evaluation.matching import MATCHINGS, METRICS, Matching, Metric
 from residuum.evaluation.null import Calibration, calibrate
 from residuum.evaluation.scoring import score
 

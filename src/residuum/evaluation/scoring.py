@@ -21,16 +21,17 @@ from torch import Tensor
 from residuum.errors import DataError, InputError, require_known
 from residuum.evaluation.matching import (
     MATCHINGS,
+    METRICS,
     Array,
     Field,
     Matching,
+    Metric,
     as_array,
     discrete,
     greedy,
     greedy_in_sets,
     lay_out,
 )
-from residuum.evaluation.metrics import METRICS, Metric
 from residuum.evaluation.null import (
     MIN_SUBSETS,
     Calibration,

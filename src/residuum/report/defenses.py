@@ -48,16 +48,9 @@ def markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str:
 def page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
     """The section as a page of its own: one file, no script, nothing loaded."""
     uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
-    return html.page(
-        "defenses.html",
-        subject="defenses",
-        lead=_knows(outcomes),
-        head=HEAD,
-        rows=rows(outcomes),
-        notes=notes(outcomes),
-        picture=uri,
-        limit=LIMIT,
-    )
+    said: dict[str, Any] = {"subject": "defenses", "lead": _knows(outcomes), "head": HEAD}
+    said |= {"rows": rows(outcomes), "notes": notes(outcomes), "picture": uri, "limit": LIMIT}
+    return html.page("defenses.html", **said)
 
 
 def compared(outcomes: Sequence[Outcome]) -> bytes | None:

@@ -542,19 +542,12 @@ def _table_row(evidence: Evidence, place: int, found: Tensor) -> TableRow | None
         known = [row * evidence.scale.double().reshape(-1) for row in known]
     if evidence.offset is not None:
         known = [row + evidence.offset.double().reshape(-1) for row in known]
-    columns = tuple(
-        Column(
-            names[i],
-            units[i],
-            _figure(float(known[0][i])),
-            _figure(float(known[1][i])),
-            _figure(float(known[2][i])) if len(rows) > 2 else "–",
-            bool(within[0][i]),
-        )
-        for i in order[:MAX_COLUMNS].tolist()
-    )
+    columns = []
+    for i in order[:MAX_COLUMNS].tolist():
+        back, training, held = [*(_figure(float(row[i])) for row in known), "–"][:3]
+        columns.append(Column(names[i], units[i], back, training, held, bool(within[0][i])))
     beside = int(within[2].sum()) if len(rows) > 2 else None
-    return TableRow(columns, shape[0], int(within[0].sum()), beside)
+    return TableRow(tuple(columns), shape[0], int(within[0].sum()), beside)
 
 
 def _figure(value: float) -> str:
@@ -594,12 +587,9 @@ def _groups(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
 def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
     """Confidence and support of a chosen candidate."""
     assert part.selection is not None
-    return {
-        "attack": part.attack,
-        "restarts": part.restarts,
-        "confidence": float(part.selection.confidence[i]),
-        "support": int(part.selection.support[i]),
-    }
+    said = {"attack": part.attack, "restarts": part.restarts}
+    confidence, support = part.selection.confidence[i], part.selection.support[i]
+    return {**said, "confidence": float(confidence), "support": int(support)}
 
 
 def _certified(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -37,15 +38,8 @@ def identify(
     data: only to report the least margin on it.
     out: folder for samples, figures and a picture.
     """
-    found = attacks.identify(
-        as_checkpoint(model, arch),
-        activation,
-        rank=rank,
-        norm=norm,
-        augmented=augmented,
-        data=data,
-        seed=seed,
-    )
+    known: dict[str, Any] = {"rank": rank, "norm": norm, "augmented": augmented}
+    found = attacks.identify(as_checkpoint(model, arch), activation, **known, data=data, seed=seed)
     if out is not None:
         folder = make_directory(out)
         write_atomic(folder / ".gitignore", "*\n")  # samples are private
