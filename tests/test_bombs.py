@@ -292,9 +292,10 @@ def commands(tmp_path: Path) -> dict[str, list[str]]:
         write(f"{name}.safetensors", save({"a": torch.zeros(1)}, {"residuum": text()}))
         config = write(f"{name}.toml", f'knowledge = "{name}.safetensors"\n'.encode())
         found[f"record: {name}"] = ["audit", str(model), "--config", config, *quick]
+    black = io.BytesIO()
+    Image.new("RGBA", (8000, 8000)).save(black, "PNG", compress_level=1)
     for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        Image.new("RGBA", (8000, 8000)).save(tmp_path / "photos" / name / "black.png")
+        write(f"photos/{name}/black.png", black.getvalue())
     found["images: black"] = train(str(tmp_path / "photos"), tmp_path)
     write("zeros/MNIST/raw/t10k-images-idx3-ubyte.gz", packed_images())
     found["images: zeros"] = train("mnist", tmp_path / "zeros")

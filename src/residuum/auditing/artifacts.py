@@ -81,36 +81,23 @@ def write_artifacts(
         save_checkpoint(result.checkpoint, out / MODEL)
         sources, written = {**(sources or {}), "checkpoint": MODEL}, [*written, MODEL]
         result.hashes.setdefault("checkpoint", sha256(out / MODEL))
+    made = {"seed": result.settings["seed"], "sha256": result.hashes, "created": result.created}
+    certificates = {
+        "of": result.certificate_of,
+        "kkt": _plain(result.certificate),
+        "uniqueness": _plain(result.uniqueness),
+        "uniqueness_reason": result.uniqueness_reason,
+    }
+    scanned: dict[str, Any] = {"tool_version": version("residuum"), "exit_code": result.exit_code}
+    scanned["sha256"] = result.hashes.get("checkpoint", "")
     texts = {
         CONFIG: _config(result, sources),
         REPORT: render(result, blur=blur),
         CARD: model_card(result),
-        ENVIRONMENT: _json(
-            {
-                **result.environment,
-                "seed": result.settings["seed"],
-                "sha256": result.hashes,
-                "created": result.created,
-            }
-        ),
+        ENVIRONMENT: _json({**result.environment, **made}),
         SCORES: _json(_scores(result)),
-        CERTIFICATE: _json(
-            {
-                "of": result.certificate_of,
-                "kkt": _plain(result.certificate),
-                "uniqueness": _plain(result.uniqueness),
-                "uniqueness_reason": result.uniqueness_reason,
-            }
-        ),
-        SARIF: _json(
-            sarif(
-                result.verdict,
-                file=file,
-                tool_version=version("residuum"),
-                sha256=result.hashes.get("checkpoint", ""),
-                exit_code=result.exit_code,
-            )
-        ),
+        CERTIFICATE: _json(certificates),
+        SARIF: _json(sarif(result.verdict, file=file, **scanned)),
     }
     for name, content in texts.items():
         write_atomic(out / name, content)
@@ -143,9 +130,8 @@ def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
         if Path(name).name != name or not (path / name).is_file():
             raise InputError(f"{str(path)!r} lacks {name[:60]!r}.", "Audit again.")
         if sha256(path / name) != hashes.get(name):
-            raise InputError(
-                f"{name!r} in {str(path)!r} has changed since the audit wrote it.", "Audit again."
-            )
+            said = f"{name!r} in {str(path)!r} has changed since the audit wrote it."
+            raise InputError(said, "Audit again.")
     order = [MAIN, *(name for name in names if name != MAIN)] if MAIN in names else names
     return path / AUDIT, tuple(Reconstruction.load(path / name) for name in order)
 
@@ -204,10 +190,8 @@ class AuditRun(RunDir):
     def refuse_other_results(self) -> None:
         """Nothing that another audit left is written over."""
         if self.complete or self.work.exists():
-            raise OutputError(
-                f"{str(self.path)!r} holds an audit already.",
-                "Choose another folder, or remove that one.",
-            )
+            said = f"{str(self.path)!r} holds an audit already."
+            raise OutputError(said, "Choose another folder, or remove that one.")
 
     def load(self, batch: Batch) -> Reconstruction | None:
         """The finished batch; one that cannot be read is run again."""

@@ -71,13 +71,8 @@ SURFACES_SAID = {
     "moment": "the optimiser state in this file",
 }
 _FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|==|>|<)\s*([-+0-9.eE]+)\s*")
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
+_COMPARE |= {">": operator.gt, "<": operator.lt}
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,9 +76,8 @@ PLUGGED = ("inspect", "attack", "score", "exposure", "certify", "defend", "audit
 for name, module in COMMANDS.items():
     _, heading, examples = (module.__doc__ or "").partition("Examples:")
     short = COMMANDS_IN_WORDS[name]
-    app.command(name, cls=Grouped, epilog=heading + examples, short_help=short)(
-        flat(module.command)
-    )
+    add = app.command(name, cls=Grouped, epilog=heading + examples, short_help=short)
+    add(flat(module.command))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -126,12 +126,10 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = make(**{member: given.pop(member) for member in members})
         command(**given)
 
-    made = [
-        Parameter(
-            name, Parameter.KEYWORD_ONLY, default=default, annotation=_narrowed(kind, default)
-        )
-        for name, (kind, default) in options.items()
-    ]
+    made = []
+    for name, (kind, default) in options.items():
+        own = {"default": default, "annotation": _narrowed(kind, default)}
+        made.append(Parameter(name, Parameter.KEYWORD_ONLY, **own))
     run.__signature__ = Signature(made)  # type: ignore[attr-defined]
     run.__annotations__ = {part.name: part.annotation for part in made}
     run.__doc__ = command.__doc__
@@ -212,10 +210,8 @@ TASK = option("What the network was trained for (auto: by outputs).", "auto", ch
 DEVICE = option("Where it runs.", "cpu", choices=("cpu", "cuda"))
 SECONDS = option("Stop after this much wall-clock time.")
 # Settings of an attack, for commands that take some of them; None where the preset decides.
-STEPS, DTYPE, DEVICE_OR_NONE, OBJECTIVE = (
-    of_setting(settings_of(AttackConfig)[name])
-    for name in ("steps", "dtype", "device", "objective")
-)
+_NAMES = ("steps", "dtype", "device", "objective")
+STEPS, DTYPE, DEVICE_OR_NONE, OBJECTIVE = (of_setting(settings_of(AttackConfig)[n]) for n in _NAMES)
 SEED_OR_NONE = option("Seed of all random numbers.", min=0, max=2**31 - 1)
 PRESET = option("Settings that the other options change.", "residuum", choices=PRESETS)
 PRIOR = option(
@@ -342,9 +338,8 @@ def value_range_of(text: str | None) -> tuple[float, float] | None:
         return None
     found = numbers(text, "--value-range", "0,1")
     if len(found) != 2:
-        raise InputError(
-            f"A value range has two ends; got {text!r}.", "Example: --value-range 0,1."
-        )
+        said = f"A value range has two ends; got {text!r}."
+        raise InputError(said, "Example: --value-range 0,1.")
     return found[0], found[1]
 
 

@@ -236,7 +236,13 @@ def run_trial(
             "loss": choose_loss(training.config.loss, setting.task),
         }
         told = {"shift": secret.shift, "rewritten": defense.release is not None}
-        releases = _releases(setting, name, defense, strength, checkpoint, before)
+        releases: tuple[Checkpoint, ...] = (checkpoint,)
+        again = defense.release
+        if defense.releases and again and strength is not None and strength != defense.off:
+            # Others of the same weights, which differ by what is drawn anew.
+            seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
+            secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
+            releases += tuple(again(before, strength, one) for one in secrets)
         attacks.append(_adaptive(setting, defense.adaptive, releases, public))
         if secret.shift is not None:
             attacks.append(_adaptive(setting, TOLD, releases, public | told))
@@ -272,22 +278,6 @@ def run_trial(
     return outcome, checkpoint, secret
 
 
-def _releases(
-    setting: Conditions,
-    name: str,
-    defense: Defense,
-    strength: float | None,
-    checkpoint: Checkpoint,
-    before: Checkpoint,
-) -> tuple[Checkpoint, ...]:
-    """The release, and others of the same weights where they differ."""
-    if not defense.releases or not defense.release or strength is None or strength == defense.off:
-        return (checkpoint,)
-    seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
-    secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
-    return (checkpoint, *(defense.release(before, strength, secret) for secret in secrets))
-
-
 def _adaptive(
     setting: Conditions, strategy: str, releases: tuple[Checkpoint, ...], facts: dict[str, Any]
 ) -> Attacked:
@@ -314,19 +304,12 @@ def _attacked(
     best = sorted(matched, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
     pairs = [torch.stack([pool.x[m.candidate].double(), train.x[i].double()]) for i, m in best]
     mean = 0.0 if train.mean is None else train.mean.double()
-    return Attacked(
-        attacker,
-        scores.recovered,
-        scores.expected_by_chance,
-        scores.p_value,
-        first_residual(found),
-        seconds,
-        torch.stack(pairs) + mean if pairs else torch.zeros(0, 2, *train.shape),
-        torch.tensor([float(m.score or 0.0) for _, m in best]),
-        tuple(bool(m.recovered) for _, m in best),
-        dict(findings),
-        scores.rule,
-    )
+    counts = scores.recovered, scores.expected_by_chance, scores.p_value
+    images = torch.stack(pairs) + mean if pairs else torch.zeros(0, 2, *train.shape)
+    values = torch.tensor([float(m.score or 0.0) for _, m in best])
+    beyond = tuple(bool(m.recovered) for _, m in best)
+    made = Attacked(attacker, *counts, first_residual(found), seconds, images, values, beyond)
+    return made.replace(findings=dict(findings), rule=scores.rule)
 
 
 def _measured(setting: Conditions, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:

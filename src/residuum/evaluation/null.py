@@ -101,9 +101,8 @@ def calibrate(
     if reason := why_not_calibrated(n, pool):
         raise InputError(f"{reason}.", "Give a larger held-out set.")
     if subsets < MIN_SUBSETS:
-        raise InputError(
-            f"A control needs at least {MIN_SUBSETS} subsets; got {subsets}.", "Say subsets=2000."
-        )
+        said = f"A control needs at least {MIN_SUBSETS} subsets; got {subsets}."
+        raise InputError(said, "Say subsets=2000.")
     labels = np.zeros(gain.shape[1], dtype=int) if strata is None else strata
     mixed = np.concatenate([np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)])
     held_out = n + draw_sets(labels[n:], labels[:n], subsets, rng)

@@ -72,32 +72,23 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
             rule = f"release-{one['kind']}"
             worst = rules.setdefault(rule, _rule(rule, one, severity))["properties"]
             worst["security-severity"] = max(worst["security-severity"], severity)
+            text = f"{one['what']} at {one['where']}: {one['reason']}. {one['remedy']}"
+            at = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
+            mark = f"{one['kind']}:{one['what']}:{one['where']}"
             results.append(
                 {
                     "ruleId": rule,
                     "ruleIndex": list(rules).index(rule),
                     "kind": "fail",
                     "level": level,
-                    "message": {
-                        "text": f"{one['what']} at {one['where']}: {one['reason']}. {one['remedy']}"
-                    },
-                    "locations": [
-                        {
-                            "physicalLocation": {
-                                "artifactLocation": {**location, "index": len(artifacts) - 1}
-                            }
-                        }
-                    ],
-                    "partialFingerprints": {
-                        "surface/v1": f"{one['kind']}:{one['what']}:{one['where']}"
-                    },
+                    "message": {"text": text},
+                    "locations": [{"physicalLocation": at}],
+                    "partialFingerprints": {"surface/v1": mark},
                     "properties": {k: one[k] for k in ("places", "count") if one[k] is not None},
                 }
             )
-    notes = [
-        {"level": "error", "message": {"text": f"{u['file']}: {u['reason']}"}}
-        for u in scan["unread"]
-    ]
+    unread = [f"{one['file']}: {one['reason']}" for one in scan["unread"]]
+    notes = [{"level": "error", "message": {"text": text}} for text in unread]
     run["tool"]["driver"] |= {"version": scan["tool"]["version"], "rules": list(rules.values())}
     run["invocations"] = [{"executionSuccessful": not notes, "exitCode": scan["exit_code"]}]
     if notes:

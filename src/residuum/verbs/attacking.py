@@ -59,16 +59,10 @@ class AttackRun(RunDir):
             "family.png": figures.family_figure(found),
         }
         write_figures(out, drawn)
-        write_json(
-            out / SUMMARY,
-            {
-                **found.to_json(),
-                "preset": preset,
-                "request": request,
-                "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
-                "environment": rundir.environment(found.settings["device"]),
-            },
-        )
+        made = {"preset": preset, "request": request}
+        made |= {"sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)}}
+        made |= {"environment": rundir.environment(found.settings["device"])}
+        write_json(out / SUMMARY, {**found.to_json(), **made})
         if "time" not in found.status:
             state.unlink(missing_ok=True)
         return found
