@@ -48,7 +48,11 @@ SPARE, PASSING = (
 )  # hyperplanes to draw from beyond d, and to cross, of those nearest to a point
 DRAWS, BATCH = 8, 500  # lines at a point, points at a time
 RATE = 60_000  # lines a second of one core; the same for the same seconds
-MOST_LINES, MOST_POINTS = 3_000_000, 30_000  # bound time and memory; of the points the most telling
+MOST_LINES, MOST_POINTS = (
+    3_000_000,
+    30_000,
+)  # bound time and memory; of the points the most telling,
+LINES_A_POINT = 40  # and so few that scoring takes no longer than drawing, whatever the seconds
 FLAT = 0.05  # sine of the angle with a line below which where a hyperplane crosses it is not known
 HELD = 5e-3  # likewise, below which it holds the line that it passes within the last of EPS
 FAR, AWAY = 1.5, 1e9  # of a crossing from the point, in the range; stands for one that is none
@@ -183,7 +187,7 @@ def search(
         around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
         points.append(on_lines(planes, around, generator))
         drawn += BATCH * DRAWS
-    x = _thinned(planes, torch.cat(points))
+    x = _thinned(planes, torch.cat(points), min(MOST_POINTS, drawn // LINES_A_POINT))
     x = planes.settled(x)
     x = x[inside(x)]
 
@@ -206,13 +210,13 @@ def search(
     return Found(x[kept], score[kept], drawn)
 
 
-def _thinned(planes: Planes, x: Tensor) -> Tensor:
+def _thinned(planes: Planes, x: Tensor, most: int) -> Tensor:
     """The point of every cell that most hyperplanes pass: a row with many is found thousands of times."""
     passing = [(planes.distances(part) < EPS[-1]).sum(1) for part in x.split(20 * BATCH)]
     x = x[torch.cat(passing).argsort(descending=True, stable=True)]
     cell = (x / CELL).floor().unique(dim=0, return_inverse=True)[1]
     best = torch.full((len(x),), len(x)).scatter_reduce(0, cell, torch.arange(len(x)), "amin")
-    return x[best[best < len(x)].sort().values[:MOST_POINTS]]
+    return x[best[best < len(x)].sort().values[:most]]
 
 
 def beyond(planes: Planes, x: Tensor) -> Tensor:
