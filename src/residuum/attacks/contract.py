@@ -307,14 +307,8 @@ def features_of(
 ) -> tuple[float, ...]:
     """What the confidence looks at, in the order of FEATURES."""
     weight = math.log(max(row["lam"], 1e-12 * heaviest) / heaviest) if heaviest > 0 else 0.0
-    agreement = float(row["support"] > 1)
-    return (
-        row["support"] / max(restarts, 1),
-        weight,
-        row["tightness"],
-        agreement,
-        agreement * spread,
-    )
+    share, agreement = row["support"] / max(restarts, 1), float(row["support"] > 1)
+    return share, weight, row["tightness"], agreement, agreement * spread
 
 
 def confidence_of(features: tuple[float, ...], restarts: int) -> float:

@@ -124,13 +124,8 @@ def polished(
         priors: list[Prior] = [
             PRIORS[name](weight, knowledge=found.knowledge) for name, weight in config.priors or ()
         ]
-        adam = torch.optim.Adam(
-            [
-                {"params": [x], "lr": how.rate},
-                {"params": [mu], "lr": how.rate},
-                {"params": free, "lr": how.gate_rate},
-            ]
-        )
+        rates = ([x], how.rate), ([mu], how.rate), (free, how.gate_rate)
+        adam = torch.optim.Adam([{"params": own, "lr": rate} for own, rate in rates])
         for _ in range(how.steps):
             outputs, gates, pull = net.forward(x, free)
             u = objective.covectors(0, outputs, y, mu * scale)

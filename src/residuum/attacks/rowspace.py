@@ -71,14 +71,8 @@ class RowSpace:
         basis = rows[:rank].T
         # A vector's sign is the library's choice; fixed, so that a saved attack can go on elsewhere.
         peaks = basis.gather(0, basis.abs().argmax(0, keepdim=True))
-        squares = values.square()
-        return cls(
-            (basis * peaks.sign()).contiguous(),
-            shape,
-            tolerance,
-            float(squares[rank:].sum()),
-            float(squares.sum()),
-        )
+        outside, total = (float(part.square().sum()) for part in (values[rank:], values))
+        return cls((basis * peaks.sign()).contiguous(), shape, tolerance, outside, total)
 
     @property
     def rank(self) -> int:
@@ -105,13 +99,12 @@ class RowSpace:
     def reduce_knowledge(self, knowledge: Knowledge) -> Knowledge:
         """Initial weights and moment of the smaller network, where they are known."""
         known = {"theta0": knowledge.theta0, "moment": knowledge.moment}
-        return knowledge.replace(
-            **{
-                name: {**part, FIRST: part[FIRST].cpu().double() @ self.basis}
-                for name, part in known.items()
-                if part is not None
-            }
-        )
+        small = {
+            name: {**part, FIRST: part[FIRST].cpu().double() @ self.basis}
+            for name, part in known.items()
+            if part is not None
+        }
+        return knowledge.replace(**small)
 
     def notes(self, box_dropped: bool) -> tuple[str, ...]:
         """What this mode did, for the reader of the result."""
