@@ -19,7 +19,7 @@ from sklearn.svm import SVC
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.auditing.stored import ROUNDING, nearest, stored_in
+from residuum.auditing.run import ROUNDING, nearest, stored_in
 from residuum.checkpoints.releases import open_release
 from residuum.cli.main import main
 from residuum.errors import CheckpointError

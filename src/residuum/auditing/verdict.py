@@ -2,7 +2,7 @@
 
 | case                                                                     | verdict       | exit |
 |--------------------------------------------------------------------------|---------------|------|
-| records stand in the file outright (``stored.py``)                       | leak          | 1    |
+| records stand in the file outright (``run.Stored``)                      | leak          | 1    |
 | held-out control missing or too small; a control fails                   | inconclusive  | 3    |
 | a test survives                                                          | leak, graded  | 1    |
 | no attack that could acquit explained its surface; the network does not  | inconclusive  | 3    |

@@ -275,8 +275,7 @@ def audit_into(
     from residuum.auditing.artifacts import HOW, AuditRun, read_result, write_artifacts
     from residuum.auditing.budget import seconds_of
     from residuum.auditing.inputs import check_fit, scale_notes, suited
-    from residuum.auditing.run import attack_config
-    from residuum.auditing.stored import network_and_records
+    from residuum.auditing.run import attack_config, network_and_records
     from residuum.auditing.twin import Recipe
     from residuum.checkpoints import locate, weights_hash
     from residuum.datasets.given import hash_of
@@ -374,8 +373,7 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
     """The audit that these settings ask for, without an attack."""
     from residuum.auditing.budget import seconds_of
     from residuum.auditing.dryrun import dry_run
-    from residuum.auditing.run import attack_config
-    from residuum.auditing.stored import Stored, foretold, network_and_records
+    from residuum.auditing.run import Stored, attack_config, foretold, network_and_records
     from residuum.datasets.given import both
 
     assert settings.checkpoint is not None
