@@ -48,10 +48,7 @@ HOW += ["vouch", "twin", "recipe", "surface"]
 SCHEMA_VERSION = "3.2"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-MOST_CANDIDATES, MOST_EXPOSED = (
-    200,
-    20,
-)  # in result.json: more than somebody reads; files beside it have all
+MOST_CANDIDATES, MOST_EXPOSED = 200, 20  # in result.json; files beside it have all
 
 
 def write_artifacts(

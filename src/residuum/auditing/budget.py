@@ -34,7 +34,7 @@ MIN_STEPS = 25  # one look at the loss: with fewer there is nothing to report
 MOST_STRETCH = 2.0  # a restart is never more than twice as long as its preset says
 # Seconds on two cores: of start, planning and report; of scoring and certificates of 500 samples.
 AROUND, FLOOR = 8.0, 14.0
-MAX_RESTARTS = 64
+MAX_RESTARTS = 64  # of one attack, whatever the budget
 MAX_CANDIDATES = 20_000  # of all restarts of one attack: bounds the memory of the scoring
 UNITS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 UNITS |= {"h": 3600.0, "hour": 3600.0}

@@ -53,7 +53,7 @@ from residuum.training import TrainingConfig, initialise, train
 from residuum.training.methods import LOSSES, choose_loss
 
 SPARE = 100  # held-out samples beyond twice the training set that a twin needs to be judged
-STEPS = 5000
+STEPS = 5000  # of training, where no recipe says
 RATE, FASTER, SLOWER = 0.1, 1.05, 0.5  # of descent that keeps its loss falling
 ENOUGH = 0.75  # of what attacking a twin should take: with less left it is not begun
 SAME_STEPS = 1.1  # of the steps of two audits that count as alike

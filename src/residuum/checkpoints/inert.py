@@ -44,8 +44,7 @@ from residuum.checkpoints.pickles import (
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.inputs import is_size
 
-MAX_WORK = 1_000_000
-MAX_KEPT = 48 << 20
+MAX_WORK, MAX_KEPT = 1_000_000, 48 << 20  # instructions, and bytes of small objects
 # Bytes of Python's objects: a list or tuple with its place among those seen; a dict; an entry of it; a
 # bytes besides themselves; a number; a word; what a call leaves, such as a tensor with its view.
 HOLDER, DICT, ENTRY, BYTES, NUMBER, NAMED, CALLED = 160, 260, 64, 64, 32, 300, 500

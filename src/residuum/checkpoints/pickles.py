@@ -26,7 +26,7 @@ import torch
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.inputs import is_size
 
-MAX_PICKLE_BYTES = 4 << 20  # of a state dict without its numbers: some 40 000 tensors
+MAX_PICKLE_BYTES = 4 << 20  # of a state dict without its numbers
 MAX_WORK, WORK_PER_BYTE, CALL_WORK = 500_000, 2, 8  # as said above
 FAR = 100  # bytes of an entry of a dict
 TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}  # bytes of their length

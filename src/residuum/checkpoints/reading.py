@@ -75,7 +75,7 @@ NUMBERS |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": to
 NUMBERS |= {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8}
 NUMBERS |= {"BOOL": torch.bool}
 AGAIN = "Copy or save the file again."
-# What torch raises on damaged files, as far as it was ever seen to.
+# What torch raises on damaged files.
 UNREADABLE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 ENDED = (EOFError, OSError, OverflowError, struct.error)
 ZIP_MAGIC = b"PK\x03\x04"

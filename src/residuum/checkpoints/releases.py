@@ -37,12 +37,12 @@ from residuum.checkpoints.pickles import Storage
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
 from residuum.records.inputs import may_hold, open_zip
 
-DEFAULT_MAX_BYTES = 64 << 30
+DEFAULT_MAX_BYTES = 64 << 30  # only headers and pickles are read until numbers are asked for
 MAX_PICKLED = 2 << 30  # bytes that a pickle with its arrays may unpack to: they stay in memory
 MAX_DATA_PKL = 64 << 20  # of torch's archives, without the numbers
-MAX_CONFIG = 1 << 20
+MAX_CONFIG = 1 << 20  # bytes of adapter_config.json
 UNPACKING = 100 << 20  # memory of an unpacker
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # bytes that are allocated on a claim at a time
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".gz", ".z",
     ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar",

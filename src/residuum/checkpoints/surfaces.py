@@ -65,7 +65,7 @@ FEATURES = (
     "compared with those of the data ({} numbers each); features are not samples, though inverting them "
     "may be possible; layers are counted from the first one that moved"
 )
-TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
+TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)  # of the ranks that are shown
 VISIBLE = 1e-2  # of the largest singular value
 FEWEST_OF_NOISE = 20  # singular values that show a shape
 MISFIT = 0.05  # relative distance of what is left from the quantiles of noise

@@ -21,7 +21,7 @@ FORMATS = {
     **{".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM", ".ppm": "PPM"},
 }
 MAX_PIXELS = 20_000_000  # 200 MB with the copies that a conversion makes
-# What Pillow raises on files that are no images, as far as it was ever seen to.
+# What Pillow raises on files that are no images.
 UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError)
 GRAY_MODES = ("1", "L", "LA")
 COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")

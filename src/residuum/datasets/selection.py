@@ -17,7 +17,7 @@ from torch import Tensor
 from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
-DEFAULT_HOLDOUT = 2000
+DEFAULT_HOLDOUT = 2000  # as many as scoring uses
 Names = Sequence[str | int]  # of classes
 
 

@@ -21,7 +21,7 @@ from residuum.errors import InputError
 from residuum.records import Record
 from residuum.similarity import chunks, cosine
 
-LEVEL = 0.99
+LEVEL = 0.99  # the quantile of chance, as everywhere
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,7 +51,7 @@ from residuum.records.results import (
     ScoreSlice,
 )
 
-DECIDING = "ncc"  # sees what a person sees, whatever brightness and contrast
+DECIDING = "ncc"  # of the verdict: ignores brightness and contrast
 BINS = 5  # equally large slices of the samples, by margin
 PILOT = 16  # sets that a control is timed on before it is drawn
 

@@ -14,7 +14,7 @@ from residuum.records.results import SCHEMA_VERSION, CanaryBound, Exposure, Grou
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 
-BINS = 20
+BINS = 20  # of probabilities, 5% each
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
