@@ -231,7 +231,7 @@ def test_uniqueness_is_certified_where_the_budget_allows() -> None:
     for item in cards:
         assert 0 <= item.determined_at_least <= item.determined_energy + 1e-9
         assert (item.certificate == "others keep it") == (item.determined_at_least >= 0.9)
-    assert "not covered, and may keep less" in found.html()
+    assert "Not covered, and may keep less" in found.html()
     assert publish(found, None, {}).uniqueness is not None
     short = audit("tight", batches=batches, baselines=False)
     assert short.uniqueness is None
