@@ -22,7 +22,8 @@ from residuum.records import Knowledge
 SHAPE = (2, 3, 4)
 LAM_MIN = 0.3
 MEAN = torch.linspace(-0.2, 0.4, 24, dtype=torch.float64).view(SHAPE)
-KNOWN = Knowledge(shape=SHAPE, value_range=(-0.5, 1.0), mean=MEAN)
+TYPES = "0-2:onehot,3:integer,5-6:integer/9,10-11:onehot/0.5"
+KNOWN = Knowledge(shape=SHAPE, value_range=(-0.5, 1.0), mean=MEAN, columns=TYPES)
 
 
 def hinge(v):
@@ -107,6 +108,22 @@ def experts(x, lam):
     return total / len(x)
 
 
+def typed(x, lam):
+    """The least over legal values of every typed column, one by one."""
+    total = 0.0
+    for one in x:
+        v = [float(value) for value in (one + MEAN).flatten()]
+        for first, last, scale in ((0, 2, 1.0), (10, 11, 0.5)):
+            group = [scale * v[k] for k in range(first, last + 1)]
+            total += min(
+                sum((value - (k == hot)) ** 2 for k, value in enumerate(group))
+                for hot in range(len(group))
+            )
+        for column, scale in ((3, 1.0), (5, 9.0), (6, 9.0)):
+            total += min((scale * v[column] - whole) ** 2 for whole in range(-100, 101))
+    return total
+
+
 NAIVE = {
     "none": lambda x, lam: 0.0,
     "value-box": value_box,
@@ -118,6 +135,7 @@ NAIVE = {
     "high-frequency": lambda x, lam: sum(d * d for d in neighbours(x)),
     "sparse-gradients": sparse,
     "patch-experts": experts,
+    "columns": typed,
 }
 
 
@@ -278,3 +296,44 @@ def test_missing_knowledge_is_refused(name):
 def test_smoothness_of_vectors_is_refused(name):
     with pytest.raises(InputError, match="samples here are vectors"):
         prior(name, Knowledge(shape=(24,))).penalty(*candidates())
+
+
+def legal_rows():
+    """Rows of the types that are granted, other columns anything."""
+    x, lam = candidates()
+    rows = (x + MEAN).flatten(2)
+    rows[..., 0:3] = torch.eye(3).double()[torch.tensor([[0, 2, 1], [1, 0, 2]])]
+    rows[..., 3] = torch.tensor([[0.0, 4.0, -7.0], [1.0, 2.0, 3.0]])
+    rows[..., 5:7] = torch.tensor([2.0, 9.0]).double() / 9
+    rows[..., 10:12] = torch.tensor([0.0, 2.0]).double()
+    return rows.view_as(x) - MEAN, lam
+
+
+def test_rows_of_the_granted_types_cost_nothing_and_those_between_do():
+    x, lam = legal_rows()
+    assert prior("columns").penalty(x, lam).max() < 1e-25
+    for column, step in ((0, 0.2), (3, 0.2), (6, 0.2 / 9), (10, 0.4)):
+        between = x.clone().flatten(2)
+        between[0, 1, column] += step
+        cost = prior("columns").penalty(between.view_as(x), lam)
+        assert cost.tolist() == pytest.approx([0.04, 0.0], abs=1e-12)
+    free = x.clone().flatten(2)
+    free[..., [4, 7, 8, 9, 12, 23]] += 0.37  # columns of no granted type
+    assert prior("columns").penalty(free.view_as(x), lam).max() < 1e-25
+
+
+def test_the_pull_to_types_of_columns_rises():
+    one = PRIORS["columns"](0.5, knowledge=KNOWN)
+    assert one.weight_at(1.0) == 0.5
+    assert one.weight_at(0.0) == pytest.approx(0.0005)
+
+
+@pytest.mark.parametrize(
+    "text",
+    "|0:onehot|2-1:integer|0-2|0-2:colour|0-2:onehot,2:integer|3:integer/0|3:integer/1e|"
+    "3:integer/1e999|-1:integer|0:integer,".split("|"),
+)
+def test_types_of_columns_that_say_nothing_are_refused(text):
+    with pytest.raises(InputError, match="FIRST-LAST:onehot") as caught:
+        Knowledge(columns=text)
+    assert "Example" in caught.value.remedy

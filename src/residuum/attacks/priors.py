@@ -184,6 +184,34 @@ class SparseGradients(Prior):
         return high - low
 
 
+class TypedColumns(Prior):
+    """Squared distance to the nearest row that the granted types of columns allow, in their own units.
+
+    Whole numbers, and one 1 among zeros; other columns cost nothing. From FADE of its weight it rises:
+    early on the nearest row is chance, at the end candidates are to be rows.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("columns",)
+
+    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
+        """sum |v - nearest(v)|^2, v = scale (x + mean)."""
+        assert self.knowledge is not None
+        mean = 0.0 if self.knowledge.mean is None else self.knowledge.mean.to(x).flatten()
+        rows, total = x.flatten(2) + mean, x.new_zeros(len(x))
+        for first, last, kind, scale in self.knowledge.typed_columns:
+            v = scale * rows[:, :, first : last + 1]
+            if kind == "integer":
+                nearest = v.detach().round()
+            else:
+                nearest = torch.zeros_like(v).scatter(-1, v.argmax(-1, keepdim=True), 1.0)
+            total = total + _sum((v - nearest).square())
+        return total
+
+    def weight_at(self, share: float | Tensor) -> float | Tensor:
+        """Geometric from FADE of the weight to all of it."""
+        return self.weight * FADE ** (1 - share)
+
+
 class PatchExperts(SparseGradients):
     """Photographs seen through learned filters: log cosh of their responses, fading.
 
@@ -305,5 +333,6 @@ PRIORS: dict[str, type[Prior]] = {
     "high-frequency": HighFrequency,
     "sparse-gradients": SparseGradients,
     "patch-experts": PatchExperts,
+    "columns": TypedColumns,
 }
 PRIORS = Table("prior", PRIORS)

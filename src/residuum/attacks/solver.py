@@ -658,7 +658,7 @@ def fingerprint(
     tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
     known = [t for t in (*tensors, knowledge.mean, knowledge.norms) if t is not None]
     rest = [knowledge.shape, knowledge.value_range, knowledge.sample_count, knowledge.label_balance]
-    told = [rest, knowledge.loss, knowledge.weight_decay]
+    told = [rest, knowledge.loss, knowledge.weight_decay, knowledge.columns]
     return digest([*settings, repr(objective), candidates], *known, told)
 
 

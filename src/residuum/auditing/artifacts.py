@@ -268,6 +268,7 @@ class AuditSettings(BaseModel):
     surface: str | None = None
     loss: str | None = None
     weight_decay: float | None = None
+    columns: str | None = None
     sha256: dict[str, str] = Field(default_factory=dict)
     batches: Annotated[
         list[Annotated[Batch, AfterValidator(_possible)]], Field(max_length=10_000)

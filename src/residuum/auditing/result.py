@@ -72,6 +72,7 @@ TOLD = {  # granted facts in words; a value stands where it is one
     "weight_decay": "the weight decay ({})",
     "norms": "the length of every sample",
     "moment": "the optimiser state",
+    "columns": "the types of the columns ({})",
 }
 SOURCES = {
     "user": "",

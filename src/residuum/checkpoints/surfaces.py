@@ -304,6 +304,11 @@ def sample_shape(checkpoint: Checkpoint, knowledge: Knowledge) -> tuple[int, ...
             f"The mean must be one number or have {arch.inputs} values; got {mean.numel()}.",
             "Grant the mean image of the data.",
         )
+    if (last := max((one.last for one in knowledge.typed_columns), default=0)) >= arch.inputs:
+        raise InputError(
+            f"Types are granted of columns up to {last}; a sample has {arch.inputs}, counted from 0.",
+            "Correct --columns.",
+        )
     return shape
 
 
@@ -347,7 +352,7 @@ class Head:
         def mine(theta: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
             return None if theta is None else renamed(theta, first)
 
-        gone = ("shape", "value_range", "mean", "norms")
+        gone = ("shape", "value_range", "mean", "norms", "columns")
         facts = {"theta0": mine(whole.theta0), "moment": mine(whole.moment) or None}
         provenance = {k: v for k, v in whole.provenance.items() if k not in gone}
         if facts["moment"] is None:

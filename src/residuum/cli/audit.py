@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from residuum.auditing.dryrun import DryRun
     from residuum.records import Checkpoint, Dataset, Knowledge
 
-FACTS = ("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay")
+FACTS = (
+    *("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay"),
+    "columns",
+)
 ALREADY_SAID = ("network",)  # before the attacks began
 AFTER = {
     "controls": "trying what holds nothing of the network",
@@ -133,6 +136,7 @@ class Asked:
     )
     loss: str | None = Granted.loss
     weight_decay: float | None = Granted.weight_decay
+    columns: str | None = Granted.columns
 
 
 def command(

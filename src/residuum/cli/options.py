@@ -290,6 +290,11 @@ class Granted:
     )
     loss: str | None = option("The training loss.", choices=LOSSES, place="granted")
     weight_decay: float | None = option("Weight decay of the training.", place="granted")
+    columns: str | None = option(
+        "Types of a table's columns, counted from 0, as 0-2:onehot,3:integer/9 (divided by 9).",
+        metavar="FIRST-LAST:TYPE,...",
+        place="granted",
+    )
 
 
 @dataclass(frozen=True)
@@ -472,6 +477,7 @@ def grant(
         "loss": str,
         "weight_decay": _decay,
         "sample_count": int,
+        "columns": str,
     }
     facts = {name: read[name](value) for name, value in said.items() if value is not None}
     if {"init", "base"} <= {*facts}:

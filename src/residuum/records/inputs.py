@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import struct
 import tokenize
 import zipfile
@@ -45,6 +46,7 @@ END_64 = struct.Struct("<4sQ2H2I4Q")  # zip64 writes this and a locator before E
 LOCATOR = struct.Struct("<4sIQI")
 PROVENANCES = ("user", "train", "holdout", "release")  # where a granted fact may come from
 TENSORS = ("mean", "theta0", "norms", "moment")  # facts that are not told as text
+TYPED = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?:(onehot|integer)(?:/([0-9.eE+-]+))?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,6 +354,15 @@ class Fact(NamedTuple):
     provenance: str
 
 
+class Columns(NamedTuple):
+    """Neighbouring columns of one type; the network receives a value over ``scale``, less the mean."""
+
+    first: int
+    last: int
+    kind: str
+    scale: float
+
+
 @dataclass(frozen=True, eq=False)
 class Knowledge(Record):
     """Facts granted to the attacker, each absent (None) unless the auditor grants it.
@@ -368,6 +379,8 @@ class Knowledge(Record):
     theta0: the weights that training began from, by parameter name.
     loss, weight_decay: of the training.
     norms: (n,) of the samples.
+    columns: types of a table's columns, as ``0-2:onehot,3:integer/9``: counted from 0, the last one
+        given; behind a stroke what they were divided by before a mean was subtracted.
     """
 
     shape: tuple[int, ...] | None = None
@@ -380,6 +393,7 @@ class Knowledge(Record):
     weight_decay: float | None = None
     norms: Tensor | None = None
     moment: dict[str, Tensor] | None = None
+    columns: str | None = None
     provenance: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -395,6 +409,7 @@ class Knowledge(Record):
                 f"A value range runs from low to high; got {self.value_range}.",
                 "For images in [0, 1] say value_range=(0, 1).",
             )
+        _ = self.typed_columns  # refuses what it cannot read
         source = {name: self.provenance.get(name, "user") for name in self.granted}
         object.__setattr__(self, "provenance", source)
 
@@ -403,6 +418,32 @@ class Knowledge(Record):
         """Names of the facts the attacker has."""
         names = (f.name for f in fields(self) if f.name != "provenance")
         return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def typed_columns(self) -> tuple[Columns, ...]:
+        """``columns`` as read; none where no types are granted."""
+        if self.columns is None:
+            return ()
+        parts = [TYPED.fullmatch(part.strip()) for part in self.columns.split(",")]
+        try:
+            found = [
+                Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1)) for m in parts if m
+            ]
+        except ValueError:  # a scale that is no number
+            found = []
+        counted = [column for one in found for column in range(one.first, one.last + 1)]
+        if (
+            len(found) < len(parts)
+            or len({*counted}) < len(counted)
+            or any(one.last < one.first + (one.kind == "onehot") for one in found)
+            or not all(0 < one.scale < math.inf for one in found)
+        ):
+            raise InputError(
+                "Columns are FIRST-LAST:onehot or FIRST-LAST:integer between commas, none of them "
+                f"twice, a one-hot group of two or more; got {self.columns[:60]!r}.",
+                "Example: 0-2:onehot,3:integer/9, the last one for numbers divided by 9.",
+            )
+        return tuple(found)
 
     def box(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Bounds of a sample ``like`` this one as the network receives it, one number where they are equal.

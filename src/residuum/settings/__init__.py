@@ -214,7 +214,8 @@ ATTACKS = (  # built in; the keys of ``every_attack()``
 )
 PRIOR_NAMES = (  # built in; the keys of ``PRIORS``
     *("value-box", "haim2022-box", "haim2022-text-box", "loo2024-box", "multiplier-floor"),
-    *("total-variation", "high-frequency", "sparse-gradients", "patch-experts", "none"),
+    *("total-variation", "high-frequency", "sparse-gradients", "patch-experts", "columns"),
+    "none",
 )
 SPLITS = ("none", "curvature", "random", "frank-wolfe")  # the keys of growth.GROWTH
 LR_LAM = 0.01  # rate of the multipliers where neither anybody nor the data says otherwise
