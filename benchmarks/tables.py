@@ -5,9 +5,13 @@
 
 A row counts where some candidate lies within TOLERANCE of every column's range at once; the same for as
 many rows of the same kind that the network never saw is the count by chance. Synthetic rows are uniform in
-[0, 1]^d with random labels; breast_cancer, wine, diabetes and digits are those of scikit-learn, columns
-standardised. Granted: the range and mean of the columns. Settings were chosen with seeds 9001-9099, which no
-claim uses. OUT/tables.json goes to benchmarks/results; ``tables_of_convnets`` shows it.
+[0, 1]^d with random labels; of mixed ones three columns are one-hot, one a whole number up to 9, over 9, and
+attacks with and without these types granted take equal steps, whatever the clock says. Heads are MLPs on a
+frozen encoder of digits, with random weights: embeddings are scored by NCC beside held-out ones and looked
+up in a public pool, half of which was trained on. breast_cancer, wine, diabetes and digits are those of
+scikit-learn, columns standardised. Granted: the range and mean of the columns, of heads nothing. Settings
+were chosen with seeds 9001-9099, which no claim uses; rows that came later have seeds of their own.
+OUT/tables.json goes to benchmarks/results; ``tables_of_convnets`` shows it.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -30,13 +35,16 @@ from torch.nn import functional as F
 
 import residuum as rs
 from benchmarks.harness import RESULTS, draw_seeds, threads
-from benchmarks.unmix import TUNING_SEEDS
+from benchmarks.unmix import HELD_OUT, TUNING_SEEDS, judge
 from residuum.errors import InputError
+from residuum.evaluation import lookup
 from residuum.records import Dataset, Knowledge, write_json
 from residuum.records.rundir import environment
 from residuum.training import TrainingConfig, train
 
-SEEDS_FILE = RESULTS / "tables-seeds.json"
+SEEDS_FILES = tuple(RESULTS / f"tables-seeds{part}.json" for part in ("", "-more"))
+LATER = ("mixed-6-40", "heads-64-40")  # rows of the second file
+WITH = " with columns"  # an attack that is granted their types
 TOLERANCE, SECONDS, STEPS = 0.05, 20.0, 5000
 
 
@@ -63,6 +71,8 @@ ROWS = {
         Row("wine", 13, 60, "64-64", ("multiclass-kkt", *GRANTED)),
         Row("diabetes", 10, 60, "64-64", ("corners", *GRANTED)),
         Row("digits", 64, 60, "64-64", ("multiclass-kkt", *GRANTED)),
+        Row("mixed", 6, 40, "200-200", ("binary-kkt", f"binary-kkt{WITH}")),
+        Row("heads", 64, 40, "200", ("unmix", "binary-kkt")),
     )
 }
 
@@ -82,17 +92,51 @@ class Victim:
 def made(row: Row, seed: int) -> Victim:
     """Uniform rows by descent to the margin from a small start, others as people train."""
     generator = torch.Generator().manual_seed(seed)
-    if row.data == "uniform":
+    if row.data == "heads":
+        return head(row, seed)
+    if row.data in ("uniform", "mixed"):
         x = torch.rand(11 * row.n, row.d, generator=generator).double()
+        if row.data == "mixed":
+            x[:, :3] = F.one_hot(x[:, :3].argmax(1), 3)
+            x[:, 3] = (10 * x[:, 3]).floor() / 9
         y = torch.where(torch.rand(row.n, generator=generator) < 0.5, -1.0, 1.0)
         x, others = x[: row.n], x[row.n :]
         mean = x.mean(0)
         arch = f"mlp:{row.d}-{row.hidden}-1"
         state = train(arch, Dataset(x - mean, y), TrainingConfig(steps=STEPS, seed=seed))
-        known = Knowledge(value_range=(0.0, 1.0), mean=mean, provenance={"mean": "train"})
+        types = "0-2:onehot,3:integer/9" if row.data == "mixed" else None
+        known = Knowledge(
+            value_range=(0.0, 1.0), mean=mean, columns=types, provenance={"mean": "train"}
+        )
         network = rs.Checkpoint(dict(state.theta), arch)
         return Victim(network, known, None, x - mean, others - mean, dict(state.history[-1]))
     return fitted(row, seed, generator)
+
+
+def head(row: Row, seed: int) -> Victim:
+    """Digits behind a frozen random encoder, standardised by those of the public, a head at its margin."""
+    split = rs.load_dataset("digits", row.n, seed=seed % 2**31, holdout=HELD_OUT)
+    torch.manual_seed(seed)
+    encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, row.d)).double()
+    every = torch.cat([split.train.x, split.holdout.x]).double().flatten(1)
+    with torch.no_grad():
+        every = encoder(every)
+    public = every[row.n :]
+    every = (every - public.mean(0)) / public.std(0)
+    x, others = every[: row.n], every[row.n :]
+    arch = f"mlp:{row.d}-{row.hidden}-1"
+    config = TrainingConfig(steps=STEPS, seed=seed)
+    state = train(arch, Dataset(x, split.train.y.double()), config)
+    network = rs.Checkpoint(dict(state.theta), arch)
+    return Victim(network, Knowledge(), None, x, others, dict(state.history[-1]))
+
+
+def named(found: Tensor, victim: Victim) -> dict[str, int]:
+    """Of a pool with the training records and as many others: those that candidates are named as."""
+    n = len(victim.x)
+    answer = lookup(found, torch.cat([victim.x, victim.others[-n:]]))
+    names = {int(index) for index in answer.index[answer.match]}
+    return {"named": len(names), "named rightly": sum(name < n for name in names)}
 
 
 def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
@@ -153,21 +197,30 @@ def attacked(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[s
 
 def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
     """Rows that an attack brings back; at most 3n candidates count."""
+    by_steps = row.data in ("mixed", "heads")
     config = rs.AttackConfig.of(
-        objective=attack,
+        objective=attack.removesuffix(WITH),
         candidates=2 * row.n,
         restarts=1,
         steps=2000,
-        seconds=SECONDS,
+        seconds=math.inf if by_steps and attack != "unmix" else SECONDS,
         seed=seed % 2**31,
     )
     known = victim.knowledge.replace(theta0=victim.start if attack == "unmix" else None)
+    if not attack.endswith(WITH):
+        sources = {fact: where for fact, where in known.provenance.items() if fact != "columns"}
+        known = known.replace(columns=None, provenance=sources)
     try:
         found = rs.attack(victim.network, known, config)
     except InputError as problem:
         return {"victim": victim.facts, "refused": problem.message}
     chosen = found.selection.x if found.selection is not None else found.x
     x = chosen[: 3 * row.n].double().flatten(1)
+    if row.data == "heads":
+        held = victim.others[: -row.n]
+        scores = judge(x.numpy(), victim.x.numpy(), held.numpy(), seed % 2**31)
+        facts = {"victim": victim.facts, "seconds": found.seconds, "notes": found.notes}
+        return {**facts, **scores, **named(x, victim)}
     low, high = (torch.cat([victim.x, victim.others]).quantile(q, dim=0) for q in (0.0, 1.0))
     width = (high - low).clamp(min=1e-9)
     n = min(row.n, len(victim.others))
@@ -184,13 +237,17 @@ def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
 
 
 def draw() -> None:
-    """Of every victim."""
-    draw_seeds(SEEDS_FILE, victims={name: row.victims for name, row in ROWS.items()})
+    """Of every victim; rows that came later on their own."""
+    for path, later in zip(SEEDS_FILES, (False, True), strict=True):
+        if not path.exists():
+            rows = {name: row.victims for name, row in ROWS.items() if (name in LATER) == later}
+            draw_seeds(path, victims=rows)
 
 
 def _seeds(pool: str) -> dict[str, list[int]]:
     if pool == "claim":
-        return dict(json.loads(SEEDS_FILE.read_text())["victims"])
+        parts = [json.loads(path.read_text())["victims"] for path in SEEDS_FILES]
+        return {name: seeds for part in parts for name, seeds in part.items()}
     seeds = iter(TUNING_SEEDS)
     return {name: [next(seeds) for _ in range(row.victims)] for name, row in ROWS.items()}
 

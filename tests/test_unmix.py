@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from residuum.attacks import unmix as unmixing
 from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
     Effort,
@@ -215,3 +216,17 @@ def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
     layer = Mixed(rows, None, rows, SHAPE, True, 40, 1.0)
     sign, _, _ = told(found, layer, Knowledge(), found.centres)
     assert (sign[:40] == -1).all()  # with every direction 19 of 40: a coin toss
+
+
+def test_sources_that_fall_together_are_no_error(monkeypatch):
+    """As happens in clusters of a few neurons: both are given, equal, and no others are lost."""
+    generator = torch.Generator().manual_seed(0)
+    layer = unmixing.Layer.of(torch.randn(6, 8, generator=generator))
+    together = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
+    monkeypatch.setattr(unmixing, "population", lambda *_: together)
+    effort, domain = unmixing.Effort(), unmixing.DOMAINS["coordinates"]
+    (found,) = unmixing._sources(
+        [replace(layer, rank=2)], 1.0, (1.0,), generator, shape=(8,), domain=domain, effort=effort
+    )
+    assert found.isfinite().all()
+    assert torch.allclose(found[0], found[1])
