@@ -124,10 +124,12 @@ def floor() -> str:
 def rows_of_tables() -> str:
     """Rows of tables within the tolerance in every column: the last claim, earlier ones that found any."""
     groups: dict[str, dict[str, dict[str, list[Figures]]]] = {}
-    for claim in ("first", "second", "third"):
+    for claim in ("first", "second", "third", "later"):
         file = "tables-cpu" if claim == "third" else f"tables-cpu-{claim}"
         for key, found in read(file)["victims"].items():
             name, _, attack = key.split("/")
+            if name.startswith("heads"):
+                continue
             claims = groups.setdefault(name, {}).setdefault(attack, {})
             claims.setdefault(claim, []).append(found)
     rows = []
@@ -148,3 +150,25 @@ def rows_of_tables() -> str:
                     rows.append([title, f"`{attack}`", claim, *counts])
     head = "data | attack | claim | mean (others) | each | candidates"
     return grid(head, once(rows), left=3)
+
+
+@table
+def heads() -> str:
+    """Embeddings behind a frozen encoder: how alike they are, and which records of a pool they name."""
+    rows = []
+    for attack in ("unmix", "binary-kkt"):
+        own = [
+            found
+            for key, found in read("tables-cpu-later")["victims"].items()
+            if key.startswith("heads") and key.endswith(f"/{attack}")
+        ]
+        alike = [
+            f"{short(mean(v[level] for v in own))} ({short(mean(v[f'{level} held out'] for v in own))})"
+            for level in ("0.7", "0.8", "0.9")
+        ]
+        wrongly = " ".join(str(v["named"] - v["named rightly"]) for v in own)
+        recovered = f"{short(mean(v['recovered'] for v in own))} ({short(mean(v['expected'] for v in own))})"
+        cells = [f"{recovered}{_beyond(own) * '+'}", each(own, "recovered"), *alike]
+        rows.append([f"`{attack}`", *cells, each(own, "named rightly"), wrongly])
+    head = "attack | recovered (chance) | each | NCC 0.7 (held out) | 0.8 | 0.9 | named rightly | wrongly"
+    return grid(head, rows, left=1)
