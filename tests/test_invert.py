@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 import residuum as rs
 from residuum.attacks import every_attack
-from residuum.attacks.invert import GEIPING, OURS, Problem, gradient_like
+from residuum.attacks.invert import DENSE, GEIPING, OURS, Problem, gradient_like
 from residuum.checkpoints import as_checkpoint
 from residuum.checkpoints.surfaces import SURFACES, surfaces
 from residuum.errors import InputError
+from residuum.networks import Architecture
 from residuum.similarity import ncc
 
 SHAPE = (1, 8, 8)
@@ -93,6 +94,26 @@ def test_a_sample_comes_back_from_its_gradient(name: str) -> None:
     )
     assert found.status == ("finished", "finished")
     assert float(found.loss[:, -1].min()) < 0.1 * float(found.loss[:, 0].min())
+
+
+def test_a_chain_of_dense_layers_is_matched_as_one_and_gives_its_samples_back() -> None:
+    torch.manual_seed(0)
+    chain = Architecture.parse("mlp:64-40-3,bias=all").build()
+    x, y = smooth(3), torch.tensor([0, 1, 2])
+    knowledge = granted(chain, x.flatten(1), y)
+    config = rs.AttackConfig(objective="invert-moment", candidates=3, steps=300, lr_x=0.03, seed=3)
+    found = rs.attack(chain, knowledge, config)
+    assert "over the whole network, multipliers by rivals, prior total-variation" in found.notes[0]
+    images = found.x.reshape(-1, *SHAPE)
+    assert float(ncc(images, x.double()).amax(0).min()) > 0.9
+    assert float(ncc(images, smooth(3, seed=9).double()).amax(0).min()) < 0.9
+    ours, floor = (every_attack()[name] for name in ("invert-moment", "geiping2020-moment"))
+    dense, trunk = (
+        SURFACES["weights"](as_checkpoint(model, shape=SHAPE), rs.Knowledge(shape=SHAPE))
+        for model in (chain, network())
+    )
+    assert (ours.matched(dense), ours.matched(trunk)) == (DENSE, OURS)
+    assert (floor.matched(dense), floor.matched(trunk)) == (GEIPING, GEIPING)
 
 
 def test_a_clock_shortens_it_and_says_so() -> None:
