@@ -144,7 +144,7 @@ def pickled(row: Row, k: int, seeds: list[int], root: str, device: str, path: Pa
 
 def convolved(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
     """conv 32 - pool - conv 64 - pool - dense 128 - 10, by SGD with momentum in batches of 10."""
-    made = convnets.made(convnets.Row("cnn", row.data, row.n), seeds[k], root)
+    made = convnets.made(convnets.Row("cnn", row.data, row.n), seeds[k], root, device)
     return Victim(
         network=made.model,
         x=made.x,
