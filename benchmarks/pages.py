@@ -36,7 +36,9 @@ from benchmarks import (
     tables_of_uniqueness,
     tables_of_verdicts,
 )
-from benchmarks.markdown import TABLES, read, short
+from benchmarks.markdown import TABLES, grid, read, short, table
+from residuum.cli.main import COMMANDS_IN_WORDS
+from residuum.report.glossary import GLOSSARY
 
 __all__ = [
     "TABLES",
@@ -71,6 +73,19 @@ FIGURES: dict[str, Callable[[list[Any]], Any]] = {
     "sum": sum,
     "count": len,
 }
+
+
+@table
+def words() -> str:
+    """The glossary of reports."""
+    return "\n\n".join(f"**{word}**: {text}" for word, text in GLOSSARY.items())
+
+
+@table
+def commands() -> str:
+    """What ``residuum --help`` lists."""
+    rows = [(f"`residuum {name}`", text) for name, text in COMMANDS_IN_WORDS.items()]
+    return grid("command | what it does", rows, left=2)
 
 
 def main() -> None:

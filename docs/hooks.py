@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from residuum.cli.main import COMMANDS_IN_WORDS
-from residuum.report.glossary import GLOSSARY
 from residuum.settings import AttackConfig, Setting, Settings, TrainingConfig, settings_of
 
 CONFIGS: dict[str, type[Settings]] = {"attack": AttackConfig, "training": TrainingConfig}
@@ -18,8 +16,6 @@ PRODUCT = re.compile(r"<(?=[\w']+, )")  # <nu, x>: an inner product, and no tag 
 CODE = re.compile(r"(^```.*?^```$|^ {4}.*?$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 LISTING = re.compile(r"^# listing: (\S+)$", re.MULTILINE)
 TABLES = re.compile(r"^# settings: (\w+)$", re.MULTILINE)
-COMMANDS = re.compile(r"^<!-- commands -->$", re.MULTILINE)
-WORDS = re.compile(r"^<!-- words -->$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
@@ -35,8 +31,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     A link to nothing stays as it is, for mkdocs to refuse it. Inner products outside code are kept.
     A line `# listing: path` becomes the file at that path of the repository, `# settings: attack` the
-    tables of an attack's settings, `<!-- words -->` the glossary of reports and `<!-- commands -->` what
-    `--help` lists.
+    tables of an attack's settings.
     """
     folder = Path(config["docs_dir"]) / Path(page.file.src_path).parent
 
@@ -48,10 +43,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     parts[::2] = [PRODUCT.sub("&lt;", prose) for prose in parts[::2]]
     root = Path(config["config_file_path"]).parent
     whole = LISTING.sub(lambda line: (root / line[1]).read_text("utf-8"), "".join(parts))
-    words = "\n\n".join(f"**{word}**: {text}" for word, text in GLOSSARY.items())
-    rows = [f"| `residuum {name}` | {text} |" for name, text in COMMANDS_IN_WORDS.items()]
-    commands = "\n".join(["| command | what it does |", "|---|---|", *rows])
-    whole = WORDS.sub(words, COMMANDS.sub(commands, whole))
     return TABLES.sub(lambda line: settings_tables(CONFIGS[line[1]]), whole)
 
 
