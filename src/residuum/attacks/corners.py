@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from scipy.stats import poisson
+from scipy.special import gammainc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -199,8 +199,9 @@ def search(
     for found, anywhere in zip(counted(x), chance, strict=True):
         # What samples add to the mean is cut off.
         rates = anywhere.clamp(max=3).double().sum(0) / max(1, len(anywhere))
-        tails = poisson.logsf(found.numpy() - 1, rates.clamp(min=1e-6).numpy())
-        score -= torch.from_numpy(tails).amin(1).clamp(min=-700.0)
+        # The chance that a Poisson number of this rate is as large as what was found.
+        tails = torch.from_numpy(gammainc(found.numpy(), rates.clamp(min=1e-6).numpy()))
+        score -= tails.log().amin(1).clamp(min=-700.0)
     if margin is not None and len(x):
         here, best = margin(x), _apart(x, score)[:BEST]
         off = (here / here[best].median().clamp(min=1e-30) - 1).abs()
