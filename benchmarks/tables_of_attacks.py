@@ -163,7 +163,7 @@ def speed() -> str:
         ],
         [
             "`sweep-cpu`",
-            "seconds of a sweep beside its trials, the version before: [today's](sweeps.md)",
+            "seconds of a sweep beside its trials, in one process ([sweeps](sweeps.md))",
             f"{beside:.0%}",
             "at most 15%",
         ],
