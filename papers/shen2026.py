@@ -399,8 +399,8 @@ def _residual(point: ExactPoint, x: Tensor) -> float:
     return norm(residual(point.model, theta, x, point.b[:, None])) / norm(theta)
 
 
-# Steps, and those between rounds: of NTK as published; this project's attack on weights ends in a
-# tenth of the published 100 000 and 80 000 steps, and is split as often.
+# Steps, and those between rounds: of NTK as published; this project's attack on weights ends in
+# 10 000 where 100 000 (margin) and 80 000 (decay) are published, and is split as often.
 _NTK, _MARGIN, _DECAYED = (80_000, 20_000), (10_000, 4000), (10_000, 3750)
 _IMAGES = (("cifar10", 500, 200), ("cifar10", 100, 40), ("mnist", 500, 200))
 _LOO = [Case("loo", data, 100, 30, *_NTK) for data in ("cifar10", "mnist")]
