@@ -207,6 +207,7 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     free, and candidates keep the box they had without a shift.
     """
     first = released.checkpoints[0]
+    moved = move_biases(first, shift)  # refuses a network without a bias on the input
     weight, bias = (first.theta[f"layers.0.{part}"].double() for part in ("weight", "bias"))
     u = shift.double().flatten()
     theta0 = {name: torch.zeros_like(t) for name, t in first.theta.items()}
@@ -216,7 +217,10 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     mean = {"kind": kind, "shift_per_pixel": float(u.mean()), "rms_per_pixel": rms}
     knowledge = _told(released, "user", theta0=theta0)
     config = released.config.changed(objective="ntk", lam_init=SIGNED)
-    return _moved(released, u, knowledge=knowledge, config=config, findings={"mean": mean})
+    findings = {"mean": mean}
+    return _adapted(
+        released, checkpoint=moved, knowledge=knowledge, config=config, findings=findings
+    )
 
 
 def _better(released: Released, **changes: Any) -> Adapted:
