@@ -5,16 +5,11 @@
     python -m benchmarks.defenses --data mnist --root DATA --unmixed      no GPU: unmix, and nothing else
 
 DATA holds mnist.npz and cifar10.npz. Written after every network into results/defended-DATA.json; the same
-command again makes what is missing. A release is attacked by one who is unaware of the defense (the
-stationarity attack as it chooses its terms) and by one who knows of it and of the start, in several ways,
-each scored apart against held-out samples:
+command again makes what is missing. A release is attacked in every way that ``residuum.defenses.attackers``
+has, each scored apart against held-out samples, and where the optimiser's state was kept in two more:
 
-unaware    stationarity on the weights
-adapted    stationarity on what the strategy against this defense makes of the release
-start      stationarity on the change of the weights, where they started from large ones, which are known
-unmix      the first layer of the adapted release, less its start, taken apart
-moment     stationarity on the optimiser's state, unmix-moment that state taken apart: where it was kept
-told       with the secret shift handed over: adapted, and told-unmix
+moment         stationarity on that state
+unmix-moment   that state taken apart
 
 Settings were chosen on seeds 10 and 11 of digits, before the prior, margins and unmixing were there.
 """
@@ -35,12 +30,13 @@ from typing import Any
 import torch
 
 from benchmarks.harness import RESULTS, first_layer_rank
-from residuum.attacks import PRESETS, AttackConfig, attack
-from residuum.attacks.adaptive import ADAPTIVE, SIGNED, Adapted, Released
+from residuum.attacks import PRESETS
+from residuum.attacks.adaptive import ADAPTIVE, Adapted, Released
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.defenses import DEFENSES, Conditions, Secret, Training, at_seed, find, release
-from residuum.errors import InconclusiveError, InputError
+from residuum.defenses.attackers import Way, attackers, attempt, either_sign
+from residuum.errors import InconclusiveError
 from residuum.evaluation import score
 from residuum.evaluation.matching import greedy
 from residuum.records import Checkpoint, Knowledge, write_json
@@ -168,34 +164,10 @@ def tried(
     return rows
 
 
-Way = tuple[str, Checkpoint, Knowledge, AttackConfig, dict[str, Any]]
-
-
-def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) -> Iterator[Way]:
-    """Every way to attack a release: (name, weights, knowledge, settings, what was inferred)."""
-    first, known, config = handed.checkpoints[0], handed.knowledge, handed.config
-    yield "unaware", first, known, config, {}
-    source = {**known.provenance, "theta0": "train"}
-    with_start = known.replace(theta0=handed.facts["theta0"], provenance=source)
-    change = config.changed(objective="ntk", lam_init=SIGNED)
-    unmix = replace(config, objective="unmix")
-    adapted = ADAPTIVE[strategy](handed) if strategy else Adapted(first, known, config)
-    if strategy and adapted.findings.get("chosen") != "unaware":
-        yield "adapted", adapted.checkpoint, adapted.knowledge, adapted.config, adapted.findings
-    if handed.facts["large"] and adapted.config.objective != "ntk":
-        yield "start", adapted.checkpoint, with_start, change, {}
-    yield "unmix", adapted.checkpoint, with_start, unmix, {}
-    if secret.shift is not None:
-        facts = handed.facts | {"shift": secret.shift, "rewritten": rewritten}
-        told = ADAPTIVE["told-the-shift"](replace(handed, facts=facts))
-        yield "told", told.checkpoint, told.knowledge, told.config, {}
-        yield "told-unmix", told.checkpoint, with_start, unmix, {}
-
-
 def moments(handed: Released) -> Iterator[Way]:
     """The optimiser's state beside the weights, attacked both ways."""
     config = handed.config.changed(objective="moment")
-    yield "moment", handed.checkpoints[0], handed.knowledge, config, {}
+    yield "moment", Adapted(handed.checkpoints[0], handed.knowledge, config)
     yield from sources(handed)
 
 
@@ -207,7 +179,7 @@ def sources(handed: Released, moment: bool = True) -> Iterator[Way]:
         name, known = "unmix", known.replace(theta0=handed.facts["theta0"], provenance=source)
     if len(handed.checkpoints) > 1:
         first = ADAPTIVE["average-releases"](handed).checkpoint
-    yield name, first, known, replace(handed.config, objective=name), {}
+    yield name, Adapted(first, known, replace(handed.config, objective=name))
 
 
 def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Row]:
@@ -215,18 +187,13 @@ def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Ro
     found: dict[str, Row] = {}
     inferred: Row = {}
     train, held = setting.split.train, setting.split.holdout
-    for name, checkpoint, known, config, findings in ways:
-        inferred |= findings
-        try:
-            result = attack(checkpoint, known, config)
-        except InputError as problem:
-            found[name] = {"refused": problem.message}
+    for name, way in ways:
+        inferred |= way.findings if isinstance(way, Adapted) else {}
+        result = attempt(way, train.shape)
+        if isinstance(result, str):
+            found[name] = {"refused": result}
             continue
-        x = result.x.double().cpu().reshape(-1, *train.shape)
-        x = torch.cat([x, -x]) if name.endswith("unmix") or name == "unmix-moment" else x
-        if not len(x):
-            found[name] = {"refused": "no candidate came back"}
-            continue
+        x = either_sign(name, result.x.double().cpu().reshape(-1, *train.shape))
         ours = score(x, train, held, metrics=["ncc"], seed=setting.seed, subsets=SUBSETS)
         found[name] = {
             "recovered": ours.recovered,

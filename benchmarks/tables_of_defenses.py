@@ -14,12 +14,12 @@ from scipy.stats import binomtest
 from benchmarks.defenses import CASES, STATE, groups
 from benchmarks.harness import RESULTS
 from benchmarks.markdown import Figures, grid, read, short, table
+from residuum.defenses.attackers import TOLD
 
 FILES = [f"defended-{data}" for data in CASES if (RESULTS / f"defended-{data}.json").exists()]
 EARLIER = {"mnist": "defenses-mnist", "cifar10": "defenses-cifar10"}  # before prior and unmixing
 SIGNIFICANT = 0.01
 TAKEN = {f"plain-gd:1, {STATE}": "unmix-moment"}  # what is taken apart where it is not the weights
-TOLD = ("told", "told-unmix")  # attackers who were handed the secret
 
 
 def rows(file: str, defense: str) -> list[Figures]:

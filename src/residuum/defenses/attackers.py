@@ -1,0 +1,91 @@
+"""Every way to attack a defended release; a defense holds only against the strongest of them.
+
+unaware    stationarity on the weights, as one who does not know of the defense attacks
+adapted    stationarity on what the strategy against this defense makes of the release
+start      stationarity on the change of the weights, where they started from large ones, which are known
+unmix      the first layer of the adapted release, less its start, taken apart
+told       with the secret shift handed over: adapted, and told-unmix
+
+One who knows of the defense and of the start has all but the last two, the unaware attack too. A way that
+does not apply to a network is refused with its reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from residuum.attacks import attack
+from residuum.attacks.adaptive import ADAPTIVE, SIGNED, Adapted, Released
+from residuum.defenses.catalogue import Secret
+from residuum.errors import InputError
+from residuum.records import Reconstruction
+
+TOLD = ("told", "told-unmix")  # of an attacker who was handed the secret
+Way = tuple[str, Adapted | InputError]  # its name, and the attack to run or why there is none
+
+
+def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) -> Iterator[Way]:
+    """The ways to attack a release, unaware first, told ones last.
+
+    handed: with the public facts theta0, large (whether that start is), weight_decay and loss.
+    strategy: of one who knows the defense, a key of ``ADAPTIVE``; "" where there is none.
+    rewritten: the secret shift is in the biases, not in the training data.
+    """
+    known, config = handed.knowledge, handed.config
+    unaware = adapted = Adapted(handed.checkpoints[0], known, config)
+    yield "unaware", unaware
+    source = {**known.provenance, "theta0": "train"}
+    with_start = known.replace(theta0=handed.facts["theta0"], provenance=source)
+    change = config.changed(objective="ntk", lam_init=SIGNED)
+    unmix = replace(config, objective="unmix")
+    if strategy:
+        found = _adapt(strategy, handed)
+        if isinstance(found, InputError):
+            yield "adapted", found
+        else:
+            adapted = found
+            if adapted.findings.get("chosen") != "unaware":  # else it is the attack above
+                yield "adapted", adapted
+    if handed.facts["large"] and adapted.config.objective != "ntk":
+        yield "start", Adapted(adapted.checkpoint, with_start, change)
+    yield "unmix", Adapted(adapted.checkpoint, with_start, unmix)
+    if secret.shift is not None:
+        facts = handed.facts | {"shift": secret.shift, "rewritten": rewritten}
+        told = _adapt("told-the-shift", replace(handed, facts=facts))
+        if isinstance(told, InputError):
+            yield from ((name, told) for name in TOLD)
+            return
+        yield "told", replace(told, findings={})  # nothing was inferred
+        yield "told-unmix", Adapted(told.checkpoint, with_start, unmix)
+
+
+def attempt(way: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction | str:
+    """What an attack brings back of samples of ``shape``, or why it was refused."""
+    if isinstance(way, InputError):
+        return way.message
+    try:
+        found = attack(way.checkpoint, way.knowledge, way.config)
+    except InputError as problem:
+        return problem.message
+    if not len(found.x):
+        return "no candidate came back"
+    if found.x[0].numel() != math.prod(shape):
+        return "patches came back, which cannot be compared with samples"
+    return found
+
+
+def either_sign(name: str, x: Tensor) -> Tensor:
+    """What a way's candidates are scored as: of unmixed sources the sign is a guess, so both are tried."""
+    return torch.cat([x, -x]) if "unmix" in name else x
+
+
+def _adapt(strategy: str, handed: Released) -> Adapted | InputError:
+    try:
+        return ADAPTIVE[strategy](handed)
+    except InputError as problem:
+        return problem
