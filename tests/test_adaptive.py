@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import PRESETS, AttackConfig
+from residuum.attacks import PRESETS, AttackConfig, attack
 from residuum.attacks.adaptive import (
     ADAPTIVE,
     Released,
-    adaptive_attack,
     told_the_shift,
     without_noise,
 )
@@ -283,9 +282,9 @@ def test_every_strategy_attacks_with_the_budget_it_was_given(name: str) -> None:
         "rewritten": True,
     }
     knowledge = Knowledge(shape=(12,), sample_count=9)
-    found, adapted, seconds = adaptive_attack(name, Released((released,), knowledge, config, facts))
+    adapted = ADAPTIVE[name](Released((released,), knowledge, config, facts))
+    found = attack(adapted.checkpoint, adapted.knowledge, adapted.config)
     assert found.restarts == 2
     assert found.settings["steps"] == 20
     assert torch.isfinite(found.x).all()
-    assert set(seconds) == {"infer", "attack"}
     assert all(isinstance(key, str) for key in adapted.findings)

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save
 
 from residuum.cli.main import main
 from residuum.defenses import DEFENSES, catalogue
@@ -58,16 +60,15 @@ def test_a_run_has_everything_side_by_side(finished: Path) -> None:
         "noise:0.1",
     ]
     before, shifted, _ = result["defenses"]
-    assert before["adaptive"] is None
+    assert [one["attacker"] for one in before["attacks"]] == ["unaware", "unmix"]
     for row in result["defenses"]:
         assert 0.5 < row["accuracy"] <= 1  # two balanced labels: above guessing
-        for attacker in filter(None, (row["unaware"], row["adaptive"])):
+        for attacker in (row["unaware"], row["adaptive"], *row["attacks"]):
             assert 0 < attacker["expected_by_chance"] < 1
             assert 0 < attacker["p_value"] <= 1
     assert shifted["accuracy"] == before["accuracy"]
-    assert shifted["adaptive"]["findings"]["balance"]["shift_per_pixel"] == pytest.approx(
-        5, abs=0.3
-    )
+    adapted = shifted["attacks"][1]
+    assert adapted["findings"]["balance"]["shift_per_pixel"] == pytest.approx(5, abs=0.3)
     assert set(shifted["rewrite"]) == {"original_multipliers", "closed_form", "refitted", "before"}
     names = listing(finished)
     for name in (
@@ -95,6 +96,24 @@ def test_finished_defenses_are_not_repeated_and_others_are_added(
     after = stamps(finished)
     assert {name: after[name] for name in before} == before
     assert len(after) == len(before) + 1
+
+
+def test_a_trial_of_an_earlier_form_is_tried_again(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "earlier"
+    shutil.copytree(finished, out)
+    kept = out / "trials" / "none" / "outcome.safetensors"
+    with safe_open(kept, framework="pt") as archive:
+        tree = json.loads(archive.metadata()["residuum"])
+        tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
+    del tree["fields"]["strategy"]
+    tree["fields"]["attacks"]["$tuple"] = tree["fields"]["attacks"]["$tuple"][:1]
+    kept.write_bytes(save(tensors, {"residuum": json.dumps(tree)}))
+    before = stamps(out)
+    assert main([*TINY, "--defenses", "noise:0.1", "--out", str(out), "--quiet"]) == 0
+    changed = {name for name, when in stamps(out).items() if before[name] != when}
+    assert changed == {"trials/none/outcome.safetensors"}
+    row = json.loads((out / "result.json").read_text())["defenses"][0]
+    assert [one["attacker"] for one in row["attacks"]] == ["unaware", "unmix"]
 
 
 def test_the_table_for_a_person(finished: Path, capsys: Capture) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from benchmarks import defenses as benchmark
 from benchmarks import tables_of_defenses as tables
 from benchmarks.defenses import AFTER, CASES, Kept, groups
 
 from papers.buzaglo2023 import WEIGHT_DECAY, unfinished
+from residuum.attacks.adaptive import Released
+from residuum.defenses import DEFENSES, release, trial
 from residuum.records import Checkpoint, Dataset
+from tests.test_defenses import setting, undefended
 
 
 def attacked(recovered: int, p: float) -> dict:
@@ -29,6 +34,23 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
     assert tables.count(best) == r"9\*"
     assert tables.count(best | {"p_value": 3 * 0.004}) == "9"
     assert tables.strongest(row, told=True)[0] == "told"
+
+
+def test_the_benchmark_attacks_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One implementation of the ways, and counts of unmixing that are equal to the last bit."""
+    for name in ("attackers", "attempt", "either_sign"):
+        assert getattr(benchmark, name) is getattr(trial, name)
+    now = setting()
+    monkeypatch.setattr(benchmark, "SUBSETS", now.subsets)
+    checkpoint, _, secret, state, _, _ = release(now, "none", DEFENSES["noise"], None)
+    facts = {"theta0": state.theta0, "large": False}
+    handed = Released((checkpoint,), now.knowledge, now.attack, facts)
+    theirs, _ = benchmark.scored(now, benchmark.attackers(handed, "", secret, rewritten=True))
+    ours = {one.attacker: one for one in undefended()[1].attacks}
+    assert list(theirs) == list(ours)
+    assert theirs["unmix"]["recovered"] == ours["unmix"].recovered
+    assert theirs["unmix"]["p_value"] == ours["unmix"].p_value
+    assert theirs["unmix"]["rule"] == ours["unmix"].rule
 
 
 def test_what_was_skipped_is_made_again_and_what_was_made_is_not(tmp_path) -> None:

@@ -10,17 +10,20 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.adaptive import ADAPTIVE
+from residuum.attacks.adaptive import ADAPTIVE, Adapted, Released
 from residuum.attacks.shift import move_biases
 from residuum.checkpoints import build_model, save_checkpoint
 from residuum.datasets import load_dataset
 from residuum.defenses import (
     DEFENSES,
+    Attacked,
     Conditions,
     Outcome,
     Secret,
@@ -29,7 +32,9 @@ from residuum.defenses import (
     find,
     release,
     run_trial,
+    trial,
 )
+from residuum.defenses.attackers import attackers, either_sign
 from residuum.defenses.catalogue import _smoothed_loss, capped, noisy, private
 from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
@@ -91,6 +96,11 @@ def setting() -> Conditions:
 def undefended() -> tuple[Checkpoint, Outcome]:
     outcome, released, _ = run_trial(setting())
     return released, outcome
+
+
+@lru_cache(maxsize=2)
+def tried(text: str) -> Outcome:
+    return run_trial(setting(), *find(text))[0]
 
 
 def defended(name: str, strength: float) -> Checkpoint:
@@ -178,8 +188,7 @@ def test_predictions_of_a_trained_network_survive_rewriting() -> None:
 
 
 def test_the_two_kinds_of_shift_are_named_and_sized_both_ways() -> None:
-    rewritten, _, _ = run_trial(setting(), *find("shift-rewrite:5"))
-    retrained, _, _ = run_trial(setting(), *find("shift-retrain:0.5"))
+    rewritten, retrained = tried("shift-rewrite:5"), tried("shift-retrain:0.5")
     assert rewritten.shift["kind"] == REWRITTEN != RETRAINED == retrained.shift["kind"]
     assert rewritten.shift["per_pixel"] == pytest.approx(5)
     assert rewritten.shift["norm"] == pytest.approx(40)
@@ -222,7 +231,115 @@ def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> 
     assert row["unaware"] == f"{outcome.unaware.recovered}/20 ({rule})"
     assert row["others keep"] == f"≥ {least:.3g} ({outcome.determined_energy:.3g})"
     before = outcome.replace(determined_at_least=None)  # a file that has no bound
-    assert report.rows([before])[0][6] == "-"  # figures of equal pairs are no such bound
+    row = dict(zip(report.HEAD, report.rows([before])[0], strict=True))
+    assert row["others keep"] == "-"  # figures of equal pairs are no such bound
+
+
+def found(attacker: str, recovered: int, p: float) -> Attacked:
+    return undefended()[1].unaware.replace(attacker=attacker, recovered=recovered, p_value=p)
+
+
+def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
+    refused = found("start", 50, 1e-9).replace(refused="no start")
+    attacks = [found("unaware", 1, 0.4), found("adapted", 9, 0.02), refused]
+    attacks += [found("unmix", 9, 0.004), found("told", 20, 0.001), found("told-unmix", 2, 0.3)]
+    outcome = undefended()[1].replace(attacks=tuple(attacks))
+    best, told = outcome.adaptive, outcome.told
+    assert best is not None
+    assert told is not None
+    assert (best.attacker, best.recovered) == ("unmix", 9), "a tie goes to the smaller p"
+    assert (best.p_value, best.tried) == (3 * 0.004, 3), "of those that ran and were told nothing"
+    assert (told.attacker, told.p_value, told.tried) == ("told", 2 * 0.001, 2)
+    said = outcome.to_json()
+    assert (said["adaptive"]["p_value"], said["told"]["p_value"]) == (3 * 0.004, 2 * 0.001)
+    assert [one["p_value"] for one in said["attacks"]] == [one.p_value for one in attacks]
+    lucky = outcome.replace(attacks=(found("unaware", 1, 0.6), found("unmix", 0, 1.0)))
+    assert lucky.adaptive is not None
+    assert lucky.adaptive.p_value == 1, "no probability is larger"
+    assert outcome.replace(attacks=(refused,)).adaptive is None
+
+
+def test_what_unmixing_breaks_is_said_to_be_broken_by_it() -> None:
+    outcomes = [undefended()[1], tried("shift-rewrite:5")]
+    table = [dict(zip(report.HEAD, row, strict=True)) for row in report.rows(outcomes)]
+    text, page = report.markdown(outcomes), report.page(outcomes)
+    for outcome, row in zip(outcomes, table, strict=True):
+        best = outcome.adaptive
+        assert best is not None
+        stationarity = [one for one in outcome.attacks if one.attacker in ("unaware", "adapted")]
+        assert best.recovered > max(one.recovered for one in stationarity)  # type: ignore[operator, type-var]
+        assert (best.attacker, row["strongest"]) == ("unmix", "unmix")
+        assert row["adaptive"] == f"{best.recovered}/20 ({best.rule})"
+        for one in outcome.attacks:
+            chance = f"{one.expected_by_chance:.2g} by chance, p {one.p_value:.2g}"
+            assert f"{one.attacker} {one.recovered} ({chance})" in text
+        line = f"{outcome.label}: strongest attack of one who knows: unmix"
+        assert line in text
+        assert line in page
+
+
+def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, now = undefended()[0], setting()
+    start = {name: torch.zeros_like(t) for name, t in weights.theta.items()}
+
+    def ways(strategy: str, large: bool = False, shift: Tensor | None = None) -> dict[str, Any]:
+        facts = {"theta0": start, "large": large}
+        handed = Released((weights, weights), now.knowledge, now.attack, facts)
+        return dict(attackers(handed, strategy, Secret(1, shift), rewritten=True))
+
+    assert list(ways("")) == ["unaware", "unmix"]
+    assert list(ways("", large=True)) == ["unaware", "start", "unmix"]
+    every = ways("average-releases", large=True, shift=torch.ones(64))
+    assert list(every) == ["unaware", "adapted", "start", "unmix", "told", "told-unmix"]
+    assert [way.knowledge.theta0 is start for way in every.values()] == [0, 0, 1, 1, 0, 1]
+    moved = move_biases(weights, torch.ones(64))
+    assert same(every["told-unmix"].checkpoint, moved)
+    told = Adapted(moved, now.knowledge, now.attack, {"chosen": "unaware"})
+    monkeypatch.setitem(ADAPTIVE, "test", lambda handed: told)
+    found = ways("test")
+    assert list(found) == ["unaware", "unmix"], "it chose what was tried already"
+    assert same(found["unmix"].checkpoint, moved), "what the strategy made is unmixed"
+    told = Adapted(moved, now.knowledge, now.attack.changed(objective="ntk"))
+    assert list(ways("test", large=True)) == ["unaware", "adapted", "unmix"], "it has the start"
+
+
+def test_a_strategy_that_left_the_attack_as_it_was_is_said() -> None:
+    outcome = undefended()[1].replace(strategy="known-start")
+    said = "adapted attack known-start: short tries chose the unaware one."
+    assert said in report.markdown([outcome])
+    assert "adapted" not in report.markdown([undefended()[1]])
+
+
+def test_unmixed_sources_are_scored_with_both_signs() -> None:
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(either_sign("told-unmix", x), torch.cat([x, -x]))
+    assert either_sign("adapted", x) is x
+
+
+def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
+    shaped = replace(setting(), arch="convnet:1x8x8-4-1", certify=False)
+    outcome, _, _ = run_trial(shaped, *find("shift-retrain:0.5"))
+    refused = {one.attacker: one.refused for one in outcome.attacks if one.refused}
+    assert set(refused) == {"adapted", "unmix", "told", "told-unmix"}
+    assert "first layer's bias of an MLP" in refused["adapted"]
+    assert "no dense layer meets the input" in refused["unmix"]
+    assert outcome.adaptive is not None
+    assert (outcome.adaptive.attacker, outcome.adaptive.tried) == ("unaware", 1)
+    assert outcome.told is None
+    text = report.markdown([outcome])
+    for name, reason in refused.items():
+        assert f"{name} refused: {reason}" in text
+    assert report.compared([outcome]) is not None
+    first = outcome.unaware.replace(refused="no", recovered=None, images=torch.zeros(0, 2, 1, 8, 8))
+    blind = outcome.replace(attacks=(first, *outcome.attacks[1:]))
+    assert report.rows([blind])[0][1:4] == ("refused", "-", "-")
+    assert report.compared([blind]) is not None
+
+
+def test_where_no_attack_applies_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "attempt", lambda way, shape: "the box is empty.")
+    with pytest.raises(InputError, match="No attack applies: the box is empty"):
+        run_trial(setting())
 
 
 def test_names_in_a_report_are_text() -> None:

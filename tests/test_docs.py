@@ -69,7 +69,7 @@ def parts_of_ones_own(names: dict[str, Any]) -> None:
     """Every part that the page adds was used and did something."""
     assert names["sizes"][1] < 0.9 * names["sizes"][0]  # the prior
     assert "cosine" in names["scores"].metrics
-    assert set(names["counts"]) == {"unaware", "free-multipliers"}  # the defense
+    assert set(names["counts"]) == {"unaware", "unmix"}  # the defense
     assert {*names["DATASETS"]} >= {"moons"}
 
 

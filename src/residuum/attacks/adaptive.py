@@ -4,13 +4,12 @@ A defense that is tried against an unaware attacker alone proves nothing. Every 
 the released weights, what was granted, and the public facts of the defense, and returns the attack
 to run instead: weights with a shift undone, a box moved to where the inputs are, noise averaged or
 cut off, multipliers freed. The attack itself then has the same steps and restarts as the unaware
-one; what a strategy spends before is counted apart, in ``seconds``.
+one; what a strategy spends before comes on top.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,17 +59,6 @@ class Adapted:
 
 
 Strategy = Callable[[Released], Adapted]
-
-
-def adaptive_attack(
-    strategy: str, released: Released
-) -> tuple[Reconstruction, Adapted, dict[str, float]]:
-    """Adapt, then attack; seconds of both."""
-    start = time.monotonic()
-    adapted = ADAPTIVE[strategy](released)
-    inferred = time.monotonic() - start
-    found = attack(adapted.checkpoint, adapted.knowledge, adapted.config)
-    return found, adapted, {"infer": inferred, "attack": found.seconds}
 
 
 def undo_constant_shift(released: Released) -> Adapted:

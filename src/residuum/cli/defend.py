@@ -1,4 +1,4 @@
-"""``residuum defend``: the same network with and without each defense, attacked twice.
+"""``residuum defend``: the same network with and without each defense, attacked in every way.
 
 Examples:
 
@@ -106,8 +106,8 @@ def _show(outcomes: list[Outcome], out: Path) -> None:
 
     rows = report.rows(outcomes)
     for title, columns in (
-        (f"recovered of {outcomes[0].n} samples, before and after", (0, 1, 2, 3, 4)),
-        ("what is left, and the price", (0, 5, 6, 7, 8, 9)),
+        (f"recovered of {outcomes[0].n} samples, before and after", (0, 1, 2, 3, 4, 5)),
+        ("what is left, and the price", (0, 6, 7, 8, 9, 10)),
     ):
         head = [report.HEAD[k] for k in columns]
         print_table(title, head, [[row[k] for k in columns] for row in rows])

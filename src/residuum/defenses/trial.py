@@ -1,4 +1,4 @@
-"""One defense tried: train, release, attack unaware and adaptively, score, certify.
+"""One defense tried: train, release, attack in every way, score, certify.
 
 Everything but the defense is the same for all trials: data, seeds, knowledge, attack settings.
 Training samples are scored as they are, without any shift: what counts is whether they come back.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from residuum.attacks import AttackConfig, attack
-from residuum.attacks.adaptive import Released, adaptive_attack, first_residual
+from residuum.attacks import AttackConfig
+from residuum.attacks.adaptive import Adapted, Released, first_residual
 from residuum.checkpoints import build_model
+from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign
 from residuum.defenses.catalogue import Defense, Facts, Secret, Training
-from residuum.errors import InconclusiveError, ResiduumError
+from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
 from residuum.records import (
@@ -42,7 +43,7 @@ from residuum.theory.uniqueness import uniqueness
 from residuum.training import TrainingState, released
 from residuum.training.methods import LOSSES, choose_loss
 
-NONE, TOLD = "none", "told-the-shift"
+NONE = "none"
 UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
@@ -56,10 +57,12 @@ Stage = Callable[[str], None]
 class Attacked(Record):
     """One attack on the released weights, scored; images (k, 2, *shape): found, and its sample.
 
-    attacker: "unaware" or the name of the adaptive strategy.
+    attacker: the way, as :func:`attackers` names it.
     values: (k,) score of each pair.
     rule: what a recovered sample had to beat, such as "ncc > 0.83".
-    findings: what the adaptive attacker inferred, plain values.
+    findings: what the adapted attacker inferred, plain values.
+    refused: why there is nothing to score; "" where there is.
+    tried: attacks of which this is the strongest; the p-value is multiplied by their number.
     """
 
     attacker: str
@@ -73,6 +76,8 @@ class Attacked(Record):
     beyond_chance: tuple[bool, ...] = ()
     findings: dict[str, Any] = field(default_factory=dict)
     rule: str = ""
+    refused: str = ""
+    tried: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the images."""
@@ -80,11 +85,25 @@ class Attacked(Record):
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
+def strongest(attacks: Iterable[Attacked]) -> Attacked | None:
+    """Of the attacks that ran the one that recovers most, by a tie the least likely; None of none.
+
+    The best of k has k chances to be lucky: its p-value is multiplied by k (Bonferroni).
+    """
+    ran = [one for one in attacks if not one.refused]
+    if not ran:
+        return None
+    best = max(ran, key=lambda one: (one.recovered or 0, -(one.p_value or 1.0)))
+    corrected = None if best.p_value is None else min(1.0, len(ran) * best.p_value)
+    return best.replace(p_value=corrected, tried=len(ran))
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome(Record):
     """A defense at one strength. name "none" is the undefended network, the "before" of all others.
 
     changes, secret: as the defense states them.
+    strategy: of the adapted attacker, "" for the undefended network.
     shift: of the inputs, its kind (rewritten into the biases, or there during training), per pixel
         and as a norm.
     accuracy, loss: on held-out samples, as the defended network is given them; kkt: relative
@@ -94,7 +113,7 @@ class Outcome(Record):
         patterns and labels keep, proved (:class:`residuum.records.Uniqueness`), determined_energy
         the least found.
     facts: of the training.
-    attacks: the unaware attacker first.
+    attacks: every way that was tried, the unaware attacker first, those told the secret last.
     theta_sha256: of the released weights, so that a kept trial is known again.
     """
 
@@ -103,6 +122,7 @@ class Outcome(Record):
     n: int
     changes: str
     secret: str
+    strategy: str
     shift: dict[str, Any]
     accuracy: float | None
     loss: float
@@ -131,13 +151,13 @@ class Outcome(Record):
 
     @property
     def adaptive(self) -> Attacked | None:
-        """The attacker who does; None for the undefended network."""
-        return self.attacks[1] if len(self.attacks) > 1 else None
+        """The strongest attack of one who knows of the defense; None where all were refused."""
+        return strongest(one for one in self.attacks if one.attacker not in TOLD)
 
     @property
     def told(self) -> Attacked | None:
-        """The attacker who was told the shift; None where there is none."""
-        return self.attacks[2] if len(self.attacks) > 2 else None
+        """The strongest of one who was told the shift; None where there is none."""
+        return strongest(one for one in self.attacks if one.attacker in TOLD)
 
     def to_json(self) -> dict[str, Any]:
         """The published form, without images and without the secret's value."""
@@ -150,6 +170,7 @@ class Outcome(Record):
             **rows,
             "unaware": self.unaware.to_json(),
             **{key: None if part is None else part.to_json() for key, part in known.items()},
+            "attacks": [one.to_json() for one in self.attacks],
         }
 
 
@@ -157,7 +178,7 @@ class Outcome(Record):
 class Conditions:
     """What all trials share.
 
-    releases: noisy ones that an adaptive attacker collects.
+    releases: noisy ones that an attacker who knows collects.
     certify: compute what other sets keep of a sample.
     kinks: at most so many are freed for the Clarke residual.
     split: training and held-out samples.
@@ -215,38 +236,31 @@ def run_trial(
 ) -> tuple[Outcome, Checkpoint, Secret]:
     """One defense at one strength: what it did, what is released, and what the owner keeps.
 
-    Two attackers score it: one who does not know of the defense, and one who knows all but its secret;
-    where the secret is a shift of the inputs, a third who is told the shift. Certificates are of the
-    network as released, on samples as it is given them.
+    It is attacked in every way (:func:`attackers`), and so is the undefended network. Certificates are of
+    the network as released, on samples as it is given them.
     """
     defense, seconds, split = defense or UNDEFENDED, dict[str, float](), setting.split
     stage("training")
     start = time.monotonic()
     checkpoint, before, secret, state, facts, training = release(setting, name, defense, strength)
     seconds["train"] = time.monotonic() - start
-    stage("unaware attack")
-    found = attack(checkpoint, setting.knowledge, setting.attack)
-    attacks = [_attacked(setting, "unaware", found, {}, found.seconds)]
+    releases: tuple[Checkpoint, ...] = (checkpoint,)
+    again = defense.release
+    if defense.releases and again and strength is not None and strength != defense.off:
+        # Others of the same weights, which differ by what is drawn anew.
+        seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
+        secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
+        releases += tuple(again(before, strength, one) for one in secrets)
+    public: dict[str, Any] = {
+        "theta0": state.theta0,
+        "large": training.config.init != "small",
+        "weight_decay": training.config.weight_decay,
+        "loss": choose_loss(training.config.loss, setting.task),
+    }
+    handed = Released(releases, setting.knowledge, setting.attack, public)
+    attacks = _attacks(setting, handed, defense, secret, stage)
     seconds["unaware"] = attacks[0].seconds
-    if defense.adaptive:
-        stage(f"adaptive attack, {defense.adaptive}")
-        public: dict[str, Any] = {
-            "theta0": state.theta0,
-            "weight_decay": training.config.weight_decay,
-            "loss": choose_loss(training.config.loss, setting.task),
-        }
-        told = {"shift": secret.shift, "rewritten": defense.release is not None}
-        releases: tuple[Checkpoint, ...] = (checkpoint,)
-        again = defense.release
-        if defense.releases and again and strength is not None and strength != defense.off:
-            # Others of the same weights, which differ by what is drawn anew.
-            seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
-            secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
-            releases += tuple(again(before, strength, one) for one in secrets)
-        attacks.append(_adaptive(setting, defense.adaptive, releases, public))
-        if secret.shift is not None:
-            attacks.append(_adaptive(setting, TOLD, releases, public | told))
-        seconds["adaptive"] = attacks[1].seconds
+    seconds["adaptive"] = sum(one.seconds for one in attacks[1:])
     stage("certificates")
     start = time.monotonic()
     shift, rewrite, measured = {}, {}, _measured(setting, checkpoint, secret)
@@ -267,9 +281,10 @@ def run_trial(
         n=len(split.train),
         changes=defense.changes,
         secret=defense.secret,
+        strategy=defense.adaptive,
         shift=shift,
         rewrite=rewrite,
-        attacks=tuple(attacks),
+        attacks=attacks,
         facts=facts,
         seconds={key: round(value, 3) for key, value in seconds.items()},
         theta_sha256=hashlib.sha256(save(checkpoint.theta)).hexdigest(),
@@ -278,14 +293,29 @@ def run_trial(
     return outcome, checkpoint, secret
 
 
-def _adaptive(
-    setting: Conditions, strategy: str, releases: tuple[Checkpoint, ...], facts: dict[str, Any]
-) -> Attacked:
-    """The attacker who knows the defense; facts: what may be public besides the weights."""
+def _attacks(
+    setting: Conditions, handed: Released, defense: Defense, secret: Secret, stage: Stage
+) -> tuple[Attacked, ...]:
+    """Every way tried and scored; what a strategy infers first counts as the attack's time."""
+    attacks = []
+    stage("attacks")
     start = time.monotonic()
-    handed = Released(releases, setting.knowledge, setting.attack, facts)
-    found, adapted, _ = adaptive_attack(strategy, handed)
-    return _attacked(setting, strategy, found, adapted.findings, time.monotonic() - start)
+    for name, way in attackers(handed, defense.adaptive, secret, defense.release is not None):
+        stage(f"attack {name}")
+        found = attempt(way, setting.split.train.shape)
+        seconds = time.monotonic() - start
+        if isinstance(found, str):
+            none = torch.zeros(0, 2, *setting.split.train.shape)
+            counts = (None, None, None, None)
+            attacks.append(Attacked(name, *counts, seconds, none, torch.zeros(0), refused=found))
+        else:
+            findings = way.findings if isinstance(way, Adapted) else {}
+            attacks.append(_attacked(setting, name, found, findings, seconds))
+        start = time.monotonic()
+    if all(one.refused for one in attacks):
+        # A setting that no attack accepts must not read as a defense that none gets past.
+        raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
+    return tuple(attacks)
 
 
 def _attacked(
@@ -296,13 +326,13 @@ def _attacked(
     seconds: float,
 ) -> Attacked:
     """The record of an attack: counts, and the best pairs of candidate and training sample."""
-    pool, train = whole_pool(found), setting.split.train
+    x, train = either_sign(attacker, whole_pool(found).x), setting.split.train
     how: dict[str, Any] = {"metrics": ["ncc"], "seed": setting.seed, "subsets": setting.subsets}
-    scores = score(pool.x, train, setting.split.holdout, candidate_labels=pool.labels, **how)
+    scores = score(x, train, setting.split.holdout, **how)
     rows = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
     matched = [(i, m) for i, m in rows if m.score is not None and m.candidate is not None]
     best = sorted(matched, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
-    pairs = [torch.stack([pool.x[m.candidate].double(), train.x[i].double()]) for i, m in best]
+    pairs = [torch.stack([x[m.candidate].double(), train.x[i].double()]) for i, m in best]
     mean = 0.0 if train.mean is None else train.mean.double()
     counts = scores.recovered, scores.expected_by_chance, scores.p_value
     images = torch.stack(pairs) + mean if pairs else torch.zeros(0, 2, *train.shape)

@@ -1,8 +1,8 @@
 """Defenses side by side: one table as text, markdown or HTML, its notes, and the pictures.
 
-A count never stands without what chance brings back; the attacker who knows of the defense stands
-beside the one who does not. The two kinds of shift, rewritten into biases or there during training,
-are named in every form.
+A count never stands without what chance brings back; the strongest attack of one who knows of the
+defense stands beside that of one who does not, and every attack that was tried is in the notes. The
+two kinds of shift, rewritten into biases or there during training, are named in every form.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from residuum.defenses import Attacked, Outcome
 from residuum.report import drawing, html
 from residuum.report.html import visible
 from residuum.theory.uniqueness import SHARE
 
-HEAD = ["defense", "unaware", "adaptive", "by chance", "p unaware / adaptive", "KKT"]
-HEAD += ["others keep", "test accuracy", "test loss", "seconds"]
+HEAD = ["defense", "unaware", "adaptive", "strongest", "chance unaware / adaptive"]
+HEAD += ["p unaware / adaptive", "KKT", "others keep", "test accuracy", "test loss", "seconds"]
 COLUMNS = 6  # pictures of each attacker: a page is no wider
 LIMIT = (
     "A defense that these attacks do not get past is not thereby private: counts are evidence about the "
@@ -33,7 +31,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """What the table has no room for: shifts, residuals of rewriting, inferences, epsilon."""
+    """What the table has no room for: every attack, shifts, residuals of rewriting, inferences, epsilon."""
     return [f"{outcome.label}: {text}" for outcome in outcomes for text in _notes(outcome)]
 
 
@@ -54,7 +52,7 @@ def page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
 
 
 def compared(outcomes: Sequence[Outcome]) -> bytes | None:
-    """Per defense a band: best matches of the unaware attacker at the left, of the adaptive right.
+    """Per defense a band: best matches of the unaware attacker, and of the strongest who knows.
 
     Each found image stands above the training sample it matches; a frame says beyond 99% of chance.
     None where samples are no images.
@@ -68,7 +66,9 @@ def compared(outcomes: Sequence[Outcome]) -> bytes | None:
     width, height = label + 2 * block + 0.45, top + len(bands) * (2 * size + 0.22) + 0.1
     figure = drawing.new_figure(width, height, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1))
-    for k, title in enumerate(("attacker unaware of the defense", "attacker who knows of it")):
+    for k, title in enumerate(
+        ("attacker unaware of the defense", "strongest attack of one who knows")
+    ):
         axes.text(label + k * (block + 0.25), top - 0.12, title, fontsize=8, color=drawing.INK)
     title = "Best matches by NCC, found above training sample; framed: beyond 99% of chance"
     axes.text(0.1, 0.18, title, fontsize=8.5, color=drawing.INK)
@@ -91,22 +91,22 @@ def _band(axes: Any, attacked: Attacked, x: float, y: float, size: float, gap: f
             drawing.place(axes, attacked.images[j, row], at)
         if attacked.beyond_chance[j]:
             drawing.frame(axes, (left, y, size, 2 * size + 0.02), ec=drawing.BLUE, lw=1.6)
-    chance = attacked.expected_by_chance
-    text = f"{attacked.recovered} recovered ({attacked.rule}), {_figure(chance, 2)} by chance"
+    text = f"{attacked.attacker}: refused"
+    if not attacked.refused:
+        chance = _figure(attacked.expected_by_chance, 2)
+        text = f"{attacked.attacker}: {attacked.recovered} ({attacked.rule}), {chance} by chance"
     axes.text(x, y + 2 * size + 0.11, text, fontsize=6, color=drawing.INK)
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    known = outcome.adaptive
-    chances = [part.expected_by_chance for part in outcome.attacks]
-    levels = [chance for chance in chances if chance is not None]
-    both = (outcome.unaware, known)
+    both = (outcome.unaware, known := outcome.adaptive)
+    chance = " / ".join(_figure(part.expected_by_chance if part else None, 2) for part in both)
     p = " / ".join(_figure(part.p_value if part else None, 2) for part in both)
-    chance = _figure(float(np.mean(levels)) if levels else None, 2)
     kept = "-"
     if (least := outcome.determined_at_least) is not None:
         kept = f"≥ {_figure(least)} ({_figure(outcome.determined_energy)})"
-    found = [outcome.label, *(_count(part, outcome.n) for part in both), chance, p]
+    counts = [_count(part, outcome.n) for part in both]
+    found = [outcome.label, *counts, known.attacker if known else "-", chance, p]
     price = [
         *map(_figure, (outcome.accuracy, outcome.loss)),
         f"{sum(outcome.seconds.values()):.1f}",
@@ -129,13 +129,7 @@ def _notes(outcome: Outcome) -> list[str]:
             f"the original multipliers (closed form {part['closed_form']:.3g}, exact at a KKT point; "
             f"the network before: {part['before']:.3g}), {part['refitted']:.3g} refitted."
         )
-    if outcome.adaptive is not None:
-        found += _inferred(outcome.adaptive)
-    if told := outcome.told:
-        found.append(
-            f"told the shift itself, the attacker recovers {_count(told, outcome.n)}, "
-            f"{_figure(told.expected_by_chance, 2)} by chance."
-        )
+    found += _attacks(outcome)
     if "epsilon" in (facts := outcome.facts):
         found.append(
             f"epsilon {facts['epsilon']:.4g} at delta {facts['delta']:.2g} by the {facts['accountant']} "
@@ -144,9 +138,34 @@ def _notes(outcome: Outcome) -> list[str]:
     return found
 
 
-def _inferred(attacked: Attacked) -> list[str]:
-    """What the adaptive attacker found out before attacking."""
-    findings, said = attacked.findings, [f"adaptive attack {attacked.attacker}"]
+def _attacks(outcome: Outcome) -> list[str]:
+    """Every attack with its count beside chance, the strongest ones, what was refused and inferred."""
+    ran = [one for one in outcome.attacks if not one.refused]
+    counts = ", ".join(
+        f"{one.attacker} {one.recovered} ({_figure(one.expected_by_chance, 2)} by chance, p "
+        f"{_figure(one.p_value, 2)})"
+        for one in ran
+    )
+    found = [f"recovered of {outcome.n}: {counts}."]
+    for who, best in (("who knows", outcome.adaptive), ("told the shift itself", outcome.told)):
+        if best is not None:
+            found.append(
+                f"strongest attack of one {who}: {best.attacker}, {_count(best, outcome.n)}, "
+                f"{_figure(best.expected_by_chance, 2)} by chance; p {_figure(best.p_value, 2)} "
+                f"after multiplying by the {best.tried} tried."
+            )
+    found += [f"{one.attacker} refused: {one.refused}" for one in outcome.attacks if one.refused]
+    if outcome.strategy:
+        adapted = [one for one in outcome.attacks if one.attacker == "adapted"]
+        found += [_inferred(outcome.strategy, one) for one in adapted if not one.refused]
+        if not adapted:
+            found.append(f"adapted attack {outcome.strategy}: short tries chose the unaware one.")
+    return found
+
+
+def _inferred(strategy: str, adapted: Attacked) -> str:
+    """What the adapted attacker found out before attacking."""
+    findings, said = adapted.findings, [f"adapted attack {strategy}"]
     if balance := findings.get("balance"):
         said.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
         said.append(balance["reason"])
@@ -156,16 +175,18 @@ def _inferred(attacked: Attacked) -> list[str]:
         said.append(f"mean of {findings['releases']} releases")
     if "chosen" in findings:
         said.append(f"short tries chose: {findings['chosen']}")
-    return ["; ".join(said) + "."]
+    return "; ".join(said) + "."
 
 
 def _knows(outcomes: Sequence[Outcome]) -> str:
     n = outcomes[0].n if outcomes else 0
     return (
         f"Recovered of {n} training samples, beyond 99% of chance, by an attacker who is unaware of "
-        "the defense and by one who knows of it but not its secret. KKT: relative residual at the "
-        "training samples; others keep: mean over a few samples of the share of its energy that every other "
-        "training set with these patterns and labels keeps in an image that takes over at least "
+        "the defense and by the strongest attack of one who knows of it and of the start but not its secret "
+        "(the unaware one is among them), its p-value multiplied by the number of attacks tried. KKT: "
+        "relative residual at the training samples; others keep: mean over a few samples of the share of its "
+        "energy that every other training set with these patterns and labels keeps in an image that takes "
+        "over at least "
         f"{SHARE:.0%} of its weight, proved, and the least found; accuracy and loss on held-out samples."
     )
 
@@ -173,7 +194,7 @@ def _knows(outcomes: Sequence[Outcome]) -> str:
 def _count(attacked: Attacked | None, n: int) -> str:
     """Recovered of n, with what they had to beat."""
     if attacked is None or attacked.recovered is None:
-        return "-"
+        return "refused" if attacked and attacked.refused else "-"
     return f"{attacked.recovered}/{n}" + (f" ({attacked.rule})" if attacked.rule else "")
 
 

@@ -1,4 +1,4 @@
-"""``rs.defend``: the same network with and without each defense, attacked twice, in a directory.
+"""``rs.defend``: the same network with and without each defense, attacked in every way, in a directory.
 
 ``trials/NAME/`` holds what may be released and what was found, ``private/`` the owner's secrets;
 ``result.json`` is written last. Which defenses are tried does not matter to the folder: another one
@@ -46,7 +46,7 @@ class DefenseRun(RunDir):
         return (self.path / "trials").exists()
 
     def finished(self, trial: Trial) -> Outcome | None:
-        """What a trial found; a damaged one is tried again."""
+        """What a trial found; a damaged one, or one of an earlier form, is tried again."""
         return Outcome.load_or_none(self._folder(trial) / "outcome.safetensors")
 
     def keep(self, trial: Trial, outcome: Outcome, checkpoint: Any, secret: Any) -> None:
@@ -103,7 +103,7 @@ def defend(
     arch: by default two hidden layers of 100.
     steps: of margin maximisation.
     gd_steps, lr: of gradient descent where a defense needs it.
-    releases: noisy ones that the adaptive attacker averages.
+    releases: noisy ones that an attacker who knows averages.
     value_range: granted to attackers, with the training mean.
     uniqueness: certify what other sets keep.
     out: folder, in which finished defenses are kept.
