@@ -71,7 +71,7 @@ def neighbours(x):
 
 
 def carried(lam):
-    return [min(float(one.sum()), CARRIES) for one in lam]
+    return [min(sum(abs(float(value)) for value in one.flatten()), CARRIES) for one in lam]
 
 
 def log_cosh(v):
@@ -199,9 +199,11 @@ def test_learned_filters_equal_the_loop_over_places_and_have_right_gradients():
 
 @pytest.mark.parametrize("names", [("sparse-gradients",), ("high-frequency", "sparse-gradients")])
 @pytest.mark.parametrize("lam_shape", [(), (2,)])
-def test_derivatives_by_hand_equal_automatic_ones(names, lam_shape):
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_derivatives_by_hand_equal_automatic_ones(names, lam_shape, shift):
     x, lam, known = frames()
     lam = 2.5 * lam if lam_shape else 2.5 * lam[..., 0]  # some carry all they can
+    lam = lam - 2.5 * shift  # some of them, or none, have a sign
     weights = torch.tensor([3.0, 0.5], dtype=torch.float64)
     priors = [PRIORS[name](weights, LAM_MIN, known) for name in names]
     xl, ll = x.clone().requires_grad_(), lam.clone().requires_grad_()
@@ -224,6 +226,15 @@ def test_a_sparse_prior_fades_and_means_the_same_at_every_size_and_range():
     assert torch.allclose(there, one.penalty(x, lam), rtol=1e-12)
     twice = one.penalty(torch.cat([x, x], 1), torch.cat([lam, lam], 1))
     assert torch.allclose(twice, one.penalty(x, lam), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sparse-gradients", "patch-experts"])
+def test_a_candidate_of_negative_multiplier_is_charged_as_one_of_positive(name):
+    x, lam, known = frames()
+    signed = lam * torch.tensor([1.0, -1.0, 1.0])[:, None]
+    cost = prior(name, known).penalty(x, signed)
+    assert torch.equal(cost, prior(name, known).penalty(x, lam))
+    assert (prior(name, known).penalty(2 * x, signed) > cost).all()  # rougher is never cheaper
 
 
 def test_a_mixture_of_images_costs_more_than_its_parts_and_a_quadratic_prior_cannot_tell():

@@ -143,7 +143,7 @@ class SparseGradients(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """mean_i min(mu_i, CARRIES) sum_axis mean log cosh(STEEP |d|) / STEEP."""
+        """mean_i min(|mu_i|, CARRIES) sum_axis mean log cosh(STEEP |d|) / STEEP."""
         rough = x.new_zeros(x.shape[:2])
         for d in self._steps(x):
             u = STEEP * _length(d)
@@ -156,7 +156,7 @@ class SparseGradients(Prior):
 
     def by_hand(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """A third of the time of automatic differentiation: tanh(STEEP |d|) d / (channels |d|)."""
-        carried, free = _carried(lam)
+        carried, slope = _carried(lam)
         rough, grad = x.new_zeros(x.shape[:2]), torch.zeros_like(x)
         images = grad.view(*x.shape[:2], *_image_shape(self.knowledge))
         for axis, d in zip((-1, -2), self._steps(x), strict=True):
@@ -168,8 +168,8 @@ class SparseGradients(Prior):
             d.mul_(pull[:, :, None] / (self._range() * x.shape[1]))
             images.narrow(axis, 1, d.shape[axis]).add_(d)
             images.narrow(axis, 0, d.shape[axis]).sub_(d)
-        grad_lam = (rough / x.shape[1] * free).view(*x.shape[:2], *[1] * (lam.ndim - 2))
-        return (carried * rough).mean(1), grad, grad_lam.expand_as(lam)
+        each = (rough / x.shape[1]).view(*x.shape[:2], *[1] * (lam.ndim - 2))
+        return (carried * rough).mean(1), grad, each * slope
 
     def _steps(self, x: Tensor) -> list[Tensor]:
         """(R, m, channels, height, width) differences in units of the value range."""
@@ -221,7 +221,7 @@ class PatchExperts(SparseGradients):
     """
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """mean_i min(mu_i, CARRIES) mean log cosh(response) / STEEP."""
+        """mean_i min(|mu_i|, CARRIES) mean log cosh(response) / STEEP."""
         images = x.reshape(-1, 1, *_image_shape(self.knowledge)[-2:]) / self._range()
         u = torch.nn.functional.conv2d(images, patch_filters(x.device, x.dtype)).abs()
         rough = (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).reshape(*x.shape[:2], -1)
@@ -313,9 +313,14 @@ def _length(d: Tensor) -> Tensor:
 
 
 def _carried(lam: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, m) stored multipliers up to CARRIES, and where they are below it."""
-    total = lam.reshape(*lam.shape[:2], -1).sum(-1)
-    return total.clamp(max=CARRIES), (total <= CARRIES).to(lam.dtype)
+    """(R, m) sizes of stored multipliers up to CARRIES, and (R, m, ...) their derivatives in lam.
+
+    Sizes: some objectives leave the sign free, and a negative weight would reward what is penalised.
+    """
+    sign = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
+    total = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)
+    free = (total <= CARRIES).to(lam.dtype)
+    return total.clamp(max=CARRIES), sign * free.view(*free.shape, *[1] * (lam.ndim - 2))
 
 
 def _sum(values: Tensor) -> Tensor:
