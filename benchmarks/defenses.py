@@ -2,7 +2,6 @@
 
     python -m benchmarks.defenses --data digits --workers 2
     python -m benchmarks.defenses --data mnist cifar10 --root DATA --device cuda --workers 12
-    python -m benchmarks.defenses --data mnist --root DATA --unmixed      no GPU: unmix, and nothing else
 
 DATA holds mnist.npz and cifar10.npz. Written after every network into results/defended-DATA.json; the same
 command again makes what is missing. A release is attacked in every way that ``residuum.defenses.attackers``
@@ -31,7 +30,7 @@ import torch
 
 from benchmarks.harness import RESULTS, first_layer_rank
 from residuum.attacks import PRESETS
-from residuum.attacks.adaptive import ADAPTIVE, Adapted, Released
+from residuum.attacks.adaptive import Adapted, Released
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.defenses import DEFENSES, Conditions, Secret, Training, at_seed, find, release
@@ -120,10 +119,8 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
     return at_seed(setting, seed)
 
 
-def tried(
-    data: str, seed: int, group: tuple[str, ...], root: str | None, device: str, unmixed: bool
-) -> list[Row]:
-    """The defenses of one trained network, each attacked in every way (unmixed: in one)."""
+def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
+    """The defenses of one trained network, each attacked in every way."""
     torch.set_num_threads(1)
     setting, start = prepare(data, seed, root, device), time.monotonic()
     named = {} if group == AFTER else {"name": group[0].split(":")[0]}
@@ -150,15 +147,13 @@ def tried(
         row = measured(setting, releases[0], secret) | {"defense": text, "seed": seed}
         row |= {"arch": setting.arch, "facts": facts, "train_seconds": round(trained, 2)}
         ways = attackers(handed, "" if defense is None else defense.adaptive, secret, not named)
-        if unmixed:
-            ways = sources(handed, moment=False)
         row["attacks"], row["findings"] = scored(setting, ways)
         rows.append(row)
         if training.config.momentum and name == "plain-gd":
             kept = {**row, "defense": f"{text}, {STATE}"}
             buffers = {k: v.cpu() for k, v in state.buffers.items()}
             moment = replace(handed, knowledge=handed.knowledge.replace(moment=buffers))
-            found, _ = scored(setting, sources(moment) if unmixed else moments(moment))
+            found, _ = scored(setting, moments(moment))
             kept["attacks"] = row["attacks"] | found
             rows.append(kept)
     return rows
@@ -166,20 +161,9 @@ def tried(
 
 def moments(handed: Released) -> Iterator[Way]:
     """The optimiser's state beside the weights, attacked both ways."""
-    config = handed.config.changed(objective="moment")
-    yield "moment", Adapted(handed.checkpoints[0], handed.knowledge, config)
-    yield from sources(handed)
-
-
-def sources(handed: Released, moment: bool = True) -> Iterator[Way]:
-    """The state, or the first layer less its start (the mean of several releases), taken apart."""
-    name, known, first = "unmix-moment", handed.knowledge, handed.checkpoints[0]
-    if not moment:
-        source = {**known.provenance, "theta0": "train"}
-        name, known = "unmix", known.replace(theta0=handed.facts["theta0"], provenance=source)
-    if len(handed.checkpoints) > 1:
-        first = ADAPTIVE["average-releases"](handed).checkpoint
-    yield name, Adapted(first, known, replace(handed.config, objective=name))
+    for name in ("moment", "unmix-moment"):
+        config = handed.config.changed(objective=name)
+        yield name, Adapted(handed.checkpoints[0], handed.knowledge, config)
 
 
 def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Row]:
@@ -225,15 +209,13 @@ def groups(data: str) -> list[tuple[str, ...]]:
     return [AFTER, *((text,) for text in (*ALONE, *CASES[data].more))]
 
 
-def job(
-    data: str, seed: int, group: tuple[str, ...], root: str | None, device: str, unmixed: bool
-) -> list[Row]:
+def job(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
     """As :func:`tried`; a network that cannot be had leaves a row that says why."""
     name = group[0].split(":")[0]
     if name in DEFENSES and not DEFENSES[name].available:
         return [{"defense": group[0], "seed": seed, "skipped": DEFENSES[name].install}]
     try:
-        return tried(data, seed, group, root, device, unmixed)
+        return tried(data, seed, group, root, device)
     except InconclusiveError as problem:
         return [{"defense": group[0], "seed": seed, "skipped": problem.message}]
 
@@ -241,9 +223,9 @@ def job(
 class Kept:
     """The file of one dataset: what it holds, and what is still to be made."""
 
-    def __init__(self, folder: Path, data: str, device: str, unmixed: bool) -> None:
-        case, end = CASES[data], "-unmixed" if unmixed else ""
-        self.path = folder / f"defended-{data}{end}.json"
+    def __init__(self, folder: Path, data: str, device: str) -> None:
+        case = CASES[data]
+        self.path = folder / f"defended-{data}.json"
         self.content: Row = {
             "benchmark": "defenses",
             "data": data,
@@ -274,12 +256,11 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="of all but digits, which take a core")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--unmixed", action="store_true", help="unmix alone, in a file of its own")
     parser.add_argument("--only", nargs="+", default=[], help="defenses; left out, all")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     where = {data: "cpu" if data == "digits" else options.device for data in options.data}
-    kept = {data: Kept(options.out, data, where[data], options.unmixed) for data in options.data}
+    kept = {data: Kept(options.out, data, where[data]) for data in options.data}
     missing = [
         (data, seed, group)
         for seed in options.seeds
@@ -291,7 +272,7 @@ def main() -> int:
     start = time.monotonic()
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         waiting = {
-            pool.submit(job, data, seed, group, options.root, where[data], options.unmixed): data
+            pool.submit(job, data, seed, group, options.root, where[data]): data
             for data, seed, group in missing
         }
         for k, one in enumerate(as_completed(waiting), 1):

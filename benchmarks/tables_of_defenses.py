@@ -17,9 +17,7 @@ from benchmarks.markdown import Figures, grid, read, short, table
 from residuum.defenses.attackers import TOLD
 
 FILES = [f"defended-{data}" for data in CASES if (RESULTS / f"defended-{data}.json").exists()]
-EARLIER = {"mnist": "defenses-mnist", "cifar10": "defenses-cifar10"}  # before prior and unmixing
 SIGNIFICANT = 0.01
-TAKEN = {f"plain-gd:1, {STATE}": "unmix-moment"}  # what is taken apart where it is not the weights
 
 
 def rows(file: str, defense: str) -> list[Figures]:
@@ -120,27 +118,3 @@ def intervals() -> str:
         made.append([f"`{name}`", *cells, " / ".join(losses), " / ".join(right)])
     head = " | ".join(read(file)["data"] for file in FILES)
     return grid(f"release | {head} | training loss | held-out accuracy", made)
-
-
-@table
-def unmixed() -> str:
-    """MNIST and CIFAR-10: the attacks of before, unaware and adaptive, and unmixing alone."""
-    made = []
-    for defense in ordered():
-        cells = []
-        for data, file in EARLIER.items():
-            old = sorted(
-                (row for row in read(file)["table"] if general(row) == defense),
-                key=lambda row: row["seed"],
-            )
-            who = [[count(row[who]) for row in old if row[who]] for who in ("unaware", "adaptive")]
-            cells.append(" → ".join(", ".join(one) for one in who if one))
-            new = rows(f"defended-{data}-unmixed", defense)
-            found = [row["attacks"][TAKEN.get(defense, "unmix")] for row in new]
-            cells.append(
-                ", ".join(count(one) if "recovered" in one else "refused" for one in found)
-            )
-        if cells[1] or cells[3]:
-            made.append([f"`{defense}`", *cells])
-    head = " | ".join(f"{data}, before | {data}, unmix" for data in EARLIER)
-    return grid(f"defense, of 50 | {head}", made)

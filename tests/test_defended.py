@@ -54,15 +54,14 @@ def test_the_benchmark_attacks_as_the_command_does(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_was_skipped_is_made_again_and_what_was_made_is_not(tmp_path) -> None:
-    kept = Kept(tmp_path, "digits", "cpu", unmixed=False)
+    kept = Kept(tmp_path, "digits", "cpu")
     assert not kept.has(0, AFTER)
     kept.add([{"defense": "dp:8", "seed": 0, "skipped": "not installed"}])
     kept.add([{"defense": text, "seed": 0, "attacks": {}} for text in AFTER])
-    again = Kept(tmp_path, "digits", "cpu", unmixed=False)
+    again = Kept(tmp_path, "digits", "cpu")
     assert again.has(0, AFTER)
     assert not again.has(1, AFTER)
     assert not again.has(0, ("dp:8",))
-    assert not Kept(tmp_path, "digits", "cpu", unmixed=True).has(0, AFTER)
 
 
 def test_every_defense_of_a_table_is_one_that_is_run() -> None:
