@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.run import MARGINS, SPARSE, appearance, resolve
+from residuum.attacks.run import MARGINS, SIGNED_SPARSE, SPARSE, appearance, resolve
 from residuum.datasets import load_dataset
+from residuum.settings import LR_LAM
 from residuum.training import TrainingConfig, train
 
 CONFIG = TrainingConfig(steps=150, dtype="float32")
@@ -40,6 +41,25 @@ def test_photographs_are_told_from_small_digits():
     assert (told.priors, told.margins.weight) == ((("sparse-gradients", SPARSE),), MARGINS)
     told = resolve(digits, rs.Knowledge(), rs.AttackConfig())
     assert (told.priors, told.margins.weight) == ((), 0.0)
+
+
+def test_multipliers_of_free_sign_keep_their_rate_beside_a_weaker_prior():
+    photos = trained("photos", 30)
+    for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_SPARSE)):
+        told = resolve(photos, rs.Knowledge(), rs.AttackConfig(objective=objective))
+        assert told.priors == (("sparse-gradients", weight),)
+        assert (told.lr_lam == LR_LAM) == (objective == "weight-decay")
+
+
+def test_images_show_in_the_change_from_a_start_that_hides_them():
+    photos, generator = trained("photos", 30), torch.Generator().manual_seed(4)
+    start = {name: torch.randn(t.shape, generator=generator) for name, t in photos.theta.items()}
+    hidden = photos.replace(theta={name: t + start[name] for name, t in photos.theta.items()})
+    assert not appearance(hidden.theta["layers.0.weight"], (3, 32, 32)).images
+    told = resolve(hidden, rs.Knowledge(theta0=start), rs.AttackConfig(objective="ntk"))
+    assert told.priors == (("sparse-gradients", SIGNED_SPARSE),)
+    told = resolve(hidden, rs.Knowledge(theta0=start), rs.AttackConfig(objective="weight-decay"))
+    assert told.priors == ()  # its equation is about the weights, which do not show them
 
 
 def test_mixtures_of_strokes_are_images_and_no_photographs():
