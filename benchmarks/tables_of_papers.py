@@ -21,19 +21,20 @@ Line = tuple[str, str, str]  # what a row is called, the figure, how its quantit
 
 @cache
 def victims(figure: str) -> list[Figures]:
-    """What was measured on every victim of a figure; "small/" before it: at that scale, on digits."""
-    folder, name = (
-        ("papers-small", figure[6:]) if figure.startswith("small/") else ("papers", figure)
-    )
+    """What was measured on every victim of a figure; before it may stand "small/" or "images/" (the small
+    scale, on digits or on images of MNIST and CIFAR) and "earlier/" (attacks without prior and margins).
+    """
+    scale, _, name = figure.rpartition("/")
+    folder = {"": "papers", "images": "papers-small-images"}.get(scale, f"papers-{scale}")
     paths = [RESULTS / folder / f"{name}.json", *(RESULTS / folder).glob(f"{name}-seed*.json")]
     found = [read(f"{folder}/{path.stem}") for path in paths if path.exists()]
     return sorted(found, key=lambda one: int(one["seed"]))
 
 
 def number(value: Any) -> str:
-    """A count as it is, a figure to three digits."""
+    """A count as it is, a figure to three digits, two of them from the first to the second."""
     if isinstance(value, list):
-        return ", ".join(map(number, value))
+        return " to ".join(map(number, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -60,13 +61,17 @@ def lines(head: str, rows: Iterable[Line], *whats: str) -> str:
 @table
 def paper_images() -> str:
     """The binary attack on images."""
+    arms = {
+        "": ("haim2022-fig3", ""),
+        ", without prior and margins": ("earlier/haim2022-fig3", ", residuum"),
+        ", released settings": ("earlier/haim2022-fig3", ", published"),
+    }
     rows = [
         *(
-            (f"{data} n = 500{who}", "haim2022-fig3", f"{data}{arm}: ")
+            (f"{data} n = 500{who}", figure, f"{data}{arm}: ")
             for data in ("CIFAR", "MNIST")
-            for who, arm in (("", ""), ("", ", residuum"), (", released settings", ", published"))
+            for who, (figure, arm) in arms.items()
         ),
-        ("CIFAR n = 500, released settings", "haim2022-released", "CIFAR, published: "),
         ("CIFAR n = 50", "haim2022-fig1", "n=50: "),
         ("CIFAR n = 100", "haim2022-fig6", "n=100: "),
     ]
@@ -90,6 +95,29 @@ def paper_who() -> str:
     names = list(read("papers/haim2022-fig4")["details"]["runs"])
     rows = [(name, "haim2022-fig4", f"{name}: ") for name in names]
     return lines(f"victim | recovered | quarter {' | '.join(where)}", rows, RECOVERED, *ends)
+
+
+@table
+def paper_training() -> str:
+    """Other ways of training, Fig. 16; a figure of its own shows each."""
+    names = {
+        "haim2022-fig17": "standard init n=10",
+        "haim2022-fig18": "standard init n=50",
+        "haim2022-fig19": "SGD batch 50",
+        "haim2022-fig20": "1e4 epochs CIFAR",
+        "haim2022-fig21": "1e4 epochs MNIST",
+    }
+    rows = [(name, figure, f"{name}: ") for figure, name in names.items()]
+    return lines(f"victim | recovered | {TOP} | {NCC}", rows, RECOVERED, TOP, NCC)
+
+
+@table
+def paper_shift() -> str:
+    """Shifted images, Fig. 2b of Refael et al."""
+    whats = ("samples above NCC 0.8", "KKT residual at the data")
+    names = ("no shift", "rewrite 0.5", "retrain 0.5", "rewrite 5", "retrain 5")
+    rows = [(name, "refael2025-fig2b", f"{name}: ") for name in names]
+    return lines(f"CIFAR n = 100 | {' | '.join(whats)}", rows, *whats)
 
 
 @table
@@ -134,6 +162,12 @@ def split(*figures: str) -> str:
 
 
 @table
+def small_splitting() -> str:
+    """Weight decay, on smaller networks."""
+    return split("images/shen2026-fig8")
+
+
+@table
 def paper_splitting() -> str:
     """All three objectives."""
     return split(
@@ -157,21 +191,21 @@ ARMS = (
 )
 
 
-def multipliers(scale: str, head: str, *whats: str) -> str:
-    """Arms of the same victims."""
-    rows = [(name, f"{scale}buzaglo2023-{figure}", f"{arm}: ") for figure, name, arm in ARMS]
-    return lines(head, rows, *whats)
-
-
 @table
 def paper_multipliers() -> str:
     """As published, and as the stationary point has them."""
+    rows = [(name, f"buzaglo2023-{figure}", f"{arm}: ") for figure, name, arm in ARMS]
     head = f"CIFAR n = 500 | recovered | {ABOVE} | first-layer residual"
-    return multipliers("", head, RECOVERED, ABOVE, RESIDUAL)
+    return lines(head, rows, RECOVERED, ABOVE, RESIDUAL)
 
 
 @table
 def small_multipliers() -> str:
-    """The same on digits."""
-    head = "digits n = 60, three victims | recovered | first-layer residual"
-    return multipliers("small/", head, RECOVERED, RESIDUAL)
+    """The same on smaller networks: digits, and under weight decay CIFAR."""
+    head = "n = 60, three victims | recovered | first-layer residual"
+    rows = [
+        (f"{data}, {name}", f"{scale}/buzaglo2023-{figure}", f"{arm}: ")
+        for data, scale in (("digits", "small"), ("CIFAR", "images"))
+        for figure, name, arm in ARMS
+    ]
+    return lines(head, rows, RECOVERED, RESIDUAL)
