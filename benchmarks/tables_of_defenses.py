@@ -7,6 +7,7 @@ one that recovers most, and * marks p <= 0.01 after the p-value is multiplied by
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from statistics import mean
 
 from scipy.stats import binomtest
@@ -57,6 +58,11 @@ def count(one: Figures) -> str:
     return f"{one['recovered']}{star}"
 
 
+def counts(found: Iterable[Figures]) -> str:
+    """One for every seed."""
+    return ", ".join(map(count, found))
+
+
 @table
 def defenses() -> str:
     """Every defense on every dataset, who breaks it, and what it costs."""
@@ -74,11 +80,13 @@ def defenses() -> str:
                 stars[0] + sum(one["p_value"] <= SIGNIFICANT for _, one in best),
                 stars[1] + len(best),
             ]
-            unaware = ", ".join(count(row["attacks"]["unaware"]) for row in own)
-            cell = f"{unaware} → {', '.join(count(one) for _, one in best)}"
+            knows = [one for _, one in best]
+            lines = [counts(row["attacks"]["unaware"] for row in own), f"→ {counts(knows)}"]
             if any(name in TOLD for row in own for name in row["attacks"]):
-                cell += f"; told {', '.join(count(strongest(row, told=True)[1]) for row in own)}"
-            cells.append(cell)
+                told = [strongest(row, told=True)[1] for row in own]
+                if counts(told) != counts(knows):
+                    lines.append(f"told {counts(told)}")
+            cells.append("<br>".join(lines))
             before = {row["seed"]: row["held_out_accuracy"] for row in plain}
             gains = [row["held_out_accuracy"] - before[row["seed"]] for row in own]
             points.append(f"{100 * mean(gains):+.1f}")
