@@ -59,8 +59,8 @@ def count(one: Figures) -> str:
 
 
 def counts(found: Iterable[Figures]) -> str:
-    """One for every seed."""
-    return ", ".join(map(count, found))
+    """One for every seed, in a line that is not broken."""
+    return ",&nbsp;".join(map(count, found))
 
 
 @table
@@ -81,11 +81,11 @@ def defenses() -> str:
                 stars[1] + len(best),
             ]
             knows = [one for _, one in best]
-            lines = [counts(row["attacks"]["unaware"] for row in own), f"→ {counts(knows)}"]
+            lines = [counts(row["attacks"]["unaware"] for row in own), f"→&nbsp;{counts(knows)}"]
             if any(name in TOLD for row in own for name in row["attacks"]):
                 told = [strongest(row, told=True)[1] for row in own]
                 if counts(told) != counts(knows):
-                    lines.append(f"told {counts(told)}")
+                    lines.append(f"told&nbsp;{counts(told)}")
             cells.append("<br>".join(lines))
             before = {row["seed"]: row["held_out_accuracy"] for row in plain}
             gains = [row["held_out_accuracy"] - before[row["seed"]] for row in own]
