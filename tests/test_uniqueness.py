@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 import json
 import math
+from typing import Any
 
+import clarabel
 import numpy as np
 import pytest
 import torch
@@ -328,7 +330,7 @@ def test_without_a_bias_mass_is_free_and_the_bound_is_that_of_the_cell() -> None
     assert float(boxed.change.max()) < 1e-9
 
 
-def test_moves_across_patterns_are_found_where_the_system_allows_them() -> None:
+def dependent_patterns() -> KKTSet:
     """Patterns a, b, ab and neither: their gradients are dependent, so weight moves between them."""
     torch.manual_seed(0)
     model = MLP((4, 3, 1)).double()
@@ -341,7 +343,12 @@ def test_moves_across_patterns_are_found_where_the_system_allows_them() -> None:
     signs = torch.tensor([[1.0, -1], [-1, 1], [1, 1], [-1, -1]]).double()
     x = torch.cat([signs, 0.5 + torch.rand(4, 2).double()], 1)
     kkt = KKTSet.of(model, x, torch.tensor([1.0, 1, 1, -1]).double(), torch.ones(4).double())
-    kkt = dataclasses.replace(kkt, y=torch.ones(4).double(), covectors=torch.ones(4, 1, 1).double())
+    ones = torch.ones(4).double()
+    return dataclasses.replace(kkt, y=ones, covectors=ones.view(4, 1, 1))
+
+
+def test_moves_across_patterns_are_found_where_the_system_allows_them() -> None:
+    kkt = dependent_patterns()
     found = uniqueness(kkt, box=(-2.0, 2.0), share=0.5)
     assert not found.pinned.any()
     assert found.sums.free == 5  # one dependence, times mass and moment
@@ -571,6 +578,28 @@ def test_time_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(note.startswith("time: 1 of 5") for note in late.notes)
     together = uniqueness(NETWORKS["two layers"]())
     assert torch.allclose(late.determined_at_least, together.determined_at_least[:1], atol=1e-5)
+
+
+def test_a_search_across_patterns_keeps_to_its_time_and_stays_an_example(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits, solver = [], clarabel.DefaultSolver
+
+    def hurried(*problem: Any) -> Any:
+        limits.append(problem[-1].time_limit)
+        problem[-1].max_iter = 2  # as one that was stopped by the clock
+        return solver(*problem)
+
+    kkt, box = dependent_patterns(), (-2.0, 2.0)
+    whole = uniqueness(kkt, box=box, share=0.5)
+    monkeypatch.setattr(clarabel, "DefaultSolver", hurried)
+    cut = uniqueness(kkt, box=box, share=0.5, seconds=5.0)
+    assert limits
+    assert all(0.1 <= limit <= 5.0 for limit in limits)
+    assert torch.equal(cut.determined_at_least, whole.determined_at_least)
+    assert (cut.determined_energy >= whole.determined_energy - 1e-9).all()
+    assert (cut.determined_energy >= cut.determined_at_least - 1e-9).all()
+    assert float(cut.change.max()) < 1e-9
 
 
 def test_same_answer_twice_and_round_trip(tmp_path) -> None:

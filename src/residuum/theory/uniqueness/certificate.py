@@ -244,7 +244,8 @@ def _certify(cells: Cells, some: Tensor, end: float) -> dict[str, Tensor]:
     full = solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, image)
     change = [_change(cells, int(i), x) for i, x in zip(some, image, strict=True)]
     for k in free.nonzero()[:, 0].tolist():
-        found = across_patterns(cells, int(some[k])) if time.monotonic() < end else None
+        left = end - time.monotonic()
+        found = across_patterns(cells, int(some[k]), left) if left > 0 else None
         if found is not None and float(found[0].square().sum() - image[k].square().sum()) < 0:
             image[k], change[k] = found
     wide = wide.widened()

@@ -21,6 +21,7 @@ out as a set and judged by its own sum of gradients; the proved bound does not r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +182,7 @@ def null_space(given: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, float
 Array = np.ndarray[Any, Any]
 
 
-def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
+def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Tensor, float] | None:
     """(d,) the least image found in the place of candidate i, and the change of its set's sum.
 
     Where the linear system leaves a null space, sums (moment, mass) of several groups may move together
@@ -190,7 +191,8 @@ def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
     samples inside the cell, which for the pair (moment, mass) is a cone: linear in (a', c).
 
     An example, not a bound: the set is written out and judged from scratch, and None is said where it
-    does not fit into memory or turns out to leave its patterns.
+    does not fit into memory or turns out to leave its patterns. So a search that ``seconds`` cut short
+    is an example as well, only not the least.
     """
     null, rows = cells.sums.null, cells.sums.rows
     if null is None or rows is None or not null.shape[1]:
@@ -218,7 +220,7 @@ def across_patterns(cells: Cells, i: int) -> tuple[Tensor, float] | None:
     cone = cones[own]  # the image itself
     matrix.append(np.concatenate([cone[:, :-1], np.zeros((len(cone), k))], 1))
     level.append(cone[:, -1])
-    y = _solve(np.concatenate(matrix), np.concatenate(level), x0[own], start, k)
+    y = _solve(np.concatenate(matrix), np.concatenate(level), x0[own], start, k, seconds)
     images, u = [x0[own] + y[:d]], [sum(share[q] * rows.covectors[q] for q in share)]
     for q in some.tolist():
         g = int(group[q])
@@ -281,7 +283,7 @@ def _shares(cells: Cells, i: int, own: int) -> dict[int, float]:
     }
 
 
-def _solve(a: Array, b: Array, x: Array, start: Array, k: int) -> Array:
+def _solve(a: Array, b: Array, x: Array, start: Array, k: int, seconds: float) -> Array:
     """min |x + y_1|^2 s.t. a y + b >= 0, drawn towards where the set is as it was.
 
     y = (image about x, coordinates of the null space): (d + k,). What the solver returns may lie a
@@ -292,6 +294,7 @@ def _solve(a: Array, b: Array, x: Array, start: Array, k: int) -> Array:
 
     settings = clarabel.DefaultSettings()
     settings.verbose = False
+    settings.time_limit = max(seconds, 0.1)
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
     square = sparse.block_diag([sparse.identity(len(x)), sparse.csc_matrix((k, k))], "csc")
     linear = np.concatenate([x, np.zeros(k)])
