@@ -38,7 +38,7 @@ from residuum.report.figures import ambiguity_figure
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slope_matrix, switches
 from residuum.theory.uniqueness import estimate, uniqueness
-from residuum.theory.uniqueness.programme import Polytope, least
+from residuum.theory.uniqueness.programme import Polytope, _State, least
 from residuum.theory.uniqueness.sums import Groups, pinned
 from tests.cases import multiclass_point, ntk_point
 
@@ -115,9 +115,11 @@ def test_any_dual_vector_gives_a_lower_bound(seed: int, size: float) -> None:
     assert float(p.bound(nu)) <= truth(p) + 1e-9
 
 
-def test_bound_and_example_meet_at_the_least_image() -> None:
+@pytest.mark.parametrize(("d", "rows"), [(5, 7), (9, 4)])
+def test_bound_and_example_meet_at_the_least_image(d: int, rows: int) -> None:
     for seed in range(12):
-        p, found = polytope(seed), least(polytope(seed))
+        p = polytope(seed, d, rows)
+        found = least(p)
         energy = float(p.x0.square().sum())
         assert float(found.bound) == pytest.approx(truth(p), abs=2e-6 * energy)
         assert float(found.bound) <= truth(p) + 1e-9 * energy
@@ -328,6 +330,24 @@ def test_without_a_bias_mass_is_free_and_the_bound_is_that_of_the_cell() -> None
     boxed = uniqueness(point.set, box=(point.x.min() - 1, point.x.max() + 1))
     assert float(boxed.determined_energy.max()) < 0.5
     assert float(boxed.change.max()) < 1e-9
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_few_rows_and_many_are_eliminated_alike(rows: int) -> None:
+    """Against the dense matrix; stiffness from none to that of a wall that has been reached."""
+    generator = torch.Generator().manual_seed(rows)
+    d, wide = 9, torch.full((1, 9), 50.0).double()
+    matrix = torch.randn(1, rows, d, generator=generator, dtype=torch.float64)
+    walls = torch.ones(1, rows).double()
+    state = _State(Polytope(matrix, wide / 50, -walls, walls, -wide, wide))
+    stiff = 10 ** (12 * torch.rand(1, rows + d, generator=generator, dtype=torch.float64) - 4)
+    stiff[:, 0] = stiff[:, -1] = 0.0
+    assert int(state._factorise(stiff)) == 0
+    dense = matrix[0].T @ torch.diag(stiff[0, :rows]) @ matrix[0] + torch.diag(1 + stiff[0, rows:])
+    right = torch.randn(1, d, generator=generator, dtype=torch.float64)
+    left = dense @ state._inverse(right)[0] - right[0]
+    assert float(left.norm() / right.norm()) < 1e-7
+    assert state.factor.shape[-1] == min(rows, d)
 
 
 def dependent_patterns() -> KKTSet:

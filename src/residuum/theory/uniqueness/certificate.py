@@ -377,8 +377,8 @@ def estimate(
 ) -> Cost:
     """Cost of certifying ``samples`` of a set, from the sizes and from the speed of this machine.
 
-    Per candidate, with K switches and k pixels that can move: the gradients of the deeper switches,
-    then ``FACTORS`` steps, each a product of k x K x k and a factorisation of k^3.
+    Per candidate, with K switches and k pixels that can move, s the fewer of these: the gradients of the
+    deeper switches, then ``FACTORS`` steps, each a product of s K k and a factorisation of s^3.
     """
     count = len(given) if samples is None else min(samples, len(given))
     d, rows = given.x[0].numel(), given.switches.values.shape[1]
@@ -389,7 +389,8 @@ def estimate(
     chains = [chain for model in given.models if (chain := dense_chain(model)) is not None]
     widths = [[layer.out_features for layer in chain.linears[:-1]] for chain in chains]
     deeper = 2.0 * d * sum(a * b for own in widths for a, b in itertools.pairwise(own))
-    operations = count * (deeper + FACTORS * (2.0 * rows * free**2 + free**3))
+    fewer = min(rows, free)
+    operations = count * (deeper + FACTORS * (2.0 * rows * free * fewer + fewer**3))
     speed = _speed(device)
     entries = max(ENTRIES[torch.device(device).type], rows * d)
     return Cost(count, operations, operations / speed + OVERHEAD * count, 8 * 5 * entries)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 STEPS, GAP = 60, 1e-6  # interior-point steps at most; |x0|^2 times this: bound and example have met
+STALLED, PATIENCE = 1e-8, 8  # |x0|^2 times this: what so many steps must bring them nearer
 START, SHORT = 1e-2, 0.995  # first complementarity, share of the way to the nearest end
 WIDEN = 1e-12  # of |x0|: by what a wall may be misplaced by rounding
 ROUNDING = 1e-12  # of the terms of a bound
@@ -96,7 +97,7 @@ def least(given: Polytope) -> Least:
     state = _State(wide)
     energy = given.x0.square().sum(1)
     best, least_energy = torch.zeros_like(energy), energy
-    example = torch.zeros_like(given.x0)
+    example, gap, idle = torch.zeros_like(given.x0), energy, 0
     for _ in range(STEPS):
         state.step()
         bound = wide.bound(state.nu)
@@ -107,7 +108,10 @@ def least(given: Polytope) -> Least:
         better = found < least_energy
         least_energy = torch.where(better, found, least_energy)
         example = torch.where(better[:, None], a, example)
-        if bool((least_energy - best <= GAP * energy).all()) or not bool(state.moving.any()):
+        gap, before = least_energy - best, gap
+        idle = 0 if bool((before - gap > STALLED * energy).any()) else idle + 1
+        met = bool((gap <= GAP * energy).all())
+        if met or idle == PATIENCE or not bool(state.moving.any()):
             break
     return Least(torch.minimum(best, energy), example)
 
@@ -158,12 +162,7 @@ class _State:
         self.drift = self.x0 + self.a - self._back(self.alpha - self.beta)
         self.miss_p = self.below * (z - self.low - self.p)
         self.miss_q = self.above * (self.high - z - self.q)
-        # p, q, alpha, beta eliminated: I + G' diag(alpha/p + beta/q) G, the pixels' part being diagonal.
-        stiff = (self.alpha / self.p + self.beta / self.q).clamp(max=STIFF)
-        k = self.rows.shape[1]
-        hessian = self.rows.mT @ (stiff[:, :k, None] * self.rows)
-        hessian.diagonal(dim1=1, dim2=2).add_(1 + stiff[:, k:])
-        self.factor, failed = torch.linalg.cholesky_ex(hessian)
+        failed = self._factorise((self.alpha / self.p + self.beta / self.q).clamp(max=STIFF))
         # Predictor: straight for complementarity zero. How far that gets says how much to centre, and
         # its second-order term is put right in the corrector (Mehrotra).
         gap = self._complementarity(0, (self.a,) * 5)
@@ -185,10 +184,44 @@ class _State:
         need_q = self.above * ((upper - self.beta * self.q) / self.q)
         by_p, by_q = self.alpha / self.p, self.beta / self.q
         right = self._back(need_p - by_p * self.miss_p - need_q + by_q * self.miss_q) - self.drift
-        a = torch.cholesky_solve(right[..., None], self.factor)[..., 0]
+        a = self._inverse(right)
         z = self._ahead(a)
         p, q = self.below * (z + self.miss_p), self.above * (self.miss_q - z)
         return a, p, q, need_p - by_p * p, need_q - by_q * q
+
+    def _factorise(self, stiff: Tensor) -> Tensor:
+        """Of H = D + R'SR, what is left of I + G' stiff G: rows R with S, pixels alone in D = I + theirs.
+
+        Of fewer rows than pixels the K x K matrix I + QQ' is factorised, Q = S^1/2 R D^-1/2 (Woodbury):
+        H^-1 = D^-1/2 (I - Q'(I + QQ')^-1 Q) D^-1/2. Returns (b,) which failed, not being zero.
+        """
+        k, pixels = self.rows.shape[1:]
+        self.stiff, self.alone = stiff[:, :k], 1 + stiff[:, k:]
+        if k < pixels:
+            self.thin = self.stiff.sqrt()[..., None] * self.rows * self.alone.rsqrt()[:, None]
+            matrix = self.thin @ self.thin.mT
+            matrix.diagonal(dim1=1, dim2=2).add_(1)
+        else:
+            matrix = self.rows.mT @ (self.stiff[..., None] * self.rows)
+            matrix.diagonal(dim1=1, dim2=2).add_(self.alone)
+        self.factor, failed = torch.linalg.cholesky_ex(matrix)
+        return failed
+
+    def _inverse(self, right: Tensor) -> Tensor:
+        """H^-1 right, (b, d)."""
+        if self.rows.shape[1] >= self.rows.shape[2]:
+            return torch.cholesky_solve(right[..., None], self.factor)[..., 0]
+        found = self._through_rows(right)
+        # Where rows are stiff the difference cancels: what is left of the equation is solved once more.
+        across = self.stiff * _ahead(self.rows, found)
+        left = right - self.alone * found - _back(self.rows, across)
+        return found + self._through_rows(left)
+
+    def _through_rows(self, right: Tensor) -> Tensor:
+        root = self.alone.rsqrt()
+        c = right * root
+        inner = torch.cholesky_solve((self.thin @ c[..., None]), self.factor)
+        return (c - (self.thin.mT @ inner)[..., 0]) * root
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
         """(b, 1) how much of a move keeps distances and multipliers positive, at most all of it."""
