@@ -164,7 +164,11 @@ def speed_in_one_run() -> str:
             "published, two runs; timed on another day",
             *pair(quality, "s"),
         ],
-        ["one run of unmix on one core, rank 67", "scikit-learn's FastICA", *pair(source, "s")],
+        [
+            f"one run of unmix on one core, rank {file['settings']['rank']}",
+            "scikit-learn's FastICA",
+            *pair(source, "s"),
+        ],
         [
             f"a whole audit, budget of a minute: {audited} recovered",
             "",

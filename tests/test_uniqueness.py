@@ -30,16 +30,20 @@ from torch import Tensor, nn
 
 from papers.points import relu_point, steep_point
 from residuum.attacks.solution import best_residual, solution
+from residuum.checkpoints import build_model
 from residuum.cli.main import main
+from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Linear
-from residuum.records import Knowledge, Reconstruction, Selection, Uniqueness
+from residuum.records import Checkpoint, Knowledge, Reconstruction, Selection, Uniqueness
 from residuum.report.figures import ambiguity_figure
+from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slope_matrix, switches
 from residuum.theory.uniqueness import estimate, uniqueness
 from residuum.theory.uniqueness.programme import Polytope, _State, least
 from residuum.theory.uniqueness.sums import Groups, pinned
+from residuum.training import TrainingConfig, train
 from tests.cases import multiclass_point, ntk_point
 
 
@@ -348,6 +352,35 @@ def test_few_rows_and_many_are_eliminated_alike(rows: int) -> None:
     left = dense @ state._inverse(right)[0] - right[0]
     assert float(left.norm() / right.norm()) < 1e-7
     assert state.factor.shape[-1] == min(rows, d)
+
+
+def test_few_rows_prove_as_much_as_the_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trained network, whose samples lie near walls: there an elimination by rows alone cancels."""
+    split = load_dataset("digits", 20, seed=1, holdout=60)
+    theta = dict(train("mlp:64-20-1", split.train, TrainingConfig(steps=300)).theta)
+    model = build_model(Checkpoint(theta, "mlp:64-20-1", split.train.shape), torch.float64)
+    x, y = split.train.x.double(), split.train.y
+    lam = certify(model, x, y).multipliers
+    some = lam.argsort(descending=True)[:10]
+    kkt = KKTSet.of(model, x[some], y[some], lam[some], task="binary")
+    found = uniqueness(kkt, samples=4)
+
+    def dense(state: _State, stiff: Tensor) -> Tensor:
+        k = state.rows.shape[1]
+        matrix = state.rows.mT @ (stiff[:, :k, None] * state.rows)
+        matrix.diagonal(dim1=1, dim2=2).add_(1 + stiff[:, k:])
+        state.factor, failed = torch.linalg.cholesky_ex(matrix)
+        return failed
+
+    monkeypatch.setattr(_State, "_factorise", dense)
+    monkeypatch.setattr(
+        _State,
+        "_inverse",
+        lambda state, v: torch.cholesky_solve(v[..., None], state.factor)[..., 0],
+    )
+    wanted = uniqueness(kkt, samples=4)
+    for name in ("determined_at_least", "determined_energy", "full_at_least", "full_energy"):
+        assert float((getattr(found, name) - getattr(wanted, name)).abs().max()) < 1e-7
 
 
 def dependent_patterns() -> KKTSet:

@@ -220,7 +220,7 @@ class _State:
     def _through_rows(self, right: Tensor) -> Tensor:
         root = self.alone.rsqrt()
         c = right * root
-        inner = torch.cholesky_solve((self.thin @ c[..., None]), self.factor)
+        inner = torch.cholesky_solve(self.thin @ c[..., None], self.factor)
         return (c - (self.thin.mT @ inner)[..., 0]) * root
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
