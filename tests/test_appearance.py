@@ -6,7 +6,14 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.run import MARGINS, SIGNED_SPARSE, SPARSE, appearance, resolve
+from residuum.attacks.run import (
+    MARGINS,
+    SIGNED_SPARSE,
+    SIGNED_STROKES,
+    SPARSE,
+    appearance,
+    resolve,
+)
 from residuum.datasets import load_dataset
 from residuum.settings import LR_LAM
 from residuum.training import TrainingConfig, train
@@ -49,6 +56,18 @@ def test_multipliers_of_free_sign_keep_their_rate_beside_a_weaker_prior():
         told = resolve(photos, rs.Knowledge(), rs.AttackConfig(objective=objective))
         assert told.priors == (("sparse-gradients", weight),)
         assert (told.lr_lam == LR_LAM) == (objective == "weight-decay")
+
+
+def test_pen_strokes_have_a_weaker_prior_still_where_the_sign_is_free():
+    mixtures = torch.randn(50, 30, generator=torch.Generator().manual_seed(1))
+    first = (mixtures @ strokes().flatten(1)).float()
+    theta = {"layers.0.weight": first, "layers.0.bias": torch.zeros(50)}
+    theta["layers.1.weight"] = torch.ones(1, 50)
+    drawn = rs.Checkpoint(theta, "mlp:400-50-1", (1, 20, 20))
+    for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_STROKES)):
+        told = resolve(drawn, rs.Knowledge(), rs.AttackConfig(objective=objective))
+        assert told.priors == (("sparse-gradients", weight),)
+        assert told.margins.weight == 0.0
 
 
 def test_images_show_in_the_change_from_a_start_that_hides_them():

@@ -74,8 +74,8 @@ PRESETS: dict[str, AttackConfig] = {
     # Loo et al. 2024.
     "loo2024": _LOO,
     # Residuum's own for initial weights known: gradients at both ends, which doubles what the published
-    # settings find. Best of twelve on MNIST n=200, data seed 5. The prior that images ask for came later:
-    # of 40 above NCC 0.9 without and with it 35 and 35 (MNIST), 5 and 28 (CIFAR), on images for trying.
+    # settings find. Best of twelve on MNIST n=200, data seed 5. The prior that images ask for came later,
+    # on images for trying: of 40 of CIFAR above NCC 0.9 5 without it and 28 with it.
     "ntk": AttackConfig.of(
         objective="ntk",
         gradients="both",
