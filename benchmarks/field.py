@@ -54,7 +54,7 @@ from benchmarks.field_victims import Victim, kept
 from benchmarks.harness import RESULTS, draw_seeds
 from residuum import plugins
 from residuum.attacks.run import every_attack
-from residuum.errors import InputError, ResiduumError
+from residuum.errors import InputError, ResiduumError, require_known
 from residuum.evaluation.matching import display, greedy
 from residuum.records import Reconstruction, write_json
 from residuum.records.rundir import digest, environment
@@ -298,6 +298,7 @@ def picture(archive: Path, out: Path, shown: Sequence[str]) -> None:
     canvas = np.full((-(-len(shown) // 2) * high, 2 * wide, 3), 255, np.uint8)
     with np.load(archive) as kept_pairs:
         for k, name in enumerate(shown):
+            require_known(name, kept_pairs, "No pictures of")
             for line, column in np.ndindex(2, SHOWN):
                 image = kept_pairs[name][line, column]
                 colour = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
@@ -363,6 +364,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ResiduumError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
+    except FileNotFoundError as problem:
+        print(
+            f"error: no {problem.filename}. Run the attacks into that folder first.",
+            file=sys.stderr,
+        )
+        return InputError.exit_code
     return 0
 
 

@@ -98,7 +98,9 @@ def field_granted(done: Figures) -> str:
         if arm in POOLED or not told:
             continue
         own = arm_of(arm)
-        sizes = [span([one[key] for one in told]) for key in ("restarts", "candidates", "steps")]
+        sizes = [
+            span([one[k] for one in told if k in one]) for k in ("restarts", "candidates", "steps")
+        ]
         sizes = ["", "", ""] if own.objective in NO_STEPS else sizes
         rows.append([own.title, own.whose, GRANTED[own.grants], f"`{arm}`", *sizes])
     head = "attack | whose | granted beside the weights | name"
@@ -110,9 +112,8 @@ GRANTED = {"": "", "start": "first weights", "moment": "optimiser state"}
 
 
 def span(values: list[int]) -> str:
-    """From the least to the largest."""
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}-{high}"
+    """From the least to the largest; nothing of an attack that says nothing of it."""
+    return "-".join(map(str, sorted({min(values), max(values)}))) if values else ""
 
 
 @of_field
@@ -123,6 +124,8 @@ def field_provenance(done: Figures) -> str:
     rows = [["machine", f"{where['device']}, {where['cpus']} cores; {packages}"]]
     rows += [["sha256 of the package", f"`{one}`"] for one in sums["package"]]
     rows.append(["sha256 of all settings", f"`{sums['settings']}`"])
+    again = sums.get("settings of rows run again", {})
+    rows += [[f"of those of `{name}`, run again", f"`{one}`"] for name, one in again.items()]
     every = [entry["victim"]["sha256"] for entry in done["victims"].values()]
     rows.append([f"sha256 of the {len(every)} victims", f"`{digest(every)}`"])
     return grid("what | value", rows, left=2)

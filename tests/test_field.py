@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import field, tables_of_field
@@ -80,9 +81,15 @@ def test_published_settings_are_as_released_and_every_row_has_a_control() -> Non
     assert frozen(["digits-20"]) != frozen(["photos-20"])
 
 
-def test_it_is_one_of_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_one_of_the_benchmarks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert benchmarks(["field", "run", "--rows", "cifar-50"]) == 2
     assert "cifar-50 needs images" in capsys.readouterr().err
+    for command in ("page", "picture"):
+        assert benchmarks(["field", command, str(tmp_path), str(tmp_path / "made")]) == 2
+        assert "Run the attacks into that folder first." in capsys.readouterr().err
+    np.savez(tmp_path / "field-pictures.npz", photos=np.zeros(1))
+    assert benchmarks(["field", "picture", str(tmp_path), str(tmp_path / "made")]) == 2
+    assert "Known: photos." in capsys.readouterr().err
 
 
 def program(site: Path, *words: str) -> str:
@@ -114,10 +121,13 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
     assert arms["first-directions"]["candidates"] == 20
     assert {len(one) for one in (*done["sha256"]["package"], done["sha256"]["settings"])} == {64}
     assert not {*arms} & {*POOLED}
-    page = tables_of_field.page(done, "<!-- table: field -->\n\nold\n\n<!-- /table -->\n")
+    program(tmp_path / "site", "page", str(tmp_path / "out"), str(tmp_path / "page.md"))
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert page.startswith("# One table for the field")
     assert "| first-directions |" in page
+    assert "| first-directions | plugin |  | `first-directions` |  |  |  |" in page
     assert "rows of the first layer" in page
-    assert "old" not in page
+    assert "CIFAR n=500 |" not in page
     out = str(tmp_path / "out")
     field.job("digits-20", 0, [1], [*arms], "", out, "cpu", True, float("inf"))
     assert capsys.readouterr().out == ""
