@@ -44,6 +44,15 @@ def read(name: str) -> Figures:
     return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
 
 
+def of_seeds(name: str) -> list[Figures]:
+    """The files of a figure's seeds, in their order: NAME, NAME-seed1, NAME-seed2."""
+    paths = [RESULTS / f"{name}.json", *RESULTS.glob(f"{name}-seed*.json")]
+    found = [
+        read(str(path.relative_to(RESULTS).with_suffix(""))) for path in paths if path.exists()
+    ]
+    return sorted(found, key=lambda one: int(one["seed"]))
+
+
 def short(value: float, digits: int = 1) -> str:
     """A number without zeros behind its point."""
     text = f"{value:.{digits}f}"

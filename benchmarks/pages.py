@@ -7,11 +7,11 @@ A number in running text stands between ``<!-- value: PATH FORMAT -->`` and ``<!
 
     <!-- value: surfaces-h200:victims:momentum-500/*:as?saved:all:0.9 .1f -->26.3<!-- / -->
 
-PATH is a file of benchmarks/results without its ending and the keys below, with colons between; ``*`` and
-``?`` are wildcards (``?`` for a blank or a colon of a key), and the mean of all that are met is taken. FORMAT
-is that of Python, by default one digit at most; ``min=``, ``max=``, ``sum=``, ``count=`` and ``each=`` before
-it take another figure than the mean. A number that nobody here measured, a published one or an aim, stands
-between ``<!-- given -->`` and ``<!-- / -->``.
+PATH is a file of benchmarks/results without its ending (with a ``+`` behind it: the files of all its seeds)
+and the keys below, with colons between; ``*`` and ``?`` are wildcards (``?`` for a blank or a colon of a
+key), and the mean of all that are met is taken. FORMAT is that of Python, by default one digit at most;
+``min=``, ``max=``, ``sum=``, ``count=`` and ``each=`` before it take another figure than the mean. A number
+that nobody here measured, a published one or an aim, stands between ``<!-- given -->`` and ``<!-- / -->``.
 
 A test says that the committed pages are what this program writes, and that decimals, percentages and counts
 ("3 of 20") in the running text of PROSE stand between such marks: no number there can be wrong.
@@ -36,7 +36,7 @@ from benchmarks import (
     tables_of_uniqueness,
     tables_of_verdicts,
 )
-from benchmarks.markdown import TABLES, grid, read, short, table
+from benchmarks.markdown import TABLES, grid, of_seeds, read, short, table
 from residuum.cli.main import COMMANDS_IN_WORDS
 from residuum.report.glossary import GLOSSARY
 
@@ -106,7 +106,7 @@ def filled(text: str) -> str:
 def value(path: str, form: str = "") -> str:
     """What a mark in running text says; see the head of this file."""
     name, *keys = path.split(":")
-    found: list[Any] = [read(name)]
+    found: list[Any] = of_seeds(name[:-1]) if name.endswith("+") else [read(name)]
     for key in keys:
         found = [v for one in found for k, v in entries(one) if fnmatchcase(k, key)]
     if not found:

@@ -34,7 +34,7 @@ def exposure_ranking() -> str:
         rows.append(
             [
                 name or "all (wanted: 0.90, at most 0.02 below the margin)",
-                len(ranked),
+                "**one victim**" if len(ranked) == 1 else len(ranked),
                 counts,
                 *shown,
             ]

@@ -6,12 +6,10 @@ A cell is *measured [published] (chance)*; the victims of a figure are the files
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from statistics import mean
 from typing import Any
 
-from benchmarks.harness import RESULTS
-from benchmarks.markdown import Figures, grid, read, short, table
+from benchmarks.markdown import Figures, grid, of_seeds, read, short, table
 
 RECOVERED = "recovered (NCC beyond 99% of chance)"
 RESIDUAL = "relative residual of the first layer"
@@ -19,16 +17,13 @@ ABOVE, TOP, NCC = "ssim3 above 0.4", "top-10 mean ssim3", "median NCC of the top
 Line = tuple[str, str, str]  # what a row is called, the figure, how its quantities begin
 
 
-@cache
 def victims(figure: str) -> list[Figures]:
     """What was measured on every victim of a figure; before it may stand "small/" or "images/" (the small
     scale, on digits or on images of MNIST and CIFAR) and "earlier/" (attacks without prior and margins).
     """
     scale, _, name = figure.rpartition("/")
     folder = {"": "papers", "images": "papers-small-images"}.get(scale, f"papers-{scale}")
-    paths = [RESULTS / folder / f"{name}.json", *(RESULTS / folder).glob(f"{name}-seed*.json")]
-    found = [read(f"{folder}/{path.stem}") for path in paths if path.exists()]
-    return sorted(found, key=lambda one: int(one["seed"]))
+    return of_seeds(f"{folder}/{name}")
 
 
 def number(value: Any) -> str:
@@ -61,17 +56,14 @@ def lines(head: str, rows: Iterable[Line], *whats: str) -> str:
 @table
 def paper_images() -> str:
     """The binary attack on images."""
-    arms = {
-        "": ("haim2022-fig3", ""),
-        ", without prior and margins": ("earlier/haim2022-fig3", ", residuum"),
-        ", released settings": ("earlier/haim2022-fig3", ", published"),
-    }
+    alone, first = "without prior and margins", "earlier/haim2022-fig3"
     rows = [
-        *(
-            (f"{data} n = 500{who}", figure, f"{data}{arm}: ")
-            for data in ("CIFAR", "MNIST")
-            for who, (figure, arm) in arms.items()
-        ),
+        ("CIFAR n = 500", "haim2022-fig3", "CIFAR: "),
+        ("CIFAR n = 500, released settings", "haim2022-released", "CIFAR, published: "),
+        (f"CIFAR n = 500, {alone}", first, "CIFAR, residuum: "),
+        ("MNIST n = 500", "haim2022-fig3", "MNIST: "),
+        ("MNIST n = 500, released settings", first, "MNIST, published: "),
+        (f"MNIST n = 500, {alone}", first, "MNIST, residuum: "),
         ("CIFAR n = 50", "haim2022-fig1", "n=50: "),
         ("CIFAR n = 100", "haim2022-fig6", "n=100: "),
     ]
@@ -87,14 +79,27 @@ def paper_baselines() -> str:
     return lines(f"CIFAR n = 500 | recovered | {ABOVE}", rows, RECOVERED, ABOVE)
 
 
+def accuracies(figure: str, name: str, table: str) -> str:
+    """On held-out samples, of every victim, beside what the paper's table has."""
+    runs = [one["details"]["runs"][name] for one in victims(figure)]
+    published = read(f"papers/{table}")["published"][f"{name}: test accuracy"]
+    return ", ".join(f"{run['test_accuracy']:.0%}" for run in runs) + f" [{published:.0%}]"
+
+
 @table
 def paper_who() -> str:
     """Samples on the margin and off it, eight victims."""
-    where = ("nearest the margin", "farthest from it")
-    ends = [f"median ssim3, quarter {one}" for one in where]
-    names = list(read("papers/haim2022-fig4")["details"]["runs"])
-    rows = [(name, "haim2022-fig4", f"{name}: ") for name in names]
-    return lines(f"victim | recovered | quarter {' | '.join(where)}", rows, RECOVERED, *ends)
+    figure, where = "haim2022-fig4", ("nearest the margin", "farthest from it")
+    whats = [RECOVERED, *(f"median ssim3, quarter {one}" for one in where)]
+    rows = [
+        [
+            name,
+            *(cell(figure, f"{name}: {what}") for what in whats),
+            accuracies(figure, name, "haim2022-table1"),
+        ]
+        for name in read(f"papers/{figure}")["details"]["runs"]
+    ]
+    return grid(f"victim | recovered | quarter {' | '.join(where)} | test accuracy", rows)
 
 
 @table
@@ -107,8 +112,15 @@ def paper_training() -> str:
         "haim2022-fig20": "1e4 epochs CIFAR",
         "haim2022-fig21": "1e4 epochs MNIST",
     }
-    rows = [(name, figure, f"{name}: ") for figure, name in names.items()]
-    return lines(f"victim | recovered | {TOP} | {NCC}", rows, RECOVERED, TOP, NCC)
+    rows = [
+        [
+            name,
+            *(cell(figure, f"{name}: {what}") for what in (RECOVERED, TOP, NCC)),
+            accuracies(figure, name, "haim2022-table2"),
+        ]
+        for figure, name in names.items()
+    ]
+    return grid(f"victim | recovered | {TOP} | {NCC} | test accuracy", rows)
 
 
 @table
@@ -159,12 +171,6 @@ def split(*figures: str) -> str:
     )
     what = "candidates at the start and at the end"
     return lines(f"{head} | with splitting | candidates", rows, RULE, WITHOUT, WITH, what)
-
-
-@table
-def small_splitting() -> str:
-    """Weight decay, on smaller networks."""
-    return split("images/shen2026-fig8")
 
 
 @table

@@ -126,6 +126,8 @@ def tops(outcome: Outcome) -> bytes:
         found, control = (outcome.column(column)[rule] for column in ("measured", "chance"))
         title = f"{name}: the best {len(parts[0])} of both attacks; better with splitting {found}, "
         title += f"with another seed instead {control}"
+        if found.endswith(" of 0"):
+            title = f"{name}: none within the threshold; the nearest"
         bands.append((title, _cells(*parts, captions=[""] * len(parts[0]))))
     return stacked(bands, ("without", "with", "train"))
 

@@ -8,7 +8,7 @@ from benchmarks import defenses as benchmark
 from benchmarks import tables_of_defenses as tables
 from benchmarks.defenses import AFTER, CASES, Kept, groups
 
-from papers.buzaglo2023 import WEIGHT_DECAY, unfinished
+from papers.buzaglo2023 import WEIGHT_DECAY, gradients
 from residuum.attacks.adaptive import Released
 from residuum.defenses import DEFENSES, release, trial
 from residuum.records import Checkpoint, Dataset
@@ -72,16 +72,29 @@ def test_every_defense_of_a_table_is_one_that_is_run() -> None:
     assert len(tables.ordered()) == 1 + sum(map(len, groups("digits")))
 
 
+def left(w: float, b: float, v: float, data: Dataset) -> tuple[float, float]:
+    """Relative gradients of one neuron, at once and in the mean of further steps."""
+    given = {"layers.0.weight": [[w]], "layers.0.bias": [b], "layers.1.weight": [[v]]}
+    theta = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items()}
+    checkpoint = Checkpoint(theta, "mlp:1-1-1", (1,), task="regression")
+    return gradients(checkpoint, data, 0.05, "cpu")
+
+
 def test_a_stationary_point_of_the_decayed_loss_has_nothing_left_to_do() -> None:
     """One neuron on the sample 1 with target 1: w = b, v^2 = 2 w^2 and 1 - Phi = decay / sqrt(8)."""
     w = ((1 - WEIGHT_DECAY / 8**0.5) / 8**0.5) ** 0.5
     data = Dataset(torch.ones(1, 1).double(), torch.ones(1).double())
+    assert max(left(w, w, 2**0.5 * w, data)) < 1e-10
+    assert left(1.01 * w, 1.01 * w, 1.01 * 2**0.5 * w, data)[0] > 1
 
-    def left(scale: float) -> float:
-        first = torch.full((1, 1), scale * w, dtype=torch.float64)
-        theta = {"layers.0.weight": first, "layers.0.bias": first[0]}
-        theta["layers.1.weight"] = 2**0.5 * first
-        return unfinished(Checkpoint(theta, "mlp:1-1-1", (1,), task="regression"), data)
 
-    assert left(1.0) < 1e-10
-    assert left(1.01) > 1
+def test_a_stationary_point_at_a_kink_is_one_in_the_mean_of_steps_alone() -> None:
+    """A second sample at 0 with target -0.01 holds b = 0, where its gate has to be decay / 0.01.
+
+    w = v and 1 - Phi = decay; with that gate closed, as at 0, what is left is the pull on b, decay v.
+    """
+    w = (1 - WEIGHT_DECAY) ** 0.5
+    data = Dataset(torch.tensor([[1.0], [0.0]]).double(), torch.tensor([1.0, -0.01]).double())
+    at_once, mean = left(w, 0.0, w, data)
+    assert at_once == pytest.approx(0.5**0.5, rel=1e-9)
+    assert mean < 0.01

@@ -196,6 +196,9 @@ def test_a_number_in_running_text_is_the_one_that_its_file_has() -> None:
     assert results.filled(wrong) == wrong.replace("99.9", f"{sum(counts) / len(counts):.1f}")
     assert results.value(path, "each=d") == ", ".join(map(str, counts))
     assert results.value(path, "max=") == str(max(counts))
+    seeds = [read(f"papers/shen2026-fig5{end}")["seconds"] for end in ("", "-seed1", "-seed2")]
+    found = results.value("papers/shen2026-fig5+:seconds", "each=.3f")
+    assert found == ", ".join(f"{one:.3f}" for one in seeds)
     with pytest.raises(KeyError, match="nothing at"):
         results.value("surfaces-h200:victims:no-such-victim")
 
