@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import math
 import os
@@ -65,6 +66,7 @@ class Deadly:
     def threads(self) -> int:
         """What ``work`` looks at first."""
         with open(self._marker, "a+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)  # or two processes count the same death
             stream.seek(0)
             if len(stream.read()) < self._times:
                 stream.write("x")
