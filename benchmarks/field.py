@@ -41,23 +41,24 @@ from benchmarks.field_rows import (
     ARMS,
     CHOSEN,
     MOST,
-    POOLED,
     ROWS,
     TRUE,
     WITHOUT_DATA,
     Row,
     arm_of,
     frozen,
+    identity,
+    pooled,
     settings,
 )
-from benchmarks.field_victims import Victim, kept
+from benchmarks.field_victims import Victim, kept, written
 from benchmarks.harness import RESULTS, draw_seeds
 from residuum import plugins
 from residuum.attacks.run import every_attack
 from residuum.errors import InputError, ResiduumError, require_known
 from residuum.evaluation.matching import display, greedy
 from residuum.records import Reconstruction, write_json
-from residuum.records.rundir import digest, environment
+from residuum.records.rundir import digest, environment, read_json
 from residuum.similarity import ncc
 
 SEEDS_FILE = RESULTS / "field-seeds.json"
@@ -107,9 +108,9 @@ class Attacked:
 
     def found(self, arm: str) -> Found:
         """Candidates of an attack, from their file or found anew."""
-        path = self.cache.with_name(f"{self.cache.stem}-{arm}.found")
+        path = self.cache.with_name(f"{self.cache.stem}-{frozen(self.row, arm)[:12]}.found")
         if not path.exists():
-            torch.save(self.run(arm), path)
+            written(self.run(arm), path)
         return torch.load(path, weights_only=True)
 
     def run(self, arm: str) -> Found:
@@ -118,7 +119,7 @@ class Attacked:
         if arm == "other images":
             return self.victim.held[n : 3 * n], nothing, {"seconds": 0.0}
         if arm == "together":
-            parts = [self.found(one) for one in self.row.arms if pooled(one)]
+            parts = [self.found(one) for one in pooled(self.row)]
             ran = [part for part in parts if "refused" not in part[2]]
             seconds = sum(part[2]["seconds"] for part in ran)
             x = torch.cat([nothing, *(part[0] for part in ran)])
@@ -136,11 +137,6 @@ class Attacked:
         shape = self.victim.x.shape[1:]
         x = made.x.float().cpu()[: MOST * n].reshape(-1, *shape)
         return x, best_of(made).cpu().reshape(-1, *shape), facts(made)
-
-
-def pooled(arm: str) -> bool:
-    """Whether an attack is one of residuum's own."""
-    return arm_of(arm).whose == "residuum" and arm not in POOLED
 
 
 def best_of(made: Reconstruction) -> Tensor:
@@ -172,15 +168,21 @@ def job(
     tiny: bool,
     end: float,
 ) -> None:
-    """What is missing of one victim; every attack leaves a file of its own as soon as it is scored."""
+    """What is missing of one victim, or was run with other settings; every attack leaves a file of its own
+    as soon as it is scored.
+    """
     torch.set_num_threads(1)
     row, key = (ROWS[name].tiny if tiny else ROWS[name]), f"{name}-{k}"
-    parts, cache = Path(out) / "parts", Path(out) / "victims"
-    missing = [arm for arm in arms if not (parts / f"{key}-{arm}.json").exists()]
+    parts, cache = Path(out) / "parts", Path(out) / "victims" / f"{key}-{identity(row)[:12]}.pt"
+    missing = [
+        arm
+        for arm in arms
+        if read_json(parts / f"{key}-{arm}.json").get("settings") != frozen(row, arm)
+    ]
     if not missing or time.time() > end:
         return
-    victim = kept(row, k, seeds, folder, device, cache / f"{key}.pt")
-    attacked = Attacked(row, victim, cache / f"{key}.pt", device, tiny)
+    victim = kept(row, k, seeds, folder, device, cache)
+    attacked = Attacked(row, victim, cache, device, tiny)
     for arm in missing:
         if time.time() > end:
             return
@@ -193,18 +195,20 @@ def job(
         except Exception as problem:  # noqa: BLE001  the others go on, the next run tries again
             print(f"{key} {arm}: FAILED, {plugins.describe(problem)}", flush=True)
             continue
-        part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "package": package()}
-        write_json(parts / f"{key}-{arm}.json", {**part, "found": said})
+        part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "found": said}
+        write_json(parts / f"{key}-{arm}.json", {**part, **code(row, arm)})
         shown = " ".join(f"{v} {said[str(v)]} ({said[f'{v} held out']})" for v in LEVELS if len(x))
         took = said.get("refused") or f"{said['seconds']:.1f} s, {shown}"
         print(f"{time.strftime('%H:%M:%S')} {key} {arm}: {took}", flush=True)
 
 
-def package() -> str:
-    """sha256 of the code of residuum."""
+def code(row: Row, arm: str) -> dict[str, Any]:
+    """What computed a part: sha256 of residuum and of the settings, versions of plug-ins."""
     root = Path(rs.__file__).parent
     files = sorted(root.rglob("*.py"))
-    return digest(*(f"{path.relative_to(root)}\n{path.read_text('utf-8')}" for path in files))
+    package = digest(*(f"{path.relative_to(root)}\n{path.read_text('utf-8')}" for path in files))
+    brought = [f"{one.name} {one.version}" for one in plugins.load() if not one.error]
+    return {"package": package, "settings": frozen(row, arm), "plugins": brought}
 
 
 def run(
@@ -222,7 +226,9 @@ def run(
     """Every attack that is not in ``out`` yet, convnets on ``cores`` processors beside the others."""
     for part in ("parts", "victims"):
         (out / part).mkdir(parents=True, exist_ok=True)
-    plugins.load()
+    for one in plugins.load():
+        if one.error:
+            print(f"plug-in {one.name} {one.version} is left out, {one.error}", file=sys.stderr)
     brought = [name for name, one in every_attack().items() if one.outside]
     known = [*ARMS, *brought]
     if unknown := [name for name in attacks if name not in known]:
@@ -256,12 +262,14 @@ def collect(out: Path, device: str) -> dict[str, Any]:
     """All that was found so far as one file, and the pictures as another."""
     done: dict[str, Any] = {"environment": environment(device), "victims": {}, "settings": {}}
     parts = [json.loads(path.read_text()) for path in sorted((out / "parts").glob("*.json"))]
-    done["sha256"] = {
-        "package": sorted({part["package"] for part in parts}),
-        "settings": frozen(name for name in ROWS if any(part["row"] == name for part in parts)),
-    }
+    done["plugins"] = sorted({one for part in parts for one in part["plugins"]})
+    # As every part was run: a folder may hold some from before a change and some from after it.
+    sums: dict[str, Any] = {"package": sorted({part["package"] for part in parts}), "settings": {}}
+    done["sha256"] = sums
     for part in sorted(parts, key=place):
         found, name, arm = part["found"], part["row"], part["arm"]
+        ran = sums["settings"].setdefault(name, {}).setdefault(arm, [])
+        ran += [part["settings"]] * (part["settings"] not in ran)
         entry = done["victims"].setdefault(f"{name}/{part['victim']}", {"victim": part["of"]})
         told = found.pop("settings", None)
         if told is not None and part["victim"] == 0:

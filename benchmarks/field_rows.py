@@ -7,7 +7,6 @@ but for numbers: tf32 on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -211,15 +210,17 @@ def settings(row: Row, arm: str) -> AttackConfig:
     return AttackConfig.of(objective=arm_of(arm).objective, **sizes)
 
 
-def frozen(names: Iterable[str] = ROWS) -> str:
-    """sha256 of all settings that rows are run with."""
-    rows = {name: ROWS[name] for name in names}
-    return digest(
-        {
-            name: [
-                asdict(row),
-                {a: settings(row, a).to_json() for a in row.arms if a not in POOLED},
-            ]
-            for name, row in rows.items()
-        }
-    )
+def pooled(row: Row) -> list[str]:
+    """Attacks of residuum whose candidates count together."""
+    return [arm for arm in row.arms if arm_of(arm).whose == "residuum" and arm not in POOLED]
+
+
+def identity(row: Row) -> str:
+    """sha256 of all that a kind of victim is made of."""
+    return digest({key: part for key, part in asdict(row).items() if key not in ("title", "arms")})
+
+
+def frozen(row: Row, arm: str) -> str:
+    """sha256 of all that an attack meets and does."""
+    arms = pooled(row) if arm == "together" else [arm]
+    return digest(identity(row), arm, [settings(row, one).to_json() for one in arms])

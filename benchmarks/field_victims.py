@@ -59,10 +59,15 @@ def kept(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path)
         start = time.time()
         victim = MAKERS[row.made](row, k, seeds, root, device, path)
         victim.facts.update(seed=seeds[k], seconds=time.time() - start, sha256=sha256(victim))
-        part = path.with_suffix(".part")
-        torch.save(victim, part)
-        os.replace(part, path)
+        written(victim, path)
     return torch.load(path, weights_only=False, map_location="cpu")  # our own file, made above
+
+
+def written(value: Any, path: Path) -> None:
+    """A file that is whole or not there."""
+    part = path.with_suffix(".part")
+    torch.save(value, part)
+    os.replace(part, path)
 
 
 def sha256(victim: Victim) -> str:

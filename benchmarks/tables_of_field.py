@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.field_rows import POOLED, ROWS, arm_of
+from benchmarks.field_rows import POOLED, ROWS, arm_of, frozen
 from benchmarks.markdown import TABLES, Figures, grid, means, once, read, short
 from residuum.records.rundir import digest
 
@@ -118,14 +118,21 @@ def span(values: list[int]) -> str:
 
 @of_field
 def field_provenance(done: Figures) -> str:
-    """Where and with what the table was made."""
+    """Where and with what the table was made, and what was not run as it would be today."""
     where, sums = done["environment"], done["sha256"]
     packages = ", ".join(f"{name} {where['packages'][name]}" for name in ("torch", "scikit-learn"))
     rows = [["machine", f"{where['device']}, {where['cpus']} cores; {packages}"]]
     rows += [["sha256 of the package", f"`{one}`"] for one in sums["package"]]
-    rows.append(["sha256 of all settings", f"`{sums['settings']}`"])
-    again = sums.get("settings of rows run again", {})
-    rows += [[f"of those of `{name}`, run again", f"`{one}`"] for name, one in again.items()]
+    rows += [["plug-in", f"`{one}`"] for one in done["plugins"]]
+    rows.append(["sha256 of all settings", f"`{digest(sums['settings'])}`"])
+    others = [
+        f"{arm} on {name}"
+        for name, arms in sums["settings"].items()
+        for arm, ran in arms.items()
+        if ran != [frozen(ROWS[name], arm)]
+    ]
+    if others:
+        rows.append(["run with other settings than today's", ", ".join(others)])
     every = [entry["victim"]["sha256"] for entry in done["victims"].values()]
     rows.append([f"sha256 of the {len(every)} victims", f"`{digest(every)}`"])
     return grid("what | value", rows, left=2)

@@ -14,14 +14,14 @@ import pytest
 import torch
 from benchmarks import field, tables_of_field
 from benchmarks.__main__ import main as benchmarks
-from benchmarks.field_rows import ARMS, POOLED, ROWS, frozen, settings
+from benchmarks.field_rows import ARMS, BINARY, POOLED, ROWS, WITHOUT_DATA, frozen, settings
 from benchmarks.field_victims import Victim, images
 from benchmarks.markdown import read
 
 import residuum as rs
 from residuum.records import Knowledge
 from tests.documents import ROOT
-from tests.test_plugins import install_example
+from tests.test_plugins import install, install_example
 
 
 @pytest.fixture
@@ -78,7 +78,8 @@ def test_published_settings_are_as_released_and_every_row_has_a_control() -> Non
     assert {name: len(drawn) for name, drawn in seeds.items()} == {
         n: r.victims for n, r in ROWS.items()
     }
-    assert frozen(["digits-20"]) != frozen(["photos-20"])
+    own = [(ROWS[name], arm) for name in WITHOUT_DATA for arm in BINARY]
+    assert len({frozen(*one) for one in own}) == len(own)
 
 
 def test_it_is_one_of_the_benchmarks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -97,12 +98,13 @@ def program(site: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.field", *words],
         text=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": path},
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 
@@ -111,15 +113,19 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
 ) -> None:
     """By its entry point and one command, beside the attacks of the table; what is done is not done again."""
     install_example(tmp_path / "site", "first-directions")
+    install(tmp_path / "site", "broken", "broken", "import nowhere_to_be_found")
     told = ("run", "", str(tmp_path / "out"), "--rows", "digits-20", "--tiny", "--workers", "1")
     told += ("--attacks", "first-directions", "first-layer-weights")
     said = program(tmp_path / "site", *told)
     assert "digits-20-0 first-directions:" in said
+    assert "plug-in broken 0.1 is left out, ModuleNotFoundError: No module named" in said
     done: dict[str, Any] = json.loads((tmp_path / "out" / "field.json").read_text())
     arms = done["victims"]["digits-20/0"]["arms"]
     assert [*arms] == ["first-layer-weights", "first-directions"]
     assert arms["first-directions"]["candidates"] == 20
-    assert {len(one) for one in (*done["sha256"]["package"], done["sha256"]["settings"])} == {64}
+    assert [len(one) for one in done["sha256"]["package"]] == [64]
+    row = ROWS["digits-20"].tiny
+    assert done["sha256"]["settings"] == {"digits-20": {arm: [frozen(row, arm)] for arm in arms}}
     assert not {*arms} & {*POOLED}
     program(tmp_path / "site", "page", str(tmp_path / "out"), str(tmp_path / "page.md"))
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
@@ -128,9 +134,40 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
     assert "| first-directions | plugin |  | `first-directions` |  |  |  |" in page
     assert "rows of the first layer" in page
     assert "CIFAR n=500 |" not in page
+    assert "| plug-in | `first-directions 0.1` |" in page
+    assert (
+        "than today's | first-layer-weights on digits-20, first-directions on digits-20 |" in page
+    )
     out = str(tmp_path / "out")
-    field.job("digits-20", 0, [1], [*arms], "", out, "cpu", True, float("inf"))
+    job = ("digits-20", 0, [1], [*arms], "", out, "cpu", True, float("inf"))
+    field.job(*job)
     assert capsys.readouterr().out == ""
+    part = tmp_path / "out" / "parts" / "digits-20-0-first-layer-weights.json"
+    part.write_text(json.dumps({**json.loads(part.read_text()), "settings": "before"}))
+    field.job(*job)
+    assert [line.split()[1:3] for line in capsys.readouterr().out.splitlines()] == [
+        ["digits-20-0", "first-layer-weights:"]
+    ]
+
+
+def test_parts_from_before_a_change_of_settings_are_told_from_those_after_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "parts").mkdir()
+    part = {"row": "digits-20", "arm": "unmix", "package": "p", "plugins": ["mine 1"], "found": {}}
+    now = frozen(ROWS["digits-20"], "unmix")
+    for k, then in enumerate((now, "before", now)):
+        told = {**part, "of": {"sha256": "v"}, "victim": k, "settings": then}
+        (tmp_path / "parts" / f"{k}.json").write_text(json.dumps(told))
+    done = field.collect(tmp_path, "cpu")
+    assert done["sha256"] == {
+        "package": ["p"],
+        "settings": {"digits-20": {"unmix": [now, "before"]}},
+    }
+    said = "run with other settings than today's | unmix on digits-20"
+    assert said in tables_of_field.field_provenance(done)
+    done["sha256"]["settings"]["digits-20"]["unmix"].remove("before")
+    assert said not in tables_of_field.field_provenance(done)
 
 
 def made(**counts: tuple[int, int]) -> dict[str, Any]:
