@@ -13,8 +13,8 @@ Rows, attacks and their settings are those of ``field_rows.py``. Attacks of inst
 The rule: candidates and samples are matched one-to-one by NCC at full resolution, up to sign (rows of tables
 by 1 - the largest error over the range of its column); a sample counts above 0.7, 0.8 and 0.9. ``ssim3`` is
 the published rule, colour images alone: the candidate nearest at half resolution, mean added, above 0.4.
-Beside each stands the same for as many samples that the network never saw. At most 8n candidates count, the
-first. Seconds are those of an attack among as many others as there are workers.
+Beside each stands the same for as many samples that the network never saw. At most 8n candidates of an attack
+count, the first. Seconds are those of an attack among as many others as there are workers.
 """
 
 from __future__ import annotations
