@@ -142,16 +142,17 @@ class Context:
     def kept(self, cls: type[R], make: Callable[[Path], R], *decided: Any) -> R:
         """The record that ``decided`` leads to, made unless it was before.
 
-        make: gets a path where unfinished work may be kept, so that it goes on after an interrupt.
+        make: gets a path, x.partial, where unfinished work may be kept, there and in x.partial*, so that
+            it goes on after an interrupt.
         """
         path = self.cache / cls.__name__.lower() / f"{digest(*decided)[:32]}.safetensors"
         if path.is_file():
             return cls.load(path)
         with alone(path.with_suffix(".lock")):
             if not path.is_file():
-                partial = path.with_suffix(".partial")
-                make(partial).save(path)
-                partial.unlink(missing_ok=True)
+                make(path.with_suffix(".partial")).save(path)
+                for left in path.parent.glob(f"{path.stem}.partial*"):
+                    left.unlink()
         return cls.load(path)
 
     def train(self, arch: str, data: Dataset, task: str = "binary", **settings: Any) -> Victim:

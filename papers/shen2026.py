@@ -107,28 +107,60 @@ class Traced(Record):
     frames: Tensor
 
 
+class Seen:
+    """What a watcher saw, in a file as it comes: rows of numbers, the first of each its step.
+
+    An attack that was killed goes on from its last saved state, and comes by some steps again.
+    """
+
+    def __init__(self, path: Path, width: int) -> None:
+        self.path, there = path, np.fromfile(path) if path.exists() else np.empty(0)
+        self.rows = list(there[: len(there) // width * width].reshape(-1, width))
+
+    def before(self, step: int) -> int:
+        """How many rows there are of earlier steps; others are gone."""
+        self.rows = [row for row in self.rows if row[0] < step]
+        return len(self.rows)
+
+    def add(self, step: int, *numbers: Tensor) -> None:
+        """One row more."""
+        row = np.concatenate([[step], *(part.double().flatten().numpy() for part in numbers)])
+        with self.path.open("ab") as stream:
+            stream.truncate(self.before(step) * row.nbytes)
+            stream.write(row.tobytes())
+        self.rows.append(row)
+
+    def columns(self, *sizes: int) -> tuple[Tensor, ...]:
+        """All rows, cut into parts that are so wide."""
+        return torch.tensor(np.array(self.rows)).split(sizes, 1)
+
+
 def traced(context: Context, ready: Prepared, **changes: Any) -> Traced:
-    """Attack and watch, or take it from the cache; a watch cannot go on after an interrupt."""
+    """Attack and watch, or take it from the cache."""
     samples, config = ready.split.train.x.double(), ready.config.changed(**changes)
+    n, size = len(samples), samples.numel()
 
     def make(partial: Path) -> Traced:
-        looks: list[tuple[Tensor, Tensor]] = []
-        frames: list[tuple[Tensor, Tensor]] = []
+        looks = Seen(partial.with_suffix(".partial-looks"), 3 + n)
+        frames = Seen(partial.with_suffix(".partial-frames"), 1 + size)
 
         def watch(progress: Any) -> None:
             x = progress.living()[0].detach().double().cpu()
             value, which = l2(x, samples.reshape(-1, *x.shape[1:])).min(0)
-            curve = [progress.step, float(progress.loss[0]), len(x)]
-            looks.append((torch.tensor(curve, dtype=torch.float64), value))
-            if progress.step >= len(frames) * progress.steps / (FRAMES - 1) - 1e-9:
-                frames.append((torch.tensor(progress.step), x[which].float()))
+            looks.add(progress.step, progress.loss[:1], torch.tensor([len(x)]), value)
+            if progress.step >= frames.before(progress.step) * progress.steps / (FRAMES - 1) - 1e-9:
+                frames.add(progress.step, x[which])
             if shown:
                 shown(progress)
 
         there = replace(config, device=context.device)
+        given = ready.victim.checkpoint, ready.known, there
         with attack_progress(context.visible) as shown:
-            found = rs.attack(ready.victim.checkpoint, ready.known, there, watch=watch)
-        parts = [torch.stack(part) for seen in (looks, frames) for part in zip(*seen, strict=True)]
+            found = rs.attack(*given, state_path=partial, watch=watch)
+        curves, distance = looks.columns(3, n)
+        steps, images = frames.columns(1, size)
+        images = images.float().reshape(-1, *samples.shape)
+        parts = curves, distance, steps[:, 0].long(), images
         return Traced(found.replace(knowledge=Knowledge()), *parts)
 
     identity = attack_identity(ready.victim.checkpoint, ready.known, config)

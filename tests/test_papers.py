@@ -30,7 +30,7 @@ from papers.haim2022 import RUNS, TABLE1, TABLE2, heavy_enough, matched
 from papers.points import polynomial_point, relu_point, steep_point, triangle
 from papers.refael2025 import compare, repeats
 from papers.runs import RELEASED, SCALES, Context, Outcome, load, save
-from papers.shen2026 import ARMS, Case, cases, grown, top_rule
+from papers.shen2026 import ARMS, Case, cases, grown, top_rule, traced
 from papers.uniqueness import from_balance, some_neurons
 from residuum.attacks.solver import SolverState
 from residuum.errors import InputError
@@ -555,27 +555,62 @@ def test_of_two_that_want_the_same_work_one_does_it(tmp_path):
     assert not list(tmp_path.rglob("*.lock"))
 
 
-def test_an_interrupted_attack_goes_on(tmp_path, monkeypatch):
-    context, net = trained(tmp_path)
-    config = rs.AttackConfig.of(candidates=4, restarts=1, steps=200, dtype="float64")
+def stopped(step: int):
+    """An attack that somebody ends at a step, after whoever watches was told."""
     attack = rs.attack
 
     def impatient(*arguments, watch, **rest):
         def stop(progress):
-            if progress.step >= 100:
+            if watch:
+                watch(progress)
+            if progress.step >= step:
                 raise KeyboardInterrupt
 
         return attack(*arguments, watch=stop, **rest)
 
+    return impatient
+
+
+def test_a_watched_attack_that_was_killed_goes_on_and_has_seen_the_same(tmp_path, monkeypatch):
+    case = Case("haim", "mnist", 50, 20, 4000, 1000)
+
+    def seen(folder: Path):
+        context = Context(SCALES["tiny"], folder, seed=SEED)
+        return traced(context, case.prepared(context), restarts=1, split="random", split_every=100)
+
+    whole = seen(tmp_path / "whole")
+    for step in (150, 300):
+        with monkeypatch.context() as patch:
+            patch.setattr(rs, "attack", stopped(step), raising=False)
+            with pytest.raises(KeyboardInterrupt):
+                seen(tmp_path / "killed")
+        (state,) = tmp_path.rglob("*.partial")
+        if step == 150:
+            before = state.read_bytes()
+    # Killed: the state is that of the last save, and the last row was being written.
+    state.write_bytes(before)
+    for kind in ("looks", "frames"):
+        with state.with_suffix(f".partial-{kind}").open("ab") as stream:
+            stream.write(b"half a row")
+    again = seen(tmp_path / "killed")
+    assert len(whole.curves) > len(whole.frames) > 2
+    same = whole.replace(found=whole.found.replace(seconds=again.found.seconds))
+    assert rs.same(again, same)
+    assert not list(tmp_path.rglob("*.partial*"))
+
+
+def test_an_interrupted_attack_goes_on(tmp_path, monkeypatch):
+    context, net = trained(tmp_path)
+    config = rs.AttackConfig.of(candidates=4, restarts=1, steps=200, dtype="float64")
     with monkeypatch.context() as patch:
-        patch.setattr(rs, "attack", impatient, raising=False)
+        patch.setattr(rs, "attack", stopped(100), raising=False)
         with pytest.raises(KeyboardInterrupt):
             context.attack(net.checkpoint, rs.Knowledge(), config)
     (partial_state,) = tmp_path.rglob("*.partial")
     assert SolverState.load(partial_state).step == 100
     resumed = context.attack(net.checkpoint, rs.Knowledge(), config)
     assert not list(tmp_path.rglob("*.partial"))
-    fresh = attack(net.checkpoint, rs.Knowledge(), config)
+    fresh = rs.attack(net.checkpoint, rs.Knowledge(), config)
     assert torch.equal(resumed.x, fresh.x)
     assert torch.equal(resumed.loss, fresh.loss)
 
