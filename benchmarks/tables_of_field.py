@@ -164,14 +164,15 @@ def right(found: list[Figures]) -> str:
 def below(done: Figures) -> dict[str, tuple[float, float]]:
     """Rows on which all attacks of residuum find fewer than published settings, by more than chance.
 
-    Of samples above 0.8, less those held out; chance: the larger count of held-out samples, at least one.
+    Of samples above 0.8, less those held out; chance: the root of both counts of held-out samples, about two
+    standard errors of the mean of three victims, and at least one.
     """
     found = {}
     for name in ROWS:
         if not (pair := rivals(done, name)):
             continue
         mine, best = pair
-        chance = max(1.0, mine["0.8 held out"], best["0.8 held out"])
+        chance = max(1.0, (mine["0.8 held out"] + best["0.8 held out"]) ** 0.5)
         if beyond(best) - beyond(mine) > chance:
             found[name] = beyond(mine), beyond(best)
     return found
