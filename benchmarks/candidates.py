@@ -14,7 +14,7 @@ from itertools import product
 from statistics import mean
 from typing import Any
 
-from benchmarks.harness import RESULTS, first_layer_rank, threads
+from benchmarks.harness import RESULTS, arguments, first_layer_rank, threads
 from residuum.attacks import AttackConfig, attack
 from residuum.checkpoints import first_layer
 from residuum.datasets import load_dataset
@@ -150,4 +150,5 @@ def _brief(name: str, part: Row) -> str:
 
 
 if __name__ == "__main__":
+    arguments(__doc__)
     main()

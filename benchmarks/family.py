@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.harness import arguments
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
 from residuum.attacks.contract import AttackProgress
 from residuum.checkpoints import build_model
@@ -88,9 +89,9 @@ def _show(axes: Any, image: Tensor, mean: Tensor | None, text: str) -> None:
     axes.set_axis_off()
 
 
-def main() -> None:
+def main(out: Path) -> None:
     torch.set_num_threads(1)
-    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
     split = load_dataset("digits", SAMPLES, seed=SEED)
     state = train(ARCH, split.train, TrainingConfig(steps=2000, seed=SEED))
     checkpoint = Checkpoint(dict(state.theta), ARCH, split.train.shape, (), "binary")
@@ -113,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*arguments(__doc__, "DIR"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, device_name
+from benchmarks.harness import RESULTS, arguments, device_name
 from residuum.errors import InputError
 from residuum.records import write_json
 from residuum.records.rundir import environment
@@ -48,4 +48,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    arguments(__doc__)
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import secrets
 import statistics
 import subprocess
@@ -55,6 +56,15 @@ class Report:
 
 
 Benchmark = Callable[[str], Report]
+
+
+def arguments(doc: str | None, *names: str) -> list[Path]:
+    """Paths that a program is called with, by these names; ``--help`` tells instead of doing."""
+    text = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=text)
+    for name in names:
+        parser.add_argument(name, type=Path)
+    return [*vars(parser.parse_args()).values()]
 
 
 def clock(work: Callable[[], T], device: str = "cpu") -> tuple[T, float]:

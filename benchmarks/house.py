@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.harness import arguments
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "residuum"
 SILENT = {
@@ -195,4 +197,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    arguments(__doc__)
     sys.exit(main())

@@ -36,6 +36,7 @@ from benchmarks import (
     tables_of_uniqueness,
     tables_of_verdicts,
 )
+from benchmarks.harness import arguments
 from benchmarks.markdown import TABLES, grid, of_seeds, read, short, table
 from residuum.cli.main import COMMANDS_IN_WORDS
 from residuum.report.glossary import GLOSSARY
@@ -141,4 +142,5 @@ def unmarked(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    arguments(__doc__)
     main()

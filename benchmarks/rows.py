@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, arguments
 from residuum.checkpoints.compared import CURVE, EQUAL, FACTOR, touched_rows
 from residuum.records import write_json
 from residuum.records.rundir import environment
@@ -97,4 +97,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    arguments(__doc__)
     sys.exit(main())

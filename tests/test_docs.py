@@ -7,6 +7,8 @@ import html
 import importlib
 import importlib.util
 import re
+import runpy
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import lru_cache
@@ -187,6 +189,26 @@ def test_a_number_that_no_file_has_is_written_over() -> None:
         == f"Before.\n\n<!-- table: quick -->\n\n{results.TABLES['quick']()}\n\n<!-- /table -->\n\nAfter."
     )
     assert "9.99" not in made
+
+
+PROGRAMS = [
+    path.stem
+    for path in sorted((ROOT / "benchmarks").glob("*.py"))
+    if f"python -m benchmarks.{path.stem}" in path.read_text(encoding="utf-8")
+    and "__main__" in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_benchmark_that_is_asked_for_help_does_not_run(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    assert ended.value.code in (0, None)
+    assert "usage:" in capsys.readouterr().out
 
 
 def test_a_number_in_running_text_is_the_one_that_its_file_has() -> None:
