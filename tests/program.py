@@ -34,6 +34,7 @@ def interrupt(*arguments: str, once: Path, after: float = 1.2) -> tuple[int, str
         deadline = time.monotonic() + 60
         while not once.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
+        assert once.exists(), f"{arguments[0]} did not begin within a minute"
         time.sleep(after)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)

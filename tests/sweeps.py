@@ -98,7 +98,7 @@ def killed_and_resumed(folder: Path, *options: str) -> tuple[int, dict[str, Any]
         "--trials",
         "12",
         "--steps",
-        "600",
+        "2000",
         "--candidates",
         "12",
         "--out",
