@@ -22,6 +22,7 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import AttackConfig
+from residuum.attacks.run import resolve
 from residuum.cli.output import attack_progress, training_progress
 from residuum.errors import DataError, InputError
 from residuum.records import (
@@ -191,8 +192,12 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def attack_identity(target: Checkpoint, known: Knowledge, config: AttackConfig) -> list[Any]:
-    """What decides an attack: weights, what is known, settings; not the device."""
-    settings = {k: v for k, v in config.to_json().items() if k != "device"}
+    """What decides an attack: weights, what is known, settings; not the device.
+
+    Settings are those that the attack chooses where none are said: with other defaults it is another.
+    """
+    said = resolve(target, known, config).to_json()
+    settings = {k: v for k, v in said.items() if k != "device"}
     return [target.arch, known.digest, settings, *target.theta.values()]
 
 

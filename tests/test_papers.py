@@ -29,11 +29,12 @@ from papers.figures import FIGURES, reproduce
 from papers.haim2022 import RUNS, TABLE1, TABLE2, heavy_enough, matched
 from papers.points import polynomial_point, relu_point, steep_point, triangle
 from papers.refael2025 import compare, repeats
-from papers.runs import RELEASED, SCALES, Context, Outcome, load, save
+from papers.runs import RELEASED, SCALES, Context, Outcome, attack_identity, load, save
 from papers.shen2026 import ARMS, Case, cases, grown, top_rule, traced
 from papers.uniqueness import from_balance, some_neurons
 from residuum.attacks.solver import SolverState
 from residuum.errors import InputError
+from residuum.records.rundir import digest
 from residuum.report.drawing import Cell
 from residuum.theory.kkt_sets import KKTSet
 from tests.test_layering import HEAVY, python
@@ -537,6 +538,31 @@ def test_nothing_is_computed_twice(tmp_path, monkeypatch):
         other = context.attack(first.checkpoint, rs.Knowledge(), changed)
         assert not rs.same(other, found)
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_an_attack_is_known_by_the_defaults_that_it_chooses(monkeypatch):
+    """Rows that look like photographs: a prior and margins are chosen for them where none are said."""
+    wave = torch.linspace(0, 1.5, 8, dtype=torch.float64).cos()
+    rows = torch.outer(torch.arange(1.0, 5.0).double(), torch.outer(wave, wave).flatten())
+    arch, theta = "mlp:64-4-1", {"layers.0.weight": rows, "layers.0.bias": torch.zeros(4).double()}
+    theta["layers.1.weight"] = torch.ones(1, 4).double()
+    target = rs.Checkpoint(arch=arch, theta=theta)
+    known = rs.Knowledge(shape=(1, 8, 8), theta0={k: 0.1 * v for k, v in theta.items()})
+    free = rs.AttackConfig(candidates=4)
+    said = free.changed(priors=(), margins=0.0, lr_lam=0.01)
+
+    def keys() -> list[str]:
+        configs = (free, replace(free, objective="ntk"), said)
+        return [digest(*attack_identity(target, known, config)) for config in configs]
+
+    before = keys()
+    chosen_by = {"SPARSE": (0,), "SIGNED_SPARSE": (1,), "MARGINS": (0, 1)}
+    for name, others in chosen_by.items():  # what was said outright follows no default
+        with monkeypatch.context() as patch:
+            patch.setattr(f"residuum.attacks.run.{name}", 0.5)
+            changed = [i for i, (a, b) in enumerate(zip(before, keys(), strict=True)) if a != b]
+        assert tuple(changed) == others, name
+    assert keys() == before
 
 
 def test_of_two_that_want_the_same_work_one_does_it(tmp_path):
