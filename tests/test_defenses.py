@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.adaptive import ADAPTIVE, Adapted, Released
-from residuum.attacks.shift import move_biases
+from residuum.attacks.adaptive import ADAPTIVE, Adapted, Released, without_shift
+from residuum.attacks.shift import infer_mean, move_biases
 from residuum.checkpoints import build_model, save_checkpoint
 from residuum.datasets import load_dataset
 from residuum.defenses import (
@@ -282,18 +282,29 @@ def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.Monke
     weights, now = undefended()[0], setting()
     start = {name: torch.zeros_like(t) for name, t in weights.theta.items()}
 
-    def ways(strategy: str, large: bool = False, shift: Tensor | None = None) -> dict[str, Any]:
+    def ways(
+        strategy: str, large: bool = False, shift: Tensor | None = None, rewritten: bool = True
+    ) -> dict[str, Any]:
         facts = {"theta0": start, "large": large}
         handed = Released((weights, weights), now.knowledge, now.attack, facts)
-        return dict(attackers(handed, strategy, Secret(1, shift), rewritten=True))
+        return dict(attackers(handed, strategy, Secret(1, shift), rewritten=rewritten))
 
     assert list(ways("")) == ["unaware", "unmix"]
     assert list(ways("", large=True)) == ["unaware", "start", "unmix"]
     every = ways("average-releases", large=True, shift=torch.ones(64))
-    assert list(every) == ["unaware", "adapted", "start", "unmix", "told", "told-unmix"]
-    assert [way.knowledge.theta0 is start for way in every.values()] == [0, 0, 1, 1, 0, 1]
+    assert list(every) == ["unaware", "adapted", "start", "unmix", "told"], (
+        "a shift in the biases is not in the rows that unmixing reads"
+    )
+    assert [way.knowledge.theta0 is start for way in every.values()] == [0, 0, 1, 1, 0]
     moved = move_biases(weights, torch.ones(64))
-    assert same(every["told-unmix"].checkpoint, moved)
+    assert same(every["told"].checkpoint, moved)
+    every = ways("follow-mean-image", shift=torch.ones(64), rewritten=False)
+    order = ["unaware", "adapted", "unmix", "adapted-unmix", "told", "told-unmix"]
+    assert list(every) == order
+    assert [every[name].knowledge.theta0 is start for name in order] == [0, 0, 1, 1, 0, 1]
+    for name, u in (("adapted-unmix", infer_mean(weights)), ("told-unmix", torch.ones(64))):
+        assert same(every[name].checkpoint, without_shift(weights, start, u))
+        assert not every[name].findings
     told = Adapted(moved, now.knowledge, now.attack, {"chosen": "unaware"})
     monkeypatch.setitem(ADAPTIVE, "test", lambda handed: told)
     found = ways("test")
@@ -301,6 +312,64 @@ def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.Monke
     assert same(found["unmix"].checkpoint, moved), "what the strategy made is unmixed"
     told = Adapted(moved, now.knowledge, now.attack.changed(objective="ntk"))
     assert list(ways("test", large=True)) == ["unaware", "adapted", "unmix"], "it has the start"
+
+
+def shifted_mixture(u: Tensor) -> tuple[Checkpoint, dict[str, Tensor], Tensor, Tensor]:
+    """A first layer W0 + C (X + 1 u^T), b0 + C 1, its start, C and X."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    C, x = draw(20, 7), draw(7, 64)
+    start = {name: draw(*t.shape) for name, t in undefended()[0].theta.items()}
+    theta = {**start, "layers.0.weight": start["layers.0.weight"] + C @ (x + u)}
+    theta["layers.0.bias"] = start["layers.0.bias"] + C.sum(1)
+    return undefended()[0].replace(theta=theta), start, C, x
+
+
+def test_a_shift_of_the_training_data_comes_off_the_rows_exactly() -> None:
+    u = torch.linspace(-1, 2, 64, dtype=torch.float64)
+    weights, start, C, x = shifted_mixture(u)
+
+    def left(shift: Tensor, begun: dict[str, Tensor] = start) -> Tensor:
+        found = without_shift(weights, begun, shift)
+        assert torch.equal(found.theta["layers.0.bias"], weights.theta["layers.0.bias"])
+        return found.theta["layers.0.weight"] - start["layers.0.weight"] - C @ x
+
+    assert float(left(u).abs().max()) < 1e-12
+    # What a wrong shift leaves is of rank one, and as large as it is wrong.
+    wrong = torch.linalg.svdvals(left(u + 0.01))
+    assert float(wrong[0]) == pytest.approx(0.01 * 8 * float(C.sum(1).norm()), rel=1e-9)
+    assert float(wrong[1]) < 1e-12
+    nowhere = {name: torch.zeros_like(t) for name, t in start.items()}
+    assert float(left(u, nowhere).norm()) > 1, "the start's bias holds no samples"
+    shaped = without_shift(weights, start, u.reshape(1, 8, 8))
+    assert same(shaped, without_shift(weights, start, u)), "a shift may have the shape of a sample"
+
+
+def test_what_unmixing_is_given_are_mixtures_of_samples_without_the_shift() -> None:
+    """The ways themselves: told-unmix has the span of the samples, plain unmix that of shifted ones."""
+    u = torch.linspace(-1, 2, 64, dtype=torch.float64)
+    weights, start, _, x = shifted_mixture(u)
+    facts = {"theta0": start, "large": True}
+    handed = Released((weights,), setting().knowledge, setting().attack, facts)
+    ways = dict(attackers(handed, "follow-mean-image", Secret(1, u), rewritten=False))
+
+    def outside(name: str, samples: Tensor) -> float:
+        """Share of the rows of a way, less the start, that these samples do not span."""
+        way = ways[name]
+        assert isinstance(way, Adapted)
+        assert way.knowledge.theta0 is not None
+        names = (way.checkpoint.theta, way.knowledge.theta0)
+        rows = torch.sub(*(part["layers.0.weight"] for part in names))
+        basis = torch.linalg.qr(samples.T).Q
+        return float((rows - rows @ basis @ basis.T).norm() / rows.norm())
+
+    assert outside("told-unmix", x) < 1e-12
+    assert outside("unmix", x + u) < 1e-12
+    assert outside("unmix", x) > 0.1
+    assert outside("told-unmix", x + u) > 0.1
 
 
 def test_a_strategy_that_left_the_attack_as_it_was_is_said() -> None:
@@ -320,7 +389,7 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
     shaped = replace(setting(), arch="convnet:1x8x8-4-1", certify=False)
     outcome, _, _ = run_trial(shaped, *find("shift-retrain:0.5"))
     refused = {one.attacker: one.refused for one in outcome.attacks if one.refused}
-    assert set(refused) == {"adapted", "unmix", "told", "told-unmix"}
+    assert set(refused) == {"adapted", "unmix", "adapted-unmix", "told", "told-unmix"}
     assert "first layer's bias of an MLP" in refused["adapted"]
     assert "no dense layer meets the input" in refused["unmix"]
     assert outcome.adaptive is not None

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from residuum.attacks.run import attack
 from residuum.attacks.shift import (
+    BIAS,
+    WEIGHT,
     ShiftInference,
     fit_shift,
     infer_constant_shift,
@@ -50,12 +52,17 @@ class Released:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The attack to run; findings: what was inferred, plain values."""
+    """The attack to run.
+
+    findings: what was inferred, plain values.
+    shift: (d,) taken off inputs that were shifted during training, inferred or told; else None.
+    """
 
     checkpoint: Checkpoint
     knowledge: Knowledge
     config: AttackConfig
     findings: dict[str, Any] = field(default_factory=dict)
+    shift: Tensor | None = None
 
 
 Strategy = Callable[[Released], Adapted]
@@ -160,6 +167,18 @@ def told_the_shift(released: Released) -> Adapted:
     return _recentred(released, shift, "told")
 
 
+def without_shift(checkpoint: Checkpoint, theta0: dict[str, Tensor], shift: Tensor) -> Checkpoint:
+    """W - (b - b0) u^T in place of W: what the first layer would mix had there been no shift.
+
+    Trained on x + u, W - W0 = C (X + 1 u^T) and b - b0 = C 1, so C X is left, whatever C. The bias stays:
+    it says C 1 as it is. Gates are those of x + u still, which matter to stationarity and not to C X.
+    """
+    weight, change = checkpoint.theta[WEIGHT], checkpoint.theta[BIAS].double()
+    change = change - theta0[BIAS].to(change)
+    less = weight.double() - torch.outer(change, shift.to(change).flatten())
+    return checkpoint.replace(theta={**checkpoint.theta, WEIGHT: less.to(weight)})
+
+
 def _undo(released: Released, balance: ShiftInference, constant: bool) -> Adapted:
     """Undo what balance says; without consensus keep, of several guesses, the best explained one."""
     findings: dict[str, Any] = {"balance": balance.to_json()}
@@ -196,19 +215,17 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     """
     first = released.checkpoints[0]
     moved = move_biases(first, shift)  # refuses a network without a bias on the input
-    weight, bias = (first.theta[f"layers.0.{part}"].double() for part in ("weight", "bias"))
+    weight, bias = (first.theta[part].double() for part in (WEIGHT, BIAS))
     u = shift.double().flatten()
     theta0 = {name: torch.zeros_like(t) for name, t in first.theta.items()}
-    theta0["layers.0.weight"] = torch.outer(bias, u).to(first.theta["layers.0.weight"])
-    theta0["layers.0.bias"] = (weight @ u).to(first.theta["layers.0.bias"])
+    theta0[WEIGHT] = torch.outer(bias, u).to(first.theta[WEIGHT])
+    theta0[BIAS] = (weight @ u).to(first.theta[BIAS])
     rms = float(u.norm()) / math.sqrt(u.numel())
     mean = {"kind": kind, "shift_per_pixel": float(u.mean()), "rms_per_pixel": rms}
     knowledge = _told(released, "user", theta0=theta0)
     config = released.config.changed(objective="ntk", lam_init=SIGNED)
-    findings = {"mean": mean}
-    return _adapted(
-        released, checkpoint=moved, knowledge=knowledge, config=config, findings=findings
-    )
+    changes = {"knowledge": knowledge, "config": config, "findings": {"mean": mean}, "shift": u}
+    return _adapted(released, checkpoint=moved, **changes)
 
 
 def _better(released: Released, **changes: Any) -> Adapted:

@@ -1,13 +1,17 @@
 """Every way to attack a defended release; a defense holds only against the strongest of them.
 
-unaware    stationarity on the weights, as one who does not know of the defense attacks
-adapted    stationarity on what the strategy against this defense makes of the release
-start      stationarity on the change of the weights, where they started from large ones, which are known
-unmix      the first layer of the adapted release, less its start, taken apart
-told       with the secret shift handed over: adapted, and told-unmix
+unaware        stationarity on the weights, as one who does not know of the defense attacks
+adapted        stationarity on what the strategy against this defense makes of the release
+start          stationarity on the change of the weights, where they started from large ones, which are known
+unmix          the first layer of the adapted release, less its start, taken apart
+adapted-unmix  the same with an inferred shift of the training data taken off the rows as well
+told           adapted, with the secret shift handed over
+told-unmix     adapted-unmix, with the secret shift handed over
 
-One who knows of the defense and of the start has all but the last two, the unaware attack too. A way that
-does not apply to a network is refused with its reason, and the others go on.
+One who knows of the defense and of the start has all but the last two, the unaware attack too; one who was
+told has all. A shift that was rewritten into the biases is not in the rows, so there is nothing to take off
+for the unmix ways. Where it was in the training data, taking it off helps on some networks and not on
+others: plain unmix stays. A way that does not apply is refused with its reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import attack
-from residuum.attacks.adaptive import ADAPTIVE, SIGNED, Adapted, Released
+from residuum.attacks.adaptive import ADAPTIVE, SIGNED, Adapted, Released, without_shift
 from residuum.defenses.catalogue import Secret
 from residuum.errors import InputError
 from residuum.records import Reconstruction
@@ -43,6 +47,7 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
     with_start = known.replace(theta0=handed.facts["theta0"], provenance=source)
     change = config.changed(objective="ntk", lam_init=SIGNED)
     unmix = replace(config, objective="unmix")
+    found: Adapted | InputError = unaware
     if strategy:
         found = _adapt(strategy, handed)
         if isinstance(found, InputError):
@@ -54,14 +59,24 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
     if handed.facts["large"] and adapted.config.objective != "ntk":
         yield "start", Adapted(adapted.checkpoint, with_start, change)
     yield "unmix", Adapted(adapted.checkpoint, with_start, unmix)
+    retrained = secret.shift is not None and not rewritten
+
+    def less_shift(way: Adapted | InputError) -> Adapted | InputError:
+        if isinstance(way, InputError) or way.shift is None:
+            return way
+        rows = without_shift(handed.checkpoints[0], handed.facts["theta0"], way.shift)
+        return Adapted(rows, with_start, unmix)
+
+    if adapted.shift is not None or (retrained and isinstance(found, InputError)):
+        yield "adapted-unmix", less_shift(found)
     if secret.shift is not None:
         facts = handed.facts | {"shift": secret.shift, "rewritten": rewritten}
         told = _adapt("told-the-shift", replace(handed, facts=facts))
-        if isinstance(told, InputError):
-            yield from ((name, told) for name in TOLD)
-            return
-        yield "told", replace(told, findings={})  # nothing was inferred
-        yield "told-unmix", Adapted(told.checkpoint, with_start, unmix)
+        if isinstance(told, Adapted):
+            told = replace(told, findings={})  # nothing was inferred
+        yield "told", told
+        if retrained:
+            yield "told-unmix", less_shift(told)
 
 
 def attempt(way: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction | str:
