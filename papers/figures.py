@@ -36,22 +36,24 @@ def reproduce(
 ) -> dict[str, Any]:
     """Compute (or load), draw, and return what result.json holds.
 
-    out: a folder for all figures, each in one of its own below it, and one for every seed but 0;
+    out: a folder for all figures, each in one of its own below it for every scale and seed (NAME at
+    paper scale and seed 0, NAME-small, NAME-small-images with a root, NAME-tiny-seed1);
     cache: where victims and attacks are kept, by default ``cache`` in that folder; options: device,
     root, seed, visible of Context.
     """
     require_known(name, FIGURES, "No figure")
     context = Context(SCALES[scale], make_directory(cache or Path(out) / "cache"), **options)
-    stem = name.replace(":", "-") + (f"-seed{context.seed}" if context.seed else "")
-    figure, folder = FIGURES[name], make_directory(Path(out) / stem)
+    figure, folder = FIGURES[name], Path(out) / (name.replace(":", "-") + context.suffix)
     write_atomic(Path(out) / ".gitignore", "*\n")
     if compute:
+        make_directory(folder)
         start, alone = time.monotonic(), scale != "paper" and context.device == "cpu"
         with one_thread() if alone else nullcontext():
             outcome = figure.compute(context)
-        if scale != "paper" and outcome.column("published"):
-            less = "smaller networks and other data than the published values are of"
-            outcome.notes.append(f"scale {scale}: {less}")
+        if scale != "paper":  # titles and rows are named after the published experiment
+            less = f"scale {scale}: networks, samples or steps are fewer than published"
+            digits = "; where MNIST or CIFAR is named, bundled digits stand for it"
+            outcome.notes.append(less + (digits if context.bundled else ""))
         head = {"id": name, "title": figure.title, "scale": scale, "seed": context.seed}
         head |= {"device": context.device, "seconds": time.monotonic() - start}
         save(outcome, folder, {**head, "environment": environment(context.device)})

@@ -126,12 +126,24 @@ class Context:
         """What attacks compute in: TF32 on a GPU, where it was measured to change no count."""
         return "tf32" if self.device.startswith("cuda") else "float32"
 
+    @property
+    def bundled(self) -> bool:
+        """Whether bundled digits stand for MNIST and CIFAR."""
+        return self.scale.name == "tiny" or (self.scale.name == "small" and self.root is None)
+
+    @property
+    def suffix(self) -> str:
+        """What a figure's folder is called by beside its name: another size or seed is another result."""
+        images = "" if self.bundled else "-images"
+        scale = "" if self.scale.name == "paper" else f"-{self.scale.name}{images}"
+        return scale + (f"-seed{self.seed}" if self.seed else "")
+
     def split(self, data: str, paper: int, task: str = "binary", seed: int = 0) -> Split:
         """Training and held-out samples of an experiment; bundled digits stand for data not there."""
         n = self.scale.n(paper)
         n = max(10, n - n % 10) if task == "multiclass" else n
         options: Settings = {"seed": seed or self.seed or None, "task": task}
-        if self.scale.name == "tiny" or (self.scale.name == "small" and self.root is None):
+        if self.bundled:
             if data == "cifar10" and task != "multiclass":  # so that two datasets stay two
                 options["positive"] = HIGH_DIGITS
             return rs.load_dataset("digits", n, **options)
@@ -436,7 +448,7 @@ def load(folder: Path) -> tuple[Outcome, dict[str, Any]]:
     except (OSError, ValueError, LookupError) as problem:
         raise InputError(
             f"{str(folder)!r} holds no finished figure ({type(problem).__name__}).",
-            "Run it without --draw-only first.",
+            "Run it without --draw-only first, or give the --scale, --seed and --root that it had.",
         ) from problem
     return Outcome(rows, read_npz(folder / ARRAYS), details, notes), summary
 

@@ -29,7 +29,7 @@ from papers.figures import FIGURES, reproduce
 from papers.haim2022 import RUNS, TABLE1, TABLE2, heavy_enough, matched
 from papers.points import polynomial_point, relu_point, steep_point, triangle
 from papers.refael2025 import compare, repeats
-from papers.runs import RELEASED, SCALES, Context, Outcome, attack_identity, load, save
+from papers.runs import RELEASED, SCALES, Context, Figure, Outcome, attack_identity, load, save
 from papers.shen2026 import ARMS, Case, cases, grown, top_rule, traced
 from papers.uniqueness import from_balance, some_neurons
 from residuum.attacks.solver import SolverState
@@ -670,17 +670,54 @@ def test_the_command_prints_published_against_measured(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "| what | published |" in text
     assert "MB kept for the next run" in text
-    assert not (tmp_path / "refael2025-fig1" / "figure.png").exists()
+    assert not (tmp_path / "refael2025-fig1-tiny" / "figure.png").exists()
     assert main([*arguments, "--draw-only", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["measured"].keys() >= done["published"].keys()
-    assert (tmp_path / "refael2025-fig1" / "figure.png").exists()
+    assert (tmp_path / "refael2025-fig1-tiny" / "figure.png").exists()
     assert main([*arguments, "--no-draw", "--seed", "1", "2"]) == 0
     made = {
         path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")
     }
-    assert {f"refael2025-fig1-seed{k}" for k in (1, 2)} < {*made}
-    assert made["refael2025-fig1-seed2"]["seed"] == 2
+    assert {f"refael2025-fig1-tiny-seed{k}" for k in (1, 2)} < {*made}
+    assert made["refael2025-fig1-tiny-seed2"]["seed"] == 2
+
+
+def none_published(context: Context) -> Outcome:
+    """A figure that is made at once: how many samples, of which data."""
+    split = context.split("cifar10", 50) if context.bundled else None
+    outcome = Outcome()
+    outcome.row("n", context.scale.n(50), note=split.train.name if split else "")
+    return outcome
+
+
+def test_results_of_other_scales_stay_and_say_what_stands_for_images(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("RESIDUUM_DATA", raising=False)
+    monkeypatch.setitem(FIGURES, "haim2022:fig1", Figure("CIFAR", none_published))
+    for more in (["tiny"], ["small"], ["small", "--root", "data"], ["paper", "--root", "data"]):
+        assert main(["haim2022:fig1", "--out", str(tmp_path), "--scale", *more]) == 0
+    found = {
+        path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")
+    }
+    ends = {"-tiny": 10, "-small": 20, "-small-images": 20, "": 50}
+    assert {n: r["measured"]["n"] for n, r in found.items()} == {
+        f"haim2022-fig1{end}": n for end, n in ends.items()
+    }
+    notes = {name.removeprefix("haim2022-fig1"): " ".join(r["notes"]) for name, r in found.items()}
+    assert ["digits stand for it" in notes[end] for end in ends] == [True, True, False, False]
+    assert ["fewer than published" in notes[end] for end in ends] == [True, True, True, False]
+    assert "digits stand for it" in (tmp_path / "haim2022-fig1-small" / "table.md").read_text()
+
+
+def test_a_result_of_another_scale_is_not_drawn(tmp_path, capsys):
+    arguments = ["refael2025:fig1", "--out", str(tmp_path)]
+    assert main([*arguments, "--scale", "tiny", "--no-draw"]) == 0
+    assert main([*arguments, "--scale", "paper", "--draw-only"]) == 2
+    said = capsys.readouterr().err
+    assert "refael2025-fig1'" in said
+    assert "--scale" in said
+    assert not list(tmp_path.rglob("*.png"))
+    assert main([*arguments, "--scale", "tiny", "--draw-only"]) == 0
 
 
 def test_figures_are_computed_where_little_is_installed():
