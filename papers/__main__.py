@@ -12,10 +12,12 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from papers.figures import FIGURES, performed
 from papers.runs import SCALES, TABLE
 from residuum.datasets import ROOT_VARIABLE
-from residuum.errors import ResiduumError
+from residuum.errors import InputError, ResiduumError, require_known
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,6 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
     names, as_json, workers, seeds = (
         options.pop(key) for key in ("figures", "json", "workers", "seed")
     )
+    try:
+        # A machine that draws what another computed need not have its device.
+        check(names, options["device"] if options["compute"] else "cpu", workers)
+    except InputError as problem:
+        sys.stderr.write(f"python -m papers: {problem}\n")
+        return problem.exit_code
     if not names:
         sys.stdout.write("".join(f"{name:26}{figure.title}\n" for name, figure in FIGURES.items()))
     options["visible"] = sys.stderr.isatty() and not as_json and workers == 1
@@ -52,6 +60,19 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(text + "\n" + ("" if as_json else last))
         sys.stdout.flush()
     return 0
+
+
+def check(names: list[str], device: str, workers: int) -> None:
+    """Refuse what cannot be run before anything is: the first of many figures may take hours."""
+    for name in names:
+        require_known(name, FIGURES, "No figure")
+    if workers < 1:
+        raise InputError(f"There must be at least one worker; got {workers}.", "Use --workers 1.")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InputError(f"No CUDA device was found for {device!r}.", "Use --device cpu.")
 
 
 if __name__ == "__main__":

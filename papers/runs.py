@@ -150,7 +150,11 @@ class Context:
         options["root"] = self.root
         with suppress(DataError):  # files may hold part of the test set only
             return rs.load_dataset(data, n, holdout=TEST_SAMPLES[data], **options)
-        return rs.load_dataset(data, n, **options)
+        try:
+            return rs.load_dataset(data, n, **options)
+        except DataError as problem:  # the option is called otherwise here
+            remedy = problem.remedy.replace("root= or ", "").replace("root=, ", "")
+            raise DataError(problem.message, remedy.replace("--data-root", "--root")) from problem
 
     def kept(self, cls: type[R], make: Callable[[Path], R], *decided: Any) -> R:
         """The record that ``decided`` leads to, made unless it was before.

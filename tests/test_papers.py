@@ -660,8 +660,36 @@ def test_what_the_command_refuses(tmp_path, capsys, monkeypatch):
         main(["haim2022:fig2", "--scale", "huge", *out])
     assert main(["haim2022:fig2", "--draw-only", *out]) == 2
     assert "without --draw-only first" in capsys.readouterr().err
+    assert main(["haim2022:fig3", "--scale", "paper", "--root", str(tmp_path), *out]) == 2
+    assert "Give the folder with --root, or set RESIDUUM_DATA." in capsys.readouterr().err
     assert main(["haim2022:fig3", "--scale", "paper", *out]) == 2
-    assert "no data folder was given" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no data folder was given. Give the folder with --root, or set RESIDUUM_DATA." in said
+
+
+WRONG = [
+    (["nope"], "No figure 'nope'"),
+    (["haim2022:fig2", "refael2025:fig"], "Did you mean 'refael2025:fig1'"),
+    (["haim2022:fig2", "--workers", "0"], "at least one worker; got 0"),
+    (["haim2022:fig2", "--workers", "-2"], "at least one worker; got -2"),
+    (["haim2022:fig2", "--device", "foo"], "cpu or cuda; got 'foo'"),
+    (["haim2022:fig2", "--device", "cuda:x"], "cpu or cuda; got 'cuda:x'"),
+    (["haim2022:fig2", "--device", "cuda"], "No CUDA device"),
+    (["haim2022:fig2", "--device", "cuda:1"], "No CUDA device"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[:40])
+def test_a_wrong_word_is_refused_in_one_line_before_any_work(
+    tmp_path, capsys, monkeypatch, arguments, said
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main([*arguments, "--scale", "tiny", "--out", str(tmp_path / "out")]) == 2
+    found = capsys.readouterr()
+    assert found.err.count("\n") == 1
+    assert said in found.err
+    assert not found.out
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_prints_published_against_measured(tmp_path, capsys):
@@ -717,7 +745,8 @@ def test_a_result_of_another_scale_is_not_drawn(tmp_path, capsys):
     assert "refael2025-fig1'" in said
     assert "--scale" in said
     assert not list(tmp_path.rglob("*.png"))
-    assert main([*arguments, "--scale", "tiny", "--draw-only"]) == 0
+    elsewhere = ["--device", "cuda"]  # computed there, drawn where there is none
+    assert main([*arguments, "--scale", "tiny", "--draw-only", *elsewhere]) == 0
 
 
 def test_figures_are_computed_where_little_is_installed():
