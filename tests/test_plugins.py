@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from residuum import plugins
 from residuum.attacks import ATTACKS, OBJECTIVES, Attack
 from residuum.attacks.contract import checked
 from residuum.checkpoints.surfaces import weights
+from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.evaluation import METRICS, Metric
 from residuum.records import Knowledge, Reconstruction
@@ -230,6 +232,55 @@ def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
     refused = program(tmp_path / "site", *words, str(tmp_path / "other"), "--no-plugins")
     assert refused.returncode == 2
     assert "No attack 'equal-kkt'" in refused.stderr
+
+
+class Brought(Attack):
+    """As another package has it: does what it is made to."""
+
+    name = "brought"
+
+    def __init__(self, made: Any = None, refused: str = "") -> None:
+        self.made, self.refused = made, refused
+
+    def why_not(self, surface: Any, knowledge: Any) -> str:
+        return self.refused
+
+    def run(self, surface: Any, knowledge: Any, config: Any, **_: Any) -> Any:
+        if isinstance(self.made, BaseException):
+            raise self.made
+        return self.made
+
+
+def candidates(value: float) -> Reconstruction:
+    x = torch.full((3, 1, 8, 8), value)
+    return Reconstruction.at_once("brought", x, torch.zeros(3), torch.ones(3), Knowledge())
+
+
+@pytest.mark.parametrize(
+    ("brought", "said"),
+    [
+        (Brought(ValueError("on purpose")), "brought, of another package, failed: ValueError: on"),
+        (Brought(SystemExit("bye")), "brought, of another package, failed: SystemExit: bye."),
+        (Brought(), "must return a Reconstruction; got NoneType."),
+        (Brought(candidates(math.nan)), "must return finite x"),
+        (Brought(candidates(1.0), "needs rain"), "brought does not apply: needs rain."),
+        (Brought(candidates(1.0)), ""),
+    ],
+    ids=["raises", "exits", "nothing", "not finite", "refuses", "sound"],
+)
+def test_whatever_an_attack_of_another_package_does_the_command_names_it(
+    brought: Brought,
+    said: str,
+    victims: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(ATTACKS, "brought", brought)
+    words = ["attack", str(victims / "mlp.safetensors"), "--objective", "brought", "--out"]
+    assert main([*words, str(tmp_path / "run")]) == (2 if said else 0)
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "run" / "attack.json").exists() == (not said)
 
 
 def test_plug_ins_are_imported_once_and_the_variable_turns_them_off(

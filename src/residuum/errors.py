@@ -54,6 +54,10 @@ class MissingExtraError(InputError):
     """A feature needs an optional dependency; the remedy is the exact install line."""
 
 
+class PluginError(InputError):
+    """A part that another package brought failed; it harms no other."""
+
+
 class InconclusiveError(ResiduumError):
     """The work ran and its outcome supports no statement (exit code 3)."""
 

@@ -35,8 +35,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from residuum import plugins
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
-from residuum.errors import InputError
+from residuum.errors import InputError, PluginError, ResiduumError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import AttackConfig
 from residuum.similarity import cosine, l2
@@ -150,6 +151,29 @@ class AtOnce(Attack):
         return found.replace(selection=chosen, seconds=time.monotonic() - start)
 
 
+def ran(
+    attack: Attack, surface: Surface, knowledge: Knowledge, config: AttackConfig, **how: Any
+) -> Reconstruction:
+    """One run of an attack. Where another package has a part in it, whatever it dies of is its fault; and
+    what an attack from outside brings back is looked at before it is believed.
+    """
+    if not attack.outside:
+        return attack.run(surface, knowledge, config, **how)
+    try:
+        attack.refuse(surface, knowledge)
+        found = attack.run(surface, knowledge, config, **how)
+    except ResiduumError:
+        raise
+    except (Exception, SystemExit) as problem:
+        fault = f"{attack.name}, of another package, failed: {plugins.describe(problem)}."
+        raise PluginError(fault, "Correct it, or use another attack.") from problem
+    if type(attack).__module__.startswith("residuum."):  # an objective of others, in steps of ours
+        return found
+    found = checked(found, surface, knowledge).replace(attack=config.objective)
+    found = found if found.settings else found.replace(settings=config.to_json())
+    return found if found.selection is not None else found.replace(selection=select(found))
+
+
 def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Reconstruction:
     """What an attack from outside brought back, or an error that says what is wrong with it."""
     if not isinstance(found, Reconstruction):
@@ -178,8 +202,8 @@ def checked(found: Reconstruction, surface: Surface, knowledge: Knowledge) -> Re
     return found
 
 
-def _wrong(wanted: str, got: object) -> InputError:
-    return InputError(f"An attack must return {wanted}; got {got}.", "Correct the attack.")
+def _wrong(wanted: str, got: object) -> PluginError:
+    return PluginError(f"An attack must return {wanted}; got {got}.", "Correct the attack.")
 
 
 def said_labels(outputs: Tensor) -> Tensor:

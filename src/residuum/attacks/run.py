@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from residuum import plugins
 from residuum.attacks.baselines import FirstLayerWeights, ModelInversion
-from residuum.attacks.contract import Attack, Watcher, select
+from residuum.attacks.contract import Attack, Watcher, ran, select
 from residuum.attacks.corners import Corners
 from residuum.attacks.growth import Grower
 from residuum.attacks.invert import GEIPING, OURS, Invert
@@ -81,9 +81,8 @@ def attack(
     per_run = None if per_run is None else [resolve(checkpoint, knowledge, one) for one in per_run]
     method = every_attack()[config.objective]
     there = SURFACES[method.surface](checkpoint, knowledge)
-    found = method.run(
-        there, knowledge, config, state_path=state_path, watch=watch, per_run=per_run
-    )
+    how: dict[str, Any] = {"state_path": state_path, "watch": watch, "per_run": per_run}
+    found = ran(method, there, knowledge, config, **how)
     if there.name == MOMENT or knowledge.provenance.get("moment") != RELEASE:
         return found
     return found.replace(notes=(*found.notes, NOT_ATTACKED))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from residuum import similarity
 from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
-from residuum.attacks.contract import Watcher, checked
+from residuum.attacks.contract import Watcher, ran
 from residuum.attacks.objectives import permuted
 from residuum.attacks.run import FEWEST, Stationarity, resolve
 from residuum.attacks.solution import Explained, best_residual, best_rows, explained, solution
@@ -214,7 +214,8 @@ class AttackStage:
             return None
         config = replace(self.config, objective=name, seconds=seconds)
         config = config if batch is None else batch.of(config)
-        return self._checked(one, surface, resolve(self.checkpoint, self.knowledge, config))
+        config = resolve(self.checkpoint, self.knowledge, config)
+        return ran(one, surface, self.knowledge, config)
 
     def _plan(self, name: str, share: float) -> Plan:
         """The first batch of an attack, as planned before an interruption where there was one."""
@@ -237,7 +238,7 @@ class AttackStage:
             seconds = math.inf if self.batches and clocked else share
             config = replace(self.config, objective=name, seconds=seconds)
             config = resolve(self.checkpoint, self.knowledge, config)
-            return self._checked(one, surface, config), []
+            return ran(one, surface, self.knowledge, config), []
         parts: list[Reconstruction] = []
         batches: list[Batch] = []
         for batch in self._schedule(name, plan, share, parts):
@@ -248,14 +249,6 @@ class AttackStage:
         if not parts:
             raise NotAsked
         return merged(parts), batches
-
-    def _checked(self, one: Attack, surface: Surface, config: AttackConfig) -> Reconstruction:
-        """One run of an attack; what comes from outside is looked at before it is believed."""
-        found = one.run(surface, self.knowledge, config)
-        if not one.outside:
-            return found
-        found = checked(found, surface, self.knowledge).replace(attack=config.objective)
-        return found if found.selection is not None else found.replace(selection=select(found))
 
     def _schedule(
         self, name: str, plan: Plan | None, share: float, parts: list[Reconstruction]
@@ -291,7 +284,7 @@ class AttackStage:
         config = resolve(self.checkpoint, self.knowledge, batch.of(self.config))
         watch = self.watch(batch.attack, done, every) if self.watch else None
         state = self.store.state(batch) if self.store else None
-        found = one.run(surface, self.knowledge, config, state_path=state, watch=watch)
+        found = ran(one, surface, self.knowledge, config, state_path=state, watch=watch)
         if self.store:
             self.store.save(batch, found)
         return found
@@ -302,12 +295,13 @@ class AttackStage:
         config = PRESETS.get(name, self.config)
         config = replace(config, objective=name, device=device, seed=seed)
         config = resolve(self.checkpoint, self.knowledge, config)
-        needed = self._checked(one, surface, replace(config, steps=1)).seconds * config.steps
+        once = ran(one, surface, self.knowledge, replace(config, steps=1))
+        needed = once.seconds * config.steps
         allowed = max(LEAST_BASELINE, BASELINE_SHARE * self.seconds)
         if needed > allowed and not self.batches:  # repeated batches have no clock
             fit = max(FEWEST, int(config.candidates * allowed / needed))
             config = replace(config, candidates=min(config.candidates, fit))
-        return self._checked(one, surface, config)
+        return ran(one, surface, self.knowledge, config)
 
 
 class NotAsked(Exception):
