@@ -2,6 +2,7 @@
 
     python -m benchmarks field                                what needs no data, into the folder field
     python -m benchmarks.unmix data SOURCE FOLDER             MNIST and CIFAR, images that no tuning saw
+    python -m benchmarks field run OUT                        the same, into OUT
     python -m benchmarks field run FOLDER OUT --device cuda   every row; resumable, attack by attack
     python -m benchmarks field page OUT PAGE                  docs/field.md with what was found
     python -m benchmarks field picture OUT PNG                the best of some rows above their samples
@@ -21,10 +22,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,18 +55,24 @@ from benchmarks.field_rows import (
     pooled,
     settings,
 )
-from benchmarks.field_victims import Victim, kept, written
-from benchmarks.harness import RESULTS, draw_seeds
+from benchmarks.field_victims import Victim, from_file, kept
+from benchmarks.harness import RESULTS, draw_seeds, ended, require_device
 from residuum import plugins
 from residuum.attacks.run import every_attack
-from residuum.errors import InputError, ResiduumError, require_known
+from residuum.errors import InputError, PluginError, ResiduumError, require_known
 from residuum.evaluation.matching import display, greedy
 from residuum.records import Reconstruction, write_json
-from residuum.records.rundir import digest, environment, read_json
+from residuum.records.inputs import read_npz, write_npz
+from residuum.records.rundir import digest, environment, read_json, write_atomic
 from residuum.similarity import ncc
 
 SEEDS_FILE = RESULTS / "field-seeds.json"
 SHOWN = 6  # best pairs kept for pictures
+ROOT = Path(rs.__file__).parent
+# Of the code of residuum as this process has it.
+PACKAGE = digest(
+    *(f"{file.relative_to(ROOT)}\n{file.read_text('utf-8')}" for file in sorted(ROOT.rglob("*.py")))
+)
 Found = tuple[Tensor, Tensor, dict[str, Any]]  # candidates, those chosen without the data, facts
 
 
@@ -108,10 +118,9 @@ class Attacked:
 
     def found(self, arm: str) -> Found:
         """Candidates of an attack, from their file or found anew."""
-        path = self.cache.with_name(f"{self.cache.stem}-{frozen(self.row, arm)[:12]}.found")
-        if not path.exists():
-            written(self.run(arm), path)
-        return torch.load(path, weights_only=True)
+        told = digest(*code(self.row, arm).values())
+        path = self.cache.with_name(f"{self.cache.stem}-{told[:12]}.found")
+        return from_file(path, partial(self.run, arm))
 
     def run(self, arm: str) -> Found:
         """An attack by its settings; refused where it does not apply."""
@@ -132,6 +141,8 @@ class Attacked:
             config = config.changed(steps=20, restarts=1, seconds=2.0)
         try:
             made = rs.attack(self.victim.network, self.victim.knowledge(arm_of(arm).grants), config)
+        except PluginError:  # a fault, which the next run tries again, and no refusal
+            raise
         except ResiduumError as problem:
             return nothing, nothing, {"refused": problem.message}
         shape = self.victim.x.shape[1:]
@@ -167,48 +178,56 @@ def job(
     device: str,
     tiny: bool,
     end: float,
-) -> None:
+) -> list[str]:
     """What is missing of one victim, or was run with other settings; every attack leaves a file of its own
-    as soon as it is scored.
+    as soon as it is scored. Those that failed are returned.
     """
     torch.set_num_threads(1)
     row, key = (ROWS[name].tiny if tiny else ROWS[name]), f"{name}-{k}"
-    parts, cache = Path(out) / "parts", Path(out) / "victims" / f"{key}-{identity(row)[:12]}.pt"
-    missing = [
-        arm
-        for arm in arms
-        if read_json(parts / f"{key}-{arm}.json").get("settings") != frozen(row, arm)
-    ]
+    parts, made = Path(out) / "parts", digest(identity(row), seeds)[:12]
+    cache = Path(out) / "victims" / f"{key}-{made}.pt"
+    missing = [arm for arm in arms if not there(parts / f"{key}-{arm}.json", row, arm, seeds[k])]
+    failed: list[str] = []
     if not missing or time.time() > end:
-        return
+        return failed
     victim = kept(row, k, seeds, folder, device, cache)
     attacked = Attacked(row, victim, cache, device, tiny)
     for arm in missing:
         if time.time() > end:
-            return
+            break
         try:
             x, chosen, said = attacked.found(arm)
+            picture = parts / f"{key}-{arm}.npz"
+            picture.unlink(missing_ok=True)
             if len(x):
                 said |= figures(x, chosen, victim, device)
                 if k == 0 and victim.x.ndim == 4:
-                    np.save(parts / f"{key}-{arm}.npy", pairs(x, victim))
+                    write_npz(picture, {"pairs": pairs(x, victim)})
         except Exception as problem:  # noqa: BLE001  the others go on, the next run tries again
             print(f"{key} {arm}: FAILED, {plugins.describe(problem)}", flush=True)
+            failed.append(f"{arm} on {key}")
             continue
         part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "found": said}
-        write_json(parts / f"{key}-{arm}.json", {**part, **code(row, arm)})
+        where = {"environment": environment(device), **code(row, arm)}
+        write_json(parts / f"{key}-{arm}.json", {**part, **where})
         shown = " ".join(f"{v} {said[str(v)]} ({said[f'{v} held out']})" for v in LEVELS if len(x))
         took = said.get("refused") or f"{said['seconds']:.1f} s, {shown}"
         print(f"{time.strftime('%H:%M:%S')} {key} {arm}: {took}", flush=True)
+    return failed
 
 
 def code(row: Row, arm: str) -> dict[str, Any]:
-    """What computed a part: sha256 of residuum and of the settings, versions of plug-ins."""
-    root = Path(rs.__file__).parent
-    files = sorted(root.rglob("*.py"))
-    package = digest(*(f"{path.relative_to(root)}\n{path.read_text('utf-8')}" for path in files))
+    """What computes a part: sha256 of residuum and of the settings; of an attack of others, versions."""
     brought = [f"{one.name} {one.version}" for one in plugins.load() if not one.error]
-    return {"package": package, "settings": frozen(row, arm), "plugins": brought}
+    own = [] if arm in ARMS else brought
+    return {"package": PACKAGE, "settings": frozen(row, arm), "plugins": own}
+
+
+def there(path: Path, row: Row, arm: str, seed: int) -> bool:
+    """Whether a part is of this victim and attack; another version of residuum is told, not run again."""
+    part = read_json(path)
+    same = all(part.get(key) == code(row, arm)[key] for key in ("settings", "plugins"))
+    return same and part["of"]["seed"] == seed
 
 
 def run(
@@ -224,25 +243,21 @@ def run(
     seconds: float = float("inf"),
 ) -> dict[str, Any]:
     """Every attack that is not in ``out`` yet, convnets on ``cores`` processors beside the others."""
-    for part in ("parts", "victims"):
-        (out / part).mkdir(parents=True, exist_ok=True)
     for one in plugins.load():
         if one.error:
             print(f"plug-in {one.name} {one.version} is left out, {one.error}", file=sys.stderr)
     brought = [name for name, one in every_attack().items() if one.outside]
-    known = [*ARMS, *brought]
-    if unknown := [name for name in attacks if name not in known]:
-        raise InputError(f"No attack {unknown[0]!r}.", f"Known: {', '.join(known)}.")
-    if folder is None and (needs := [name for name in names if name not in WITHOUT_DATA]):
-        raise InputError(f"{needs[0]} needs images.", "Name their FOLDER, see --help.")
+    asked_for(folder, device, min(workers, cores), names, attacks, brought)
+    for part in ("parts", "victims"):
+        (out / part).mkdir(parents=True, exist_ok=True)
     seeds = json.loads(SEEDS_FILE.read_text())["victims"]
     start, context = time.time(), get_context("spawn")
     root = "" if folder is None else str(folder / "claim")
     with (
-        ProcessPoolExecutor(workers, mp_context=context) as shared,
-        ProcessPoolExecutor(cores, mp_context=context) as apart,
+        ProcessPoolExecutor(workers, context, end_with, (os.getpid(),)) as shared,
+        ProcessPoolExecutor(cores, context, end_with, (os.getpid(),)) as apart,
     ):
-        futures = []
+        futures, failed = [], list[str]()
         rows = {name: ROWS[name].tiny if tiny else ROWS[name] for name in names}
         # The first victim of every row before the second of any: a run cut short has all rows.
         for k, (name, row) in product(range(3), rows.items()):
@@ -251,17 +266,61 @@ def run(
                 where, place = (apart, "cpu") if row.made == "convnet" else (shared, device)
                 told = (arms, root, str(out), place, tiny, start + seconds)
                 futures.append(where.submit(job, name, k, seeds[name], *told))
-        for finished in as_completed(futures):
-            finished.result()
-            collect(out, device)
+        try:
+            for finished in as_completed(futures):
+                failed += finished.result()
+                collect(out)
+        except BaseException:  # Ctrl-C, a victim that cannot be made: what waits is not begun
+            for pool in (shared, apart):
+                pool.shutdown(wait=False, cancel_futures=True)
+            raise
     print(f"{time.time() - start:.0f} s in all", flush=True)
-    return collect(out, device)
+    return {**collect(out), "failed": failed}
 
 
-def collect(out: Path, device: str) -> dict[str, Any]:
+def asked_for(
+    folder: Path | None,
+    device: str,
+    workers: int,
+    names: Sequence[str],
+    attacks: Sequence[str],
+    brought: Sequence[str],
+) -> None:
+    """Refuse before anything is computed what cannot be run."""
+    require_device(device)
+    if workers < 1:
+        raise InputError(f"At least one process is needed; got {workers}.", "Raise --workers.")
+    known = [*ARMS, *brought]
+    for name in attacks:
+        require_known(name, known, "No attack")
+        if name not in brought and not any(name in ROWS[row].arms for row in names):
+            raise InputError(f"{name} is run on none of these rows.", "Choose other --rows.")
+    for name in names:
+        if name not in WITHOUT_DATA:
+            file = "FOLDER" if folder is None else folder / "claim" / f"{ROWS[name].data}.npz"
+            if folder is None or not Path(file).is_file():
+                make = "Make it by python -m benchmarks.unmix data SOURCE FOLDER."
+                raise InputError(f"{name} needs images; there is no {file}.", make)
+
+
+def end_with(parent: int) -> None:
+    """A worker does not outlive who started it, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def collect(out: Path) -> dict[str, Any]:
     """All that was found so far as one file, and the pictures as another."""
-    done: dict[str, Any] = {"environment": environment(device), "victims": {}, "settings": {}}
-    parts = [json.loads(path.read_text()) for path in sorted((out / "parts").glob("*.json"))]
+    done: dict[str, Any] = {"environments": [], "victims": {}, "settings": {}}
+    found = [read_json(path) for path in sorted((out / "parts").glob("*.json"))]
+    parts = [
+        part for part in found if part.get("row") in ROWS
+    ]  # others are damaged, or of old rows
     done["plugins"] = sorted({one for part in parts for one in part["plugins"]})
     # As every part was run: a folder may hold some from before a change and some from after it.
     sums: dict[str, Any] = {"package": sorted({part["package"] for part in parts}), "settings": {}}
@@ -270,14 +329,16 @@ def collect(out: Path, device: str) -> dict[str, Any]:
         found, name, arm = part["found"], part["row"], part["arm"]
         ran = sums["settings"].setdefault(name, {}).setdefault(arm, [])
         ran += [part["settings"]] * (part["settings"] not in ran)
+        if part["environment"] not in done["environments"]:
+            done["environments"].append(part["environment"])
         entry = done["victims"].setdefault(f"{name}/{part['victim']}", {"victim": part["of"]})
         told = found.pop("settings", None)
         if told is not None and part["victim"] == 0:
             done["settings"].setdefault(name, {})[arm] = trimmed(told)
         entry.setdefault("arms", {})[arm] = found
     write_json(out / "field.json", done)
-    shown = {path.stem: np.load(path) for path in sorted((out / "parts").glob("*.npy"))}
-    np.savez_compressed(out / "field-pictures.npz", allow_pickle=False, **shown)
+    shown = {path.stem: read_npz(path)["pairs"] for path in sorted((out / "parts").glob("*.npz"))}
+    write_npz(out / "field-pictures.npz", shown)
     return done
 
 
@@ -325,16 +386,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("draw", help="seeds, once, settings being committed")
     one = commands.add_parser("run", help="victims, attacks, scores; resumable")
-    one.add_argument(
-        "folder", type=Path, nargs="?", help="images of benchmarks.unmix data, '' without"
-    )
-    one.add_argument("out", type=Path, nargs="?", default=Path("field"))
+    one.add_argument("folder", type=Path, nargs="?", help="images of benchmarks.unmix data")
+    one.add_argument("out", type=Path)
     one.add_argument("--device", default="cpu")
     one.add_argument("--workers", type=int, default=2, help="processes on the device")
     one.add_argument("--cores", type=int, default=1, help="processes for convnets, on the CPU")
     one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=None)
     one.add_argument("--attacks", nargs="*", default=[], help="no others")
-    one.add_argument("--tiny", action="store_true", help="the whole path, which measures nothing")
+    one.add_argument(
+        "--tiny", action="store_true", help="the whole path, into OUT/tiny; measures nothing"
+    )
     one.add_argument("--seconds", type=float, default=float("inf"), help="no attack begins after")
     one = commands.add_parser("page", help="docs/field.md with what was found")
     one.add_argument("out", type=Path)
@@ -344,41 +405,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("png", type=Path)
     one.add_argument("--shown", nargs="*", default=PICTURED)
     words = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(words or ["run"])
-    try:
-        if options.command == "draw":
-            draw()
-        elif options.command == "picture":
-            picture(options.out / "field-pictures.npz", options.png, options.shown)
-        elif options.command == "page":
-            done = json.loads((options.out / "field.json").read_text())
-            text = tables_of_field.PAGE.read_text(encoding="utf-8")
-            options.page.write_text(tables_of_field.page(done, text), encoding="utf-8")
-        else:
-            folder = options.folder if str(options.folder or ".") != "." else None
-            names = options.rows or (WITHOUT_DATA if folder is None else tuple(ROWS))
-            done = run(
-                folder,
-                options.out,
-                device=options.device,
-                workers=options.workers,
-                cores=options.cores,
-                names=names,
-                attacks=options.attacks,
-                tiny=options.tiny,
-                seconds=options.seconds,
-            )
-            print(tables_of_field.field(done))
-    except ResiduumError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return problem.exit_code
-    except FileNotFoundError as problem:
-        print(
-            f"error: no {problem.filename}. Run the attacks into that folder first.",
-            file=sys.stderr,
+    return ended(partial(perform, parser.parse_args(words or ["run", "field"])))
+
+
+def perform(options: argparse.Namespace) -> int:
+    """One command."""
+    if options.command == "draw":
+        draw()
+    elif options.command == "picture":
+        picture(made_by(options.out / "field-pictures.npz"), options.png, options.shown)
+    elif options.command == "page":
+        done = read_json(made_by(options.out / "field.json"))
+        if not done.get("victims"):
+            raise InputError(f"{options.out} holds nothing that was found.", "Run attacks first.")
+        text = tables_of_field.PAGE.read_text(encoding="utf-8")
+        write_atomic(options.page, tables_of_field.page(done, text))
+    else:
+        folder = options.folder if str(options.folder or ".") != "." else None
+        names = options.rows or (WITHOUT_DATA if folder is None else tuple(ROWS))
+        done = run(
+            folder,
+            options.out / "tiny" if options.tiny else options.out,
+            device=options.device,
+            workers=options.workers,
+            cores=options.cores,
+            names=names,
+            attacks=options.attacks,
+            tiny=options.tiny,
+            seconds=options.seconds,
         )
-        return InputError.exit_code
+        print(tables_of_field.field(done))
+        if done["failed"]:
+            print(f"FAILED: {', '.join(done['failed'])}", file=sys.stderr)
+        return 1 if done["failed"] else 0
     return 0
+
+
+def made_by(path: Path) -> Path:
+    """A file that ``run`` writes."""
+    if not path.is_file():
+        raise InputError(f"There is no {path}.", "Run the attacks into that folder first.")
+    return path
 
 
 PICTURED = (

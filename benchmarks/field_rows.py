@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from residuum.attacks import PRESETS, AttackConfig
+from residuum.attacks import PRESETS, AttackConfig, every_attack
+from residuum.checkpoints.surfaces import CHANGE, MOMENT
 from residuum.records.rundir import digest
 from residuum.training import TrainingConfig
 
@@ -189,8 +190,12 @@ WITHOUT_DATA = ("digits-20", "photos-20", "table-80")
 
 
 def arm_of(name: str) -> Arm:
-    """Of the table, or one that an installed package brought."""
-    return ARMS.get(name, Arm(name, "plugin", "", name))
+    """Of the table, or one that an installed package brought, which is granted what its surface needs."""
+    if name in ARMS:
+        return ARMS[name]
+    brought = every_attack().get(name)
+    needs = {CHANGE: "start", MOMENT: "moment"}
+    return Arm(name, "plugin", needs.get(brought.surface, "") if brought else "", name)
 
 
 def settings(row: Row, arm: str) -> AttackConfig:
@@ -217,10 +222,12 @@ def pooled(row: Row) -> list[str]:
 
 def identity(row: Row) -> str:
     """sha256 of all that a kind of victim is made of."""
-    return digest({key: part for key, part in asdict(row).items() if key not in ("title", "arms")})
+    of_attacks = ("title", "arms", "sizes")
+    return digest({key: part for key, part in asdict(row).items() if key not in of_attacks})
 
 
 def frozen(row: Row, arm: str) -> str:
-    """sha256 of all that an attack meets and does."""
+    """sha256 of all that is said of an attack: its victims, what it is granted, settings, what counts."""
     arms = pooled(row) if arm == "together" else [arm]
-    return digest(identity(row), arm, [settings(row, one).to_json() for one in arms])
+    told = [(asdict(arm_of(one)), settings(row, one).to_json()) for one in arms]
+    return digest(identity(row), arm, told, [CHOSEN, TRUE, MOST])

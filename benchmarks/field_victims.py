@@ -6,10 +6,12 @@ Victims of a row share no image where the pool is large enough; what they share 
 from __future__ import annotations
 
 import os
+import pickle
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from residuum.records.rundir import digest
 from residuum.training import train
 
 HELD_OUT = 2000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,19 +58,27 @@ class Victim:
 
 def kept(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
     """Victim k of a row, from its file or trained anew."""
-    if not path.exists():
+
+    def made() -> Victim:
         start = time.time()
         victim = MAKERS[row.made](row, k, seeds, root, device, path)
         victim.facts.update(seed=seeds[k], seconds=time.time() - start, sha256=sha256(victim))
-        written(victim, path)
-    return torch.load(path, weights_only=False, map_location="cpu")  # our own file, made above
+        return victim
+
+    return from_file(path, made)
 
 
-def written(value: Any, path: Path) -> None:
-    """A file that is whole or not there."""
-    part = path.with_suffix(".part")
-    torch.save(value, part)
+def from_file(path: Path, make: Callable[[], T]) -> T:
+    """What a file of our own holds; made anew where there is none or a damaged one."""
+    if path.exists():
+        try:
+            return torch.load(path, weights_only=False, map_location="cpu")
+        except (RuntimeError, EOFError, pickle.UnpicklingError):
+            path.unlink()
+    part = path.with_suffix(f".part-{os.getpid()}")
+    torch.save(make(), part)
     os.replace(part, path)
+    return torch.load(path, weights_only=False, map_location="cpu")
 
 
 def sha256(victim: Victim) -> str:

@@ -6,6 +6,7 @@ import argparse
 import secrets
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from residuum.checkpoints import first_layer
 from residuum.checkpoints.surfaces import rank_above, singular_values
-from residuum.errors import InputError
+from residuum.errors import InputError, ResiduumError
 from residuum.records import write_json
 from residuum.records.rundir import environment
 
@@ -56,6 +57,29 @@ class Report:
 
 
 Benchmark = Callable[[str], Report]
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    if device != "cpu" and not device.startswith("cuda"):
+        raise InputError(f"No device {device!r}.", "Known: cpu, cuda.")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise InputError("No CUDA device was found.", "Use --device cpu.")
+
+
+def ended(main: Callable[[], Any]) -> int:
+    """The exit code of a program: what it was given wrongly it says in a line."""
+    try:
+        return int(main() or 0)
+    except ResiduumError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except OSError as problem:
+        print(f"error: {problem}.", file=sys.stderr)
+        return InputError.exit_code
+    except KeyboardInterrupt:
+        print("Interrupted. What was finished is kept.", file=sys.stderr)
+        return 130
 
 
 def arguments(doc: str | None, *names: str) -> list[Path]:

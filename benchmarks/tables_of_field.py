@@ -81,6 +81,8 @@ def field_verdict(done: Figures) -> str:
     """On how many rows residuum finds fewer than published settings, and on which."""
     both = [name for name in ROWS if rivals(done, name)]
     less = below(done)
+    if not both:
+        return "Published settings were not run."
     said = f"Published settings were run on {len(both)} kinds of victims. On {len(both) - len(less)} of them "
     said += "residuum finds at least as many images above 0.8 (less those held out), within chance."
     for name, (mine, best) in less.items():
@@ -119,9 +121,10 @@ def span(values: list[int]) -> str:
 @of_field
 def field_provenance(done: Figures) -> str:
     """Where and with what the table was made, and what was not run as it would be today."""
-    where, sums = done["environment"], done["sha256"]
-    packages = ", ".join(f"{name} {where['packages'][name]}" for name in ("torch", "scikit-learn"))
-    rows = [["machine", f"{where['device']}, {where['cpus']} cores; {packages}"]]
+    sums, rows = done["sha256"], []
+    for where in done["environments"]:
+        told = ", ".join(f"{name} {where['packages'][name]}" for name in ("torch", "scikit-learn"))
+        rows.append(["machine", f"{where['device']}, {where['cpus']} cores; {told}"])
     rows += [["sha256 of the package", f"`{one}`"] for one in sums["package"]]
     rows += [["plug-in", f"`{one}`"] for one in done["plugins"]]
     rows.append(["sha256 of all settings", f"`{digest(sums['settings'])}`"])
@@ -140,6 +143,8 @@ def field_provenance(done: Figures) -> str:
 
 def page(done: Figures, text: str) -> str:
     """The text of the field's page with its tables from another run."""
+    title, _, rest = text.partition("\n")
+    text = f"{title}\n\n*Tables are of another run; the text is about that of residuum's own page.*\n{rest}"
     for name, make in OF_FIELD.items():
         head, mark, rest = text.partition(f"<!-- table: {name} -->\n")
         if mark:

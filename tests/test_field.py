@@ -14,14 +14,26 @@ import pytest
 import torch
 from benchmarks import field, tables_of_field
 from benchmarks.__main__ import main as benchmarks
-from benchmarks.field_rows import ARMS, BINARY, POOLED, ROWS, WITHOUT_DATA, frozen, settings
+from benchmarks.field_rows import (
+    ARMS,
+    BINARY,
+    POOLED,
+    ROWS,
+    WITHOUT_DATA,
+    arm_of,
+    frozen,
+    settings,
+)
 from benchmarks.field_victims import Victim, images
 from benchmarks.markdown import read
 
 import residuum as rs
+from residuum.attacks import ATTACKS
+from residuum.checkpoints.surfaces import CHANGE
 from residuum.records import Knowledge
+from residuum.records.rundir import environment
 from tests.documents import ROOT
-from tests.test_plugins import install, install_example
+from tests.test_plugins import Brought, install, install_example
 
 
 @pytest.fixture
@@ -83,11 +95,27 @@ def test_published_settings_are_as_released_and_every_row_has_a_control() -> Non
 
 
 def test_it_is_one_of_the_benchmarks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert benchmarks(["field", "run", "--rows", "cifar-50"]) == 2
-    assert "cifar-50 needs images" in capsys.readouterr().err
+    out = str(tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    for words, said in (
+        ([out, "--rows", "cifar-50"], "cifar-50 needs images; there is no FOLDER."),
+        ([str(tmp_path), out], "claim/cifar10.npz. Make it by python -m benchmarks.unmix data"),
+        ([out, "--attacks", "unmixed"], "No attack 'unmixed'. Did you mean"),
+        ([out, "--attacks", "trunk-moment"], "trunk-moment is run on none of these rows."),
+        ([out, "--device", "tpu"], "No device 'tpu'."),
+        ([out, "--workers", "0"], "At least one process is needed"),
+    ):
+        assert benchmarks(["field", "run", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert benchmarks(["field", "run", str(tmp_path / "file")]) == 2
+    assert "Not a directory" in capsys.readouterr().err
     for command in ("page", "picture"):
         assert benchmarks(["field", command, str(tmp_path), str(tmp_path / "made")]) == 2
         assert "Run the attacks into that folder first." in capsys.readouterr().err
+    (tmp_path / "field.json").write_text("{}")
+    assert benchmarks(["field", "page", str(tmp_path), str(tmp_path / "made")]) == 2
+    assert "holds nothing that was found" in capsys.readouterr().err
     np.savez(tmp_path / "field-pictures.npz", photos=np.zeros(1))
     assert benchmarks(["field", "picture", str(tmp_path), str(tmp_path / "made")]) == 2
     assert "Known: photos." in capsys.readouterr().err
@@ -114,12 +142,13 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
     """By its entry point and one command, beside the attacks of the table; what is done is not done again."""
     install_example(tmp_path / "site", "first-directions")
     install(tmp_path / "site", "broken", "broken", "import nowhere_to_be_found")
-    told = ("run", "", str(tmp_path / "out"), "--rows", "digits-20", "--tiny", "--workers", "1")
+    told = ("run", str(tmp_path / "out"), "--rows", "digits-20", "--tiny", "--workers", "1")
     told += ("--attacks", "first-directions", "first-layer-weights")
     said = program(tmp_path / "site", *told)
     assert "digits-20-0 first-directions:" in said
     assert "plug-in broken 0.1 is left out, ModuleNotFoundError: No module named" in said
-    done: dict[str, Any] = json.loads((tmp_path / "out" / "field.json").read_text())
+    out = tmp_path / "out" / "tiny"
+    done: dict[str, Any] = json.loads((out / "field.json").read_text())
     arms = done["victims"]["digits-20/0"]["arms"]
     assert [*arms] == ["first-layer-weights", "first-directions"]
     assert arms["first-directions"]["candidates"] == 20
@@ -127,22 +156,22 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
     row = ROWS["digits-20"].tiny
     assert done["sha256"]["settings"] == {"digits-20": {arm: [frozen(row, arm)] for arm in arms}}
     assert not {*arms} & {*POOLED}
-    program(tmp_path / "site", "page", str(tmp_path / "out"), str(tmp_path / "page.md"))
+    program(tmp_path / "site", "page", str(out), str(tmp_path / "page.md"))
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert page.startswith("# One table for the field")
+    assert page.startswith("# One table for the field\n\n*Tables are of another run;")
     assert "| first-directions |" in page
-    assert "| first-directions | plugin |  | `first-directions` |  |  |  |" in page
+    assert "| first-directions | plugin |  | `first-directions` | 1 | 20 | 20 |" in page
     assert "rows of the first layer" in page
     assert "CIFAR n=500 |" not in page
     assert "| plug-in | `first-directions 0.1` |" in page
     assert (
         "than today's | first-layer-weights on digits-20, first-directions on digits-20 |" in page
     )
-    out = str(tmp_path / "out")
-    job = ("digits-20", 0, [1], [*arms], "", out, "cpu", True, float("inf"))
-    field.job(*job)
+    seeds = json.loads(field.SEEDS_FILE.read_text())["victims"]["digits-20"]
+    job = ("digits-20", 0, seeds, ["first-layer-weights"], "", str(out), "cpu", True, float("inf"))
+    assert field.job(*job) == []
     assert capsys.readouterr().out == ""
-    part = tmp_path / "out" / "parts" / "digits-20-0-first-layer-weights.json"
+    part = out / "parts" / "digits-20-0-first-layer-weights.json"
     part.write_text(json.dumps({**json.loads(part.read_text()), "settings": "before"}))
     field.job(*job)
     assert [line.split()[1:3] for line in capsys.readouterr().out.splitlines()] == [
@@ -150,16 +179,45 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
     ]
 
 
+def test_an_attack_of_another_package_has_what_its_surface_needs_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_start = Brought()
+    needs_start.surface = CHANGE
+    monkeypatch.setitem(ATTACKS, "late", needs_start)
+    assert arm_of("late").grants == "start"
+    monkeypatch.setitem(ATTACKS, "brought", Brought(SystemExit(0)))
+    for part in ("parts", "victims"):
+        (tmp_path / part).mkdir()
+    arms = ["brought", "first-layer-weights"]
+    for _ in range(2):  # what failed is tried again
+        told = ("digits-20", 0, [1], arms, "", str(tmp_path), "cpu", True, float("inf"))
+        assert field.job(*told) == ["brought on digits-20-0"]
+        said = capsys.readouterr().out
+        assert (
+            "brought: FAILED, PluginError: brought, of another package, failed: SystemExit" in said
+        )
+    assert "first-layer-weights" not in said
+    (part,) = (tmp_path / "parts").glob("*.json")
+    assert part.stem == "digits-20-0-first-layer-weights"
+    for damaged in (tmp_path / "victims").iterdir():
+        damaged.write_bytes(b"half a file")
+    part.unlink()
+    assert field.job(*told) == ["brought on digits-20-0"]
+    assert part.exists()
+
+
 def test_parts_from_before_a_change_of_settings_are_told_from_those_after_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "parts").mkdir()
     part = {"row": "digits-20", "arm": "unmix", "package": "p", "plugins": ["mine 1"], "found": {}}
+    part["environment"] = environment("cpu")
     now = frozen(ROWS["digits-20"], "unmix")
     for k, then in enumerate((now, "before", now)):
         told = {**part, "of": {"sha256": "v"}, "victim": k, "settings": then}
         (tmp_path / "parts" / f"{k}.json").write_text(json.dumps(told))
-    done = field.collect(tmp_path, "cpu")
+    done = field.collect(tmp_path)
     assert done["sha256"] == {
         "package": ["p"],
         "settings": {"digits-20": {"unmix": [now, "before"]}},
