@@ -1,7 +1,8 @@
 """Tables of ``benchmarks.defenses``: digits, MNIST and CIFAR-10 side by side.
 
 Counts are of all seeds, in their order. An attacker who knows of a defense has several attacks: shown is the
-one that recovers most, and * marks p <= 0.01 after the p-value is multiplied by their number.
+one that recovers most, and * marks p <= 0.01 after the p-value is multiplied by their number. One who was
+told the secret has these and more, and is shown where one of those recovers most.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scipy.stats import binomtest
 from benchmarks.defenses import CASES, STATE, groups
 from benchmarks.harness import RESULTS
 from benchmarks.markdown import Figures, grid, read, short, table
-from residuum.defenses.attackers import TOLD
+from residuum.defenses.attackers import TOLD, strongest
 
 FILES = [f"defended-{data}" for data in CASES if (RESULTS / f"defended-{data}.json").exists()]
 SIGNIFICANT = 0.01
@@ -41,24 +42,34 @@ def ordered() -> list[str]:
     return ["weight-decay" if text.startswith("weight-decay") else text for text in named]
 
 
-def strongest(row: Figures, told: bool = False) -> tuple[str, Figures]:
-    """Of the attacks of one who knows (or was told), that which recovers most."""
-    own = {
+def best_of(row: Figures, told: bool = False) -> Figures | None:
+    """The strongest attack of one who knows (or was told, too) with its name; None where none ran."""
+    ran = {
         name: one
         for name, one in row["attacks"].items()
-        if "recovered" in one and (name in TOLD) == told
+        if "recovered" in one and (told or name not in TOLD)
     }
-    best = max(own, key=lambda name: (own[name]["recovered"], -own[name]["p_value"]))
-    return best, own[best] | {"p_value": own[best]["p_value"] * len(own), "tried": len(own)}
+    found = strongest({name: (one["recovered"], one["p_value"]) for name, one in ran.items()})
+    if found is None:
+        return None
+    name, p, tried = found
+    return ran[name] | {"name": name, "p_value": p, "tried": tried}
 
 
-def count(one: Figures) -> str:
-    """Recovered, with a star where chance does not explain it."""
-    star = r"\*" if one["p_value"] <= SIGNIFICANT else ""  # two bare ones would be emphasis
+def leaks(one: Figures) -> bool:
+    """Whether chance does not explain what an attack recovered."""
+    return bool(one["p_value"] <= SIGNIFICANT)
+
+
+def count(one: Figures | None) -> str:
+    """Recovered, with a star where chance does not explain it; a dash where no attack ran."""
+    if one is None or "recovered" not in one:
+        return "-"
+    star = r"\*" if leaks(one) else ""  # two bare ones would be emphasis
     return f"{one['recovered']}{star}"
 
 
-def counts(found: Iterable[Figures]) -> str:
+def counts(found: Iterable[Figures | None]) -> str:
     """One for every seed, in a line that is not broken."""
     return ",&nbsp;".join(map(count, found))
 
@@ -74,18 +85,15 @@ def defenses() -> str:
             if not own:
                 cells.append("")
                 continue
-            best = [strongest(row) for row in own]
-            names.update(name for name, _ in best)
-            stars = [
-                stars[0] + sum(one["p_value"] <= SIGNIFICANT for _, one in best),
-                stars[1] + len(best),
-            ]
-            knows = [one for _, one in best]
-            lines = [counts(row["attacks"]["unaware"] for row in own), f"→&nbsp;{counts(knows)}"]
-            if any(name in TOLD for row in own for name in row["attacks"]):
-                told = [strongest(row, told=True)[1] for row in own]
-                if counts(told) != counts(knows):
-                    lines.append(f"told&nbsp;{counts(told)}")
+            knows, told = ([best_of(row, told=one) for row in own] for one in (False, True))
+            ran = [one for one in knows if one is not None]
+            names.update(one["name"] for one in ran)
+            stars = [stars[0] + sum(map(leaks, ran)), stars[1] + len(ran)]
+            unaware = (row["attacks"].get("unaware") for row in own)
+            lines = [counts(unaware), f"→&nbsp;{counts(knows)}"]
+            helped = any(one is not None and one["name"] in TOLD for one in told)
+            if helped and counts(told) != counts(knows):
+                lines.append(f"told&nbsp;{counts(told)}")
             cells.append("<br>".join(lines))
             before = {row["seed"]: row["held_out_accuracy"] for row in plain}
             gains = [row["held_out_accuracy"] - before[row["seed"]] for row in own]
@@ -116,8 +124,11 @@ def intervals() -> str:
             if not own:
                 cells.append("")
                 continue
-            best = [strongest(row)[1] for row in own]
-            total, hits = read(file)["n"] * len(own), sum(one["recovered"] for one in best)
+            best = [one for row in own if (one := best_of(row)) is not None]
+            if not best:
+                cells.append("-")
+                continue
+            total, hits = read(file)["n"] * len(best), sum(one["recovered"] for one in best)
             low, high = binomtest(hits, total).proportion_ci(method="exact")
             chance = sum(one["expected"] for one in best)
             cells.append(f"{hits} of {total} ({short(chance)}), {low:.0%} to {high:.0%}")

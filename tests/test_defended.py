@@ -28,12 +28,45 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
             "told": attacked(20, 0.001),
         }
     }
-    name, best = tables.strongest(row)
-    assert (name, best["recovered"]) == ("unmix", 9)
-    assert best["p_value"] == 2 * 0.004  # of two that ran; one who was told is another attacker
+    best, told = tables.best_of(row), tables.best_of(row, told=True)
+    assert best is not None
+    assert told is not None
+    assert (best["name"], best["recovered"]) == ("unmix", 9)
+    assert (best["p_value"], best["tried"]) == (2 * 0.004, 2)  # of two that ran; nothing was told
     assert tables.count(best) == r"9\*"
     assert tables.count(best | {"p_value": 3 * 0.004}) == "9"
-    assert tables.strongest(row, told=True)[0] == "told"
+    assert (told["name"], told["p_value"], told["tried"]) == ("told", 3 * 0.001, 3)
+    row["attacks"]["told"] = attacked(2, 0.001)
+    told = tables.best_of(row, told=True)
+    assert told is not None
+    assert (told["name"], told["recovered"]) == ("unmix", 9), "one who was told has every other way"
+
+
+def test_a_table_tells_what_was_refused_and_where_a_secret_made_a_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = {"refused": "no"}
+    attacks = [
+        {"unaware": refused, "unmix": refused, "told": refused},
+        {"unaware": refused, "unmix": attacked(9, 0.001), "told": attacked(3, 0.001)},
+        {"unaware": attacked(1, 0.5), "unmix": attacked(2, 0.5), "told": attacked(7, 0.001)},
+    ]
+    made = [
+        {"defense": "none", "seed": k, "held_out_accuracy": 0.5, "train_loss": 1.0, "attacks": one}
+        for k, one in enumerate(attacks)
+    ]
+    assert tables.best_of(made[0]) is tables.best_of(made[0], told=True) is None
+    monkeypatch.setattr(tables, "FILES", ["one"])
+    monkeypatch.setattr(tables, "ordered", lambda: ["none"])
+    monkeypatch.setattr(tables, "read", lambda file: {"data": "digits", "n": 10})
+    monkeypatch.setattr(tables, "rows", lambda file, defense: made)
+    cell = r"-,&nbsp;-,&nbsp;1<br>→&nbsp;-,&nbsp;9\*,&nbsp;2<br>told&nbsp;-,&nbsp;9\*,&nbsp;7\*"
+    assert f"| {cell} | +0.0 | unmix 2 | 1 of 2 |" in tables.defenses()
+    assert "| 11 of 20 (1)," in tables.intervals()
+    monkeypatch.setattr(tables, "rows", lambda file, defense: made[:2])
+    assert "told" not in tables.defenses(), "the secret was of no use"
+    monkeypatch.setattr(tables, "rows", lambda file, defense: made[:1])
+    assert "| - |" in tables.intervals()
 
 
 def test_the_benchmark_attacks_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:

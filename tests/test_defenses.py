@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from residuum.defenses import (
     run_trial,
     trial,
 )
-from residuum.defenses.attackers import attackers, either_sign
+from residuum.defenses.attackers import attackers, attempt, either_sign, strongest
 from residuum.defenses.catalogue import _smoothed_loss, capped, noisy, private
 from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
@@ -249,14 +250,61 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
     assert told is not None
     assert (best.attacker, best.recovered) == ("unmix", 9), "a tie goes to the smaller p"
     assert (best.p_value, best.tried) == (3 * 0.004, 3), "of those that ran and were told nothing"
-    assert (told.attacker, told.p_value, told.tried) == ("told", 2 * 0.001, 2)
+    assert (told.attacker, told.p_value, told.tried) == ("told", 5 * 0.001, 5), (
+        "one who was told has all"
+    )
     said = outcome.to_json()
-    assert (said["adaptive"]["p_value"], said["told"]["p_value"]) == (3 * 0.004, 2 * 0.001)
+    assert (said["adaptive"]["p_value"], said["told"]["p_value"]) == (3 * 0.004, 5 * 0.001)
     assert [one["p_value"] for one in said["attacks"]] == [one.p_value for one in attacks]
     lucky = outcome.replace(attacks=(found("unaware", 1, 0.6), found("unmix", 0, 1.0)))
     assert lucky.adaptive is not None
     assert lucky.adaptive.p_value == 1, "no probability is larger"
     assert outcome.replace(attacks=(refused,)).adaptive is None
+    assert outcome.replace(attacks=tuple(attacks[:4])).told is None, "nobody was told anything"
+
+
+def test_one_who_was_told_is_shown_where_it_made_a_difference() -> None:
+    attacks = (found("unaware", 1, 0.4), found("unmix", 9, 0.004), found("told", 3, 0.05))
+    outcome = undefended()[1].replace(attacks=attacks)
+    told, line = outcome.told, "strongest attack of one told the shift itself"
+    assert told is not None
+    assert (told.attacker, told.recovered) == ("unmix", 9), "being told takes no way away"
+    assert line not in report.markdown([outcome])
+    better = outcome.replace(attacks=(*attacks[:2], found("told", 10, 0.001)))
+    assert f"{line}: told, 10/20" in report.markdown([better])
+
+
+def test_the_strongest_of_attacks_by_name() -> None:
+    assert strongest({}) is None
+    assert strongest({"a": (2, 0.3), "b": (3, 0.4), "c": (3, 0.2)}) == ("c", pytest.approx(0.6), 3)
+    assert strongest({"a": (0, 1.0), "b": (0, 1.0)}) == ("a", 1.0, 2)
+    assert strongest({"a": (3, 0.0), "b": (3, 0.5)}) == ("a", 0.0, 2)
+    assert strongest({"a": (3, None), "b": (3, 0.5)}) == ("b", 1.0, 2), (
+        "an unknown p is no small one"
+    )
+    assert strongest({"a": (3, None)}) == ("a", None, 1)
+
+
+def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def slow(handed: Released) -> Adapted:
+        now[0] += 100
+        return Adapted(
+            handed.checkpoints[0], handed.knowledge, handed.config, {"chosen": "unaware"}
+        )
+
+    def timed(way: Adapted | InputError, shape: tuple[int, ...]) -> Any:
+        now[0] += 1
+        return attempt(way, shape)
+
+    monkeypatch.setitem(ADAPTIVE, "follow-mean", slow)
+    monkeypatch.setattr(trial, "attempt", timed)
+    monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    outcome, _, _ = run_trial(setting(), *find("shift-retrain:0.5"))
+    assert {one.seconds for one in outcome.attacks} == {1}
+    assert outcome.seconds["strategy"] == 100
+    assert (outcome.seconds["unaware"], outcome.seconds["adaptive"]) == (1, 3)
 
 
 def test_what_unmixing_breaks_is_said_to_be_broken_by_it() -> None:

@@ -17,7 +17,7 @@ others: plain unmix stays. A way that does not apply is refused with its reason,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -92,6 +92,26 @@ def attempt(way: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction
     if found.x[0].numel() != math.prod(shape):
         return "patches came back, which cannot be compared with samples"
     return found
+
+
+def strongest(
+    ran: Mapping[str, tuple[int | None, float | None]],
+) -> tuple[str, float | None, int] | None:
+    """Of attacks that ran, name -> (recovered, p): the one that recovers most, by a tie the least likely.
+
+    Its name, its p-value times the number of attacks and that number; None of none. The best of k has k
+    chances to be lucky (Bonferroni); no probability is larger than 1.
+    """
+    if not ran:
+        return None
+
+    def strength(name: str) -> tuple[int, float]:
+        recovered, p = ran[name]
+        return recovered or 0, -1.0 if p is None else -p
+
+    best = max(ran, key=strength)
+    p = ran[best][1]
+    return best, None if p is None else min(1.0, len(ran) * p), len(ran)
 
 
 def either_sign(name: str, x: Tensor) -> Tensor:

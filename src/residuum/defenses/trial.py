@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from residuum.attacks import AttackConfig
 from residuum.attacks.adaptive import Adapted, Released, first_residual
 from residuum.checkpoints import build_model
-from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign
+from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
 from residuum.defenses.catalogue import Defense, Facts, Secret, Training
 from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import score
@@ -85,19 +85,6 @@ class Attacked(Record):
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
-def strongest(attacks: Iterable[Attacked]) -> Attacked | None:
-    """Of the attacks that ran the one that recovers most, by a tie the least likely; None of none.
-
-    The best of k has k chances to be lucky: its p-value is multiplied by k (Bonferroni).
-    """
-    ran = [one for one in attacks if not one.refused]
-    if not ran:
-        return None
-    best = max(ran, key=lambda one: (one.recovered or 0, -(one.p_value or 1.0)))
-    corrected = None if best.p_value is None else min(1.0, len(ran) * best.p_value)
-    return best.replace(p_value=corrected, tried=len(ran))
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome(Record):
     """A defense at one strength. name "none" is the undefended network, the "before" of all others.
@@ -152,12 +139,13 @@ class Outcome(Record):
     @property
     def adaptive(self) -> Attacked | None:
         """The strongest attack of one who knows of the defense; None where all were refused."""
-        return strongest(one for one in self.attacks if one.attacker not in TOLD)
+        return _best(one for one in self.attacks if one.attacker not in TOLD)
 
     @property
     def told(self) -> Attacked | None:
-        """The strongest of one who was told the shift; None where there is none."""
-        return strongest(one for one in self.attacks if one.attacker in TOLD)
+        """The strongest of one who was told the shift, who has every other way too; None without one."""
+        ran = any(one.attacker in TOLD and not one.refused for one in self.attacks)
+        return _best(self.attacks) if ran else None
 
     def to_json(self) -> dict[str, Any]:
         """The published form, without images and without the secret's value."""
@@ -258,7 +246,7 @@ def run_trial(
         "loss": choose_loss(training.config.loss, setting.task),
     }
     handed = Released(releases, setting.knowledge, setting.attack, public)
-    attacks = _attacks(setting, handed, defense, secret, stage)
+    attacks, seconds["strategy"] = _attacks(setting, handed, defense, secret, stage)
     seconds["unaware"] = attacks[0].seconds
     seconds["adaptive"] = sum(one.seconds for one in attacks[1:])
     stage("certificates")
@@ -293,17 +281,34 @@ def run_trial(
     return outcome, checkpoint, secret
 
 
+def _best(attacks: Iterable[Attacked]) -> Attacked | None:
+    """The record of the :func:`strongest`, its p-value corrected; None where none ran."""
+    ran = {one.attacker: one for one in attacks if not one.refused}
+    found = strongest({name: (one.recovered, one.p_value) for name, one in ran.items()})
+    return None if found is None else ran[found[0]].replace(p_value=found[1], tried=found[2])
+
+
 def _attacks(
     setting: Conditions, handed: Released, defense: Defense, secret: Secret, stage: Stage
-) -> tuple[Attacked, ...]:
-    """Every way tried and scored; what a strategy infers first counts as the attack's time."""
-    attacks = []
+) -> tuple[tuple[Attacked, ...], float]:
+    """Every way tried and scored, and the seconds that strategies took to infer what they attack.
+
+    Those are apart: a strategy may end in the attack that was tried already, and what it spent on short
+    tries would else be charged to the next way.
+    """
+    attacks, inferring = [], 0.0
     stage("attacks")
-    start = time.monotonic()
-    for name, way in attackers(handed, defense.adaptive, secret, defense.release is not None):
+    ways = attackers(handed, defense.adaptive, secret, defense.release is not None)
+    while True:
+        start = time.monotonic()
+        name, way = next(ways, ("", None))
+        begun = time.monotonic()
+        inferring += begun - start
+        if way is None:
+            break
         stage(f"attack {name}")
         found = attempt(way, setting.split.train.shape)
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - begun
         if isinstance(found, str):
             none = torch.zeros(0, 2, *setting.split.train.shape)
             counts = (None, None, None, None)
@@ -311,11 +316,10 @@ def _attacks(
         else:
             findings = way.findings if isinstance(way, Adapted) else {}
             attacks.append(_attacked(setting, name, found, findings, seconds))
-        start = time.monotonic()
     if all(one.refused for one in attacks):
         # A setting that no attack accepts must not read as a defense that none gets past.
         raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
-    return tuple(attacks)
+    return tuple(attacks), inferring
 
 
 def _attacked(

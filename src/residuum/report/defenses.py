@@ -147,7 +147,10 @@ def _attacks(outcome: Outcome) -> list[str]:
         for one in ran
     )
     found = [f"recovered of {outcome.n}: {counts}."]
-    for who, best in (("who knows", outcome.adaptive), ("told the shift itself", outcome.told)):
+    known, told = outcome.adaptive, outcome.told
+    if told and known and told.attacker == known.attacker:
+        told = None  # the shift was of no use
+    for who, best in (("who knows", known), ("told the shift itself", told)):
         if best is not None:
             found.append(
                 f"strongest attack of one {who}: {best.attacker}, {_count(best, outcome.n)}, "
