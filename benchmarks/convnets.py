@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 import residuum as rs
 from benchmarks.generic import resnet
-from benchmarks.harness import RESULTS, draw_seeds, threads
+from benchmarks.harness import RESULTS, draw_seeds, ended, threads
 from benchmarks.unmix import HELD_OUT, TUNING_SEEDS, judge
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -379,4 +379,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import RESULTS, draw_seeds
+from benchmarks.harness import RESULTS, draw_seeds, ended
 from residuum.attacks import AttackConfig, attack
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -692,4 +692,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

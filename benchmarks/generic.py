@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from benchmarks.harness import RESULTS, clock, device_name, threads
+from benchmarks.harness import RESULTS, clock, device_name, ended, require_device, threads
 from residuum.attacks import plain
 from residuum.attacks.objectives import MulticlassKKT
 from residuum.attacks.run import prepare, resolve
@@ -394,6 +394,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--small", action="store_true", help="to see that it runs; nothing is written"
     )
     options = parser.parse_args(arguments)
+    require_device(getattr(options, "device", "cpu"))
     found: Row = {}
     for name in options.only.split(","):
         if name == "strangers":
@@ -413,4 +414,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, arguments, device_name
+from benchmarks.harness import RESULTS, arguments, device_name, ended
 from residuum.errors import InputError
 from residuum.records import write_json
 from residuum.records.rundir import environment
@@ -49,4 +49,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     arguments(__doc__)
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.counting import counted, held_out
-from benchmarks.harness import RESULTS, clock
+from benchmarks.harness import RESULTS, clock, ended, require_device
 from residuum.attacks import PRESETS, AttackConfig, attack
 from residuum.attacks.kinks import polished
 from residuum.attacks.objectives import OBJECTIVES
@@ -205,9 +205,10 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=6)
     options = parser.parse_args()
+    require_device(getattr(options, "device", "cpu"))
     run(options.folder, options.out, options.device, options.workers)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

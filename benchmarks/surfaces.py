@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import residuum as rs
-from benchmarks.harness import RESULTS, clock, draw_seeds
+from benchmarks.harness import RESULTS, clock, draw_seeds, ended, require_device
 from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
 from residuum.checkpoints.contents import beside, with_release
 from residuum.datasets import load_dataset
@@ -463,6 +463,7 @@ def main() -> int:
     one.add_argument("out", type=Path)
     one.add_argument("--pool", choices=("claim", "tune"), default="claim")
     options = parser.parse_args()
+    require_device(getattr(options, "device", "cpu"))
     if options.command == "data":
         data(options.source, options.folder)
     elif options.command == "draw":
@@ -492,4 +493,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -34,7 +34,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import residuum as rs
-from benchmarks.harness import RESULTS, draw_seeds, threads
+from benchmarks.harness import RESULTS, draw_seeds, ended, threads
 from benchmarks.unmix import HELD_OUT, TUNING_SEEDS, judge
 from residuum.errors import InputError
 from residuum.evaluation import lookup
@@ -302,4 +302,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

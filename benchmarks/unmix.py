@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import RESULTS, clock, draw_seeds, threads
+from benchmarks.harness import RESULTS, clock, draw_seeds, ended, require_device, threads
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
@@ -664,6 +664,7 @@ def main() -> int:
     one = commands.add_parser("table")
     one.add_argument("out", type=Path)
     options = parser.parse_args()
+    require_device(getattr(options, "device", "cpu"))
     if options.command == "data":
         data(options.source, options.folder)
     elif options.command == "draw":
@@ -690,4 +691,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import residuum as rs
-from benchmarks.harness import RESULTS, Report, only_on
+from benchmarks.harness import RESULTS, Report, ended, only_on
 from residuum import similarity
 from residuum.attacks import PRESETS, attack
 from residuum.auditing.budget import Batch
@@ -773,4 +773,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))
