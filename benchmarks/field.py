@@ -1,6 +1,6 @@
 """The field's table: every attack on the same victims, by one rule, beside chance.
 
-    python -m benchmarks field                                what needs no data, into the folder field
+    python -m benchmarks field                                what needs no data, into runs/field
     python -m benchmarks.unmix data SOURCE FOLDER             MNIST and CIFAR, images that no tuning saw
     python -m benchmarks field run OUT                        the same, into OUT
     python -m benchmarks field run FOLDER OUT --device cuda   every row; resumable, attack by attack
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +273,8 @@ def run(
         except BaseException:  # Ctrl-C, a victim that cannot be made: what waits is not begun
             for pool in (shared, apart):
                 pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.terminate()
             raise
     print(f"{time.time() - start:.0f} s in all", flush=True)
     return {**collect(out), "failed": failed}
@@ -405,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("png", type=Path)
     one.add_argument("--shown", nargs="*", default=PICTURED)
     words = sys.argv[1:] if arguments is None else arguments
-    return ended(partial(perform, parser.parse_args(words or ["run", "field"])))
+    return ended(partial(perform, parser.parse_args(words or ["run", "runs/field"])))
 
 
 def perform(options: argparse.Namespace) -> int:
