@@ -10,14 +10,17 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from papers.figures import FIGURES, performed
+from papers.figures import FIGURES, Made, performed
 from papers.runs import SCALES, TABLE
 from residuum.datasets import ROOT_VARIABLE
 from residuum.errors import InputError, ResiduumError, require_known
+
+INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +53,19 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write("".join(f"{name:26}{figure.title}\n" for name, figure in FIGURES.items()))
     options["visible"] = sys.stderr.isatty() and not as_json and workers == 1
     asked = [(name, {**options, "seed": seed}) for name in names for seed in seeds]
-    for name, done in performed(asked, workers):
+    made = performed(asked, workers)
+    try:
+        return show(made, as_json)
+    except KeyboardInterrupt:
+        with suppress(KeyboardInterrupt):
+            made.throw(KeyboardInterrupt)  # pressed between two figures: workers are still at it
+        sys.stderr.write("python -m papers: interrupted; the same command goes on from here.\n")
+        return INTERRUPTED
+
+
+def show(made: Made, as_json: bool) -> int:
+    """Print figures as they end, up to the first that was refused."""
+    for name, done in made:
         if isinstance(done, ResiduumError):
             sys.stderr.write(f"{name}: {done}\n")
             return done.exit_code

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import nullcontext
-from multiprocessing import get_context
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ FIGURES = {
     for paper in PAPERS
     for name in sorted(paper.FIGURES, key=lambda name: (len(name), name))  # fig2 before fig10
 }
+GRACE = 3.0  # seconds for workers to end by themselves, and between signals to those that have not
+Made = Generator[tuple[str, dict[str, Any] | ResiduumError], None, None]
 
 
 def reproduce(
@@ -65,21 +70,69 @@ def reproduce(
     return {**summary, "folder": str(folder), "picture": picture, "cache_bytes": kept}
 
 
-def performed(
-    asked: Sequence[tuple[str, dict[str, Any]]], workers: int
-) -> Iterator[tuple[str, dict[str, Any] | ResiduumError]]:
+def performed(asked: Sequence[tuple[str, dict[str, Any]]], workers: int) -> Made:
     """What each figure gave, or why it did not, as they end; those named first begin first.
 
-    In several processes victims and attacks that figures share are computed by one of them.
+    In several processes victims and attacks that figures share are computed by one of them. An
+    interrupt ends those at work, which keep what they have, and no other begins.
     """
     if workers == 1:
         for name, options in asked:
             yield name, attempt(name, options)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(attempt, name, options): name for name, options in asked}
-        for one in as_completed(waiting):
-            yield waiting[one], one.result()
+    left, running, others = deque(asked), dict[Future[Any], str](), active_pids()
+    with ProcessPoolExecutor(workers, get_context("spawn"), deaf) as pool:
+        try:
+            while left or running:
+                # Never more than there are workers: a pool does not give back what it has queued.
+                while left and len(running) < workers:
+                    with held():
+                        running[pool.submit(at_work, *left[0])] = left[0][0]
+                    left.popleft()
+                for one in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(one), one.result()
+        except KeyboardInterrupt:
+            # In a terminal Ctrl-C has reached the workers too, and they are saving.
+            while wait(running, timeout=GRACE).not_done:
+                for pid in active_pids() - others:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGINT)
+            raise
+
+
+def active_pids() -> set[int]:
+    """Processes that this one has started and that live."""
+    return {child.pid for child in active_children() if child.pid is not None}
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Interrupts wait meanwhile; a process that is started here begins with them held as well."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def deaf() -> None:
+    """A worker without work has nothing to end: the pool's own code would end in a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def at_work(name: str, options: dict[str, Any]) -> dict[str, Any] | ResiduumError:
+    """A figure in a worker; the first interrupt ends it, others would stop it from saving."""
+
+    def interrupted(*_: object) -> None:
+        deaf()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        return attempt(name, options)
+    finally:
+        deaf()
 
 
 def attempt(name: str, options: dict[str, Any]) -> dict[str, Any] | ResiduumError:

@@ -10,6 +10,10 @@ import copy
 import io
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,6 +41,7 @@ from residuum.errors import InputError
 from residuum.records.rundir import digest
 from residuum.report.drawing import Cell
 from residuum.theory.kkt_sets import KKTSet
+from tests.documents import ROOT
 from tests.test_layering import HEAVY, python
 
 SEED = 4
@@ -747,6 +752,41 @@ def test_a_result_of_another_scale_is_not_drawn(tmp_path, capsys):
     assert not list(tmp_path.rglob("*.png"))
     elsewhere = ["--device", "cuda"]  # computed there, drawn where there is none
     assert main([*arguments, "--scale", "tiny", "--draw-only", *elsewhere]) == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "all_of_them"), [(1, False), (2, False), (2, True)], ids=["one", "two", "terminal"]
+)
+def test_ctrl_c_ends_in_one_line_and_keeps_what_there_is(tmp_path, workers, all_of_them):
+    """Of four figures those at work stop and save, and no other begins; a terminal's Ctrl-C reaches every
+    process, a signal the first alone.
+    """
+    figures = ["haim2022:fig4", "haim2022:fig16", "haim2022:fig5", "haim2022:fig3"]
+    command = [sys.executable, "-m", "papers", *figures, "--scale", "small", "--no-draw"]
+    process = subprocess.Popen(
+        [*command, "--workers", str(workers), "--out", str(tmp_path)],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "RESIDUUM_DATA"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len([*tmp_path.rglob("*.safetensors")]) < workers and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (os.killpg if all_of_them else os.kill)(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert err == "python -m papers: interrupted; the same command goes on from here.\n"
+    assert not out
+    begun = {path.name for path in tmp_path.iterdir() if path.name.startswith("haim2022")}
+    assert begun == {f"{name.replace(':', '-')}-small" for name in figures[:workers]}
+    assert len([*tmp_path.rglob("*.safetensors")]) >= workers
 
 
 def test_figures_are_computed_where_little_is_installed():
