@@ -4,8 +4,9 @@
     python -m benchmarks.defenses --data mnist cifar10 --root DATA --device cuda --workers 12
 
 DATA holds mnist.npz and cifar10.npz. Written after every network into results/defended-DATA.json; the same
-command again makes what is missing. A release is attacked in every way that ``residuum.defenses.attackers``
-has, each scored apart against held-out samples, and where the optimiser's state was kept in two more:
+command again says what is there and makes what is missing or of other settings. A release is attacked in
+every way that ``residuum.defenses.attackers`` has, each scored apart against held-out samples, and where the
+optimiser's state was kept in two more:
 
 moment         stationarity on that state
 unmix-moment   that state taken apart
@@ -16,12 +17,14 @@ Settings were chosen on seeds 10 and 11 of digits, before the prior, margins and
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ from residuum.defenses.attackers import Way, attackers, attempt, either_sign
 from residuum.errors import InconclusiveError
 from residuum.evaluation import score
 from residuum.evaluation.matching import greedy
+from residuum.evaluation.scoring import whole_pool
 from residuum.records import Checkpoint, Knowledge, write_json
 from residuum.records.base import plain
 from residuum.records.rundir import environment
@@ -48,6 +52,7 @@ from residuum.training import TrainingConfig
 from residuum.training.methods import LOSSES
 
 HELD_OUT, SUBSETS, LEVELS = 600, 1000, (0.8, 0.9)
+DATA = "RESIDUUM_DATA"  # the folder of data where --root names none
 RELEASES = 16  # noisy ones that an attacker collects
 STATE = "state kept"  # a release from which the optimiser's state was not stripped
 
@@ -119,6 +124,17 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
     return at_seed(setting, seed)
 
 
+def settings(data: str) -> str:
+    """sha256 of all that networks of a dataset are trained, attacked and scored with but for their seed."""
+    case = CASES[data]
+    given = {
+        "case": {name: value for name, value in asdict(case).items() if name != "more"},
+        "attack": asdict(PRESETS["residuum"].changed(**case.attack)),
+        "scored": (HELD_OUT, SUBSETS, LEVELS, RELEASES),
+    }
+    return hashlib.sha256(json.dumps(plain(given), sort_keys=True).encode()).hexdigest()
+
+
 def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
     """The defenses of one trained network, each attacked in every way."""
     torch.set_num_threads(1)
@@ -146,6 +162,7 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
         handed = Released(tuple(releases), setting.knowledge, setting.attack, dict(public))
         row = measured(setting, releases[0], secret) | {"defense": text, "seed": seed}
         row |= {"arch": setting.arch, "facts": facts, "train_seconds": round(trained, 2)}
+        row |= {"settings": settings(data), "environment": environment(device)}
         ways = attackers(handed, "" if defense is None else defense.adaptive, secret, not named)
         row["attacks"], row["findings"] = scored(setting, ways)
         rows.append(row)
@@ -177,7 +194,8 @@ def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Ro
         if isinstance(result, str):
             found[name] = {"refused": result}
             continue
-        x = either_sign(name, result.x.double().cpu().reshape(-1, *train.shape))
+        pool = whole_pool(result).x.double().cpu()
+        x = either_sign(name, pool.reshape(-1, *train.shape))
         ours = score(x, train, held, metrics=["ncc"], seed=setting.seed, subsets=SUBSETS)
         found[name] = {
             "recovered": ours.recovered,
@@ -225,7 +243,7 @@ class Kept:
 
     def __init__(self, folder: Path, data: str, device: str) -> None:
         case = CASES[data]
-        self.path = folder / f"defended-{data}.json"
+        self.path, self.settings = folder / f"defended-{data}.json", settings(data)
         self.content: Row = {
             "benchmark": "defenses",
             "data": data,
@@ -238,9 +256,19 @@ class Kept:
         if self.path.exists():
             self.content = json.loads(self.path.read_text(encoding="utf-8"))
 
+    def rows(self, seed: int, group: tuple[str, ...]) -> list[Row]:
+        """What is there of a network."""
+        found = (self.content["rows"].get(f"{text}/{seed}") for text in group)
+        return [row for row in found if row is not None]
+
     def has(self, seed: int, group: tuple[str, ...]) -> bool:
-        """Whether a network was made and attacked."""
-        return "attacks" in self.content["rows"].get(f"{group[-1]}/{seed}", {})
+        """Whether a network was made and attacked with today's settings; older rows do not say theirs."""
+        made = [
+            row
+            for row in self.rows(seed, group)
+            if "attacks" in row and row.get("settings", self.settings) == self.settings
+        ]
+        return len(made) == len(group)
 
     def add(self, rows: list[Row]) -> None:
         """Keep rows, in place of those that were skipped before."""
@@ -248,27 +276,47 @@ class Kept:
         write_json(self.path, self.content)
 
 
-def main() -> int:
-    """Run what is missing."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is missing, and say what is not."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", choices=tuple(CASES), nargs="+", default=["digits"])
-    parser.add_argument("--root", help="folder of mnist.npz and cifar10.npz")
+    root = os.environ.get(DATA)
+    parser.add_argument("--root", default=root, help=f"of mnist.npz, cifar10.npz; else ${DATA}")
     parser.add_argument("--device", default="cpu", help="of all but digits, which take a core")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], help="defenses; left out, all")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.data != ["digits"] and not options.root:
+        parser.error(
+            f"mnist and cifar10 are read from files: name their folder with --root or ${DATA}"
+        )
+    known = {text for data in options.data for group in groups(data) for text in group}
+    if unknown := sorted({*options.only} - known):
+        parser.error(f"no such defense: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     where = {data: "cpu" if data == "digits" else options.device for data in options.data}
     kept = {data: Kept(options.out, data, where[data]) for data in options.data}
-    missing = [
+    asked = [
         (data, seed, group)
         for seed in options.seeds
         for group in dict.fromkeys(group for data in options.data for group in groups(data))
         for data in options.data
-        if group in groups(data) and not kept[data].has(seed, group)
-        if not options.only or {*group} & {*options.only}
+        if group in groups(data) and (not options.only or {*group} & {*options.only})
     ]
+    there = [one for one in asked if kept[one[0]].has(*one[1:])]
+    missing = [one for one in asked if one not in there]
+    for data, seed, group in there:
+        for row in kept[data].rows(seed, group):
+            print(f"there: {_line(data, row)}")
+    if there:
+        print(
+            f"{len(there)} of {len(asked)} networks are in {options.out} and are not made again; "
+            "to measure them anew name another folder with --out",
+            flush=True,
+        )
+    if not missing:
+        return 0
     start = time.monotonic()
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         waiting = {

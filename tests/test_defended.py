@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from benchmarks import defenses as benchmark
@@ -10,9 +12,10 @@ from benchmarks.defenses import AFTER, CASES, Kept, groups
 
 from papers.buzaglo2023 import WEIGHT_DECAY, gradients
 from residuum.attacks.adaptive import Released
-from residuum.defenses import DEFENSES, release, trial
-from residuum.records import Checkpoint, Dataset
-from tests.test_defenses import setting, undefended
+from residuum.defenses import find, release, run_trial, trial
+from residuum.errors import InputError
+from residuum.records import Checkpoint, Dataset, Reconstruction, Selection
+from tests.test_defenses import setting
 
 
 def attacked(recovered: int, p: float) -> dict:
@@ -70,20 +73,46 @@ def test_a_table_tells_what_was_refused_and_where_a_secret_made_a_difference(
 
 
 def test_the_benchmark_attacks_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One implementation of the ways, and counts of unmixing that are equal to the last bit."""
+    """One implementation of the ways, and counts of each that are equal to the last bit."""
     for name in ("attackers", "attempt", "either_sign"):
         assert getattr(benchmark, name) is getattr(trial, name)
-    now = setting()
+    now = replace(setting(), certify=False)
     monkeypatch.setattr(benchmark, "SUBSETS", now.subsets)
-    checkpoint, _, secret, state, _, _ = release(now, "none", DEFENSES["noise"], None)
+    named = find("shift-retrain-vector:0.5")  # it has every way but start
+    checkpoint, _, secret, state, _, _ = release(now, *named)
     facts = {"theta0": state.theta0, "large": False}
     handed = Released((checkpoint,), now.knowledge, now.attack, facts)
-    theirs, _ = benchmark.scored(now, benchmark.attackers(handed, "", secret, rewritten=True))
-    ours = {one.attacker: one for one in undefended()[1].attacks}
+    ways = benchmark.attackers(handed, named[1].adaptive, secret, rewritten=False)
+    theirs, _ = benchmark.scored(now, ways)
+    ours = {one.attacker: one for one in run_trial(now, *named)[0].attacks}
     assert list(theirs) == list(ours)
-    assert theirs["unmix"]["recovered"] == ours["unmix"].recovered
-    assert theirs["unmix"]["p_value"] == ours["unmix"].p_value
-    assert theirs["unmix"]["rule"] == ours["unmix"].rule
+    assert len(ours) == 6
+    for name, one in ours.items():
+        for figure, value in (
+            ("recovered", one.recovered),
+            ("expected", one.expected_by_chance),
+            ("p_value", one.p_value),
+            ("rule", one.rule),
+        ):
+            assert theirs[name][figure] == value, (name, figure)
+
+
+def test_means_of_groups_of_candidates_are_scored_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the command pools them: an attack whose single candidates miss may agree on a sample."""
+    now, n = setting(), len(setting().split.train)
+    x = now.split.train.x.double()
+    every, one = torch.arange(n), torch.ones(n)
+    chosen = Selection.plain(x, one, every, one, members=torch.full((n,), 2))
+    noise = torch.zeros(1, *now.split.train.shape, dtype=torch.float64)
+    noise[..., 0, 0] = 1.0
+    found = Reconstruction.at_once("test", noise, torch.ones(1), torch.ones(1), now.knowledge)
+    monkeypatch.setattr(benchmark, "SUBSETS", now.subsets)
+    counts = []
+    for result in (found, found.replace(selection=chosen)):
+        monkeypatch.setattr(benchmark, "attempt", lambda way, shape, result=result: result)
+        counts.append(benchmark.scored(now, iter([("unaware", InputError("", ""))]))[0]["unaware"])
+    assert [one["candidates"] for one in counts] == [1, 1 + n]
+    assert counts[0]["recovered"] < counts[1]["recovered"] == n
 
 
 def test_what_was_skipped_is_made_again_and_what_was_made_is_not(tmp_path) -> None:
@@ -95,6 +124,56 @@ def test_what_was_skipped_is_made_again_and_what_was_made_is_not(tmp_path) -> No
     assert again.has(0, AFTER)
     assert not again.has(1, AFTER)
     assert not again.has(0, ("dp:8",))
+
+
+def test_a_row_of_other_settings_is_made_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(tmp_path, "digits", "cpu")
+    today = {"seed": 0, "attacks": {}, "settings": benchmark.settings("digits")}
+    kept.add([{"defense": "cap:2"} | today, {"defense": "sgd:10", "seed": 0, "attacks": {}}])
+    assert kept.has(0, ("cap:2",))
+    assert kept.has(0, ("sgd:10",)), "an older row does not say its settings"
+    monkeypatch.setattr(benchmark, "SUBSETS", 7)
+    later = Kept(tmp_path, "digits", "cpu")
+    assert not later.has(0, ("cap:2",))
+    assert later.has(0, ("sgd:10",))
+    assert benchmark.settings("digits") != benchmark.settings("mnist")
+
+
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as error:
+        benchmark.main([*arguments])
+    assert isinstance(error.value.code, int)
+    return error.value.code
+
+
+def test_what_cannot_be_run_is_refused(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RESIDUUM_DATA", raising=False)
+    out = ("--out", str(tmp_path))
+    assert ended("--only", "noize:1", *out) == 2
+    assert "no such defense: noize:1; there are" in capsys.readouterr().err
+    assert ended("--data", "mnist", "--root", ".", "--only", "cap:2", *out) == 2, "not on mnist"
+    for data in ("mnist", "cifar10"):
+        assert ended("--data", "digits", data, *out) == 2
+        assert "--root" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_told_and_not_made_again(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmark, "ProcessPoolExecutor", None)  # nothing may be run
+    kept = Kept(tmp_path, "digits", "cpu")
+    kept.add([{"defense": "cap:2", "seed": 0, "attacks": {"unmix": attacked(9, 0.1)}}])
+    before = kept.path.read_bytes()
+    call = ["--only", "cap:2", "--seeds", "0", "--out", str(tmp_path)]
+    assert benchmark.main(call) == 0
+    said = capsys.readouterr().out
+    assert "there: digits cap:2 seed 0: {'unmix': 9}" in said
+    assert "1 of 1 networks" in said
+    assert "--out" in said
+    assert kept.path.read_bytes() == before
 
 
 def test_every_defense_of_a_table_is_one_that_is_run() -> None:
