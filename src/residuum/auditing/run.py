@@ -208,6 +208,10 @@ def audit(
     plugins.faults.clear()  # said once
     broken = tuple(AttackOutcome(name, True, True, False, said) for name, said in faults.items())
     attacked = replace(attacked, outcomes=(*attacked.outcomes, *broken))
+    lost = [row.name for row in attacked.outcomes if row.reason.startswith("failed")]
+    harmless = (
+        (f"Parts of other packages failed and say nothing: {', '.join(lost)}.",) if lost else ()
+    )
     # Repeated batches have no clock: what was drawn then is drawn again.
     scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)
     machinery()  # read before the clock of the controls begins
@@ -292,7 +296,7 @@ def audit(
                 uniqueness=certificates["uniqueness_reason"],
             ),
         ),
-        warnings=(*read, *through_head, *(fit.notes if fit else ()), *contradictions),
+        warnings=(*read, *through_head, *(fit.notes if fit else ()), *contradictions, *harmless),
         notes=(*controls.notes, *dict.fromkeys(notes), spent),
     )
 

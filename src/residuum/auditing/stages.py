@@ -47,7 +47,7 @@ from residuum.auditing.result import Evidence
 from residuum.auditing.verdict import CLASS_LIKE, NEAR_COPY, RESEMBLES, AttackOutcome, Findings
 from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
-from residuum.errors import InconclusiveError, InputError, ResiduumError
+from residuum.errors import InconclusiveError, InputError, PluginError, ResiduumError
 from residuum.evaluation import Calibration, score
 from residuum.evaluation.matching import METRICS, Array, Field, greedy_in_sets, lay_out
 from residuum.evaluation.null import SIGNIFICANCE, count_interval, draw_sets, step_down
@@ -319,6 +319,8 @@ def _own_fault(name: str, one: Attack, rows: dict[str, AttackOutcome]) -> Iterat
         yield
     except NotAsked:
         row(True, "no batch of it was asked for")
+    except PluginError as problem:
+        row(True, f"failed: {problem.message}")
     except InputError as problem:  # what an attack of this package refuses, the user can mend
         if one.pace == "batches" and not one.outside:
             raise
