@@ -50,7 +50,12 @@ def cell(figure: str, what: str) -> str:
 def lines(head: str, rows: Iterable[Line], *whats: str) -> str:
     """A row for every line, a column for every quantity; rows without any are left out."""
     made = [[name, *(cell(figure, start + what) for what in whats)] for name, figure, start in rows]
-    return grid(head, [row for row in made if any(row[1:])])
+    return filled(head, made)
+
+
+def filled(head: str, rows: Iterable[list[str]]) -> str:
+    """The rows that have any figure beside their name."""
+    return grid(head, [row for row in rows if any(row[1:])])
 
 
 @table
@@ -80,8 +85,10 @@ def paper_baselines() -> str:
 
 
 def accuracies(figure: str, name: str, table: str) -> str:
-    """On held-out samples, of every victim, beside what the paper's table has."""
+    """On held-out samples, of every victim, beside what the paper's table has; "" where there is none."""
     runs = [one["details"]["runs"][name] for one in victims(figure)]
+    if not runs:
+        return ""
     published = read(f"papers/{table}")["published"][f"{name}: test accuracy"]
     return ", ".join(f"{run['test_accuracy']:.0%}" for run in runs) + f" [{published:.0%}]"
 
@@ -97,9 +104,11 @@ def paper_who() -> str:
             *(cell(figure, f"{name}: {what}") for what in whats),
             accuracies(figure, name, "haim2022-table1"),
         ]
-        for name in read(f"papers/{figure}")["details"]["runs"]
+        for name in dict.fromkeys(
+            name for one in victims(figure) for name in one["details"]["runs"]
+        )
     ]
-    return grid(f"victim | recovered | quarter {' | '.join(where)} | test accuracy", rows)
+    return filled(f"victim | recovered | quarter {' | '.join(where)} | test accuracy", rows)
 
 
 @table
@@ -120,7 +129,7 @@ def paper_training() -> str:
         ]
         for figure, name in names.items()
     ]
-    return grid(f"victim | recovered | {TOP} | {NCC} | test accuracy", rows)
+    return filled(f"victim | recovered | {TOP} | {NCC} | test accuracy", rows)
 
 
 @table

@@ -6,6 +6,9 @@ import json
 import re
 from typing import Any
 
+import pytest
+from benchmarks import tables_of_papers
+
 from papers.figures import FIGURES
 from papers.shen2026 import CASES
 from tests.documents import ROOT
@@ -55,3 +58,18 @@ def test_every_published_picture_is_shown_and_small() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert {*re.findall(r"\]\(figures/papers/([\w-]+\.png)\)", text)} == {p.name for p in PICTURES}
     assert sum(path.stat().st_size for path in PICTURES) < 3_000_000
+
+
+def test_a_figure_without_a_file_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A published accuracy alone is no measurement."""
+    made, victims = tables_of_papers.paper_training(), tables_of_papers.victims
+
+    def without(*missing: str) -> Any:
+        return lambda figure: [] if figure in missing else victims(figure)
+
+    monkeypatch.setattr(tables_of_papers, "victims", without("haim2022-fig19", "haim2022-fig4"))
+    assert tables_of_papers.accuracies("haim2022-fig19", "SGD batch 50", "haim2022-table2") == ""
+    kept = [line for line in made.splitlines() if "SGD batch 50" not in line]
+    assert len(kept) == len(made.splitlines()) - 1
+    assert tables_of_papers.paper_training().splitlines() == kept
+    assert len(tables_of_papers.paper_who().splitlines()) == 2  # head and dashes
