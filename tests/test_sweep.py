@@ -320,6 +320,6 @@ print(residuum.cli.main.main({[*said, "--address", "nonsense"]}))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split("\n")[:3] == ["[]", "2", "2"], done.stderr
     without, unreached = done.stderr.strip().splitlines()
-    assert "pip install 'residuum[cluster]'" in without
+    assert 'in a clone of residuum: pip install ".[cluster]"' in without
     if importlib.util.find_spec("ray"):
         assert "No Ray cluster answers at 'nonsense'" in unreached

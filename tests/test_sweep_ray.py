@@ -34,7 +34,7 @@ def cluster() -> Iterator[Any]:
     try:
         from ray.cluster_utils import Cluster
     except ImportError:
-        reason = "needs Ray: pip install 'residuum[cluster]'"
+        reason = 'needs Ray: pip install ".[cluster]"'
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

@@ -356,7 +356,7 @@ def _onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
     except ImportError:
         raise MissingExtraError(
             "An ONNX graph needs the extra 'onnx'; it is not installed.",
-            "pip install 'residuum[onnx]'",
+            'In a clone of residuum: pip install ".[onnx]"',
         ) from None
     if path.stat().st_size > MAX_PICKLED:
         raise UnsafeFileError(f"{path.name!r} is larger than {MAX_PICKLED} bytes.", "Split it.")

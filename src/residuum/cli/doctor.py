@@ -57,7 +57,7 @@ def show(found: dict[str, Any]) -> None:
         ),
         *((f"data {name}", state) for name, state in found["data"].items()),
         *(
-            (f"extra {name}", "installed" if there else f"pip install 'residuum[{name}]'")
+            (f"extra {name}", "installed" if there else f'in a clone: pip install ".[{name}]"')
             for name, there in found["extras"].items()
         ),
     ]

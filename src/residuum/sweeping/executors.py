@@ -385,7 +385,7 @@ class Ray(Engine):
         except ImportError as problem:
             raise MissingExtraError(
                 "The engine 'ray' needs Ray, which is not installed.",
-                "Install it with: pip install 'residuum[cluster]'",
+                'Install it in a clone of residuum: pip install ".[cluster]"',
             ) from problem
         self._ray, self._resources = ray, resources
         self._mine = not ray.is_initialized()
