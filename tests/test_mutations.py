@@ -6,6 +6,7 @@ import ast
 
 import pytest
 from benchmarks import mutations
+from benchmarks.mutants import ROOT, TABLE, _reviewed, covering
 from benchmarks.mutations import PACKAGE, mutants_of
 
 SOURCE = '''
@@ -48,3 +49,25 @@ def test_every_mutant_is_a_program_of_its_own(file):
     programs = {ast.dump(ast.parse(mutant.mutated())) for mutant in found}
     assert len(programs) == len({mutant.key for mutant in found}) == len(found) > 20
     assert ast.dump(ast.parse(source)) not in programs
+
+
+@pytest.mark.parametrize("row", TABLE["review"], ids=lambda row: row["what"])
+def test_every_reviewed_mutant_finds_its_text(row):
+    """Code that moves takes its mutants along: the benchmark itself is run too seldom to notice."""
+    mutant = _reviewed(**row)
+    source = ast.parse((PACKAGE / mutant.file).read_bytes())
+    assert ast.dump(ast.parse(mutant.mutated())) != ast.dump(source)
+    assert all((ROOT / name).is_file() for name in covering(mutant.file))
+
+
+def test_a_mutant_whose_text_has_gone_is_refused():
+    with pytest.raises(SystemExit, match=r"mend mutants\.toml"):
+        _reviewed("gone", "stationarity.py", "no such text", "pass")
+
+
+def test_the_table_names_what_there_is():
+    for prefix, tests in TABLE["covering"].items():
+        assert (PACKAGE / prefix).exists(), prefix
+        assert all((ROOT / "tests" / f"test_{name}.py").is_file() for name in tests), prefix
+    files = {key.split(", ")[0] for key in TABLE["reasons"]}
+    assert set(TABLE["reasons"]) <= {mutant.key for file in files for mutant in mutants_of(file)}
