@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from papers import buzaglo2023, drawing, haim2022, loo2024, refael2025, shen2026, uniqueness
-from papers.runs import PICTURE, SCALES, Context, load, save
-from residuum.errors import ResiduumError, require_known
+from papers.runs import PICTURE, RESULT, SCALES, Context, load, save
+from residuum.errors import InputError, ResiduumError, require_known
 from residuum.records import make_directory, write_atomic
 from residuum.records.rundir import environment, one_thread
 
@@ -49,6 +50,7 @@ def reproduce(
     require_known(name, FIGURES, "No figure")
     context = Context(SCALES[scale], make_directory(cache or Path(out) / "cache"), **options)
     figure, folder = FIGURES[name], Path(out) / (name.replace(":", "-") + context.suffix)
+    check_scale(folder, scale)
     write_atomic(Path(out) / ".gitignore", "*\n")
     if compute:
         make_directory(folder)
@@ -68,6 +70,17 @@ def reproduce(
         picture = str(write_atomic(folder / PICTURE, drawing.picture(figure.draw, outcome)))
     kept = sum(file.stat().st_size for file in context.cache.rglob("*") if file.is_file())
     return {**summary, "folder": str(folder), "picture": picture, "cache_bytes": kept}
+
+
+def check_scale(folder: Path, scale: str) -> None:
+    """Refuse a folder that holds another scale: once all of them had the name that paper scale has."""
+    with suppress(OSError, ValueError, LookupError):
+        found = json.loads((folder / RESULT).read_text())["scale"]
+        if found != scale:
+            raise InputError(
+                f"{str(folder)!r} holds a result of scale {found}, not {scale}.",
+                "Move it away, or choose another folder with --out.",
+            )
 
 
 def performed(asked: Sequence[tuple[str, dict[str, Any]]], workers: int) -> Made:

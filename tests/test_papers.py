@@ -742,7 +742,7 @@ def test_results_of_other_scales_stay_and_say_what_stands_for_images(tmp_path, c
     assert "digits stand for it" in (tmp_path / "haim2022-fig1-small" / "table.md").read_text()
 
 
-def test_a_result_of_another_scale_is_not_drawn(tmp_path, capsys):
+def test_a_result_of_another_scale_is_neither_drawn_nor_overwritten(tmp_path, capsys):
     arguments = ["refael2025:fig1", "--out", str(tmp_path)]
     assert main([*arguments, "--scale", "tiny", "--no-draw"]) == 0
     assert main([*arguments, "--scale", "paper", "--draw-only"]) == 2
@@ -750,6 +750,15 @@ def test_a_result_of_another_scale_is_not_drawn(tmp_path, capsys):
     assert "refael2025-fig1'" in said
     assert "--scale" in said
     assert not list(tmp_path.rglob("*.png"))
+    (tmp_path / "refael2025-fig1-tiny").rename(
+        tmp_path / "refael2025-fig1"
+    )  # as they once were named
+    before = (tmp_path / "refael2025-fig1" / "result.json").read_bytes()
+    for how in ("--draw-only", "--no-draw"):
+        assert main([*arguments, "--scale", "paper", how]) == 2
+        assert "holds a result of scale tiny, not paper. Move it away" in capsys.readouterr().err
+    assert (tmp_path / "refael2025-fig1" / "result.json").read_bytes() == before
+    (tmp_path / "refael2025-fig1").rename(tmp_path / "refael2025-fig1-tiny")
     elsewhere = ["--device", "cuda"]  # computed there, drawn where there is none
     assert main([*arguments, "--scale", "tiny", "--draw-only", *elsewhere]) == 0
 
