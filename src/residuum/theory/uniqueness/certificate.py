@@ -45,7 +45,7 @@ from residuum.records import Uniqueness
 from residuum.stationarity import norm, weighted_gradient
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slope_matrix
-from residuum.theory.uniqueness.programme import Polytope, least
+from residuum.theory.uniqueness.programme import Polytope, few, least
 from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, pinned
 
 # Least part of a candidate's weight that an image must carry to count as another sample.
@@ -377,8 +377,9 @@ def estimate(
 ) -> Cost:
     """Cost of certifying ``samples`` of a set, from the sizes and from the speed of this machine.
 
-    Per candidate, with K switches and k pixels that can move, s the fewer of these: the gradients of the
-    deeper switches, then ``FACTORS`` steps, each a product of s K k and a factorisation of s^3.
+    Per candidate, with K switches and k pixels that can move, s = K where switches are few and k else: the
+    gradients of the deeper switches, then ``FACTORS`` steps, each a product of K s^2 and a factorisation of
+    s^3; few switches take a basis of K^2 k as well, in each step where pixels have walls and once where not.
     """
     count = len(given) if samples is None else min(samples, len(given))
     d, rows = given.x[0].numel(), given.switches.values.shape[1]
@@ -389,8 +390,10 @@ def estimate(
     chains = [chain for model in given.models if (chain := dense_chain(model)) is not None]
     widths = [[layer.out_features for layer in chain.linears[:-1]] for chain in chains]
     deeper = 2.0 * d * sum(a * b for own in widths for a, b in itertools.pairwise(own))
-    fewer = min(rows, free)
-    operations = count * (deeper + FACTORS * (2.0 * rows * free * fewer + fewer**3))
+    eliminated = few(rows, free, walled=box is not None)
+    side, bases = (rows, 2 if box is None else FACTORS) if eliminated else (free, 0)
+    steps = FACTORS * (2.0 * rows * side**2 + side**3) + bases * 4.0 * rows**2 * free
+    operations = count * (deeper + steps)
     speed = _speed(device)
     entries = max(ENTRIES[torch.device(device).type], rows * d)
     return Cost(count, operations, operations / speed + OVERHEAD * count, 8 * 5 * entries)

@@ -10,8 +10,8 @@ nu_k high_k), so by weak duality
 and the minimum is that of one pixel at a time: z = clamp(-rows^T nu). Nothing has to be feasible for
 the bound to hold; an allowance for rounding is taken off. The nu are those of a primal-dual
 interior-point method (Mehrotra's), whose points, pulled towards x0 until they lie inside, are the
-examples. It takes a dozen factorisations of d x d, for a batch of images at once; switches that
-nearly touch the image, where first-order methods stall, cost it nothing.
+examples. It takes a dozen factorisations of d x d, or of K x K where there are few rows, for a batch of
+images at once; switches that nearly touch the image, where first-order methods stall, cost it nothing.
 
 Shapes: rows (b, K, d), x0 (b, d), low, high (b, K), left, right (b, d); ends may be infinite.
 """
@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 STEPS, GAP = 60, 1e-6  # interior-point steps at most; |x0|^2 times this: bound and example have met
-STALLED, PATIENCE = 1e-8, 8  # |x0|^2 times this: what so many steps must bring them nearer
+# |x0|^2 times the first: a step that brings them no nearer than that is idle; so many in a row are enough.
+STALLED, PATIENCE = 1e-8, 8
 START, SHORT = 1e-2, 0.995  # first complementarity, share of the way to the nearest end
 WIDEN = 1e-12  # of |x0|: by what a wall may be misplaced by rounding
 ROUNDING = 1e-12  # of the terms of a bound
@@ -116,6 +117,15 @@ def least(given: Polytope) -> Least:
     return Least(torch.minimum(best, energy), example)
 
 
+def few(rows: int, pixels: int, *, walled: bool) -> bool:
+    """Whether rows are eliminated, not pixels.
+
+    Where pixels have walls every step needs a basis of its own, which costs as much as the dense matrix
+    once there are half as many rows as pixels.
+    """
+    return (2 * rows if walled else rows) < pixels
+
+
 class _State:
     """Interior-point iterates of one batch, in units of |x0|.
 
@@ -143,6 +153,9 @@ class _State:
         self.alpha, self.beta = self.below * START / self.p, self.above * START / self.q
         self.count = (self.below.sum(1) + self.above.sum(1)).clamp(min=1)[:, None]
         self.moving = torch.ones_like(self.count, dtype=torch.bool)
+        k, pixels = self.rows.shape[1:]
+        self.walled = bool((self.below | self.above)[:, k:].any())
+        self.few = few(k, pixels, walled=self.walled)
 
     @property
     def nu(self) -> Tensor:
@@ -192,36 +205,41 @@ class _State:
     def _factorise(self, stiff: Tensor) -> Tensor:
         """Of H = D + R'SR, what is left of I + G' stiff G: rows R with S, pixels alone in D = I + theirs.
 
-        Of fewer rows than pixels the K x K matrix I + QQ' is factorised, Q = S^1/2 R D^-1/2 (Woodbury):
-        H^-1 = D^-1/2 (I - Q'(I + QQ')^-1 Q) D^-1/2. Returns (b,) which failed, not being zero.
+        Of few rows a K x K matrix is factorised. With D^-1/2 R' = QT, Q of orthonormal columns, H leaves
+        alone what is across from Q: H^-1 = D^-1/2 (I - QQ' + Q (I + TST')^-1 Q') D^-1/2. Nothing cancels
+        in it, as it does in Woodbury's I - B'(I + BB')^-1 B of stiff rows, and no product of rows is
+        taken where they may be nearly parallel. Returns (b,) which failed, not being zero.
         """
-        k, pixels = self.rows.shape[1:]
+        k = self.rows.shape[1]
         self.stiff, self.alone = stiff[:, :k], 1 + stiff[:, k:]
-        if k < pixels:
-            self.thin = self.stiff.sqrt()[..., None] * self.rows * self.alone.rsqrt()[:, None]
-            matrix = self.thin @ self.thin.mT
-            matrix.diagonal(dim1=1, dim2=2).add_(1)
-        else:
-            matrix = self.rows.mT @ (self.stiff[..., None] * self.rows)
-            matrix.diagonal(dim1=1, dim2=2).add_(self.alone)
+        if self.few and (self.walled or not hasattr(self, "basis")):  # else D = I in every step
+            across = (self.rows * self.alone.rsqrt()[:, None]).mT
+            self.basis, self.within = torch.linalg.qr(across)
+        rows = self.within.mT if self.few else self.rows
+        matrix = rows.mT @ (self.stiff[..., None] * rows)
+        matrix.diagonal(dim1=1, dim2=2).add_(1.0 if self.few else self.alone)
         self.factor, failed = torch.linalg.cholesky_ex(matrix)
         return failed
 
     def _inverse(self, right: Tensor) -> Tensor:
         """H^-1 right, (b, d)."""
-        if self.rows.shape[1] >= self.rows.shape[2]:
+        if not self.few:
             return torch.cholesky_solve(right[..., None], self.factor)[..., 0]
         found = self._through_rows(right)
-        # Where rows are stiff the difference cancels: what is left of the equation is solved once more.
-        across = self.stiff * _ahead(self.rows, found)
-        left = right - self.alone * found - _back(self.rows, across)
-        return found + self._through_rows(left)
+        # A basis is rounded as a whole, and stiff pixels are the least of it: what is left of the
+        # equation is solved once more.
+        kept = self.alone * found + _back(self.rows, self.stiff * _ahead(self.rows, found))
+        return found + self._through_rows(right - kept)
 
     def _through_rows(self, right: Tensor) -> Tensor:
-        root = self.alone.rsqrt()
-        c = right * root
-        inner = torch.cholesky_solve(self.thin @ c[..., None], self.factor)
-        return (c - (self.thin.mT @ inner)[..., 0]) * root
+        across = (right * self.alone.rsqrt())[..., None]
+        inside = self.basis.mT @ across
+        across = across - self.basis @ inside
+        # Stiff rows make what is inside so long that the difference is mostly its rounding: once more.
+        more = self.basis.mT @ across
+        across = across - self.basis @ more
+        found = across + self.basis @ torch.cholesky_solve(inside + more, self.factor)
+        return found[..., 0] * self.alone.rsqrt()
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
         """(b, 1) how much of a move keeps distances and multipliers positive, at most all of it."""
