@@ -420,6 +420,24 @@ def test_what_unmixing_is_given_are_mixtures_of_samples_without_the_shift() -> N
     assert outside("told-unmix", x + u) > 0.1
 
 
+def test_an_inferred_shift_leaves_the_same_rows_whatever_the_shift_was() -> None:
+    """The mean of z = x + u moves with u, so C (Z - 1 m^T) does not; with the start in it it would."""
+
+    def rows(u: Tensor) -> tuple[Tensor, Tensor]:
+        weights, start, _, _ = shifted_mixture(u)
+        facts = {"theta0": start, "large": True}
+        handed = Released((weights,), setting().knowledge, setting().attack, facts)
+        ways = dict(attackers(handed, "follow-mean-image", Secret(1, u), rewritten=False))
+        way = ways["adapted-unmix"]
+        assert isinstance(way, Adapted)
+        blunt = without_shift(weights, start, infer_mean(weights))
+        return way.checkpoint.theta["layers.0.weight"], blunt.theta["layers.0.weight"]
+
+    none, some = (rows(k * torch.linspace(-1, 2, 64, dtype=torch.float64)) for k in (0, 3))
+    assert float((some[0] - none[0]).norm() / none[0].norm()) < 1e-12
+    assert float((some[1] - none[1]).norm() / none[1].norm()) > 0.1
+
+
 def test_a_strategy_that_left_the_attack_as_it_was_is_said() -> None:
     outcome = undefended()[1].replace(strategy="known-start")
     said = "adapted attack known-start: short tries chose the unaware one."

@@ -4,7 +4,7 @@ unaware        stationarity on the weights, as one who does not know of the defe
 adapted        stationarity on what the strategy against this defense makes of the release
 start          stationarity on the change of the weights, where they started from large ones, which are known
 unmix          the first layer of the adapted release, less its start, taken apart
-adapted-unmix  the same with an inferred shift of the training data taken off the rows as well
+adapted-unmix  the same with a shift of the training data, inferred from that change, taken off the rows
 told           adapted, with the secret shift handed over
 told-unmix     adapted-unmix, with the secret shift handed over
 
@@ -27,7 +27,7 @@ from residuum.attacks import attack
 from residuum.attacks.adaptive import ADAPTIVE, SIGNED, Adapted, Released, without_shift
 from residuum.defenses.catalogue import Secret
 from residuum.errors import InputError
-from residuum.records import Reconstruction
+from residuum.records import Checkpoint, Reconstruction
 
 TOLD = ("told", "told-unmix")  # of an attacker who was handed the secret
 Way = tuple[str, Adapted | InputError]  # its name, and the attack to run or why there is none
@@ -67,8 +67,12 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
         rows = without_shift(handed.checkpoints[0], handed.facts["theta0"], way.shift)
         return Adapted(rows, with_start, unmix)
 
-    if adapted.shift is not None or (retrained and isinstance(found, InputError)):
-        yield "adapted-unmix", less_shift(found)
+    if adapted.shift is not None:
+        # From the change of the weights: what the start holds is no sample, and of a bias it can be much.
+        moved = replace(handed, checkpoints=(_change(handed),))
+        yield "adapted-unmix", less_shift(_adapt(strategy, moved))
+    elif retrained and isinstance(found, InputError):
+        yield "adapted-unmix", found
     if secret.shift is not None:
         facts = handed.facts | {"shift": secret.shift, "rewritten": rewritten}
         told = _adapt("told-the-shift", replace(handed, facts=facts))
@@ -117,6 +121,12 @@ def strongest(
 def either_sign(name: str, x: Tensor) -> Tensor:
     """What a way's candidates are scored as: of unmixed sources the sign is a guess, so both are tried."""
     return torch.cat([x, -x]) if "unmix" in name else x
+
+
+def _change(handed: Released) -> Checkpoint:
+    """The first release less the start, which is a public fact."""
+    first, start = handed.checkpoints[0], handed.facts["theta0"]
+    return first.replace(theta={name: t - start[name].to(t) for name, t in first.theta.items()})
 
 
 def _adapt(strategy: str, handed: Released) -> Adapted | InputError:
