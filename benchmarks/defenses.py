@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, first_layer_rank
+from benchmarks.harness import RESULTS, ended, first_layer_rank, require_device
 from residuum.attacks import PRESETS
 from residuum.attacks.adaptive import Adapted, Released
 from residuum.checkpoints import build_model
@@ -296,6 +296,8 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := sorted({*options.only} - known):
         parser.error(f"no such defense: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     where = {data: "cpu" if data == "digits" else options.device for data in options.data}
+    for device in where.values():
+        require_device(device)
     kept = {data: Kept(options.out, data, where[data]) for data in options.data}
     asked = [
         (data, seed, group)
@@ -340,4 +342,4 @@ def _line(data: str, row: Row) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

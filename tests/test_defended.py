@@ -157,6 +157,8 @@ def test_what_cannot_be_run_is_refused(
     for data in ("mnist", "cifar10"):
         assert ended("--data", "digits", data, *out) == 2
         assert "--root" in capsys.readouterr().err
+    with pytest.raises(InputError, match="No device 'gpu'"):
+        benchmark.main(["--data", "mnist", "--root", ".", "--device", "gpu", *out])
     assert not list(tmp_path.iterdir())
 
 
