@@ -183,7 +183,7 @@ def test_the_list_names_every_defense(capsys: Capture, monkeypatch: pytest.Monke
     assert {row["name"] for row in rows if not row["available"]} == {"dp"}
     assert main(["defend", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert 'dp is unavailable here; install it with: pip install "residuum[dp]"' in lines
+    assert 'dp is unavailable here; install it with: pip install ".[dp]"' in lines
 
 
 def test_an_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:

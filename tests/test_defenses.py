@@ -599,7 +599,7 @@ def test_without_its_extra_a_defense_names_the_install_line(
     monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
     assert not DEFENSES["dp"].available
     assert DEFENSES["noise"].available
-    with pytest.raises(MissingExtraError, match=r'pip install "residuum\[dp\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "\.\[dp\]"'):
         find("dp:8")
 
 

@@ -114,7 +114,7 @@ class Defense:
     @property
     def install(self) -> str:
         """The exact line that installs what it needs; "" when nothing."""
-        return f'pip install "residuum[{self.extra}]"' if self.extra else ""
+        return f'pip install ".[{self.extra}]"' if self.extra else ""
 
     def check(self, name: str, strength: float) -> None:
         """Refuse a strength that means nothing, and a defense that cannot run here."""
