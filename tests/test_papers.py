@@ -782,9 +782,16 @@ def test_ctrl_c_ends_in_one_line_and_keeps_what_there_is(tmp_path, workers, all_
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+    def begun() -> set[str]:
+        return {path.name for path in tmp_path.iterdir() if path.name.startswith("haim2022")}
+
+    def at_work() -> bool:
+        return len(begun()) == workers and len([*tmp_path.rglob("*.safetensors")]) >= workers
+
     try:
         deadline = time.monotonic() + 120
-        while len([*tmp_path.rglob("*.safetensors")]) < workers and time.monotonic() < deadline:
+        while not at_work() and time.monotonic() < deadline:
             time.sleep(0.02)
         (os.killpg if all_of_them else os.kill)(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -793,8 +800,7 @@ def test_ctrl_c_ends_in_one_line_and_keeps_what_there_is(tmp_path, workers, all_
     assert process.returncode == 130, err
     assert err == "python -m papers: interrupted; the same command goes on from here.\n"
     assert not out
-    begun = {path.name for path in tmp_path.iterdir() if path.name.startswith("haim2022")}
-    assert begun == {f"{name.replace(':', '-')}-small" for name in figures[:workers]}
+    assert begun() == {f"{name.replace(':', '-')}-small" for name in figures[:workers]}
     assert len([*tmp_path.rglob("*.safetensors")]) >= workers
 
 
