@@ -12,8 +12,6 @@ import sys
 from functools import partial
 from typing import Any
 
-import torch
-
 from benchmarks import field
 from benchmarks.certificate import certificate
 from benchmarks.certificate_uniqueness import certificate_uniqueness
@@ -28,6 +26,8 @@ from benchmarks.splitting import splitting
 from benchmarks.step import rowspace, step
 from benchmarks.sweep import sweeps
 from benchmarks.verdict import verdict
+from residuum.errors import InputError
+from residuum.records.rundir import require_device
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,8 +64,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("no CUDA device was found; use --device cpu")
+    try:
+        require_device(options.device)
+    except InputError as problem:
+        parser.error(str(problem))
     return options
 
 

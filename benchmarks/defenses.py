@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, ended, first_layer_rank, require_device
+from benchmarks.harness import RESULTS, ended, first_layer_rank
 from residuum.attacks import PRESETS
 from residuum.attacks.adaptive import Adapted, Released
 from residuum.checkpoints import build_model
@@ -44,7 +44,7 @@ from residuum.evaluation.matching import greedy
 from residuum.evaluation.scoring import whole_pool
 from residuum.records import Checkpoint, Knowledge, write_json
 from residuum.records.base import plain
-from residuum.records.rundir import environment
+from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, normalise_labels

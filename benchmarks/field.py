@@ -56,14 +56,14 @@ from benchmarks.field_rows import (
     settings,
 )
 from benchmarks.field_victims import Victim, from_file, kept
-from benchmarks.harness import RESULTS, draw_seeds, ended, require_device
+from benchmarks.harness import RESULTS, draw_seeds, ended
 from residuum import plugins
 from residuum.attacks.run import every_attack
 from residuum.errors import InputError, PluginError, ResiduumError, require_known
 from residuum.evaluation.matching import display, greedy
 from residuum.records import Reconstruction, write_json
 from residuum.records.inputs import read_npz, write_npz
-from residuum.records.rundir import digest, environment, read_json, write_atomic
+from residuum.records.rundir import digest, environment, read_json, require_device, write_atomic
 from residuum.similarity import ncc
 
 SEEDS_FILE = RESULTS / "field-seeds.json"

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from benchmarks.harness import RESULTS, clock, device_name, ended, require_device, threads
+from benchmarks.harness import RESULTS, clock, device_name, ended, threads
 from residuum.attacks import plain
 from residuum.attacks.objectives import MulticlassKKT
 from residuum.attacks.run import prepare, resolve
@@ -35,7 +35,7 @@ from residuum.checkpoints.reading import as_checkpoint
 from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives
 from residuum.records import Dataset, Knowledge, write_json
-from residuum.records.rundir import environment
+from residuum.records.rundir import environment, require_device
 from residuum.settings import AttackConfig
 from residuum.stationarity import parameters
 
@@ -394,7 +394,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--small", action="store_true", help="to see that it runs; nothing is written"
     )
     options = parser.parse_args(arguments)
-    require_device(getattr(options, "device", "cpu"))
+    require_device(options.device)
     found: Row = {}
     for name in options.only.split(","):
         if name == "strangers":

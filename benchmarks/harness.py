@@ -59,14 +59,6 @@ class Report:
 Benchmark = Callable[[str], Report]
 
 
-def require_device(device: str) -> None:
-    """Refuse a device that is not there."""
-    if device != "cpu" and not device.startswith("cuda"):
-        raise InputError(f"No device {device!r}.", "Known: cpu, cuda.")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise InputError("No CUDA device was found.", "Use --device cpu.")
-
-
 def ended(main: Callable[[], Any]) -> int:
     """The exit code of a program: what it was given wrongly it says in a line."""
     try:

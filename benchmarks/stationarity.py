@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.counting import counted, held_out
-from benchmarks.harness import RESULTS, clock, ended, require_device
+from benchmarks.harness import RESULTS, clock, ended
 from residuum.attacks import PRESETS, AttackConfig, attack
 from residuum.attacks.kinks import polished
 from residuum.attacks.objectives import OBJECTIVES
@@ -37,7 +37,7 @@ from residuum.attacks.unmix import unmix
 from residuum.checkpoints.surfaces import SURFACES, WEIGHTS
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge, Reconstruction, write_json
-from residuum.records.rundir import environment
+from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, train
 
@@ -205,7 +205,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=6)
     options = parser.parse_args()
-    require_device(getattr(options, "device", "cpu"))
+    require_device(options.device)
     run(options.folder, options.out, options.device, options.workers)
     return 0
 

@@ -36,14 +36,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import residuum as rs
-from benchmarks.harness import RESULTS, clock, draw_seeds, ended, require_device
+from benchmarks.harness import RESULTS, clock, draw_seeds, ended
 from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
 from residuum.checkpoints.contents import beside, with_release
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
 from residuum.records import Split, write_json
-from residuum.records.rundir import environment
+from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise
 

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness import RESULTS, clock, draw_seeds, ended, require_device, threads
+from benchmarks.harness import RESULTS, clock, draw_seeds, ended, threads
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
@@ -53,7 +53,7 @@ from residuum.evaluation.matching import greedy
 from residuum.evaluation.null import calibrate
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Knowledge, Split, write_json
-from residuum.records.rundir import environment
+from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise, train
 

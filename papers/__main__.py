@@ -13,12 +13,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from papers.figures import FIGURES, Made, performed
 from papers.runs import SCALES, TABLE
 from residuum.datasets import ROOT_VARIABLE
 from residuum.errors import InputError, ResiduumError, require_known
+from residuum.records.rundir import require_device
 
 INTERRUPTED = 130
 
@@ -83,11 +82,7 @@ def check(names: list[str], device: str, workers: int) -> None:
         require_known(name, FIGURES, "No figure")
     if workers < 1:
         raise InputError(f"There must be at least one worker; got {workers}.", "Use --workers 1.")
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(f"No CUDA device was found for {device!r}.", "Use --device cpu.")
+    require_device(device)
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def test_what_cannot_be_run_is_refused(
     for data in ("mnist", "cifar10"):
         assert ended("--data", "digits", data, *out) == 2
         assert "--root" in capsys.readouterr().err
-    with pytest.raises(InputError, match="No device 'gpu'"):
+    with pytest.raises(InputError, match="A device is cpu or cuda; got 'gpu'"):
         benchmark.main(["--data", "mnist", "--root", ".", "--device", "gpu", *out])
     assert not list(tmp_path.iterdir())
 

@@ -314,13 +314,10 @@ class Tuned:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there, before any work."""
-    import torch
+    """Refuse a device that is not there, before any work; torch is imported for that, and not earlier."""
+    from residuum.records.rundir import require_device
 
-    if device not in ("cpu", "cuda"):
-        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("No CUDA device was found.", "Use --device cpu.")
+    require_device(device)
 
 
 def numbers(text: str, option: str, example: str) -> tuple[float, ...]:

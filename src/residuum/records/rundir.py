@@ -228,6 +228,15 @@ def _locked(path: Path, what: str) -> Iterator[None]:
         os.close(handle)
 
 
+def require_device(device: str) -> None:
+    """Refuse a device that is not there, before any work."""
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InputError(f"No CUDA device was found for {device!r}.", "Use --device cpu.")
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Versions of what computes, the processor, and the device in words."""
     found = {}
