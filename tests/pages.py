@@ -152,7 +152,9 @@ def example(outcome: str) -> AuditResult:
     return result.replace(
         verdict=result.verdict.replace(**said),
         attacks=tuple(attacks),
-        checks=Checks(fit=fit, told_apart=0.001, twin=twin if outcome == NO_LEAK_FOUND else None),
+        checks=Checks(
+            fit=fit, told_apart=0.001, twins=(twin,) * 3 if outcome == NO_LEAK_FOUND else ()
+        ),
         files={
             "checkpoint": "model.pt",
             "data": "train.npz",

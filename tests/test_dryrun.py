@@ -83,9 +83,9 @@ def test_a_run_that_can_go_says_what_it_would_try_what_it_costs_and_how_it_can_e
         (
             ["--data", "train.npz", "--holdout", "rest.npz", "--no-twin"],
             "can be",
-            "no twin is wanted",
+            "no positive controls are wanted",
         ),
-        (["--data", "few.npz", "--holdout", "rest.npz"], "nearly repeat", "nearly repeat"),
+        (["--data", "few.npz", "--holdout", "rest.npz"], "also occur in", "also occur in"),
     ],
 )
 def test_verdicts_that_cannot_be_reached_say_why(

@@ -204,10 +204,10 @@ def test_each_surface_is_said_and_optimiser_state_is_never_passed_over() -> None
     found = Findings(n=500, tests=2, recovered=0, expected_by_chance=0.5, p_value=0.9)
     twin = Twin(recovered=9, n=500, expected_by_chance=0.5, p_value=0.001)
     weights = row("binary-kkt", "weights", 4, True)
-    bare = decide(found, (weights,), Checks(twin=twin, vouched=True))
+    bare = decide(found, (weights,), Checks(twins=(twin,) * 3, vouched=True))
     assert bare.outcome == "no-leak-found"
     moment = row("moment", "moment", 31, True)
-    verdict = decide(found, (weights, moment), Checks(twin=twin, vouched=True))
+    verdict = decide(found, (weights, moment), Checks(twins=(twin,) * 3, vouched=True))
     assert verdict.outcome == "inconclusive"
     assert STATE_THERE in verdict.reasons
     said = next(reason for reason in verdict.reasons if "each surface gives back" in reason)

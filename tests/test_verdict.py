@@ -43,13 +43,14 @@ from residuum.auditing.verdict import (
     read_condition,
 )
 from residuum.errors import InputError
+from residuum.evaluation.null import format_p
 from residuum.evaluation.scoring import whole_pool
 from residuum.records import Dataset, Knowledge, Reconstruction
 from tests.victims import knowledge, leaky
 
 FIT = Fit("accuracy", 1.0, 0.9, 0.5)
 LEAKY_TWIN = Twin(n=20, recovered=5, expected_by_chance=0.2, p_value=0.0005, rule="ncc > 0.8")
-SOUND = Checks(fit=FIT, told_apart=0.001, twin=LEAKY_TWIN)
+SOUND = Checks(fit=FIT, told_apart=0.001, twins=(LEAKY_TWIN,) * 3)
 
 
 def found(recovered: int = 0, p_value: float = 1.0, **changes: object) -> Findings:
@@ -84,7 +85,7 @@ TABLE = [
     (None, [NEAR], SOUND, INCONCLUSIVE, "no training data"),
     (Findings(20, reason="no held-out set"), [NEAR], SOUND, INCONCLUSIVE, "no held-out set"),
     (found(), [NEAR], SOUND, NO_LEAK_FOUND, "residual 0.4, on a permuted target 0.8"),
-    (found(), [NEAR], SOUND, NO_LEAK_FOUND, "brings back 5 of 20"),
+    (found(), [NEAR], SOUND, NO_LEAK_FOUND, "a positive control was noticed: 5 of 20"),
     (found(), [STUCK], SOUND, INCONCLUSIVE, "has not explained"),
     (found(), [ran(0.4, None)], SOUND, INCONCLUSIVE, "has not explained"),
     (found(), [ran(None)], SOUND, INCONCLUSIVE, "diverged in all 2 restarts"),
@@ -122,14 +123,55 @@ TABLE = [
         "vouched for by the auditor, though nothing shows",
     ),
     (found(), [STUCK], SOUND.replace(vouched=True), INCONCLUSIVE, "has not explained"),
-    (found(), [NEAR], SOUND.replace(twin=None), INCONCLUSIVE, "would have seen a leak"),
-    (found(), [NEAR], SOUND.replace(twin=Twin(reason="--no-twin")), INCONCLUSIVE, "--no-twin"),
+    (found(), [NEAR], SOUND.replace(twins=()), INCONCLUSIVE, "would have noticed a leak"),
+    (found(), [NEAR], SOUND.replace(twins=(Twin(reason="--no-twin"),)), INCONCLUSIVE, "--no-twin"),
+    (found(), [NEAR], SOUND.replace(twins=(LEAKY_TWIN,) * 2), INCONCLUSIVE, "3 are needed, 2"),
+    *(
+        (
+            found(),
+            [NEAR],
+            SOUND.replace(twins=(LEAKY_TWIN, LEAKY_TWIN, LEAKY_TWIN.replace(**changes))),
+            INCONCLUSIVE,
+            "a positive control was not noticed",
+        )
+        for changes in ({"p_value": 0.02}, {"recovered": 2})
+    ),
     (
         found(),
-        [NEAR],
-        SOUND.replace(twin=LEAKY_TWIN.replace(p_value=0.02)),
+        [ran(0.4, unfinished="each restart ran 609 of 3000 steps")],
+        SOUND,
         INCONCLUSIVE,
-        "would have seen a leak",
+        "binary-kkt did not finish its plan: each restart ran 609 of 3000 steps",
+    ),
+    (
+        found(),
+        [NEAR, ran(0.9, unfinished="each restart ran 609 of 3000 steps", name="ntk")],
+        SOUND,
+        INCONCLUSIVE,
+        "ntk did not finish its plan",
+    ),
+    (
+        found(),
+        [NEAR, ran(None, unfinished="cut", silent="it can only show a leak", name="unmix")],
+        SOUND,
+        NO_LEAK_FOUND,
+        "binary-kkt explains",
+    ),
+    (found(), [NEAR], SOUND.replace(stopped="out of time"), INCONCLUSIVE, "out of time"),
+    (
+        found(set_aside_matches=(4,)),
+        [NEAR],
+        SOUND.replace(set_aside=(4, 9)),
+        INCONCLUSIVE,
+        "1 of the 2 records that were not judged",
+    ),
+    (found(), [NEAR], SOUND.replace(set_aside=(4, 9)), NO_LEAK_FOUND, "binary-kkt explains"),
+    (
+        found(),
+        [NEAR, ran(0.4, surface="moment", name="moment-kkt")],
+        SOUND,
+        INCONCLUSIVE,
+        "the file holds optimizer state",
     ),
 ]
 
@@ -230,8 +272,32 @@ def test_the_grade_of_a_leak_is_the_worst_that_chance_does_not_explain(
     assert few.replace(survivors=()).grade == ""
 
 
+def test_grades_add_up() -> None:
+    """Two near-copies and two resemblances are four resemblances: more than the 2.5 that chance gives."""
+    few = found(4, 0.001, grades={NEAR_COPY: 2, RESEMBLES: 2}, expected_by_chance=2.5)
+    assert few.grade == RESEMBLES
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [
+        (0.0004, "p < 0.001"),
+        (0.0075, "p = 0.0075"),
+        (0.01, "p = 0.01"),
+        (0.00999, "p = 0.00999"),
+        (0.01046, "p = 0.0105"),
+        (0.010004, "p = 0.010004"),
+        (0.014, "p = 0.014"),
+        (0.5, "p = 0.5"),
+        (1.0, "p = 1"),
+    ],
+)
+def test_a_p_value_shows_on_which_side_of_the_level_it_lies(p: float, text: str) -> None:
+    assert format_p(p) == text
+
+
 def test_wording_of_every_outcome() -> None:
-    numbers = {"n": 500, "recovered": 25, "expected_by_chance": 2.4, "interval": (13.8, 34.0)}
+    numbers = {"n": 500, "recovered": 25, "expected_by_chance": 2.4, "interval": (14.0, 25.0)}
     leak = Verdict(LEAK, p_value=0.0002, rule="ncc > 0.83", grade=RESEMBLES, tests=3, **numbers)
     assert leak.sentence == (
         "25 of 500 training samples came back; chance alone gives 2.4. Grade resembles: what came back "
@@ -241,9 +307,12 @@ def test_wording_of_every_outcome() -> None:
     assert "samples came back" not in leak.replace(grade=CLASS_LIKE).sentence
     assert "samples came back" in leak.replace(grade=NEAR_COPY).sentence
     assert leak.replace(metric="ncc").sure == (
-        "p < 0.001 over 3 attacks; a leak needs 0.01 or less. Beyond chance came 13.8 to 34.0 samples "
-        "(95% interval). A match counts with NCC above 0.83"
+        "p < 0.001 over 3 attacks; a leak needs 0.01 or less. At least 14 of the 25 recovered samples go "
+        "beyond chance (99% confidence). A match counts with NCC above 0.83"
     )
+    partial = leak.replace(not_judged=2, n=28)
+    assert partial.headline == "Leak found: resembles (2 of 30 records were not judged)"
+    assert partial.sentence.endswith("not judged also occur in the held-out set.")
     assert Verdict(NO_LEAK_FOUND, n=50, recovered=0, tests=1).sentence == (
         "The attack did not bring back more of the 50 training samples than chance does, which gives –. "
         "Attacks that were not run may still succeed."

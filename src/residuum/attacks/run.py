@@ -128,6 +128,7 @@ def search(
     if grower is None and config.growth.how != "none":
         grower = Grower(solver)
     start = saved = time.monotonic()
+    solver.deadline = start + config.seconds
     state = load_state(path, solver.fingerprint, config.device) or solver.start()
     try:
         while not state.stopped and (until is None or state.step < until):

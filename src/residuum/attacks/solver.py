@@ -22,6 +22,7 @@ start are 0..m-1, and a split gives two new ones.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -190,6 +191,7 @@ class Solver:
         if kappa > 0:
             self.margins = EqualMargins.promised(objective, knowledge, shape, kappa, self.scale)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
+        self.deadline, self.step_seconds = math.inf, 0.0  # of the clock; 0: not yet measured
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
         self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
         # A step of any network is many small operations already: one of them fills a graph.
@@ -205,15 +207,29 @@ class Solver:
         config = self.config
         until = config.steps if until is None else min(until, config.steps)
         self._adopt(state)
+        start = time.monotonic()
         if not state.steps:  # where the runs begin
             state = self._look(state)
+            self.step_seconds = time.monotonic() - start  # a look costs a step
         while not state.stopped and state.step < until:
-            end = min(self.next_look(state.step), until)
+            end = min(self.next_look(state.step), until, state.step + self._affordable_steps())
+            start = time.monotonic()
             x, lam, moments = self.advance(state, end - state.step)
+            self.step_seconds = (time.monotonic() - start) / (end - state.step)
             state = self._look(state.replace(x=x, lam=lam, moments=moments, step=end))
             if end == config.steps or not bool(state.alive.any()):
                 state = state.replace(stopped="finished")
         return state
+
+    def _affordable_steps(self) -> int:
+        """Return how many steps fit before the deadline, at least one.
+
+        The steps of a large network take so long that a whole interval between two looks would overrun.
+        """
+        on_gpu = self.config.device.startswith("cuda")  # steps are cheap, and captured in graphs
+        if on_gpu or self.deadline == math.inf or self.step_seconds <= 0:
+            return self.config.steps
+        return max(1, int((self.deadline - time.monotonic()) / self.step_seconds))
 
     def advance(
         self, state: SolverState, count: int, fast: bool | None = None

@@ -45,7 +45,7 @@ MAIN = "reconstruction.safetensors"
 # Settings of an audit that are neither files nor facts nor what the network is.
 HOW = ["budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines"]
 HOW += ["vouch", "twin", "recipe", "surface"]
-SCHEMA_VERSION = "3.2"
+SCHEMA_VERSION = "4.0"
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 MOST_CANDIDATES, MOST_EXPOSED = 200, 20  # in result.json; files beside it have all
@@ -449,14 +449,21 @@ class PublishedChecks(_Model):
 
     told_apart: Share | None = Field(description="p that losses do not tell data from held-out")
     vouched: bool
-    twin: Twin | None = Field(description="null where it was not needed")
+    positive_controls: list[Twin] = Field(description="empty if none was needed")
+    set_aside: list[Count] = Field(
+        description="rows of training samples that were not judged, because the held-out set holds them too"
+    )
+    stopped: str = Field(description="why the clock stopped the audit; empty if it did not")
+    budget_needed: float | None = Field(
+        description="seconds that the full plan takes; null if not known"
+    )
     shown: str = Field(description="the attack whose candidates scores and gallery show")
 
 
 class Result(_Model):
     """The whole of ``result.json``."""
 
-    schema_version: Literal["3.1", "3.2"]
+    schema_version: Literal["4.0"]
     tool: Tool
     created: str
     subject: str
@@ -492,7 +499,7 @@ class Result(_Model):
     limitations: list[str]
     warnings: list[str] = Field(default=[], description="what in the input may mislead")
     notes: list[str]
-    next_step: Step | None = Field(default=None, description="since 3.2")
+    next_step: Step
     inputs: dict[str, str] = Field(description="sha256 of what was read")
     artifacts: dict[str, str] = Field(description="sha256 of every other file of the run")
 
@@ -535,8 +542,10 @@ def publish(
             "knowledge": [fact._asdict() for fact in result.knowledge.facts],
             "checks": {
                 **{
-                    name: getattr(result.checks, name) for name in ("told_apart", "vouched", "twin")
+                    name: getattr(result.checks, name)
+                    for name in ("told_apart", "vouched", "set_aside", "stopped", "budget_needed")
                 },
+                "positive_controls": result.checks.twins,
                 "shown": result.shown,
             },
             "exposure": exposure,

@@ -1,12 +1,14 @@
 """A wall-clock budget turned into shares, batches of restarts, and the batches that were run.
 
 The deciding attacks get ``ATTACK_SHARE`` of the budget, in equal parts; a restart takes at most one
-part in ``PARTS`` of that, because where nothing is found one more follows on a permuted target and a few
-on a twin. These two and the controls share an :class:`Allowance` of a third of the budget: what does
-not fit is left out and said, and what "no leak found" needs is then missing. Baselines, scoring and
-both certificates are told what they may take and sample, or leave out what does not decide; reading,
-planning and the report have the rest. A batch that has begun is finished: cutting it short would
-leave a run that nobody could repeat. What is recorded, and replayed, is the batches.
+part in ``PARTS`` of that, because if nothing is found one more follows on a permuted target and one on
+each positive control. These and the negative controls share an :class:`Allowance` of ``CHECK_SHARE``:
+what does not fit is left out and said, and what "no leak found" needs is then missing. Baselines,
+scoring and both certificates are told what they may take and sample, or leave out what does not
+decide; reading, planning and the report have the rest. What is recorded, and replayed, is the batches.
+
+An audit ends within ``OVERRUN`` times its budget. The attacks stop at the budget, and every stage
+that decides nothing is skipped after it. Such a stop is never "no leak found".
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from residuum.attacks import AttackConfig, estimate
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge, Record
 
-ATTACK_SHARE = 0.42  # of the budget: what the checks and everything below leave
+ATTACK_SHARE = 0.36  # of the budget: what the checks and everything below leave
+OVERRUN = 1.3  # times the budget at which an audit ends
+MIN_BUDGET = 5.0  # seconds: reading, scoring and the report alone take about as long
 FEWEST_RESTARTS = 4  # that even a short audit plans: what several agree on counts for more
-PARTS = 6  # of an attack's time: one is repeated on a permuted target, one on the twin
-CHECK_SHARE = 1 / 3  # of the budget, at most, for asking whether the audit can be believed
-TWIN_SHARE = 0.04  # of the twin's training; its attack takes what the audited one took
+PARTS = 6  # of an attack's time: one is repeated on a permuted target, one on each positive control
+CHECK_SHARE = 0.4  # of the budget, at most, for asking whether the audit can be believed
+TWIN_SHARE = 0.03  # of training one positive control; its attack takes what the audited one took
 BASELINE_SHARE, SCORE_SHARE, CERTIFICATE_SHARE, UNIQUENESS_SHARE = 0.05, 0.1, 0.05, 0.05
 LEAST_BASELINE, LEAST_SCORE = 1.0, 3.0  # seconds: what is cheap is not left out of a short audit
 LEAST_UNIQUENESS = 3.0  # seconds: its null space is counted whatever the clock says
@@ -105,6 +109,10 @@ class Allowance:
         self.spent += self.clock() - self._begun
         self._begun = None
 
+    def limit(self, seconds: float) -> None:
+        """Make sure that at most ``seconds`` are left."""
+        self.seconds -= max(0.0, self.left - seconds)
+
     @property
     def left(self) -> float:
         """Seconds, less than none when it is overrun."""
@@ -113,6 +121,11 @@ class Allowance:
 
 
 UNBOUNDED = Allowance(math.inf)
+
+
+def running_since(start: float, seconds: float) -> Allowance:
+    """Return an allowance of ``seconds`` that has been running since ``start``."""
+    return Allowance(seconds, _begun=start)
 
 
 @dataclass(frozen=True)
@@ -168,9 +181,9 @@ def next_batch(done: list[tuple[Batch, float]], candidates: int, share: float) -
 
 
 def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
-    """What an audit will take, in a sentence; where the budget is too short, that and why.
+    """Return how long an audit will take, and what a longer budget would allow.
 
-    samples: of the training set. Scoring and certificates cannot be had for less than ``floor``.
+    samples: of the training set. Scoring and certificates take at least ``floor`` seconds.
     """
     share = ATTACK_SHARE * seconds / max(1, len(plans))
     attacks = sum(max(share, plan.seconds) for plan in plans)
@@ -178,20 +191,18 @@ def forecast(seconds: float, plans: Sequence[Plan], samples: int) -> str:
     after = SCORE_SHARE + CERTIFICATE_SHARE + UNIQUENESS_SHARE
     rest = max(BASELINE_SHARE * seconds, LEAST_BASELINE) + max(after * seconds, floor)
     checks = CHECK_SHARE * seconds
-    total = max(attacks + rest + checks + AROUND, seconds)
+    total = min(max(attacks + rest + checks + AROUND, seconds), OVERRUN * seconds)
     said = (
         f"with a budget of {duration(seconds)} the attacks get {duration(attacks)}, scoring and "
-        f"certificates {duration(rest)}, controls and twin at most {duration(checks)}: about "
+        f"certificates {duration(rest)}, negative and positive controls at most {duration(checks)}: about "
         f"{duration(total)} in all"
     )
-    if total > 1.3 * seconds:
-        said += ", longer than the budget: it cannot be done in less"
     if cut := [plan for plan in plans if plan.batch.steps < plan.steps]:
         each = (p.seconds * p.steps / p.batch.steps / p.batch.restarts for p in cut)
         whole = 60 * math.ceil(PARTS * max(each) / ATTACK_SHARE * len(plans) / 60)
         names = (f"{p.batch.attack} {p.batch.steps} of its {p.steps} steps" for p in cut)
         said += (
-            f"; that gives {', '.join(names)}, and they may explain nothing: --budget "
-            f"{duration(whole)} would allow all"
+            f". This is enough for {', '.join(names)}. It can show a leak and cannot rule one out: the full "
+            f"plan takes about --budget {duration(whole)}"
         )
     return said

@@ -117,7 +117,10 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
     for name in dict.fromkeys(counted):
         row(f"by {name}", lambda x, name=name: _of(x, name))
     row(
-        "from a twin", lambda x: (t := x.checks.twin) and not t.reason and f"{t.recovered} of {t.n}"
+        "from positive controls",
+        lambda x: (
+            ", ".join(f"{t.recovered} of {t.n}" for t in x.checks.twins if not t.reason) or None
+        ),
     )
     row("membership, AUC by loss", lambda x: x.membership and f"{x.membership.loss.auc:.2f}")
     return tuple(rows)

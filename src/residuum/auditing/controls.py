@@ -3,7 +3,7 @@
 The test of a verdict takes training and held-out samples to be exchangeable but for the network. What
 would break that is looked for in every audit, each by a control that must find nothing:
 
-- held-out samples that nearly repeat a training sample hide it: both are left out;
+- held-out samples that repeat a training sample hide it: both are set aside;
 - a part of the held-out samples, taken out of the pool, serves as candidates;
 - what was granted, with noise, serves as candidates: a mean of few samples gives them away itself;
 - a classifier tries to tell training from held-out samples without any network.
@@ -41,7 +41,7 @@ from residuum.evaluation.matching import (
     lay_out,
     why_not_calibrated,
 )
-from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, step_down
+from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, format_p, step_down
 from residuum.evaluation.scoring import DECIDING, control_of
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
@@ -49,8 +49,11 @@ from residuum.theory.rows import choose_task, margins, normalise_labels
 
 LEVEL = 0.001  # of a control: one false alarm in a thousand audits, each
 NEAR = 0.01  # of the median distance to the nearest held-out sample: a repeat
-ALIKE, PIXELS = 0.99, 30  # NCC of a repeat, asked of samples with at least so many values
-MOST_REPEATS = 0.1  # of the pool; with more the pool is no control
+# A repeat of at least MIN_NCC_VALUES values has an NCC above REPEAT_NCC, whatever its brightness. In raw
+# tables every pair of rows has such an NCC, because the largest column dominates. If the nearest
+# held-out sample is typically that close, a repeat must be a hundred times closer than that.
+REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
+MAX_REPEATS = 0.1  # share of either set that may be set aside
 SHARE = 5  # one in so many held-out samples serves as candidate
 APART = 0.8  # AUC at which training and held-out samples are of two kinds
 CLEAR = 3.0  # standard errors that such an AUC must lie above one half: few samples scatter
@@ -100,7 +103,7 @@ class ControlRow(Record):
 class Controls(Record):
     """All controls of an audit.
 
-    repeats: training samples left out with their near repeats.
+    repeats: rows of training samples that were set aside, because the held-out set holds them too.
     auc: of telling training from held-out samples, None where it was not tried.
     energy: p of the energy test, which only warns.
     failures: why nothing can be decided, one sentence each.
@@ -117,40 +120,63 @@ class Controls(Record):
 
 @dataclass(frozen=True)
 class Claim:
-    """Training and held-out samples fit to be compared; repeats: training samples left out."""
+    """Training and held-out samples fit to be compared.
+
+    set_aside: training samples that also occur in the held-out set. They cannot show a leak, but
+        they must not match a reconstruction if the audit is to end in "no leak found".
+    """
 
     train: Dataset
     pool: Dataset | None
-    repeats: tuple[int, ...] = ()
+    set_aside: Dataset | None = None
     failure: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """Row numbers of the samples that were set aside."""
+        return () if self.set_aside is None else tuple(self.set_aside.rows)
+
 
 def without_repeats(train: Dataset, pool: Dataset | None) -> Claim:
-    """Leave out held-out samples that nearly repeat a training sample, and that one with them.
+    """Set aside training samples that also occur in the held-out set, and those held-out samples.
 
-    In pairs, so that what is left of both sets stays exchangeable.
+    Both members of a pair are set aside, so that the samples that remain stay exchangeable.
+
+    Args:
+        train: The training set under test.
+        pool: The held-out set, or None.
+
+    Returns:
+        The samples that remain, and the training samples that were set aside. If more than a tenth
+        of either set would be set aside, everything is kept and ``failure`` says so.
     """
     if pool is None or pool.shape != train.shape:
         return Claim(train, pool)
-    a, b = train.x.double(), pool.x.double()
-    distance = similarity.l2(a, b)
-    near = distance <= NEAR * distance.amin(1).median()
-    if a[0].numel() >= PIXELS and bool(near.any()):
-        rows = near.any(1)
-        near[rows] &= similarity.ncc(a[rows], b) > ALIKE
-    mine, theirs = near.any(1), near.any(0)
-    if not bool(theirs.any()):
+    is_repeat = _repeats(train.x.double(), pool.x.double())
+    in_pool, in_train = is_repeat.any(1), is_repeat.any(0)
+    if not bool(in_pool.any()):
         return Claim(train, pool)
-    repeats = tuple(mine.nonzero().flatten().tolist())
-    said = f"{int(theirs.sum())} held-out samples nearly repeat {len(repeats)} training samples"
-    if theirs.double().mean() > MOST_REPEATS or 2 * len(repeats) > len(train):
-        return Claim(
-            train, pool, (), f"{said}: too many for a control. Give other held-out samples"
-        )
-    few = ", ".join(map(str, repeats[:20])) + (", ..." if len(repeats) > 20 else "")
-    note = f"{said} (numbers {few}); both were left out of the comparison"
-    return Claim(_rows(train, ~mine), _rows(pool, ~theirs), repeats, "", (note,))
+    count = int(in_pool.sum())
+    found = f"{count} of {len(train)} training samples also occur in the held-out set"
+    if max(float(in_pool.double().mean()), float(in_train.double().mean())) > MAX_REPEATS:
+        failure = f"{found}. At most a tenth may. Pass held-out samples that were not trained on"
+        return Claim(train, pool, failure=failure)
+    set_aside = train.take(in_pool)
+    listed = ", ".join(map(str, set_aside.rows[:20])) + (", ..." if count > 20 else "")
+    note = f"{found} (rows {listed}, counted from 0). They were not judged"
+    return Claim(train.take(~in_pool), pool.take(~in_train), set_aside, "", (note,))
+
+
+def _repeats(train: Tensor, pool: Tensor) -> Tensor:
+    """Return an (n, N) mask of the pairs that are one sample, up to rounding and brightness."""
+    distance = similarity.l2(train, pool)
+    if train[0].numel() < MIN_NCC_VALUES:
+        return distance <= NEAR * distance.amin(1).median()
+    gap = 1 - similarity.ncc(train, pool)
+    typical = float(gap.amin(1).median())
+    limit = 1 - REPEAT_NCC if typical > 1 - REPEAT_NCC else NEAR * typical
+    return (gap < limit) | (distance == 0)
 
 
 def run_controls(
@@ -204,7 +230,7 @@ def run_controls(
         if row.failed:
             said = (
                 f'{row.name}: {row.recovered} of {len(train)} training samples "come back" '
-                f"({row.expected_by_chance:.2g} by chance, p = {row.p_value:.2g}) without any network"
+                f"({row.expected_by_chance:.2g} by chance, {format_p(row.p_value)}) without any network"
             )
             # What a grant gives away is known sample by sample: see ``brought_by_grant``.
             (notes if row.granted else failures).append(
@@ -287,7 +313,7 @@ def _row(
 
     def drawing(count: int) -> ControlRow:
         found = control_of(metric, field, gain, seed, count)
-        samples = tuple(np.flatnonzero(found.recovered).tolist())
+        samples = tuple(train.rows[i] for i in np.flatnonzero(found.recovered))
         counts = len(candidates), len(samples), found.expected_by_chance
         return ControlRow(name, *counts, found.p_value, samples, subsets=count)
 
@@ -437,10 +463,6 @@ def _strata(train: Dataset, pool: Dataset) -> Array | None:
     values, wanted = np.unique(labels[:n], return_counts=True)
     enough = all((labels[n:] == v).sum() >= k for v, k in zip(values, wanted, strict=True))
     return labels if enough else None
-
-
-def _rows(data: Dataset, keep: Tensor) -> Dataset:
-    return data.replace(x=data.x[keep], y=data.y[keep])
 
 
 @dataclass(frozen=True, eq=False)

@@ -167,9 +167,11 @@ def _conditions(
     apart = told_by_network(checkpoint, claim.train, claim.pool, checkpoint.task, 0)
     to_pass += () if vouch else Checks(fit=fit, told_apart=apart).strangers
     if not twin:
-        to_pass.append("no twin is wanted (--no-twin)")
+        to_pass.append("no positive controls are wanted (--no-twin)")
     elif control is not None and len(control.y.unique()) < 2:
-        to_pass.append("the held-out samples have no labels, so no twin can be trained on them")
+        to_pass.append(
+            "the held-out samples have no labels, so no positive control can be trained on them"
+        )
     return to_leak, to_pass
 
 
@@ -181,7 +183,8 @@ def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
         LEAK: said(to_leak, "where a test finds more than chance gives all tests together"),
         NO_LEAK_FOUND: said(
             [*to_leak, *to_pass],
-            "where no test does, an attack explains the weights and the twin gives its samples back",
+            "if no test does, an attack fits the weights with its full plan, and all positive controls are "
+            "noticed",
         ),
         INCONCLUSIVE: f"{REACHABLE}: in every other case",
     }

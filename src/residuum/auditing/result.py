@@ -11,13 +11,13 @@ copy. Every term there is in the glossary (``report/glossary.py``). Nothing is d
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -39,6 +39,8 @@ from residuum.auditing.verdict import (
     Findings,
     Verdict,
     acquitting,
+    summarize_positive_controls,
+    unfinished,
 )
 from residuum.checkpoints import Inspection, build_model
 from residuum.checkpoints.surfaces import sample_shape, task_of
@@ -60,7 +62,9 @@ SUITE = 1  # of all attacks: one more when an attack gets stronger or a new one 
 MEASURED, TRIED, NOT_TRIED, PLANNED = "measured", "tried", "not tried", "to be tried"
 MOST_NAMED = 6  # layers: a row of the table is one line or two
 MOMENT = "moment"
-LONGER = 10  # times the budget, where a longer one is the thing to try
+SHORTEST_STRETCH = 1.5  # times the budget: a longer one that is advised is clearly longer
+OUT_OF_REACH = 3600.0  # seconds: a longer budget is not advised
+STRIPPED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # files that strip writes anew
 TOLD = {  # granted facts in words; a value stands where it is one
     "shape": "the shape of a sample ({})",
     "value_range": "the range of values ({})",
@@ -80,7 +84,7 @@ SOURCES = {
     "holdout": " (taken from the held-out data)",
     "release": " (found in the release itself)",
 }
-TITLES = ("why", "how sure", "attacker was told", "attacked", "positive control", "network")
+TITLES = ("why", "how sure", "attacker was told", "attacked", "positive controls", "network")
 
 
 @dataclass(frozen=True, eq=False)
@@ -412,13 +416,13 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]
 
 def screen(result: AuditResult) -> Screen:
     """The first screen of ``result``."""
-    verdict, twin = result.verdict, result.checks.twin
+    verdict, controls = result.verdict, result.checks.twins
     facts = (
         verdict.reasons[0] if verdict.outcome == INCONCLUSIVE and verdict.reasons else "",
         verdict.sure,
         told(result.knowledge) or f"nothing but the {'file' if verdict.stored else 'weights'}",
         attacked(result),
-        "" if twin is None else twin.short,
+        summarize_positive_controls(controls) if controls else "",
         "" if result.fit is None else result.fit.line,
     )
     shown = tuple(Fact(title, text) for title, text in zip(TITLES, facts, strict=True) if text)
@@ -458,119 +462,149 @@ def next_step(result: AuditResult) -> NextStep:
     return _not_covered(result)
 
 
-def _files(result: AuditResult) -> dict[str, str]:
-    """Files as they were named on the command line; a capital word where there was none."""
-    named = {"checkpoint": "FILE", "data": "TRAIN", "holdout": "HELD_OUT", "out": "RUN"}
-    return named | {name: path for name, path in result.files.items() if path}
-
-
 def _again(result: AuditResult, *options: str, checkpoint: str = "", out: str = "-again") -> str:
-    """The audit once more, with what was granted and these ``options``."""
-    files = _files(result)
+    """Return the command of this audit with its knowledge and with ``options``, "" if it had no files."""
+    files = result.files
+    if not all(files.get(name) for name in ("checkpoint", "data", "out")):
+        return ""
     said = ["residuum", "audit", checkpoint or files["checkpoint"], "--data", files["data"]]
-    said += ["--holdout", files["holdout"], *shlex.split(files.get("options", "")), *options]
+    said += ["--holdout", files["holdout"]] if files.get("holdout") else []
+    said += [*shlex.split(files.get("options", "")), *options]
     return shlex.join([*said, "--out", f"{files['out']}{out}"])
 
 
-def _stripped(result: AuditResult) -> tuple[str, str]:
-    """Strip the file, audit what is left."""
-    files = _files(result)
-    strip = shlex.join(["residuum", "strip", files["checkpoint"], "--out", "stripped.pt"])
-    return strip, _again(result, checkpoint="stripped.pt", out="-stripped")
+def _strip(result: AuditResult) -> str:
+    """Return the command that removes what the network does not need, "" if it does not apply."""
+    file = result.files.get("checkpoint", "")
+    has_weights = bool(result.checkpoint.theta)
+    if not has_weights or Path(file).suffix not in STRIPPED_SUFFIXES:
+        return ""
+    return shlex.join(["residuum", "strip", file, "--out", "stripped.pt"])
+
+
+def _redact(result: AuditResult) -> str:
+    """Return the command that writes the report without any sample, "" if the audit was not saved."""
+    out = result.files.get("out", "")
+    return shlex.join(["residuum", "report", out, "--redact"]) if out else ""
+
+
+def _step(text: str, *commands: str) -> NextStep:
+    """Return a next step with the commands that exist for this audit."""
+    return NextStep(text, tuple(filter(None, commands)))
 
 
 def _after_a_leak(result: AuditResult) -> NextStep:
-    files = _files(result)
-    redact = shlex.join(["residuum", "report", files["out"], "--redact"])
+    redact = _redact(result)
+    show = " The last command writes this report without any sample, to show to others."
+    show = show if redact else ""
     if result.verdict.stored:
-        return NextStep(
-            "Do not release this file: it holds training records as they are. Where a network stands "
-            "beside them, the first command writes its weights alone. A model that is made of its "
-            "records, such as nearest neighbours, cannot be had without them: train another kind. The "
-            "last command writes this report without any sample, to be shown to others.",
-            (_stripped(result)[0], redact),
+        strip = _strip(result)
+        if strip:
+            return _step(
+                "Do not release this file, because it contains training records. The first command "
+                f"writes the weights alone. Audit the result before you release it.{show}",
+                strip,
+                redact,
+            )
+        return _step(
+            "Do not release this file, because it contains training records. If the model is made of its "
+            "records, such as nearest neighbors, it cannot work without them. Train another kind of "
+            f"model, or save the model without the records, and audit it again.{show}",
+            redact,
         )
     surfaces = {row.surface for row in result.attacks if row.survives}
-    if surfaces == {MOMENT}:
-        return NextStep(
-            "Do not release this file as it is. Its optimiser state gives samples back, and nobody "
-            "needs that to use the network: strip it and audit what is left. The last command writes "
-            "this report without any sample, to be shown to others.",
-            (*_stripped(result), redact),
+    strip = _strip(result)
+    if surfaces == {MOMENT} and strip:
+        return _step(
+            "Do not release this file as it is. Its optimizer state leaks training samples and is not "
+            f"needed to use the network. Strip it and audit what remains.{show}",
+            strip,
+            _again(result, checkpoint="stripped.pt", out="-stripped"),
+            redact,
         )
-    arch = result.checkpoint.arch
-    # Where its code is the user's, or a start that it was tuned from, so is its training.
-    own = Architecture.parse(arch).kind == "module"
-    tuned = result.knowledge.provenance.get("theta0") == "user"
-    if own or tuned or files["data"].endswith(".csv"):
-        text = (
-            "Do not release this file. What came back is in the weights, and only another training "
-            "changes that: with fewer steps, more samples, noise or differential privacy. Audit the "
-            "result again. The command writes this report without any sample, to be shown to others."
-        )
-        return NextStep(text, (redact,))
-    defend = ["residuum", "defend", "--data", files["data"], "--arch", arch]
-    private = ",dp:8" if find_spec("opacus") else ""
-    defend += ["--defenses", f"noise:0.5{private}", "--out", f"{files['out']}-defended"]
-    return NextStep(
-        "Do not release this file. What came back is in the weights, and only another training changes "
-        "that: the first command measures what defenses keep of the accuracy and of the leak. "
-        "Retrain with one that helps and audit again. The second command writes this report without any "
-        "sample, to be shown to others.",
-        (shlex.join(defend), redact),
+    also = " Also remove the optimizer state from the file." if MOMENT in surfaces else ""
+    return _step(
+        "Do not release this file. The weights themselves leak, so only another training helps. Retrain "
+        "with differential privacy (DP-SGD) and audit the result. On images, DP-SGD was the only "
+        "defense that held in our measurements. Weight noise, early stopping, weight decay, label smoothing "
+        f"and mini-batches did not.{also}{show}",
+        redact,
     )
 
 
 def _when_inconclusive(result: AuditResult) -> NextStep:
-    """The one thing most likely to help."""
+    """Return the one thing that is most likely to help. Wrong inputs come before more time."""
     checks = result.checks
     if result.verdict.n is None:
-        return NextStep(
-            "Give the training samples and samples the network never saw; without them nothing can be "
-            "compared.",
-            (_again(result),),
+        return _step(
+            "Pass the training samples (--data) and at least 100 samples that the network never saw "
+            "(--holdout). Without them nothing can be compared."
         )
     if result.verdict.recovered is None:
-        return NextStep(
-            "Give more samples that the network never saw, at least 100 and as many as there are "
-            "training samples, from the same source and prepared in the same way.",
-            (_again(result),),
+        return _step(
+            "Pass more held-out samples (--holdout): at least 100, and at least as many as there are "
+            "training samples, from the same source and prepared in the same way."
         )
-    longer = duration(LONGER * seconds_of(result.settings.get("budget") or "1min"))
-    more_time = NextStep(
-        "Give the audit more time, so that an attack can explain the weights.",
-        (_again(result, "--budget", longer),),
+    too_short = [failure for failure in checks.failures if "--budget" in failure]
+    if checks.failures and len(too_short) < len(checks.failures):
+        return _step(
+            "Pass other held-out samples (--holdout): from the same source as the training samples, "
+            "prepared in the same way, and none of them trained on."
+        )
+    if (checks.fit is not None and checks.fit.doubtful) or (
+        checks.strangers and not checks.vouched
+    ):
+        unfit = checks.fit is not None and checks.fit.doubtful
+        vouch = "" if unfit else _again(result, "--vouch")
+        return _step(
+            "Check that architecture, preprocessing, labels and records are those of the training. "
+            + ("" if unfit else "If they are, confirm it with --vouch."),
+            vouch,
+        )
+    if result.findings is not None and result.findings.set_aside_matches:
+        return _step(
+            "Remove the training samples from the held-out file and audit again. Some of them match a "
+            "reconstruction, so this file may leak."
+        )
+    if any(row.ran and row.surface == MOMENT for row in result.attacks) and _strip(result):
+        return _step(
+            "Strip the optimizer state, which is not needed to use the network, and audit what remains.",
+            _strip(result),
+            _again(result, checkpoint="stripped.pt", out="-stripped"),
+        )
+    if too_short or checks.hurried or unfinished(result.attacks, checks):
+        return _more_time(result)
+    if not acquitting(result.attacks):
+        return _step(
+            "The attacks ran their full plan and could not fit these weights, so finding nothing proves "
+            "nothing, and more time is unlikely to help. Do not treat this file as cleared. An attacker "
+            "who knows more, such as the value range (--value-range), the mean of the samples (--mean) or "
+            "the initial weights (--init), may fit them. Declare such knowledge if it is realistic."
+        )
+    if any(control.reason for control in checks.twins):
+        return _step(
+            "Pass more held-out samples, with labels, and let the audit run its positive controls "
+            "(do not pass --no-twin)."
+        )
+    return _step(
+        "Describe how the network was trained, so that the positive controls are trained in the same way. "
+        "For example: --recipe optimiser=adam,rate=0.001,epochs=100."
     )
-    if checks.failures:
-        if any("--budget" in failure for failure in checks.failures):
-            return more_time
-        return NextStep(
-            "Take other held-out samples: from the same source as the training samples, none of them "
-            "trained on, prepared in the same way.",
-            (_again(result),),
+
+
+def _more_time(result: AuditResult) -> NextStep:
+    """Advise a longer budget by the audit's own estimate, unless this machine is too slow for it."""
+    given = seconds_of(result.settings.get("budget") or "1min")
+    needed = max(result.checks.budget_needed or 0.0, SHORTEST_STRETCH * given)
+    needed = 60.0 * math.ceil(needed / 60)
+    if needed > OUT_OF_REACH:
+        return _step(
+            f"A full audit of this network would take about {duration(needed)} on this machine. Run it on a "
+            "GPU (--device cuda), or treat the file as not cleared."
         )
-    if any(row.ran and row.surface == MOMENT for row in result.attacks):
-        return NextStep(
-            "Strip the optimiser state, which nobody needs to use the network, and audit what is left.",
-            _stripped(result),
-        )
-    if not acquitting(result.attacks) or checks.hurried:
-        return more_time
-    if not checks.vouched and checks.strangers:
-        return NextStep(
-            "Check that architecture, preprocessing, labels and records are those of the training. Where "
-            "they are, and the network generalises or was trained privately, vouch for it.",
-            (_again(result, "--vouch"),),
-        )
-    if checks.twin is not None and checks.twin.reason:
-        return NextStep(
-            "Give more held-out samples, with labels, and let the audit train a twin (no --no-twin).",
-            (_again(result),),
-        )
-    recipe = "optimiser=adam,rate=0.001,epochs=100"
-    return NextStep(
-        "Say how the network was trained, so that its twin is made alike. Example values:",
-        (_again(result, "--recipe", recipe),),
+    return _step(
+        f"Give the audit more time. Its full plan takes about {duration(needed)} on this machine.",
+        _again(result, "--budget", duration(needed)),
     )
 
 
@@ -589,6 +623,7 @@ def _not_covered(result: AuditResult) -> NextStep:
     parts = [f"an attacker who knows {' or '.join(absent)}"] if absent else []
     parts += [f"attacks that were not run ({names})"] if names else []
     parts += ["confirming that a known record was trained on (see membership below)"]
-    parts += ["anything else that is released beside this file, which the command looks through"]
-    folder = shlex.join(["residuum", "scan", _files(result)["checkpoint"]])
-    return NextStep(f"{said}{'; '.join(parts)}.", (folder,))
+    parts += ["anything else that is released with this file (residuum scan)"]
+    file = result.files.get("checkpoint", "")
+    scan = shlex.join(["residuum", "scan", file]) if file else ""
+    return _step(f"{said}{'; '.join(parts)}.", scan)

@@ -31,9 +31,13 @@ from residuum.attacks import PRESETS, AttackConfig, every_attack
 from residuum.auditing.budget import (
     CHECK_SHARE,
     LEAST_SCORE,
+    MIN_BUDGET,
+    OVERRUN,
     SCORE_SHARE,
     Allowance,
     Batch,
+    duration,
+    running_since,
     seconds_of,
 )
 from residuum.auditing.controls import (
@@ -57,7 +61,7 @@ from residuum.auditing.inputs import (
 )
 from residuum.auditing.result import PLANNED, SUITE, AuditResult, facts, others, tried
 from residuum.auditing.stages import Attacked, AttackStage, Watch, certified, exposed, judge
-from residuum.auditing.twin import audit_twin
+from residuum.auditing.twin import run_positive_controls
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
     LEAK,
@@ -95,6 +99,14 @@ MOST_ALIKE = 64  # records on either side that are compared with one sample
 CHUNK = 4096  # records that are taken to float64 at a time
 MOST_SHOWN = 300  # records that the report is given: a page shows fewer
 OUTRIGHT = "stored outright"
+OUT_OF_TIME = "skipped: time budget exhausted"
+STOPPED = "the audit ran out of its budget of {} and was stopped before its plan was finished"
+NOT_CERTIFIED: dict[str, Any] = {
+    "certificate": None,
+    "certificate_of": OUT_OF_TIME,
+    "uniqueness": None,
+    "uniqueness_reason": OUT_OF_TIME,
+}
 NO_NETWORK = "the file holds no network"
 
 
@@ -135,10 +147,13 @@ def audit(
     holdout: samples it never saw, likewise, labels optional, at least 100; one file may hold both;
         without either the verdict is inconclusive.
     knowledge: what the attacker is told, also as a dictionary.
-    budget: wall clock, such as "10min": as many batches of restarts as fit, at least one.
+    budget: wall clock, such as "10min": as many batches of restarts as fit, at least one. The audit
+        ends within 1.3 times the budget.
+    steps: of every restart, instead of the preset's: a smaller or larger plan. "No leak found" needs
+        an attack that ran all steps and restarts of its plan.
     vouch: the auditor's word that network and samples were read rightly, where it does not show.
-    twin: train and attack a network known to hold its data, without which "no leak found" is not
-        said, recipe: how, see ``twin.Recipe``.
+    twin: run positive controls, which are networks known to memorize their data. Without them
+        "no leak found" is not said. recipe: how to train them, see ``twin.Recipe``.
     surface: attack only "weights", their "change" from a start that is granted, or the "moment" of
         an optimiser.
     batches: exactly these instead of a budget, as recorded by an earlier audit.
@@ -200,7 +215,14 @@ def audit(
     seconds = seconds_of(budget)
     told = (checkpoint, knowledge, config, seconds, store, watch, tuple(batches), baselines, say)
     samples = 0 if train is None else len(train)
-    attacks = AttackStage(*told, exact=steps is not None, samples=samples, only=only)
+    longest = max(seconds, MIN_BUDGET)
+    attacks = AttackStage(
+        *told,
+        exact=steps is not None,
+        samples=samples,
+        only=only,
+        clock=clock.until(longest, batches),
+    )
     with clock("attack"):
         attacked = attacks.run()
     faults = {one.name: f"failed on import: {one.error}" for one in plugged if one.error}
@@ -213,9 +235,10 @@ def audit(
         (f"Parts of other packages failed and say nothing: {', '.join(lost)}.",) if lost else ()
     )
     # Repeated batches have no clock: what was drawn then is drawn again.
+    end = clock.until(OVERRUN * longest, batches)
     scoring = math.inf if batches else max(LEAST_SCORE, SCORE_SHARE * seconds)
     machinery()  # read before the clock of the controls begins
-    allowance = Allowance(math.inf if batches else CHECK_SHARE * seconds)
+    allowance = Allowance(min(math.inf if batches else CHECK_SHARE * seconds, end.left))
     with clock("controls"), allowance:
         claim = None if train is None else without_repeats(train, control)
         controls = Controls()
@@ -227,11 +250,18 @@ def audit(
         beside = membership(checkpoint, claim)
     found = judged.findings.samples if judged.findings is not None else ()
     failures = (*controls.failures, *brought_by_grant(controls, found))
-    checks = Checks(failures, fit, vouched=vouch)
+    checks = Checks(
+        failures,
+        fit,
+        vouched=vouch,
+        set_aside=() if claim is None else claim.repeats,
+        budget_needed=attacks.budget_for_full_plan(attacked),
+    )
     vouched = (VOUCHED,) if vouch else ()
     # Where records stand in the file, what finding none elsewhere is worth is no question.
     asked = None if any(row.stands for row in outright) else judged.findings
     if claim is not None and asked is not None and open_question(asked, checks):
+        allowance.limit(end.left)
         with clock("permuted"), allowance:
             apart = told_by_network(checkpoint, claim.train, claim.pool, checkpoint.task, seed)
             judged = replace(
@@ -240,16 +270,26 @@ def audit(
         checks = checks.replace(told_apart=apart)
         if acquitting(judged.attacks) and (vouch or not checks.strangers):
             with clock("twin"), allowance:
-                made = Twin(reason="it was not wanted (--no-twin)")
+                controls_run: tuple[Twin, ...] = (Twin(reason="it was not wanted (--no-twin)"),)
                 if twin:
-                    made = audit_twin(attacks, claim, inspection, attacked, recipe, allowance)
-                checks = checks.replace(twin=made)
+                    controls_run = run_positive_controls(
+                        attacks, claim, inspection, attacked, recipe, allowance
+                    )
+                checks = checks.replace(twins=controls_run)
+    # What does not decide is skipped once the budget is spent.
+    late = attacks.clock.left <= 0
     with clock("certify"):
-        certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
+        certificates = NOT_CERTIFIED
+        if not late:
+            certificates = certified(checkpoint, train, attacked.found, knowledge, seconds)
     with clock("exposure"):
-        exposure, unexposed = exposed(
-            checkpoint, train, claim, knowledge, attacked.found, judged.shown
-        )
+        exposure, unexposed = None, OUT_OF_TIME
+        if not late:
+            exposure, unexposed = exposed(
+                checkpoint, train, claim, knowledge, attacked.found, judged.shown
+            )
+    if end.left <= 0 or any("time" in part.status for part in attacked.found):
+        checks = checks.replace(stopped=STOPPED.format(duration(seconds)))
     through_head = () if head is None else (head.note,)
     taken = (*vouched, *through_head, *unconfirmed(outright), *checkpoint.assumptions)
     verdict = decide(judged.findings, judged.attacks, checks, taken)
@@ -259,8 +299,8 @@ def audit(
     notes = [note for part in attacked.found for note in part.notes]
     notes += () if judged.scores is None else judged.scores.notes
     spent = (
-        f"controls, permuted target and twin took {allowance.spent:.1f} s of a budget of "
-        f"{seconds:.0f} s ({allowance.spent / seconds:.0%}; planned: at most a third)"
+        f"controls, permuted target and positive controls took {allowance.spent:.1f} s of a budget of "
+        f"{seconds:.0f} s ({allowance.spent / seconds:.0%}; planned: at most {CHECK_SHARE:.0%})"
     )
     membership_why_not = "there are no held-out samples with labels to compare with"
     return AuditResult(
@@ -342,6 +382,14 @@ class _Clock:
     def __init__(self, begun: Callable[[str], None] | None) -> None:
         self.seconds: dict[str, float] = {}
         self.begun = begun
+        self.start = time.monotonic()
+
+    def until(self, seconds: float, batches: Sequence[Batch]) -> Allowance:
+        """Return the time that is left of ``seconds`` since the audit began.
+
+        Repeated batches have no clock, so that they repeat.
+        """
+        return running_since(self.start, math.inf if batches else seconds)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,9 @@ from residuum.auditing.budget import (
     LEAST_BASELINE,
     LEAST_UNIQUENESS,
     MAX_RESTARTS,
+    PARTS,
     UNIQUENESS_SHARE,
+    Allowance,
     Batch,
     Plan,
     first_batch,
@@ -50,7 +52,7 @@ from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
 from residuum.errors import InconclusiveError, InputError, PluginError, ResiduumError
 from residuum.evaluation import Calibration, score
 from residuum.evaluation.matching import METRICS, Array, Field, greedy_in_sets, lay_out
-from residuum.evaluation.null import SIGNIFICANCE, count_interval, draw_sets, step_down
+from residuum.evaluation.null import SIGNIFICANCE, draw_sets, fewest_beyond_chance, step_down
 from residuum.evaluation.scoring import (
     DECIDING,
     CandidatePool,
@@ -91,6 +93,7 @@ TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 MOST_REASON = 300  # characters of what a stranger's attack says when it fails
 MOST_EXPOSED = 2000  # records whose exposure an audit looks at
 MOST_GRADIENTS = 2 * 10**8  # records times parameters, likewise, for networks that are no chain
+MIN_SECONDS = 1e-3  # that an attack is given: the solver needs a positive time limit
 ELSEWHERE = "residuum exposure takes as long as it needs"
 MOST_SETS, MOST_VALUES = 100, 5000  # held-out sets in the report, and values it carries of them
 MOST_SHOWN = 300  # samples that the record keeps beside what was found: a page shows fewer
@@ -120,6 +123,7 @@ class AttackStage:
     exact: whether the steps of ``config`` were asked for.
     samples: of the training set, for the forecast.
     only: these attacks.
+    clock: time until the attacks must end, whatever is left of their plan.
     """
 
     checkpoint: Checkpoint
@@ -134,6 +138,7 @@ class AttackStage:
     exact: bool = False
     samples: int = 0
     only: tuple[str, ...] = ()
+    clock: Allowance = field(default_factory=lambda: Allowance(math.inf))
 
     def run(self) -> Attacked:
         """Run what applies; the deciding attacks share their part of the budget, by their ``part``.
@@ -159,9 +164,15 @@ class AttackStage:
         done: list[Batch] = []
 
         def attack(name: str, plan: Plan | None, share: float) -> None:
-            with _own_fault(name, known[name], rows):
-                part, batches = self._found(name, known[name], on[name], plan, share)
-                rows[name] = outcome_of(known[name], on[name], part)
+            one = known[name]
+            if one.baseline and self.clock.left <= 0:
+                reason = "skipped: time budget exhausted"
+                rows[name] = AttackOutcome(name, False, True, False, reason)
+                return
+            with _own_fault(name, one, rows):
+                part, batches = self._found(name, one, on[name], plan, share)
+                cut = self._unfinished(batches, part) if one.pace == "batches" else ""
+                rows[name] = outcome_of(one, on[name], part).replace(unfinished=cut)
                 found[name] = part
                 done.extend(batches)
 
@@ -189,6 +200,34 @@ class AttackStage:
             tuple(found[n] for n, one in known.items() if n in found and one.baseline),
             tuple(done),
         )
+
+    def _unfinished(self, batches: list[Batch], found: Reconstruction) -> str:
+        """Return what is missing of the steps and restarts that the preset plans, "" if nothing."""
+        plan = self.config
+        whole = [batch for batch in batches if batch.steps >= plan.steps]
+        cut_by_clock = found.status.count("time")
+        finished = sum(batch.restarts for batch in whole) - cut_by_clock
+        if finished >= plan.restarts:
+            return ""
+        longest = max(batch.steps for batch in batches)
+        if longest < plan.steps:
+            return f"each restart ran {longest} of {plan.steps} steps"
+        return f"{max(finished, 0)} of {plan.restarts} restarts ran all {plan.steps} steps"
+
+    def budget_for_full_plan(self, attacked: Attacked) -> float | None:
+        """Estimate the budget, in seconds, at which every attack finishes its plan.
+
+        The estimate comes from the time that the attacks took. None if no attack ran in batches.
+        """
+        each: dict[str, float] = {}
+        for row in attacked.outcomes:
+            work = sum(b.restarts * b.steps for b in attacked.batches if b.attack == row.name)
+            if work:
+                each[row.name] = row.seconds * self.config.steps / work
+        if not each:
+            return None
+        restarts = max(PARTS, self.config.restarts)
+        return restarts * max(each.values()) * len(each) / ATTACK_SHARE
 
     def left_on_permuted(self, name: str, steps: int, seconds: float) -> float | None:
         """Residual of the judged layers that one restart leaves where there is nothing to explain.
@@ -261,6 +300,8 @@ class AttackStage:
         done: list[tuple[Batch, float]] = []
         while batch is not None:
             yield batch
+            if self.clock.left <= 0:
+                return
             done.append((batch, parts[-1].seconds))
             candidates = len(parts[-1].x) // max(1, parts[-1].restarts)
             batch = next_batch(done, candidates, share)
@@ -282,6 +323,7 @@ class AttackStage:
         if self.store and (found := self.store.load(batch)) is not None:
             return found
         config = resolve(self.checkpoint, self.knowledge, batch.of(self.config))
+        config = replace(config, seconds=max(self.clock.left, MIN_SECONDS))
         watch = self.watch(batch.attack, done, every) if self.watch else None
         state = self.store.state(batch) if self.store else None
         found = ran(one, surface, self.knowledge, config, state_path=state, watch=watch)
@@ -553,29 +595,41 @@ def run_tests(
     }, notes
 
 
-def findings(tests: dict[str, OneTest], n: int, graded: dict[int, str] | None = None) -> Findings:
+def findings(
+    tests: dict[str, OneTest],
+    n: int,
+    graded: dict[int, str] | None = None,
+    row_numbers: Sequence[int] | None = None,
+) -> Findings:
     """What all tests found together. Without a survivor nothing is recovered, whatever one matched.
 
     A sample counts once however many tests hold it, and so it does in the held-out sets that give
-    chance: both unions are over the same tests, the survivors where there are any.
+    chance: both unions are over the same tests, the survivors where there are any. row_numbers: of the
+    samples in the user's file, by default their positions.
     """
+    numbers = range(n) if row_numbers is None else row_numbers
     alive = {name: one for name, one in tests.items() if one.survives}
     recovered = np.any([one.control.recovered for one in alive.values()] or [np.zeros(n, bool)], 0)
     chance = np.any([one.control.chance for one in (alive or tests).values()], 0)
     expected, count = float(chance.sum() / len(chance)), int(recovered.sum())
-    low, high = count_interval(count, n)
+    excess = np.stack([one.control.excess for one in tests.values()])
+    beyond = [
+        fewest_beyond_chance(excess, one.control.own_excess, i)
+        for i, (name, one) in enumerate(tests.items())
+        if name in alive
+    ]
     grades = list((graded or {}).values())
     return Findings(
         n=n,
         recovered=count,
         expected_by_chance=expected,
-        interval=(low - expected, high - expected),
+        interval=(float(min(max(beyond, default=0), count)), float(count)),
         p_value=min(one.adjusted for one in tests.values()),
         metric=DECIDING,
         rule=", ".join(dict.fromkeys(one.rule for one in (alive or tests).values())),
         tests=len(tests),
         survivors=tuple(alive),
-        samples=tuple(np.flatnonzero(recovered).tolist()),
+        samples=tuple(numbers[int(i)] for i in np.flatnonzero(recovered)),
         grades={grade: grades.count(grade) for grade in dict.fromkeys(grades)},
     )
 
@@ -678,8 +732,24 @@ def judge(
     scores = scored(pools[strongest], before=tests[strongest].control, seconds=left())
     scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
     shown = evidence(claim, scores, outputs, tests[strongest], seed)
-    found = findings(tests, len(train), graded)
+    found = findings(tests, len(train), graded, train.rows)
+    found = found.replace(set_aside_matches=matches_among(claim.set_aside, pools, tests))
     return Judged(rows, found, strongest, scores, selected, shown)
+
+
+def matches_among(
+    samples: Dataset | None, pools: dict[str, CandidatePool], tests: dict[str, OneTest]
+) -> tuple[int, ...]:
+    """Return the row numbers of ``samples`` that some candidate matches, by the rule of its test."""
+    if samples is None:
+        return ()
+    matched = torch.zeros(len(samples), dtype=torch.bool)
+    for name, test in tests.items():
+        candidates = pools[name].x.double()
+        candidates = candidates[candidates.flatten(1).isfinite().all(1)]
+        nearest = similarity.ncc(samples.x.double(), candidates.reshape(-1, *samples.shape)).amax(1)
+        matched |= nearest > test.control.threshold
+    return tuple(samples.take(matched).rows) if bool(matched.any()) else ()
 
 
 def strongest_of(tests: dict[str, OneTest]) -> str:

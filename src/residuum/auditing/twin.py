@@ -1,31 +1,23 @@
-"""Would this audit have seen it? A network of the same make, known to hold its data, attacked likewise.
+"""Positive controls: would this audit have noticed a leak?
 
-The twin has the audited architecture and is trained on as many held-out samples, taken out of the pool,
-in the way that was granted (``--recipe``) or can be seen: its start (granted; else small or default, by
-the spectrum of the first layer), the layers that moved, the training loss that was reached. Then it is
-attacked by the same attacks with the same settings, fewer restarts, and judged by the same rule over all
-of them. An audit that brings nothing back from it says nothing by finding nothing elsewhere.
+A positive control (a "twin" in the code) is a network of the audited architecture that is known to
+memorize its data. It is trained on as many held-out samples as the audited network has training
+samples, in the way that the recipe says (``--recipe``) or that can be inferred: its initialization
+(known, or small or default by the spectrum of the first layer), the layers that moved, the training
+loss that was reached. It is then attacked with the settings of the audit and fewer restarts, and judged
+by the same rule. If the audit does not notice what a positive control memorized, finding nothing in
+the audited network proves nothing.
 
-Twins are kept between audits: training and attacking one again would give the same answer.
-``$RESIDUUM_CACHE`` names the folder, else ``$XDG_CACHE_HOME/residuum``, else ``~/.cache/residuum``; set
-and empty it turns this off. A twin's weights hold the held-out samples it was trained on, so folder and
-files are for their owner alone, and a folder that others may write to is not used. An entry is a record
-(safetensors and JSON, no pickle) whose name ends in its own hash: one that was changed or cut off is
-removed and made anew. The oldest go when there are too many. A cache that fails is no reason for an
-audit to fail: then there is none.
+One control can be lucky. There are therefore ``MIN_CONTROLS`` of them, with different samples and different
+initial weights, and all of them must be noticed.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
-from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +29,7 @@ from residuum.attacks.contract import stream
 from residuum.auditing.budget import PARTS, TWIN_SHARE, UNBOUNDED, Allowance, Batch
 from residuum.auditing.controls import Claim, sample_losses
 from residuum.auditing.stages import Attacked, AttackStage, findings, run_tests
-from residuum.auditing.verdict import HURRIED, Twin
+from residuum.auditing.verdict import HURRIED, MIN_CONTROLS, Twin
 from residuum.checkpoints import Inspection, build_model
 from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError, ResiduumError, require_known
@@ -45,24 +37,19 @@ from residuum.evaluation.matching import as_array, discrete
 from residuum.evaluation.null import SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Record
-from residuum.records.rundir import digest, sha256
+from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.stationarity import by_layer, parameters
 from residuum.theory.rows import choose_task, normalise_labels
 from residuum.training import TrainingConfig, initialise, train
 from residuum.training.methods import LOSSES, choose_loss
 
+SEED_STEP = 1000  # between the seeds of two controls: far from the seeds of an audit's batches
 SPARE = 100  # held-out samples beyond twice the training set that a twin needs to be judged
 STEPS = 5000  # of training, where no recipe says
 RATE, FASTER, SLOWER = 0.1, 1.05, 0.5  # of descent that keeps its loss falling
 ENOUGH = 0.75  # of what attacking a twin should take: with less left it is not begun
-SAME_STEPS = 1.1  # of the steps of two audits that count as alike
 OPTIMISERS, STARTS = ("margin", "gd", "sgd", "adam"), ("small", "default", "lecun", "granted")
 TRAINING, JUDGING = 1 / 4, 1 / 4  # of what is left for a twin, at most to train and to judge it
-VARIABLE = "RESIDUUM_CACHE"
-MOST_FILES, MOST_BYTES = 64, 256 << 20  # of twins kept: nobody should notice them on a disk
-HASHED = 32  # characters of an entry's hash in its name
-Kept = TypeVar("Kept", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -107,49 +94,43 @@ class Recipe:
         return cls(**values)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, eq=False)
-class TwinNetwork(Record):
-    """A trained twin: its weights, its start, the loss it reached, and how it was made in words."""
-
-    theta: dict[str, Tensor]
-    start: dict[str, Tensor]
-    loss: float
-    how: str
-
-
-def audit_twin(
+def run_positive_controls(
     stage: AttackStage,
     claim: Claim,
     inspection: Inspection,
     attacked: Attacked,
     recipe: str = "",
     allowance: Allowance = UNBOUNDED,
-) -> Twin:
-    """Train the twin of an audited network and attack it as that was, within ``allowance``.
+) -> tuple[Twin, ...]:
+    """Train and attack positive controls one after another, within ``allowance``.
 
-    Found again where the same was asked before: see ``kept``.
+    Args:
+        stage: The attacks of the audit, with their settings.
+        claim: The samples of the audit. The controls are trained on held-out samples.
+        inspection: What the weights of the audited network look like.
+        attacked: What the attacks on the audited network brought back and took.
+        recipe: How the audited network was trained, see ``Recipe.parse``.
+        allowance: Seconds that all controls together may take.
+
+    Returns:
+        One record per control. The list ends with the first control that is not noticed, because
+        the audit is inconclusive then.
     """
-    assert claim.pool is not None
-    train, pool, theta = claim.train, claim.pool, stage.checkpoint.theta
-    told = [version("residuum"), torch.__version__, stage.checkpoint.arch, len(train), recipe]
-    told += [stage.seconds, SUBSETS, stage.config.to_json(), sorted(theta)]
-    told += [[part.attack for part in attacked.found]]
-    hashed = [str(told), stage.knowledge.digest]
-    key = digest(hashed, train.x, train.y, pool.x, pool.y, *theta.values())
-    known = stage.checkpoint.module is None  # of somebody's own code no key knows what it does
-    if known and (before := recall(Twin, key)) is not None and _no_harder(before, attacked.batches):
-        return before
-    if allowance.left <= ENOUGH * _expected(attacked):
-        return Twin(reason=HURRIED)
-    start = time.monotonic()
-    try:
-        found = _audited(stage, claim, inspection, attacked, Recipe.parse(recipe), allowance)
-    except (ResiduumError, RuntimeError) as problem:  # somebody's own network need not train
-        found = Twin(reason=str(problem).splitlines()[0][:200])
-    found = replace(found, seconds=round(time.monotonic() - start, 3))
-    if known and found.leaks:
-        keep(key, found)
-    return found
+    how = Recipe.parse(recipe)
+    controls: list[Twin] = []
+    for number in range(MIN_CONTROLS):
+        remaining = MIN_CONTROLS - number
+        if allowance.left <= ENOUGH * remaining * _expected(attacked):
+            return (*controls, Twin(reason=HURRIED))
+        start = time.monotonic()
+        try:
+            control = _audited(stage, claim, inspection, attacked, how, allowance, number)
+        except (ResiduumError, RuntimeError) as problem:  # a user's own network may not train
+            control = Twin(reason=str(problem).splitlines()[0][:200])
+        controls.append(replace(control, seconds=round(time.monotonic() - start, 3)))
+        if not control.noticed:
+            break
+    return tuple(controls)
 
 
 def _expected(attacked: Attacked) -> float:
@@ -160,20 +141,6 @@ def _expected(attacked: Attacked) -> float:
         restarts = _some_of(attacked.batches, part.attack).restarts if some else part.restarts
         total += part.seconds * restarts / part.restarts
     return total
-
-
-def _no_harder(before: Twin, batches: Sequence[Batch]) -> bool:
-    """Whether a twin of an earlier audit gave its samples to attacks that tried no harder than these.
-
-    How many restarts and steps fit a budget is measured anew every time.
-    """
-    last = {batch.attack: batch for batch in batches}
-    return all(
-        one.attack in last
-        and one.restarts <= _some_of(batches, one.attack).restarts
-        and one.steps <= SAME_STEPS * last[one.attack].steps
-        for one in before.batches
-    )
 
 
 def _some_of(batches: Sequence[Batch], name: str) -> Batch:
@@ -189,15 +156,17 @@ def _audited(
     attacked: Attacked,
     recipe: Recipe,
     allowance: Allowance,
+    number: int,
 ) -> Twin:
-    """Make the twin, attack it as the network was attacked, and judge it by the same rule.
+    """Train control ``number``, attack it like the audited network, and judge it by the same rule.
 
-    The twin's data are held-out samples that the audit's own control does not need, or bundled digits
-    of the same shape where there are too few. What the attacker was told of the audited network is told
-    of the twin in kind: its own start, its own number of samples. Time comes out of the allowance of
-    checks, with a reserve for judging; a twin in haste is said to be one, and shows nothing.
+    The control is trained on held-out samples that the audit's own comparison does not need, or on
+    bundled digits of the same shape if there are too few. The attacker knows the same kind of facts
+    about the control as about the audited network, such as its own initial weights and its own number
+    of samples. The control uses an equal part of the allowance that the remaining controls share.
     """
-    checkpoint, knowledge, seed = stage.checkpoint, stage.knowledge, stage.config.seed
+    checkpoint, knowledge = stage.checkpoint, stage.knowledge
+    seed = stage.config.seed + SEED_STEP * number
     assert claim.pool is not None
     losses = sample_losses(checkpoint, claim.train, claim.train, checkpoint.task)
     reached = 0.0 if losses is None else float(losses.mean())
@@ -216,29 +185,23 @@ def _audited(
             f"; it holds these {len(data)} alone, where the audited network holds {held} samples, and "
             "gives them back the more easily"
         )
-    whole = allowance.left
-    wanted = math.inf if whole == math.inf else TWIN_SHARE * stage.seconds
-    training = min(wanted, whole * TRAINING)
-    told = (checkpoint, data, knowledge, inspection, recipe, reached, training, seed)
-    made = _network(*told, unhurried=training >= wanted)
-    granted = None if knowledge.theta0 is None else made.start
-    known = knowledge.replace(
-        theta0=granted,
-        norms=None,
-        moment=None,
-        sample_count=None if knowledge.sample_count is None else len(data),
-        provenance={k: v for k, v in knowledge.provenance.items() if k not in ("norms", "moment")},
-    )
-    again = replace(stage, checkpoint=checkpoint.replace(theta=made.theta), knowledge=known)
-    reserve = 0.0 if whole == math.inf else whole * JUDGING
-    run = _attacked(again, attacked, allowance, reserve)
-    lost = f"loss {made.loss:.2g} where the audited network reached {reached:.2g}"
-    how = f"{made.how}, {lost}{weaker}"
-    if not run.pools:
-        why = HURRIED if run.hurried else "; ".join(run.missing) or "no attack applies to it"
-        return Twin(reason=why, made=how, left_out=tuple(run.missing))
-    left = max(allowance.left, 0.0) / 2  # estimates err, and this is the last
-    tests, _ = run_tests(run.pools, Claim(data, rest), seed, SUBSETS, left, must=False)
+    share = Allowance(allowance.left / (MIN_CONTROLS - number))
+    with share:
+        wanted = math.inf if share.seconds == math.inf else TWIN_SHARE * stage.seconds
+        training = min(wanted, share.seconds * TRAINING)
+        theta, start, loss, how = _trained(
+            checkpoint, data, knowledge, inspection, recipe, reached, training, seed
+        )
+        how += f", loss {loss:.2g} where the audited network reached {reached:.2g}{weaker}"
+        facts = _known_of_control(knowledge, start, len(data))
+        control = replace(stage, checkpoint=checkpoint.replace(theta=theta), knowledge=facts)
+        reserve = 0.0 if share.seconds == math.inf else share.seconds * JUDGING
+        run = _attacked(control, attacked, share, reserve)
+        if not run.pools:
+            why = HURRIED if run.hurried else "; ".join(run.missing) or "no attack applies to it"
+            return Twin(reason=why, made=how, left_out=tuple(run.missing))
+        left = max(share.left, 0.0) / 2  # estimates err, and this is the last step
+        tests, _ = run_tests(run.pools, Claim(data, rest), seed, SUBSETS, left, must=False)
     if not tests:
         return Twin(reason=HURRIED, made=how, attacked=tuple(run.words))
     found = findings(tests, len(data))
@@ -252,6 +215,18 @@ def _audited(
         attacked=tuple(run.words),
         left_out=tuple(run.missing),
         batches=tuple(run.batches),
+    )
+
+
+def _known_of_control(knowledge: Knowledge, start: dict[str, Tensor], samples: int) -> Knowledge:
+    """Return what the attacker knows of a control: the same kinds of facts, with its own values."""
+    not_given = ("norms", "moment")
+    return knowledge.replace(
+        theta0=None if knowledge.theta0 is None else start,
+        norms=None,
+        moment=None,
+        sample_count=None if knowledge.sample_count is None else samples,
+        provenance={k: v for k, v in knowledge.provenance.items() if k not in not_given},
     )
 
 
@@ -305,36 +280,6 @@ def _attacked(stage: AttackStage, attacked: Attacked, allowance: Allowance, rese
         run.words.append(f"{name} ({batch.restarts} of {total} restarts, {steps}{of} steps)")
         run.batches.append(batch.replace(steps=steps))
     return run
-
-
-def _network(
-    checkpoint: Checkpoint,
-    data: Dataset,
-    knowledge: Knowledge,
-    inspection: Inspection,
-    recipe: Recipe,
-    reached: float,
-    seconds: float,
-    seed: int,
-    *,
-    unhurried: bool,
-) -> TwinNetwork:
-    """The trained twin, kept for other audits of the same claim unless it was hurried."""
-    made_by = [version("residuum"), torch.__version__, checkpoint.arch, checkpoint.task]
-    told = [*made_by, vars(recipe), reached, seconds, seed, bool(inspection.directions)]
-    start = knowledge.theta0
-    begun = () if start is None else (*start.values(), *checkpoint.theta.values())
-    shapes = {name: [*t.shape, str(t.dtype)] for name, t in checkpoint.theta.items()}
-    key = digest([str(told), shapes], data.x, data.y, *begun)
-    known = checkpoint.module is None
-    found = recall(TwinNetwork, key) if known else None
-    if found is None:
-        found = TwinNetwork(
-            *_trained(checkpoint, data, knowledge, inspection, recipe, reached, seconds, seed)
-        )
-        if known and unhurried:
-            keep(key, found)
-    return found
 
 
 def _out_of(pool: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -502,65 +447,3 @@ def _descend(
             break
     with torch.no_grad():
         return float(LOSSES[loss](model(x), y))
-
-
-def folder() -> Path | None:
-    """Where twins are kept, made if need be; None where they are not."""
-    named = os.environ.get(VARIABLE)
-    if named == "":
-        return None
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        place = Path(named or Path(home) / "residuum") / "twins"
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = place.stat()
-        mine = found.st_uid == os.getuid()
-        if mine and found.st_mode & 0o077:
-            place.chmod(0o700)
-    except (OSError, RuntimeError):  # no home
-        return None
-    return place if mine else None
-
-
-def recall(kind: type[Kept], key: str) -> Kept | None:
-    """The entry under ``key``; None where there is none that is whole."""
-    place = folder()
-    for path in sorted(place.glob(f"{key}-*.safetensors")) if place is not None else ():
-        with suppress(OSError):
-            if path.is_symlink():
-                continue
-            found = kind.load_or_none(path) if path.stem == _name(key, path) else None
-            if found is not None:
-                os.utime(path)  # the last to go
-                return found
-            path.unlink()
-    return None
-
-
-def keep(key: str, record: Record) -> None:
-    """Put an entry there under ``key``; what is too large is not kept."""
-    place = folder()
-    if place is None:
-        return
-    pending = place / f".{key}.{os.getpid()}"
-    with suppress(OSError, ResiduumError):
-        try:
-            record.save(pending)
-            if pending.stat().st_size <= MOST_BYTES // 4:
-                os.replace(pending, place / f"{_name(key, pending)}.safetensors")
-        finally:
-            pending.unlink(missing_ok=True)
-        _trim(place)
-
-
-def _name(key: str, path: Path) -> str:
-    return f"{key}-{sha256(path)[:HASHED]}"
-
-
-def _trim(place: Path) -> None:
-    """The oldest go until what is left is within both bounds."""
-    there = sorted(place.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
-    sizes = [path.stat().st_size for path in there]
-    while len(sizes) > MOST_FILES or sum(sizes) > MOST_BYTES:
-        there.pop(0).unlink(missing_ok=True)
-        sizes.pop(0)

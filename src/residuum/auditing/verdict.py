@@ -5,8 +5,10 @@
 | records stand in the file outright (``run.Stored``)                      | leak          | 1    |
 | held-out control missing or too small; a control fails                   | inconclusive  | 3    |
 | a test survives                                                          | leak, graded  | 1    |
-| no attack that could acquit explained its surface; the network does not  | inconclusive  | 3    |
-| know these samples (unless vouched for); the twin gives nothing back     |               |      |
+| no attack that could acquit explained its surface; an attack that could  | inconclusive  | 3    |
+| did not finish its plan; the clock stopped the audit; the network does   |               |      |
+| not know these samples (unless vouched for); a sample that was set aside |               |      |
+| matches a reconstruction; a positive control was not noticed             |               |      |
 | otherwise                                                                | no-leak-found | 0    |
 
 Every deciding attack is a test of its own; a test survives when its p, adjusted over all of them, is at
@@ -31,7 +33,7 @@ from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import Fit
 from residuum.checkpoints import Inspection
 from residuum.errors import InputError, did_you_mean
-from residuum.evaluation.null import SIGNIFICANCE
+from residuum.evaluation.null import SIGNIFICANCE, format_p
 from residuum.records import Checkpoint, Knowledge, Record, Scores
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
@@ -53,6 +55,8 @@ GRADES = {  # of a leak, the worst first
 COUNTED = ("n", "recovered", "expected_by_chance", "interval", "p_value", "metric", "rule", "tests")
 VOUCHED = "the auditor vouches that network and records were read rightly (--vouch)"
 HURRIED = "no time was left for it"
+MIN_CONTROLS = 3  # positive controls, all of which must be noticed: one may be lucky
+MIN_NOTICED = 3  # recovered samples of a positive control: fewer may be luck
 EXPLAINED = 0.5  # of the residual that the same attack leaves on the permuted target
 BASELINE_MEANING = {
     "first-layer-weights": "rows of the first layer look like training samples",
@@ -60,8 +64,8 @@ BASELINE_MEANING = {
 }
 
 STATE_THERE = (
-    "the file holds optimiser state, for which no twin is made: what finding nothing there is worth is not "
-    "known; strip it (residuum strip FILE --out CLEAN) and audit what is left"
+    "the file holds optimizer state, for which there is no positive control, so finding nothing there "
+    "proves nothing"
 )
 STORED = "records in the file"  # a surface that needs no attack
 SURFACES_SAID = {
@@ -92,6 +96,7 @@ class AttackOutcome(Record):
     rule: what counts as recovered there, such as "ncc > 0.83".
     of: how many samples, where the test has its own.
     applies: whether the network and what is granted fit it.
+    unfinished: what of its planned steps and restarts did not run, "" if all did.
     restarts, steps, candidates: of all its batches; diverged: restarts that did.
     """
 
@@ -118,6 +123,7 @@ class AttackOutcome(Record):
     adjusted: float | None = None
     rule: str = ""
     of: int | None = None
+    unfinished: str = ""
 
     @property
     def limit(self) -> float | None:
@@ -181,12 +187,14 @@ class Findings(Record):
 
     recovered: distinct samples of n that surviving tests recovered, none without one; expected: of
         as many held-out samples by the same tests (by all of them where none survives).
-    interval: 95% of the excess over that.
+    interval: how many of the recovered samples go beyond chance, with 99% confidence. It begins
+        above 0 if and only if a test survives.
     p_value: the smallest adjusted one.
     samples: which were recovered.
     grades: how many of them have each grade.
     metric, rule: what decides, and what a sample had to beat in the tests that count.
     survivors: names of the attacks whose tests survive.
+    set_aside_matches: rows of samples that were not judged and match a reconstruction.
     """
 
     n: int
@@ -201,6 +209,7 @@ class Findings(Record):
     survivors: tuple[str, ...] = ()
     samples: tuple[int, ...] = ()
     grades: dict[str, int] = field(default_factory=dict)
+    set_aside_matches: tuple[int, ...] = ()
 
     @property
     def grade(self) -> str:
@@ -215,13 +224,13 @@ class Findings(Record):
 
 @dataclass(frozen=True, eq=False)
 class Twin(Record):
-    """A network of the same make that is known to hold its data, attacked as the audited one was.
+    """A positive control: a network that is known to memorize its data, attacked like the audited one.
 
     recovered of n came back, where chance gives expected_by_chance, by all tests together.
     made: how it was trained.
     attacked: what was run on it, batches: its restarts and steps, left_out: what was run on the
         audited network alone, and why.
-    reason: why there is no twin, "" when there is.
+    reason: why the control was not run, "" if it was.
     p_value: the smallest adjusted one of the tests on it.
     rule: what one of its samples had to beat.
     """
@@ -239,31 +248,33 @@ class Twin(Record):
     reason: str = ""
 
     @property
-    def leaks(self) -> bool:
-        """Whether this audit sees what the twin holds."""
-        return not self.reason and self.recovered > 0 and self.p_value <= SIGNIFICANCE
-
-    @property
-    def short(self) -> str:
-        """What it says about the audit, in one line."""
-        if self.reason:
-            return f"no twin was trained: {self.reason}"
-        return (
-            f"from a twin, a network known to hold its data, this audit brings back {self.recovered} of "
-            f"{self.n} samples; chance gives {self.expected_by_chance:.2g}"
-        )
+    def noticed(self) -> bool:
+        """Whether this audit notices what the control memorized."""
+        significant = not self.reason and self.p_value <= SIGNIFICANCE
+        return significant and self.recovered >= MIN_NOTICED
 
     @property
     def sentence(self) -> str:
-        """What it says about the audit, and how the twin was made and attacked."""
+        """The result of the control, and how it was trained and attacked."""
         if self.reason:
-            return f"no twin: {self.reason}"
+            return f"the positive control was not run: {self.reason}"
         without = f" (not by {'; '.join(self.left_out)})" if self.left_out else ""
         return (
-            f"on a twin known to hold its data this audit brings back {self.recovered} of {self.n} "
-            f"({self.rule}; {self.expected_by_chance:.2g} by chance, p = {self.p_value:.2g}), attacked by "
-            f"{' and '.join(self.attacked)}{without}; {self.made}"
+            f"a positive control was {'' if self.noticed else 'not '}noticed: {self.recovered} of {self.n} "
+            f"samples were recovered ({self.rule}; {self.expected_by_chance:.2g} expected by chance, "
+            f"{format_p(self.p_value)}), attacked by {' and '.join(self.attacked)}{without}; {self.made}"
         )
+
+
+def summarize_positive_controls(controls: tuple[Twin, ...]) -> str:
+    """Return the outcome of all positive controls in one sentence."""
+    noticed = [control for control in controls if control.noticed]
+    counts = ", ".join(f"{one.recovered} of {one.n}" for one in controls if not one.reason)
+    said = f"{len(noticed)} of {len(controls)} networks that are known to memorize their data were noticed"
+    if counts:
+        said += f" (recovered: {counts}; at least {MIN_NOTICED} are needed each)"
+    missing = [control.reason for control in controls if control.reason]
+    return said + (f"; one was not run: {missing[0]}" if missing else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,19 +286,31 @@ class Checks(Record):
     told_apart: p that its losses do not tell training from held-out samples, None where nobody
         could ask.
     vouched: the auditor's word that reading and samples are right.
-    twin: None where it was not needed.
+    twins: the positive controls, () if none was needed.
+    set_aside: rows of training samples that were not judged, because the held-out set holds them too.
+    stopped: why the clock stopped the audit, "" if it did not.
+    budget_needed: seconds that an audit with the full plan would take, None if not estimated.
     """
 
     failures: tuple[str, ...] = ()
     fit: Fit | None = None
     told_apart: float | None = None
     vouched: bool = False
-    twin: Twin | None = None
+    twins: tuple[Twin, ...] = ()
+    set_aside: tuple[int, ...] = ()
+    stopped: str = ""
+    budget_needed: float | None = None
+
+    @property
+    def has_power(self) -> bool:
+        """Whether all positive controls were run and noticed."""
+        enough = len(self.twins) >= MIN_CONTROLS
+        return enough and all(control.noticed for control in self.twins)
 
     @property
     def hurried(self) -> bool:
-        """Whether the twin was not to be had in the time."""
-        return self.twin is not None and self.twin.reason == HURRIED
+        """Whether there was no time for a positive control."""
+        return any(control.reason == HURRIED for control in self.twins)
 
     @property
     def strangers(self) -> tuple[str, ...]:
@@ -298,7 +321,7 @@ class Checks(Record):
         if self.told_apart is None:
             found.append("there are no labels or samples to compare its losses with")
         elif self.told_apart > SIGNIFICANCE:
-            p = f"p = {self.told_apart:.2g}"
+            p = format_p(self.told_apart)
             found.append(f"its losses do not tell them from held-out samples ({p})")
         said = "nothing shows that this network was trained on these records"
         return tuple(f"{said}: {why}" for why in found)
@@ -309,7 +332,8 @@ class Verdict(Record):
     """The outcome with the numbers it rests on; reasons: one sentence each.
 
     recovered of n training samples beat the held-out control in tests that survive.
-    interval: 95% of the excess over chance.
+    not_judged: training samples beyond these n that also occur in the held-out set.
+    interval: how many of the recovered samples go beyond chance, with 99% confidence.
     p_value: adjusted over all tests.
     rule: what a sample had to beat, such as "ncc > 0.83".
     grade: of a leak, how near what came back is.
@@ -329,6 +353,7 @@ class Verdict(Record):
     grade: str = ""
     tests: int = 0
     stored: str = ""
+    not_judged: int = 0
 
     def __post_init__(self) -> None:
         if self.outcome not in EXIT_CODES:
@@ -341,12 +366,26 @@ class Verdict(Record):
 
     @property
     def headline(self) -> str:
-        """Three to six words."""
-        return HEADLINES[self.outcome] + (f": {self.grade}" if self.grade else "")
+        """The outcome in a few words, and how many records it does not cover."""
+        text = HEADLINES[self.outcome] + (f": {self.grade}" if self.grade else "")
+        return f"{text} ({self.coverage})" if self.coverage else text
+
+    @property
+    def coverage(self) -> str:
+        """How many training samples the verdict does not cover, "" if it covers all."""
+        if not self.not_judged or self.n is None:
+            return ""
+        given = self.n + self.not_judged
+        return f"{self.not_judged} of {given} records were not judged"
 
     @property
     def sentence(self) -> str:
-        """One sentence with the numbers: evidence about attacks that were run, never a guarantee."""
+        """The result with its numbers: evidence about attacks that were run, never a guarantee."""
+        missing = " The records that were not judged also occur in the held-out set."
+        return self._result + (missing if self.coverage else "")
+
+    @property
+    def _result(self) -> str:
         if self.stored:
             said = (
                 f"The file itself holds {self.stored} outright: no attack is needed to read them."
@@ -385,11 +424,13 @@ class Verdict(Record):
         if self.recovered is None or self.p_value is None or self.stored:
             return ""
         tests = f" over {self.tests} attacks" if self.tests > 1 else ""
-        p = "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.3f}"
-        said = f"{p}{tests}; a leak needs {SIGNIFICANCE:g} or less"
+        said = f"{format_p(self.p_value)}{tests}; a leak needs {SIGNIFICANCE:g} or less"
         if self.outcome == LEAK and self.interval is not None:
             low, high = self.interval
-            said += f". Beyond chance came {low:.1f} to {high:.1f} samples (95% interval)"
+            said += (
+                f". At least {low:.0f} of the {high:.0f} recovered samples "
+                f"{'goes' if low == 1 else 'go'} beyond chance (99% confidence)"
+            )
         if not self.rule:
             return said
         least = sorted({float(rule.partition(" > ")[2]) for rule in self.rule.split(", ")})
@@ -407,8 +448,10 @@ def decide(
 
     found: None without training data.
     """
-    verdict = _row(found, attacks, checks or Checks())
-    return verdict.replace(reasons=(*verdict.reasons, *assumed))
+    checks = checks or Checks()
+    verdict = _row(found, attacks, checks)
+    not_judged = 0 if found is None or verdict.stored else len(checks.set_aside)
+    return verdict.replace(reasons=(*verdict.reasons, *assumed), not_judged=not_judged)
 
 
 def open_question(found: Findings, checks: Checks) -> bool:
@@ -444,19 +487,49 @@ def _row(found: Findings | None, attacks: tuple[AttackOutcome, ...], checks: Che
     if not explained:
         deciding = [attack for attack in attacks if attack.decides and attack.ran]
         reasons += map(_shortfall, deciding) if deciding else ["no attack applies to this network"]
+    reasons += unfinished(attacks, checks)
+    if found.set_aside_matches:
+        reasons.append(_matches_among_set_aside(found, checks))
     if any(attack.ran and attack.surface == "moment" for attack in attacks):
         reasons.append(STATE_THERE)
     if not checks.vouched:
         reasons += checks.strangers
-    if explained and not reasons and not (checks.twin and checks.twin.leaks):
-        twin = Twin(reason="none was made") if checks.twin is None else checks.twin
-        reasons.append(f"nothing shows that this audit would have seen a leak: {twin.sentence}")
+    if explained and not reasons and not checks.has_power:
+        failed = next(
+            (control for control in checks.twins if not control.noticed),
+            Twin(reason=f"{MIN_CONTROLS} are needed, {len(checks.twins)} were run"),
+        )
+        reasons.append(
+            f"nothing shows that this audit would have noticed a leak: {failed.sentence}"
+        )
     if reasons:
         return _verdict(INCONCLUSIVE, (*reasons, *beside), found)
-    assert checks.twin is not None
     vouched = tuple(f"vouched for by the auditor, though {why}" for why in checks.strangers)
-    said = (*map(_explanation, explained), checks.twin.sentence, *vouched, *beside)
+    noticed = (control.sentence for control in checks.twins)
+    said = (*map(_explanation, explained), *noticed, *vouched, *beside)
     return _verdict(NO_LEAK_FOUND, said, found)
+
+
+def unfinished(attacks: tuple[AttackOutcome, ...], checks: Checks) -> list[str]:
+    """Return why finding nothing proves nothing: attacks that were cut short, one sentence each.
+
+    Only attacks that could rule out a leak matter. The others can show one and never rule one out.
+    """
+    cut_short = [
+        f"{attack.name} did not finish its plan: {attack.unfinished}"
+        for attack in attacks
+        if attack.decides and attack.ran and not attack.silent and attack.unfinished
+    ]
+    return cut_short + ([checks.stopped] if checks.stopped else [])
+
+
+def _matches_among_set_aside(found: Findings, checks: Checks) -> str:
+    rows = ", ".join(map(str, found.set_aside_matches[:20]))
+    count = len(found.set_aside_matches)
+    return (
+        f"{count} of the {len(checks.set_aside)} records that were not judged, because the held-out set "
+        f"holds them too, {'matches' if count == 1 else 'match'} a reconstruction (rows {rows})"
+    )
 
 
 def _outright(
@@ -489,7 +562,7 @@ def _survivors(attacks: tuple[AttackOutcome, ...], found: Findings) -> tuple[str
     counts = ", ".join(f"{count} {grade}" for grade, count in found.grades.items())
     return tuple(
         f"{attack.name} recovers {attack.recovered} of {found.n} training samples ({attack.rule}; "
-        f"{attack.expected_by_chance:.2g} by chance), adjusted p = {attack.adjusted:.2g} over "
+        f"{attack.expected_by_chance:.2g} by chance), adjusted {format_p(attack.adjusted or 0.0)} over "
         f"{found.tests} test{'' if found.tests == 1 else 's'} at {SIGNIFICANCE:g}"
         for attack in attacks
         if attack.survives
@@ -523,11 +596,11 @@ def _beside(attacks: tuple[AttackOutcome, ...], n: int) -> list[str]:
             continue
         figures = (
             f"{attack.name} matches {attack.recovered} of {n} ({attack.expected_by_chance:.2g} by "
-            f"chance, p = {attack.p_value:.2g})"
+            f"chance, {format_p(attack.p_value or 0.0)})"
         )
         meaning = BASELINE_MEANING.get(attack.name, "its candidates resemble training samples")
         said.append(
-            f"{figures} by itself, not over all tests (adjusted p = {attack.adjusted:.2g})"
+            f"{figures} by itself, not over all tests (adjusted {format_p(attack.adjusted or 0.0)})"
             if attack.decides
             else f"the baseline {figures}: {meaning}, which decides nothing"
         )
@@ -595,8 +668,7 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
         "This is evidence about the attacks that were run, with the knowledge and the time they "
         "had. It is no guarantee of privacy.",
         "A sample counts as recovered when its match is closer than 99% of chance; the grade says how "
-        "much closer than public samples of its kind. The interval of the excess is Clopper-Pearson's "
-        "for independent samples, less chance.",
+        "much closer than public samples of its kind.",
     ]
     if verdict.outcome == NO_LEAK_FOUND:
         found.append(

@@ -57,7 +57,7 @@ AFTER = {
     "controls": "trying what holds nothing of the network",
     "score": "scoring against the held-out control",
     "permuted": "attacking a permuted target",
-    "twin": "training and attacking a twin",
+    "twin": "training and attacking positive controls",
     "certify": "certifying",
     "exposure": "ranking the samples by their risk",
 }
@@ -238,8 +238,8 @@ def _explain(result: AuditResult) -> None:
             checked.append((one.name, str(one.candidates), count, number(one.p_value, 2)))
         title = "controls: candidates that hold nothing of the network"
         print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), checked)
-    if result.checks.twin is not None:
-        print_wrapped(result.checks.twin.sentence, "twin: ", "  ")
+    for control in result.checks.twins:
+        print_wrapped(control.sentence, "positive control: ", "  ")
     if (found := result.certificate) is not None:
         print_wrapped(
             f"certificate of the {result.certificate_of}: they leave {found.residual_plain:.4g} of the "

@@ -2,7 +2,9 @@
 
     .npz            x and y, or x_train, y_train, x_test, y_test: training and held-out samples in one
     .csv            a header, one row per sample; the label is the column called label, target, class or
-                    y, else the last; a unit may stand in brackets after a name, as in "age [years]"
+                    y, else the last; a column called id or ending in _id, all values different, holds
+                    the record IDs that the report names and is no input; a unit may stand in brackets
+                    after a name, as in "age [years]"
     folder          of images, CLASS/*.png, or train/CLASS and test/CLASS; or one that `train` wrote
     in Python       (x, y), a DataFrame, a TensorDataset, a DataLoader, anything with a length and items
 
@@ -28,6 +30,7 @@ from residuum.records import Dataset, read_npz
 from residuum.records.rundir import digest, sha256
 
 LABELS = ("label", "target", "class", "y")  # names of a label's column
+ID_COLUMN = re.compile(r"(?:.*[_ ])?ids?", re.IGNORECASE)  # id, patient_id, Record ID
 MAX_TABLE = 256 << 20  # bytes of a .csv
 UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
 PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
@@ -48,10 +51,12 @@ def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
     arrays = read_npz(place) if place.is_file() else {}
     if "x" in arrays or "x_train" not in arrays:
         return Dataset.from_npz(place), None
-    beside = {name: array for name, array in arrays.items() if not name.startswith(("x_", "y_"))}
+    split = ("x_", "y_", "id_")
+    beside = {name: array for name, array in arrays.items() if not name.startswith(split)}
 
     def part(suffix: str) -> Dataset:
-        own = {name: arrays[f"{name}_{suffix}"] for name in "xy" if f"{name}_{suffix}" in arrays}
+        names = [name for name in ("x", "y", "id") if f"{name}_{suffix}" in arrays]
+        own = {name: arrays[f"{name}_{suffix}"] for name in names}
         if "y" not in own:
             raise DataError(
                 f"A data file with 'x_{suffix}' needs 'y_{suffix}' too; {str(path)!r} has none.",
@@ -211,7 +216,8 @@ def table(columns: dict[str, np.ndarray], name: str) -> Dataset:
     """
     called = {one.strip().lower(): one for one in columns}
     label = next((called[one] for one in LABELS if one in called), list(columns)[-1])
-    features = [one for one in columns if one != label]
+    ids = [one for one in columns if one != label and _identifies_rows(one, columns[one])][:1]
+    features = [one for one in columns if one not in (label, *ids)]
     if not features:
         raise DataError(f"A table needs columns beside the label; {name!r} has none.", "Add them.")
     words = [one for one in features if not _numeric(columns[one])]
@@ -227,10 +233,20 @@ def table(columns: dict[str, np.ndarray], name: str) -> Dataset:
     found = [UNIT.search(one) for one in features]
     units = tuple(one[1].strip() if one else "" for one in found)
     named = tuple(UNIT.sub("", one).strip() for one in features)
-    notes = (f"the column {label!r} of {name!r} is taken as the label",)
+    notes = [f"the column {label!r} of {name!r} is taken as the label"]
+    if ids:
+        holds = "holds record IDs and is not an input of the network"
+        notes.append(f"the column {ids[0]!r} of {name!r} {holds}")
+    record_ids = tuple(map(str, columns[ids[0]])) if ids else ()
     units = units if any(units) else ()
     whole = Dataset(x, y, name=name, classes=classes, features=named, units=units)
-    return whole.replace(notes=notes)
+    return whole.replace(notes=tuple(notes), record_ids=record_ids)
+
+
+def _identifies_rows(name: str, values: np.ndarray) -> bool:
+    """Return True for a column that is named as an ID and has a different value in every row."""
+    text = values.astype(str)
+    return bool(ID_COLUMN.fullmatch(name.strip())) and len(np.unique(text)) == len(text)
 
 
 def _labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:

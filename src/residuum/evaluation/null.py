@@ -56,6 +56,7 @@ class Calibration:
     threshold: the 99th percentile of chance.
     recovered: (n,) beyond it.
     excess: (B + 1,) the statistic T of the training set, then of the permuted sets.
+    own_excess: (n,) what each training sample adds to its T.
     chance: (B, n) which samples of held-out sets beat the others' percentile.
     reference: (n,) columns of one held-out set.
     smallest_significant: the least count that the pool's size lets reach 1%.
@@ -66,6 +67,7 @@ class Calibration:
     threshold: float
     recovered: Array
     excess: Array
+    own_excess: Array
     chance: Array
     reference: Array
     smallest_significant: int | None
@@ -119,12 +121,14 @@ def calibrate(
             break
         floor = -np.inf  # not safe after all
     values = matched_values(gain, value, own, mixed[:1])[0]
+    beyond = np.maximum(union.values - bars[:, None], 0.0)
     return Calibration(
         candidate=own[0],
         value=values,
         threshold=threshold,
         recovered=values > threshold,
-        excess=np.maximum(union.values - bars[:, None], 0.0).sum(1),
+        excess=beyond.sum(1),
+        own_excess=beyond[0],
         chance=chance,
         reference=held_out[0],
         smallest_significant=smallest_significant(n, pool),
@@ -145,6 +149,45 @@ def step_down(excess: Array) -> Array:
     adjusted: Array = np.empty(len(t))
     adjusted[order] = np.maximum.accumulate(p)
     return adjusted
+
+
+def fewest_beyond_chance(excess: Array, own_excess: Array, test: int) -> int:
+    """Return a 99% lower confidence limit of the number of samples that go beyond chance.
+
+    If at most k training samples leak, the statistic without its k largest contributions is no larger
+    than that of an ordinary set, except with probability 1%. So the limit is the number of samples,
+    largest contribution first, that must be removed until the test no longer rejects. It is 0 if and
+    only if the test, corrected for all tests at once, does not reject.
+
+    Args:
+        excess: (tests, B + 1) statistics T, the training set first, as for :func:`step_down`.
+        own_excess: (n,) contributions of the training samples to T of ``test``.
+        test: Row of the test in ``excess``.
+
+    Returns:
+        The limit, from 0 to n.
+    """
+    mean, spread = excess.mean(1, keepdims=True), excess.std(1, keepdims=True)
+    spread = np.where(spread > 0, spread, 1.0)
+    largest = ((excess - mean) / spread).max(0)[1:]
+    remaining = excess[test, 0] - np.concatenate([[0.0], np.cumsum(np.sort(own_excess)[::-1])])
+    statistic = (remaining - mean[test]) / spread[test]
+    p = (1 + (largest >= statistic[:, None]).sum(1)) / (len(largest) + 1)
+    rejects = p <= SIGNIFICANCE
+    return int(np.argmin(rejects)) if not rejects.all() else len(own_excess)
+
+
+def format_p(p: float) -> str:
+    """Return a p-value with enough digits to see on which side of the significance level it lies."""
+    if p < 0.001:
+        return "p < 0.001"
+    for digits in range(2, 17):
+        text = f"{p:.{digits}g}"
+        if (float(text) <= SIGNIFICANCE) == (p <= SIGNIFICANCE) and (
+            float(text) != SIGNIFICANCE or p == SIGNIFICANCE
+        ):
+            return f"p = {text}"
+    return f"p = {p!r}"
 
 
 def percentile(ascending: Array, pool: int) -> float:

@@ -268,13 +268,14 @@ def _per_sample(
         None if multipliers is None else as_array(multipliers.reshape(len(multipliers), -1).sum(1))
     )
     label = train.y.long().tolist() if discrete(train.y) else None
-    rows = []
+    numbers, rows = train.rows, []
     for i in range(len(train)):
         decided = judged[DECIDING].matches[i]
         taken = decided.candidate
         rows.append(
             SampleScore(
-                index=i,
+                index=numbers[i],
+                id=train.record_ids[i] if train.record_ids else "",
                 label=None if label is None else label[i],
                 margin=None if margin is None else float(margin[i]),
                 multiplier=None if lam is None or taken is None else float(lam[taken]),

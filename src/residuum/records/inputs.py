@@ -59,6 +59,9 @@ class Dataset(Record):
     features, units: of the columns of a table.
     scale, offset: (*shape) a value as a person knows it is (x + mean) scale + offset.
     notes: what was recognised while reading, one sentence each.
+    row_numbers: (n,) row of each sample in the file or array that the user gave, counted from 0;
+        None if every row is there in order.
+    record_ids: the user's own identifier of each sample, from an ID column; () if there is none.
     """
 
     x: Tensor
@@ -71,6 +74,8 @@ class Dataset(Record):
     scale: Tensor | None = None
     offset: Tensor | None = None
     notes: tuple[str, ...] = ()
+    row_numbers: Tensor | None = None
+    record_ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -80,6 +85,13 @@ class Dataset(Record):
                 f"x and y must have equally many rows; got {len(self.x)} and {len(self.y)}.",
                 "Save them from the same arrays.",
             )
+        for name in ("row_numbers", "record_ids"):
+            given = getattr(self, name)
+            if given is not None and len(given) not in (0, len(self.x)):
+                raise DataError(
+                    f"{name!r} must have one entry per sample, {len(self.x)}; got {len(given)}.",
+                    "Save one identifier per row of x.",
+                )
         for name in ("features", "units"):
             if (given := getattr(self, name)) and len(given) != self.x[0].numel():
                 raise DataError(
@@ -104,6 +116,20 @@ class Dataset(Record):
         return tuple(self.x.shape[1:])
 
     @property
+    def rows(self) -> list[int]:
+        """The row number of each sample in the user's file, counted from 0."""
+        return list(range(len(self))) if self.row_numbers is None else self.row_numbers.tolist()
+
+    def take(self, rows: Tensor) -> Self:
+        """Return the samples at ``rows`` (positions or a mask), with their row numbers and IDs."""
+        positions = torch.arange(len(self))[rows]
+        numbers = torch.tensor(self.rows)[positions]
+        ids = tuple(self.record_ids[i] for i in positions.tolist()) if self.record_ids else ()
+        return self.replace(
+            x=self.x[positions], y=self.y[positions], row_numbers=numbers, record_ids=ids
+        )
+
+    @property
     def images(self) -> Tensor:
         """Samples as a person would look at them: the mean added back."""
         return with_mean(self.x, self.mean)
@@ -119,6 +145,8 @@ class Dataset(Record):
         for name in ("classes", "features", "units"):
             if getattr(self, name):
                 arrays[name] = np.array(getattr(self, name))
+        if self.record_ids:
+            arrays["id"] = np.array(self.record_ids)
         return write_npz(path, arrays)
 
     @classmethod
@@ -160,6 +188,8 @@ class Dataset(Record):
             known[name] = tuple(map(str, arrays[name].ravel()))
         for name in filter(arrays.__contains__, ("scale", "offset")):
             known[name] = torch.from_numpy(arrays[name]).to(x.dtype)
+        if "id" in arrays:
+            known["record_ids"] = tuple(map(str, arrays["id"].ravel()))
         return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, **known)
 
 

@@ -263,7 +263,11 @@ class SampleMatch(Record):
 
 @dataclass(frozen=True, eq=False)
 class SampleScore(Record):
-    """One training sample: its margin, the multiplier of its candidate, its match by every metric."""
+    """One training sample: its margin, the multiplier of its candidate, its match by every metric.
+
+    index: its row in the file that the user gave, counted from 0.
+    id: the user's own identifier, "" if the data has no ID column.
+    """
 
     index: int
     label: float | int | None
@@ -271,6 +275,7 @@ class SampleScore(Record):
     multiplier: float | None
     recovered: bool | None
     matches: dict[str, SampleMatch]
+    id: str = ""
 
 
 @dataclass(frozen=True, eq=False)

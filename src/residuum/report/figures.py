@@ -338,7 +338,8 @@ def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
     """Candidates and the samples they are matched with. (k, *shape) each."""
     found = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
-    return found, train.x[[row.index for row, _ in matched]].double()
+    position = {number: i for i, number in enumerate(train.rows)}
+    return found, train.x[[position[row.index] for row, _ in matched]].double()
 
 
 def _cells(

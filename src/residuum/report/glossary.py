@@ -48,13 +48,15 @@ GLOSSARY = {
     "near-copy": "The worst grade of a leak: what came back is nearer to the training sample, by a quarter, "
     "than any held-out sample and than the mean of its class.",
     "no leak found": "None of these attacks brought back more than chance, and they would have noticed: they "
-    "explain the weights and get samples back from a twin. It is no guarantee.",
+    "explain the weights and get samples back from positive controls. It is no guarantee.",
     "optimiser state": "Running averages of gradients that training programs save beside the weights. They "
     "can give samples away, and nobody needs them to use a network.",
     "p": "How likely chance alone would give as many matches. A leak needs 0.01 or less, over all attacks "
     "together.",
     "permuted target": "The same weights in a random order. They hold nothing to find, so what an attack "
     "leaves unexplained there is what failing looks like.",
+    "positive control": "A network of the same architecture that is trained on held-out samples until it "
+    "memorizes them, and attacked in the same way. It shows whether the audit would have noticed a leak.",
     "recovered": "A training sample counts as recovered when a candidate matches it more closely than 99% of "
     "held-out samples are matched.",
     "residual": "The share of the weights that an attack's candidates leave unexplained: 0 nothing, 1 all.",
@@ -65,8 +67,6 @@ GLOSSARY = {
     "surface": "Something in a release that can be attacked: the weights, their change from the start, the "
     "optimiser state, records stored outright.",
     "training sample": "A record that the network was trained on: an image, a row of a table.",
-    "twin": "A network of the same make that is trained on held-out samples and attacked in the same way. It "
-    "shows whether the audit would have noticed a leak.",
     "uniqueness": "How much of a reconstruction every other training set that explains the weights would "
     "have to share.",
     "verdict": "The answer of an audit: leak, no leak found, or inconclusive.",

@@ -25,6 +25,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from torch import Tensor
 
+from residuum.evaluation.null import format_p
 from residuum.evaluation.scoring import joined, whole_pool
 from residuum.records.inputs import with_mean
 from residuum.report import drawing
@@ -343,7 +344,7 @@ def fixed(value: float | None) -> str:
 
 def p_text(value: float | None) -> str:
     """A p value for a column."""
-    return "< 0.001" if value is not None and value < 0.001 else shown(value)
+    return shown(value) if value is None else format_p(value).removeprefix("p ").removeprefix("= ")
 
 
 def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
@@ -351,12 +352,12 @@ def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     if verdict.recovered is None or verdict.n is None:
         return ()
     interval = verdict.interval
-    excess = f"{interval[0]:.1f} – {interval[1]:.1f}" if interval else "–"
+    excess = f"{interval[0]:.0f} to {interval[1]:.0f}" if interval else "–"
     return (
         ("recovered", f"{verdict.recovered} of {verdict.n}"),
         ("threshold", verdict.rule or "–"),
         ("expected by chance", shown(verdict.expected_by_chance)),
-        ("95% interval of the excess", excess),
+        ("recovered beyond chance (99% confidence)", excess),
         ("p value", p_text(verdict.p_value)),
     )
 
@@ -387,7 +388,8 @@ class TableRow(NamedTuple):
 class Item:
     """One card of the gallery: with data a training sample and its match, without data a candidate.
 
-    number: how the card is called (index of the training sample, or rank of the candidate).
+    number: the training sample's row in the user's file, counted from 0, or the candidate's rank.
+    record_id: the user's own identifier of the sample, "" if the data has no ID column.
     found: the reconstruction and nearest: the training sample, both in sample shape, the mean added
         where known.
     scores: by metric name.
@@ -419,6 +421,7 @@ class Item:
     radius_most: float | None = None
     certificate: str = ""
     ambiguity: Array | None = None
+    record_id: str = ""
     notes: tuple[str, ...] = ()
     row: TableRow | None = None
 
@@ -458,6 +461,8 @@ def cards_of(
     room = MAX_BYTES
     for item in items[:MAX_CARDS]:
         title = f"{kind or ('sample' if item.matched else 'candidate')} {item.number}"
+        if item.record_id and not redact:  # an identifier may itself be personal data
+            title += f" (ID {item.record_id})"
         pictures = () if redact else frames(item, shape, title)
         room -= sum(len(picture.uri) for picture in pictures)
         if room < 0 and made:
@@ -509,7 +514,8 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     known = zip(matched, _groups(result, found), _certified(result, found), strict=True)
     for (place, index, row, taken), group, certified in known:
         yield Item(
-            number=index,
+            number=row.index,
+            record_id=row.id,
             found=with_mean(pool.x[taken].double(), evidence.mean).numpy(),
             nearest=with_mean(evidence.x[place].double(), evidence.mean).numpy(),
             label=evidence.labels[index],
@@ -535,7 +541,7 @@ def _table_row(evidence: Evidence, place: int, found: Tensor) -> TableRow | None
     within = [((row - rows[1]).abs() <= reach) for row in rows]
     middle = evidence.x.double().median(0).values
     order = ((rows[1] - middle).abs() / evidence.spread.clamp_min(1e-12)).argsort(descending=True)
-    names = evidence.features or tuple(f"column {i + 1}" for i in range(shape[0]))
+    names = evidence.features or tuple(f"column {i}" for i in range(shape[0]))
     units = evidence.units or ("",) * shape[0]
     known = [with_mean(row, evidence.mean) for row in rows]
     if evidence.scale is not None:
