@@ -148,7 +148,9 @@ def example(outcome: str) -> AuditResult:
     if outcome == LEAK:
         attacks[0] = attacks[0].replace(adjusted=0.001)
     if outcome == INCONCLUSIVE:
-        attacks[0] = attacks[0].replace(residual=0.61)
+        attacks[0] = attacks[0].replace(
+            residual=0.61, unfinished="each restart ran 609 of 3000 steps"
+        )
     return result.replace(
         verdict=result.verdict.replace(**said),
         attacks=tuple(attacks),

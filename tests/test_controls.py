@@ -304,7 +304,13 @@ def test_without_a_large_pool_a_twin_is_of_bundled_digits_in_the_same_shape() ->
         assert set(mine.y.tolist()) == {-1, 1}
 
 
-PLAN = {"steps": 400, "batches": (Batch("binary-kkt", 4, 400, 0),), "baselines": False}
+# A plan under which all three positive controls are noticed.
+PLAN: dict[str, Any] = {
+    "steps": 1500,
+    "batches": (Batch("binary-kkt", 24, 1500, 0),),
+    "seed": 2,
+    "baselines": False,
+}
 
 
 def test_no_leak_found_needs_three_positive_controls_and_says_what_they_gave() -> None:

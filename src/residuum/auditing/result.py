@@ -572,7 +572,8 @@ def _when_inconclusive(result: AuditResult) -> NextStep:
             _strip(result),
             _again(result, checkpoint="stripped.pt", out="-stripped"),
         )
-    if too_short or checks.hurried or unfinished(result.attacks, checks):
+    no_time = any(row.unasked for row in result.attacks)
+    if too_short or no_time or checks.hurried or unfinished(result.attacks, checks):
         return _more_time(result)
     if not acquitting(result.attacks):
         return _step(
