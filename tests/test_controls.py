@@ -37,7 +37,7 @@ from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
 from residuum.errors import InputError
 from residuum.evaluation.scoring import CandidatePool
-from residuum.records import Dataset, Knowledge
+from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.base import same
 from tests.victims import knowledge, leaky, tight, untrained
 
@@ -188,6 +188,34 @@ def test_what_a_grant_gives_away_alone_is_said_and_held_out_candidates_decide() 
     copies = pool.replace(x=pool.x[:100], y=pool.y[:100])
     found = run_controls(Claim(copies, pool), Knowledge(), 0)
     assert any("held-out samples as candidates" in failure for failure in found.failures)
+
+
+def test_losses_that_agree_tell_samples_apart_though_their_mean_does_not() -> None:
+    """At a margin all training samples have one loss, neither least nor largest."""
+    rng = np.random.default_rng(0)
+    theta = {
+        "layers.0.weight": torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64),
+        "layers.0.bias": torch.zeros(2, dtype=torch.float64),
+        "layers.1.weight": torch.tensor([[1.0, -1.0]], dtype=torch.float64),
+    }
+    network = Checkpoint(theta, "mlp:2-2-1", task="binary")  # outputs its first input
+
+    def samples(margin: np.ndarray) -> Dataset:
+        y = np.where(np.arange(len(margin)) % 2, 1.0, -1.0)
+        x = np.stack([y * margin, rng.normal(size=len(margin))], 1)
+        return Dataset(torch.from_numpy(x), torch.from_numpy(y))
+
+    spread = rng.normal(1.0, 2.0, 400)
+    pool = samples(spread)
+    typical = -np.log(np.expm1(np.log1p(np.exp(-spread)).mean()))  # the margin of the mean loss
+    p = told_by_network(network, samples(np.full(30, typical)), pool, "binary", 0)
+    assert p is not None
+    assert p <= 0.01
+    others = [
+        told_by_network(network, samples(rng.normal(1.0, 2.0, 30)), pool, "binary", 0) or 0.0
+        for _ in range(5)
+    ]
+    assert sum(value > 0.01 for value in others) >= 4  # each is below 1% in one case of a hundred
 
 
 def test_a_trained_network_tells_its_samples_from_others_and_a_random_one_does_not() -> None:

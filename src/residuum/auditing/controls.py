@@ -205,7 +205,7 @@ def run_controls(
     if count >= 1:
         order = torch.from_numpy(rng.permutation(len(pool)))
         mine, rest = order[:count], order[count:]
-        others = pool.replace(x=pool.x[rest], y=pool.y[rest])
+        others = pool.take(rest)
         tries.append(("held-out samples as candidates", pool.x[mine], others, False))
     else:
         notes.append("too few held-out samples to try some of them as candidates")

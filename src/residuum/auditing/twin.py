@@ -299,8 +299,8 @@ def _out_of(pool: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     if len(pool.y.unique()) < 2:
         raise InputError("held-out samples without labels cannot be trained on", "Give labels.")
     return (
-        pool.replace(x=pool.x[rows], y=pool.y[rows], mean=like.mean),
-        pool.replace(x=pool.x[kept], y=pool.y[kept], mean=like.mean),
+        pool.take(rows).replace(mean=like.mean),
+        pool.take(kept).replace(mean=like.mean),
     )
 
 

@@ -179,7 +179,7 @@ def without_exposed(
     first = train(arch, data, config, task=task, device=device)
     found = expose(released(first, arch, data, task), data, task=task, device=device)
     kept = found.order[count:].sort().values
-    rest = data.replace(x=data.x[kept], y=data.y[kept])
+    rest = data.take(kept)
     second = train(arch, rest, config, task=task, device=device)
     again = expose(released(second, arch, rest, task), rest, task=task, device=device)
     facts: Facts = {

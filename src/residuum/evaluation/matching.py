@@ -305,7 +305,7 @@ def _control(
         notes.append(f"{limit} of {len(fresh)} held-out samples were drawn for the control")
         # Its own stream: the pool must not depend on what else the seed is used for.
         fresh = np.random.default_rng((seed, 1)).choice(fresh, limit, replace=False).tolist()
-    return holdout.replace(x=holdout.x[fresh], y=holdout.y[fresh]), ""
+    return holdout.take(torch.as_tensor(fresh)), ""
 
 
 def _check_alike(train: Dataset, holdout: Dataset) -> None:
