@@ -23,7 +23,7 @@ from residuum.auditing.artifacts import AuditRun, publish
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
 from residuum.auditing.stages import merged
-from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND
+from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.checkpoints import build_model
 from residuum.cli.audit import AFTER, _progress
 from residuum.cli.main import main
@@ -209,7 +209,7 @@ def test_save_load_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert listing(tmp_path / "a") == sorted([*FILES, "model.safetensors"])
     assert same(rs.AuditResult.load(tmp_path / "a").verdict, found.verdict)
     found.show()
-    assert "NO LEAK FOUND BY THESE ATTACKS" in capsys.readouterr().out
+    assert "INCONCLUSIVE" in capsys.readouterr().out
     assert "<img" not in found._repr_html_()
     with pytest.raises(OutputError, match="holds an audit already"):
         found.save(tmp_path / "a")
@@ -376,7 +376,7 @@ def test_a_request_without_work_stands_in_nobodys_way(
     (out / "work" / "state.safetensors").write_bytes(b"under way")
     assert main([*files["tight"], "--out", str(out), "--quiet"]) == 2
     (out / "work" / "state.safetensors").unlink()
-    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 0
+    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 3
     assert listing(out) == FILES
 
 
@@ -551,7 +551,7 @@ def test_other_folders_and_files_are_left_alone(
     assert listing(tmp_path) == ["file", "mine", "mine/thesis.tex"]
 
 
-def test_after_a_full_disk_and_kills_at_any_moment_the_same_command_ends_with_0(
+def test_after_a_full_disk_and_kills_at_any_moment_the_same_command_ends_with_its_verdict(
     files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No file may exceed 20 kB: the reconstruction does not fit, the request does."""
@@ -579,8 +579,8 @@ def test_after_a_full_disk_and_kills_at_any_moment_the_same_command_ends_with_0(
         time.sleep(after)
         process.kill()
         process.communicate(timeout=30)
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["outcome"] == NO_LEAK_FOUND
+    assert main(command) == 3
+    assert json.loads(capsys.readouterr().out)["verdict"]["outcome"] == INCONCLUSIVE
     assert listing(out) == FILES
 
 
@@ -642,7 +642,7 @@ def test_what_a_killed_write_left_is_cleared(files: dict[str, list[str]], tmp_pa
     (out / "work" / "request.json").unlink()
     (out / "work" / "binary-kkt-9-2x600.safetensors").unlink()
     (out / "work" / "binary-kkt-0-2x600.safetensors").write_bytes(b"half")
-    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 0
+    assert main([*files["tight"], "--out", str(out), "--quiet"]) == 3
     assert listing(out) == FILES
 
 
@@ -661,7 +661,7 @@ def test_odd_names_are_text_everywhere(files: dict[str, list[str]], tmp_path: Pa
     data.to_npz(folder / "train.npz")
     command[3] = str(folder / "train.npz")
     out = folder / "run"
-    assert main([*command, "--out", str(out), "--quiet"]) == 0
+    assert main([*command, "--out", str(out), "--quiet"]) == 3
     assert tomllib.loads((out / "config.toml").read_text())["data"] == str(folder / "train.npz")
     assert "<script>alert(1)" not in (out / "report.html").read_text()
     assert "<script>alert(1)" not in (out / "model_card.md").read_text()

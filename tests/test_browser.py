@@ -458,7 +458,7 @@ def test_the_next_command_can_be_copied(opened: Reports) -> None:
     tab = opened(pages.example("leak"), unfolded=False)
     tab.click(".copy >> nth=0")
     selected = " ".join(tab.evaluate("getSelection().toString()").split())
-    assert selected.startswith("residuum defend --data train.npz")
+    assert selected.startswith("residuum report runs/a --redact")
 
 
 def test_a_word_leads_to_its_meaning_and_back(opened: Reports) -> None:
