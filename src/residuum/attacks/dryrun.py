@@ -22,6 +22,7 @@ from residuum.records import Checkpoint, Knowledge
 from residuum.settings import FAST, AttackConfig
 
 MEASURED = 2.0  # seconds of steps that an estimate takes
+SLOW = 3  # times the planned time for measuring: a step that takes longer is measured once
 LEAST_STEPS = 2  # after the first, which also pays for memory and code that later ones find ready
 
 
@@ -95,9 +96,6 @@ def estimate(
     per_run = state.x[0].numel() + state.lam[0].numel()
     found, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURED if measured is None else measured)
-    looks = 1 + 1 / solver.check_every
-    if config.multipliers.every and state.lam[0].numel() <= MAX_UNKNOWNS:
-        looks += (state.lam[0].numel() + 1) / config.multipliers.every
     names = solver.problem.layer_names
     if config.growth.how != "none":
         Grower(solver)  # refuses what it cannot do
@@ -116,9 +114,26 @@ def estimate(
         dict(zip(names, found.flops, strict=True)) if len(found.flops) == len(names) else {},
         found.memory,
         step_seconds,
-        min(config.seconds, config.steps * looks * step_seconds),
+        _seconds(solver, step_seconds),
         (*solver.notes, *notes),
     )
+
+
+def expected_seconds(
+    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, measured: float
+) -> float:
+    """Return how long ``attack`` with the same arguments takes, from about ``measured`` seconds of steps."""
+    solver = prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
+    return _seconds(solver, _measure(solver, measured))
+
+
+def _seconds(solver: Solver, step_seconds: float) -> float:
+    """Return the time of all steps, looks and closed-form multipliers."""
+    config, unknowns = solver.config, solver.start().lam[0].numel()
+    looks = 1 + 1 / solver.check_every
+    if config.multipliers.every and unknowns <= MAX_UNKNOWNS:
+        looks += (unknowns + 1) / config.multipliers.every
+    return min(config.seconds, config.steps * looks * step_seconds)
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
@@ -160,8 +175,10 @@ def _measure(solver: Solver, budget: float) -> float:
         start = time.perf_counter()
         advance()
         first = time.perf_counter() - start
-        if first > 10 * budget:
-            return first
+        if first > SLOW * budget:  # one more, because the first step may include a warm-up
+            start = time.perf_counter()
+            advance()
+            return time.perf_counter() - start
         taken, start = 0, time.perf_counter()
         while taken < LEAST_STEPS or time.perf_counter() - start < budget - first:
             taken += advance()

@@ -207,28 +207,33 @@ class Solver:
         config = self.config
         until = config.steps if until is None else min(until, config.steps)
         self._adopt(state)
-        start = time.monotonic()
         if not state.steps:  # where the runs begin
             state = self._look(state)
-            self.step_seconds = time.monotonic() - start  # a look costs a step
         while not state.stopped and state.step < until:
-            end = min(self.next_look(state.step), until, state.step + self._affordable_steps())
+            end = min(self.next_look(state.step), until, state.step + self._affordable_steps(state))
             start = time.monotonic()
             x, lam, moments = self.advance(state, end - state.step)
             self.step_seconds = (time.monotonic() - start) / (end - state.step)
             state = self._look(state.replace(x=x, lam=lam, moments=moments, step=end))
             if end == config.steps or not bool(state.alive.any()):
                 state = state.replace(stopped="finished")
+            if time.monotonic() >= self.deadline:
+                break
         return state
 
-    def _affordable_steps(self) -> int:
+    def _affordable_steps(self, state: SolverState) -> int:
         """Return how many steps fit before the deadline, at least one.
 
         The steps of a large network take so long that a whole interval between two looks would overrun.
+        The first time a step is timed and discarded, so that the looks stay where they are.
         """
         on_gpu = self.config.device.startswith("cuda")  # steps are cheap, and captured in graphs
-        if on_gpu or self.deadline == math.inf or self.step_seconds <= 0:
+        if on_gpu or self.deadline == math.inf:
             return self.config.steps
+        if not self.step_seconds:
+            start = time.monotonic()
+            self.advance(state, 1)
+            self.step_seconds = time.monotonic() - start
         return max(1, int((self.deadline - time.monotonic()) / self.step_seconds))
 
     def advance(

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from residuum.attacks import AttackConfig, estimate
+from residuum.attacks import AttackConfig
+from residuum.attacks.dryrun import expected_seconds
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge, Record
 
@@ -150,10 +151,12 @@ def first_batch(
     gpu = config.device.startswith("cuda")
     timed = config if gpu else replace(config, restarts=1)
     measured = min(max(MEASURED[0], 0.03 * share), MEASURED[1])
-    needed = estimate(checkpoint, knowledge, timed, measured=measured).seconds
+    needed = expected_seconds(checkpoint, knowledge, timed, measured)
     each = needed / timed.restarts
     fit = min(int(share / each), MAX_RESTARTS) if each > 0 else MAX_RESTARTS
-    fewest = min(config.restarts, FEWEST_RESTARTS)
+    # Of a large network not even the fewest steps of the fewest restarts may fit.
+    affordable = int(share * config.steps / (MIN_STEPS * each)) if each > 0 else MAX_RESTARTS
+    fewest = max(1, min(config.restarts, FEWEST_RESTARTS, affordable))
     restarts = max(1, min(config.restarts, fit if exact else max(fit, fewest)))
     stretch = min(MOST_STRETCH, share / (max(PARTS, fit) * each)) if each > 0 else 1.0
     steps = config.steps if exact and fit else max(MIN_STEPS, int(config.steps * stretch))

@@ -551,10 +551,9 @@ def _when_inconclusive(result: AuditResult) -> NextStep:
             "Pass other held-out samples (--holdout): from the same source as the training samples, "
             "prepared in the same way, and none of them trained on."
         )
-    if (checks.fit is not None and checks.fit.doubtful) or (
-        checks.strangers and not checks.vouched
-    ):
-        unfit = checks.fit is not None and checks.fit.doubtful
+    unfit = checks.fit is not None and checks.fit.doubtful
+    unknown = not checks.failures and not checks.vouched and checks.strangers
+    if unfit or unknown:
         vouch = "" if unfit else _again(result, "--vouch")
         return _step(
             "Check that architecture, preprocessing, labels and records are those of the training. "
