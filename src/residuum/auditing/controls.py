@@ -428,14 +428,21 @@ def told_by_network(
     return float(step_down(np.stack([-loss[sets].mean(1), apart])).min())
 
 
-def sample_losses(checkpoint: Checkpoint, train: Dataset, pool: Dataset, task: str) -> Array | None:
+def _outputs(checkpoint: Checkpoint, train: Dataset, pool: Dataset) -> Tensor:
+    """Return the network's outputs for training and held-out samples in float64, (n + N, k)."""
+    model = build_model(checkpoint, torch.float64)
+    return evaluate(model, torch.cat([train.x, pool.x]).double())
+
+
+def sample_losses(
+    checkpoint: Checkpoint, train: Dataset, pool: Dataset, task: str, outputs: Tensor | None = None
+) -> Array | None:
     """Loss of every training and held-out sample, (n + N,); None where there is nothing to compare.
 
     By the true labels where the held-out samples have them. Without, by the label that the network
     itself would give, for both alike: else training samples would be told apart by their labels.
     """
-    model = build_model(checkpoint, torch.float64)
-    outputs = evaluate(model, torch.cat([train.x, pool.x]).double())
+    outputs = _outputs(checkpoint, train, pool) if outputs is None else outputs
     task = choose_task(task, outputs.shape[1])
     if task == "regression":
         if pool.y.shape[1:] != train.y.shape[1:] or len(pool.y.unique()) < 2:
@@ -515,10 +522,11 @@ def membership(checkpoint: Checkpoint, claim: Claim | None) -> Membership | None
         return None
     if train.shape != pool.shape or len(pool.y.unique()) < 2:
         return None
-    loss = sample_losses(checkpoint, train, pool, checkpoint.task)
+    outputs = _outputs(checkpoint, train, pool)
+    loss = sample_losses(checkpoint, train, pool, checkpoint.task, outputs)
     if loss is None:
         return None
-    n, margin = len(train), _margins(checkpoint, train, pool)
+    n, margin = len(train), _margins(checkpoint, train, pool, outputs)
     by_margin = None if margin is None else separation("margin", -margin[:n], -margin[n:])
     return Membership(n, len(pool), separation("loss", loss[:n], loss[n:]), by_margin)
 
@@ -538,10 +546,10 @@ def separation(by: str, mine: Array, others: Array) -> Separation:
     return Separation(by, float(auc), error, *map(found, RATES))
 
 
-def _margins(checkpoint: Checkpoint, train: Dataset, pool: Dataset) -> Array | None:
+def _margins(
+    checkpoint: Checkpoint, train: Dataset, pool: Dataset, outputs: Tensor
+) -> Array | None:
     """y Phi, or the own output less the best other, of both; None for a regression or odd labels."""
-    model = build_model(checkpoint, torch.float64)
-    outputs = evaluate(model, torch.cat([train.x, pool.x]).double())
     task = choose_task(checkpoint.task, outputs.shape[1])
     known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
     if task == "regression" or not known or not discrete(pool.y):

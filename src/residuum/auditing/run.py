@@ -60,7 +60,15 @@ from residuum.auditing.inputs import (
     task_of,
 )
 from residuum.auditing.result import PLANNED, SUITE, AuditResult, facts, others, tried
-from residuum.auditing.stages import Attacked, AttackStage, Watch, certified, exposed, judge
+from residuum.auditing.stages import (
+    OUT_OF_TIME,
+    Attacked,
+    AttackStage,
+    Watch,
+    certified,
+    exposed,
+    judge,
+)
 from residuum.auditing.twin import run_positive_controls
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
@@ -99,7 +107,6 @@ MOST_ALIKE = 64  # records on either side that are compared with one sample
 CHUNK = 4096  # records that are taken to float64 at a time
 MOST_SHOWN = 300  # records that the report is given: a page shows fewer
 OUTRIGHT = "stored outright"
-OUT_OF_TIME = "skipped: time budget exhausted"
 STOPPED = "the audit ran out of its budget of {} and was stopped before its plan was finished"
 NOT_CERTIFIED: dict[str, Any] = {
     "certificate": None,
@@ -247,7 +254,7 @@ def audit(
     with clock("score"):
         judged = judge(checkpoint, attacked, claim, seed, subsets, scoring)
         judged = replace(judged, attacks=(*outright, *judged.attacks))
-        beside = membership(checkpoint, claim)
+        beside = membership(checkpoint, claim) if attacks.clock.left > 0 else None
     found = judged.findings.samples if judged.findings is not None else ()
     failures = (*controls.failures, *brought_by_grant(controls, found))
     checks = Checks(
@@ -303,6 +310,7 @@ def audit(
         f"{seconds:.0f} s ({allowance.spent / seconds:.0%}; planned: at most {CHECK_SHARE:.0%})"
     )
     membership_why_not = "there are no held-out samples with labels to compare with"
+    membership_why_not = OUT_OF_TIME if late else membership_why_not
     return AuditResult(
         subject=checkpoint.arch,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -93,6 +93,8 @@ TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 MOST_REASON = 300  # characters of what a stranger's attack says when it fails
 MOST_EXPOSED = 2000  # records whose exposure an audit looks at
 MOST_GRADIENTS = 2 * 10**8  # records times parameters, likewise, for networks that are no chain
+OUT_OF_TIME = "skipped: time budget exhausted"
+MAX_BASELINE = 3.0  # times its share: a baseline that takes longer is skipped
 MIN_SECONDS = 1e-3  # that an attack is given: the solver needs a positive time limit
 ELSEWHERE = "residuum exposure takes as long as it needs"
 MOST_SETS, MOST_VALUES = 100, 5000  # held-out sets in the report, and values it carries of them
@@ -166,8 +168,7 @@ class AttackStage:
         def attack(name: str, plan: Plan | None, share: float) -> None:
             one = known[name]
             if one.baseline and self.clock.left <= 0:
-                reason = "skipped: time budget exhausted"
-                rows[name] = AttackOutcome(name, False, True, False, reason)
+                rows[name] = AttackOutcome(name, False, True, False, OUT_OF_TIME)
                 return
             with _own_fault(name, one, rows):
                 part, batches = self._found(name, one, on[name], plan, share)
@@ -343,7 +344,15 @@ class AttackStage:
         if needed > allowed and not self.batches:  # repeated batches have no clock
             fit = max(FEWEST, int(config.candidates * allowed / needed))
             config = replace(config, candidates=min(config.candidates, fit))
+            # A pass through a large network takes its time, however few candidates there are.
+            fewer = ran(one, surface, self.knowledge, replace(config, steps=1))
+            if fewer.seconds * config.steps > MAX_BASELINE * allowed:
+                raise OutOfTime
         return ran(one, surface, self.knowledge, config)
+
+
+class OutOfTime(Exception):
+    """There is no time for this baseline."""
 
 
 class NotAsked(Exception):
@@ -361,6 +370,8 @@ def _own_fault(name: str, one: Attack, rows: dict[str, AttackOutcome]) -> Iterat
         yield
     except NotAsked:
         row(True, "no batch of it was asked for")
+    except OutOfTime:
+        row(True, OUT_OF_TIME)
     except PluginError as problem:
         row(True, f"failed: {problem.message}")
     except InputError as problem:  # what an attack of this package refuses, the user can mend
