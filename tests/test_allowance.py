@@ -147,6 +147,6 @@ def test_a_twin_cut_short_or_of_a_part_of_the_samples_says_so(
     monkeypatch.setattr(AttackStage, "once_more", cut)
     (found, *_) = audited(known=knowledge(tight()[1]).replace(sample_count=30)).checks.twins
     assert "holds these 20 alone, where the audited network holds 30 samples" in found.sentence
-    assert any("(1 of 4 restarts, 25 of 400 steps)" in one for one in found.attacked)
-    assert "25 of 400 steps" in found.sentence
-    assert [batch.steps for batch in found.batches] == [25]
+    assert any("(1 of 4 restarts, 1 of 400 steps)" in one for one in found.attacked)
+    assert "1 of 400 steps" in found.sentence
+    assert [batch.steps for batch in found.batches] == [1]
