@@ -491,6 +491,10 @@ def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, T
 
 MOST_BYTES = 16 * 2**30  # a layer that would take more memory is refused before it is read
 SPEED = {"cpu": 1e10, "cuda": 1e12}  # of products and tanh a second, on the cautious side
+MIN_WEIGHT, MAX_WEIGHT = (
+    1e-12,
+    1e12,
+)  # of the largest weight: sums of squares stay finite in float32
 VISIBLE = 0.1  # noise of a start that is too large to see samples through, as a share of S_1
 LADDER = (  # from one rank, one strength and one start to all
     Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
@@ -588,6 +592,9 @@ def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | s
         if rows.norm() <= 10 * ROUNDING * size:
             return "the first layer is its start, but for a factor and rounding"
         bias = None if bias is None else bias - kept * start[f"{name}.bias"].to(bias)
+    largest = float(rows.abs().max())
+    if largest and not MIN_WEIGHT <= largest <= MAX_WEIGHT:
+        return f"the largest weight of the first layer is {largest:.1g}: its squares would overflow or vanish"
     layer = Layer.of(rows) if bool(rows.any()) else None  # a frozen or dead layer
     if layer is None or layer.rank < 2:
         return "fewer than two directions of the first layer stand out of the noise"

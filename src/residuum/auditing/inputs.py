@@ -23,7 +23,7 @@ from torch import nn
 
 from residuum.checkpoints import build_model
 from residuum.datasets.given import one_hot
-from residuum.errors import DataError, ResiduumError, require_known
+from residuum.errors import CheckpointError, DataError, ResiduumError, require_known
 from residuum.evaluation.matching import lay_out
 from residuum.networks import Architecture
 from residuum.records import Checkpoint, Dataset, Knowledge, Record
@@ -37,6 +37,7 @@ LOOKS_LIKE = {64: "1,8,8", 256: "1,16,16", 784: "1,28,28", 1024: "1,32,32", 3072
 BYTES = 255.0  # the largest value of a pixel in a file
 SPREAD, SHIFT = 2.0, 0.5  # ratio of standard deviations; difference of means over the larger one
 DOUBTFUL = 0.5  # of the way from naming the commonest class, or the mean, to being always right
+MAX_WEIGHT = torch.finfo(torch.float32).max
 LARGEST = 1e12  # squares and sums of such values stay far inside the finite numbers of float32
 
 
@@ -198,6 +199,12 @@ def check_fit(
 
     An attack takes minutes, and its folder would be left without a result.
     """
+    for name, weight in checkpoint.theta.items():
+        if weight.numel() and (largest := float(weight.abs().max())) > MAX_WEIGHT:
+            raise CheckpointError(
+                f"Weights must fit into float32, in which attacks compute; {name} reaches {largest:.3g}.",
+                "Check that the file holds the trained weights.",
+            )
     for name, data in (("data", train), ("holdout", control)):
         if data is not None and (largest := float(data.x.abs().max())) > LARGEST:
             raise DataError(

@@ -474,10 +474,10 @@ def _kkt(
         task = checkpoint.task or "auto"
         return certify(model, x, y, task=task, seconds=seconds), subject
     except ResiduumError as problem:
-        if train is not None:
+        # Nothing is wrong with the input if a network is dead, or if its candidates fit nothing.
+        if train is not None and not isinstance(problem, InconclusiveError):
             raise
-        # Candidates are nobody's input: no error of the user's.
-        return None, f"candidates cannot be certified ({problem.message})"
+        return None, f"the {subject} cannot be certified ({problem.message})"
     except RuntimeError as problem:  # a forward of somebody's own that torch cannot transform
         if checkpoint.module is None:
             raise

@@ -299,7 +299,7 @@ def _linear(low: float, high: float, start: float, end: float, percent: bool = F
     """An axis with four to six ticks at round numbers."""
     high = high if high > low else low + 1.0
     axis = Axis(low, high, start, end)
-    step = 10 ** math.floor(math.log10((high - low) / 4))
+    step = 10.0 ** math.floor(math.log10((high - low) / 4))  # an integer could overflow in numpy
     step *= next((m for m in (1, 2, 5) if (high - low) / (step * m) <= 6), 10)
     values = np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step
     texts = [f"{100 * v:.3g}%" if percent else f"{v + 0.0:.6g}" for v in values.round(12)]

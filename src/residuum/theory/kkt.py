@@ -31,7 +31,7 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
-from residuum.errors import DataError
+from residuum.errors import DataError, InconclusiveError
 from residuum.networks import MLP, ReLU, Trace, balance, dense_chain, homogeneity_order
 from residuum.networks.probing import second_derivatives
 from residuum.records import Certificate, LayerResidual
@@ -77,6 +77,11 @@ def certify(
     end = time.monotonic() + seconds
     model, x, y, outputs, task, rows = posed(model, x, y, task, rivals)
     theta, notes = parameters(model), []
+    if not norm(theta) > 0:
+        raise InconclusiveError(
+            "A certificate needs a network with weights; all weights are zero.",
+            "Check that the file holds the trained weights.",
+        )
     lam, condition, note = fit_multipliers(model, x, rows, free=task == "regression")
     notes += [note] if note else []
     r = residual(model, theta, x, rows.combine(lam, len(x)))
