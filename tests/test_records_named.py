@@ -130,3 +130,26 @@ def test_the_command_says_it_on_the_first_screen(
     main([*command, "--subsets", "200"])
     shown = capsys.readouterr().out
     assert "1 OF 40 RECORDS WERE NOT JUDGED" in shown.upper()
+
+
+@pytest.mark.parametrize("form", ["dictionary", "float32", "public"])
+def test_a_mean_of_the_training_samples_is_named_as_such(form: str) -> None:
+    """A training mean makes a stronger attacker, whoever passes it."""
+    checkpoint, split = leaky()
+    mean = {"float32": split.train.mean.float(), "public": split.holdout.images.mean(0)}
+    found = rs.audit(
+        checkpoint,
+        data=split.train,
+        holdout=split.holdout,
+        knowledge={"value_range": (0, 1), "mean": mean.get(form, split.train.mean)},
+        budget=5,
+        steps=20,
+        baselines=False,
+        twin=False,
+        subsets=200,
+    )
+    source = found.knowledge.provenance.get("mean", "user")
+    assert source == ("user" if form == "public" else "train")
+    assert ("taken from the training data" in " ".join(found.summary().split())) == (
+        source == "train"
+    )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from residuum.checkpoints import build_model
 from residuum.datasets.given import one_hot
@@ -56,6 +56,29 @@ def as_knowledge(given: Knowledge | Mapping[str, Any] | None) -> Knowledge:
         if facts.get(name) is not None:
             facts[name] = tuple(facts[name])
     return Knowledge(**facts)
+
+
+def with_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledge:
+    """Return the knowledge with the source "train" for a mean that is the mean of the training samples.
+
+    Such a mean makes a stronger attacker than one of public samples, so reports must name its source.
+    """
+    mean = knowledge.mean
+    if mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
+        return knowledge
+    samples = train.images.double()
+    means = [samples.mean(0)] + ([] if train.mean is None else [train.mean.double()])
+    if not any(_same_values(mean.double(), other) for other in means):
+        return knowledge
+    return knowledge.replace(provenance={**knowledge.provenance, "mean": "train"})
+
+
+def _same_values(a: Tensor, b: Tensor) -> bool:
+    """Return True if two tensors hold the same values in the same order, up to rounding to float32."""
+    if a.numel() != b.numel() or a.numel() < 2:
+        return False
+    scale = float(b.abs().max())
+    return bool((a.flatten() - b.flatten()).abs().max() <= 1e-5 * scale)
 
 
 def suited(

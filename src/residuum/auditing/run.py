@@ -58,6 +58,7 @@ from residuum.auditing.inputs import (
     shape_for,
     suited,
     task_of,
+    with_source_of_mean,
 )
 from residuum.auditing.result import PLANNED, SUITE, AuditResult, facts, others, tried
 from residuum.auditing.stages import (
@@ -144,7 +145,7 @@ def audit(
     stage: Callable[[str], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> AuditResult:
-    """Attack ``model`` from its weights alone and say whether its training data came back.
+    """Attack ``model`` from its weights and what the attacker knows; report whether its data leaks.
 
     model: a live network of any class, its state_dict(), a fitted MLPClassifier or MLPRegressor of
         scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``), which is also
@@ -202,6 +203,7 @@ def audit(
     checkpoint = as_checkpoint(model, arch, shape)
     if path is not None:
         knowledge = with_release(path, checkpoint, knowledge)
+    knowledge = with_source_of_mean(knowledge, train)
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     train, control = suited(checkpoint, train, control, knowledge, task)
     check_fit(checkpoint, train, control, task)

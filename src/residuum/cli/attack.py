@@ -69,7 +69,7 @@ def command(
     no_plugins: bool = options.NO_PLUGINS,  # seen by ``main`` before anything is read
     voice: options.Voice,
 ) -> None:
-    """Reconstruct training samples from weights alone; the data is never opened."""
+    """Reconstruct training samples from weights and what the attacker knows; the data is never opened."""
     from residuum.attacks import estimate
     from residuum.attacks.run import on_surface
     from residuum.errors import InconclusiveError, InputError

@@ -54,7 +54,7 @@ COMMANDS_IN_WORDS = {  # short enough for a line of 80 columns
     "audit": "Attack a checkpoint, count what comes back, give a verdict.",
     "scan": "List what in a release can give training data away.",
     "strip": "Write the weights of a checkpoint alone.",
-    "attack": "Reconstruct training samples from weights alone.",
+    "attack": "Reconstruct training samples from weights.",
     "score": "Count recovered samples against held-out ones.",
     "exposure": "Rank your records by their risk of being recovered.",
     "certify": "Measure how well samples explain the weights.",
