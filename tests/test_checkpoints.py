@@ -343,15 +343,16 @@ def test_code_is_refused_and_never_run(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UnsafeFileError, match="system") as caught:
         load_checkpoint(path)
     assert caught.value.exit_code == 4
-    assert "torch.save(model.state_dict(), path)" in caught.value.remedy
+    assert "as safetensors" in caught.value.remedy
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_pickled_modules_are_refused(tmp_path: Path, legacy: bool) -> None:
-    with pytest.raises(UnsafeFileError, match="Linear") as caught:
+    with pytest.raises(CheckpointError, match="Linear") as caught:
         load_checkpoint(write_torch(tmp_path / "m.pt", nn.Linear(2, 1), legacy))
     assert "safetensors" in caught.value.remedy
+    assert caught.value.exit_code == 2
 
 
 BOMBS = {
@@ -370,10 +371,13 @@ BOMBS = {
 }
 
 
+UNREAD = ("conversion", "new object", "extension")  # harmless, and not what torch.save writes
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_claims_beyond_the_file_are_refused(tmp_path: Path, name: str) -> None:
     path = write_archive(tmp_path / "m.pt", BOMBS[name], {"0": bytes(4)})
-    with pytest.raises(UnsafeFileError):
+    with pytest.raises(CheckpointError if name in UNREAD else UnsafeFileError):
         load_checkpoint(path)
 
 
@@ -581,8 +585,7 @@ def test_truncated_files(tmp_path: Path, kind: str) -> None:
         path.write_bytes(whole[:end])
         with pytest.raises(ResiduumError) as caught:
             load_checkpoint(path)
-        # Cut inside its header, a safetensors file cannot be told from one that claims too much.
-        assert isinstance(caught.value, CheckpointError) or (kind == "safetensors" and end < 300)
+        assert isinstance(caught.value, CheckpointError)
     path.write_bytes(whole + b"trailing")
     if kind != "legacy":
         with pytest.raises(CheckpointError):
@@ -626,7 +629,7 @@ def test_hostile_safetensors_headers(tmp_path: Path, name: str) -> None:
 def test_safetensors_header_longer_than_the_file(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", 2**60) + b"{}" + bytes(100))
-    with pytest.raises(UnsafeFileError, match="header"):
+    with pytest.raises(CheckpointError, match="header claims"):
         load_checkpoint(path)
 
 

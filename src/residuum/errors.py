@@ -65,7 +65,10 @@ class InconclusiveError(ResiduumError):
 
 
 class UnsafeFileError(ResiduumError):
-    """A file was refused because reading it could do harm (exit code 4)."""
+    """Loading a file would run code, or reading it would exhaust memory (exit code 4).
+
+    A file in a format that residuum does not read is a :class:`CheckpointError` (exit code 2).
+    """
 
     exit_code = 4
 

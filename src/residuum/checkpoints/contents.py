@@ -6,6 +6,7 @@ matters and what to do. Places of one kind and class are one finding.
 ================  ====================================================  =============================
 kind              what                                                  what it tells
 ================  ====================================================  =============================
+code              calls of functions that are not known to be harmless  the file is not safe to load
 stored            records, or lists of their values, kept outright      records
 optimiser-state   momentum, Adam's moments, averaged copies             sums of the last gradients
 start             the weights before training, or the seed of them      W - W0, a sum over samples
@@ -13,6 +14,7 @@ statistics        means, scales, counts, trees, loss curves             moments 
 touched-rows      rows of an embedding that training moved              tokens, users, items
 adapter           low-rank changes of a base                            the change, without noise
 paths             names of files and folders                            what it was trained on
+classes           classes and functions of other packages               whose code loading runs
 ================  ====================================================  =============================
 
 What of it an attack can use is handed to it (:func:`with_release`): a mean of the last gradients, weight
@@ -54,8 +56,11 @@ from residuum.records.inputs import is_size
 
 STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
-KINDS = (STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS)
+CODE, CLASSES = "code", "classes"
+PROGRAM = "the pickle"  # where code is: in the instructions, not at a value
+KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
 SEVERITIES = ("high", "medium", "low")
+MAX_NAMED = 20  # calls that are listed one by one: a hostile file may make any number
 MOST_DENSE = 1 << 24  # values of a sparse array that is compared
 FEW_VALUES = 50  # of one column: up to here they are a list of labels, above it records' values
 RELEASE = "release"  # where a fact comes from that the file itself holds
@@ -161,6 +166,7 @@ def _hits(release: Release) -> Iterator[Finding]:
     metadata = {key_of(key): value for key, value in release.metadata.items()}
     config = {k: v for k, v in release.config.items() if k in ADAPTER_TEXTS}
     yield from _adapters(release)
+    yield from _code(release)
     for place in walk({"": release.content, "metadata": metadata, "adapter_config": config}):
         for look in LOOKS.get(type(place.value), ()):
             yield from look(place)
@@ -393,6 +399,22 @@ LOOKS: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
     int: (_start, _statistics),
     str: (_paths,),
 }
+
+
+def _code(release: Release) -> Iterator[Finding]:
+    """Yield what loading a pickle would run, and whose classes it names."""
+    for deed in release.unsafe[:MAX_NAMED]:
+        why = (
+            "a pickle runs what it calls as soon as it is loaded, and this is no known constructor"
+        )
+        remedy = "Do not load it. Ask its author for the weights as safetensors."
+        yield Finding(CODE, "high", f"loading this file would {deed}", PROGRAM, why, remedy)
+    if names := [name for name in release.foreign if f"call {name}" not in release.unsafe]:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        why = f"loading this file imports {', '.join(names[:5])}{more} and runs the code of these packages"
+        remedy = "Load it only with packages that you trust, or release the weights alone."
+        what = "classes and functions of other packages"
+        yield Finding(CLASSES, "low", what, PROGRAM, why, remedy, count=len(names))
 
 
 def _adapters(release: Release) -> Iterator[Finding]:

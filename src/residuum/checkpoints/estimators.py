@@ -68,11 +68,18 @@ def network_of(model: Any) -> Checkpoint:
 
 
 def network_in(path: Path) -> Checkpoint | None:
-    """The network in a pickle, None where the file is none; an estimator that is no network is refused."""
+    """Return the network in a pickle, or None if the file holds none.
+
+    Raises:
+        UnsafeFileError: if loading the file would run code or exhaust memory.
+        CheckpointError: if the file is an estimator of scikit-learn that is no network.
+    """
     try:
         release = open_release(path)
         found = _network(release) if release.kind == "pickle" else None
         alike = None if found is None or "coefs_" not in found.attributes else _alike(found)
+    except UnsafeFileError:
+        raise
     except ResiduumError:
         return None
     if alike is None:
@@ -96,9 +103,10 @@ def network_in(path: Path) -> Checkpoint | None:
 def _refuse(path: Path, content: Any) -> None:
     """Say which estimator it is, and what can be done with it."""
     if isinstance(content, Thing) and content.name.startswith("sklearn."):
-        raise UnsafeFileError(
-            f"Attacks need a network; {path.name!r} is a pickle of a {content.short[:60]}, which is not run.",
-            f"Say residuum scan {path.name[:80]}: what it stores outright needs no attack.",
+        raise CheckpointError(
+            f"residuum attacks neural networks; {path.name[:80]!r} is a pickle of a "
+            f"{content.short[:60]}, for which it has no attack.",
+            "Go by the findings of the scan alone, or train an MLPClassifier or MLPRegressor and audit that.",
         )
 
 

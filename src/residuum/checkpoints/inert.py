@@ -13,16 +13,20 @@ an object of any class, any other call :class:`Thing`: the name, what it was giv
 
 So a release can be looked through without trusting it. What a file may ask for is counted before it is
 given: at most ``MAX_WORK`` instructions, and small objects of ``MAX_KEPT`` bytes and the file's own size.
-A scan thus stays within 50 MB and twice what the file unpacks to. Where a pickle calls what no model needs
-(``os.system`` and the like) it is refused by name.
+A scan thus stays within 50 MB and twice what the file unpacks to.
+
+The reader also collects what loading the file with ``pickle`` would do beyond making values:
+``Reader.unsafe`` lists calls of functions that are not known to be harmless (:mod:`.pickle_names`), and
+``Reader.foreign`` lists classes and functions of other packages that the file names.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 from zipfile import BadZipFile
@@ -31,8 +35,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from residuum.checkpoints.pickle_names import (
+    BASES,
+    CONTAINERS,
+    FOREIGN,
+    HARMLESS,
+    MAKE_ARRAY,
+    MAKE_INSTANCE,
+    STORAGE,
+    UNLISTED,
+    is_trusted,
+    judge,
+    modern,
+)
 from residuum.checkpoints.pickles import (
     KINDS,
+    LEGACY_MAGIC,
     STORAGES,
     TEXTS,
     Machine,
@@ -51,20 +69,16 @@ HOLDER, DICT, ENTRY, BYTES, NUMBER, NAMED, CALLED = 160, 260, 64, 64, 32, 300, 5
 MAX_ITEM = 1 << 16  # bytes of one number or text of an array
 MAX_BITS = 1000  # of a whole number: longer ones cannot be printed
 MAX_INSIDE = 8  # pickles inside of arrays inside of pickles
-# Words that run commands, import or fetch, by their module: no model is made of them.
-DANGEROUS = {
-    "os", "posix", "nt", "subprocess", "sys", "socket", "shutil", "runpy", "importlib", "imp", "pty",
-    "ctypes", "webbrowser", "commands", "code", "codeop", "asyncio", "multiprocessing", "threading",
-    "urllib", "http", "requests", "ftplib", "smtplib", "pip", "pdb", "bdb", "timeit", "cProfile",
-    "profile", "trace", "doctest", "idlelib", "pydoc", "builtins.eval", "builtins.exec",
-    "builtins.compile", "builtins.open", "builtins.__import__",
-    "builtins.setattr", "builtins.delattr", "builtins.globals", "builtins.breakpoint",
-    "builtins.input", "builtins.apply", "builtins.execfile", "io.open", "_io.open", "_io.FileIO",
-    "pickle.loads", "pickle.load", "_pickle.loads", "_pickle.load", "marshal", "types.CodeType",
-    "types.FunctionType",
-    "operator.attrgetter", "operator.methodcaller", "functools.reduce", "torch.load",
-    "torch.hub", "numpy.testing", "sqlite3", "site", "venv", "ensurepip", "lib2to3", "logging.config",
-}  # fmt: skip
+REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls its first argument with the third
+# Attributes that ``pickle`` looks up on an object and calls.
+HOOKS = {"__setstate__", "append", "extend", "add"}
+# The text that scipy.stats runs when it loads a distribution, as scipy writes it.
+SLOT = r"[\w=, ]*"
+TEMPLATE = re.compile(
+    rf"\s*def _parse_args\(self, {SLOT}\):\n    return \({SLOT}\), {SLOT}\n\n"
+    rf"def _parse_args_rvs\(self, {SLOT}\):\n    return self\._argcheck_rvs\({SLOT}\)\n\n"
+    rf"def _parse_args_stats\(self, {SLOT}moments='mv'\):\n    return \({SLOT}\), {SLOT}\n?"
+)
 # What reading the numbers of a damaged file can raise, long after it was opened.
 UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, OSError, EOFError, BadZipFile)
 PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
@@ -250,11 +264,35 @@ def key_of(value: Any) -> Any:
     return value if type(value) is int and abs(value) < 2**60 else Opaque()
 
 
-class Reader(Machine):
-    """Runs any pickle over inert values; ``storages_of`` brings the bytes of torch's storages."""
+def refusal(unsafe: Iterable[str]) -> UnsafeFileError:
+    """Return the error for a file that would run code, by ``Reader.unsafe``."""
+    deeds = list(unsafe)
+    more = f" and {len(deeds) - 3} more" if len(deeds) > 3 else ""
+    return UnsafeFileError(
+        "Loading a model may only call known constructors; loading this file would "
+        f"{', '.join(deeds[:3])}{more}.",
+        "Do not load it. Ask its author for the weights as safetensors.",
+    )
 
-    def __init__(self, size: int, storages_of: Storages | None = None) -> None:
+
+class Reader(Machine):
+    """Runs any pickle over inert values; ``storages_of`` brings the bytes of torch's storages.
+
+    joblib: whether the numbers of joblib's arrays follow in the stream, as ``joblib.load`` reads it.
+    unsafe: what loading the file would do, such as "call os.system", in order.
+    foreign: names in packages that are neither Python's own nor listed.
+    has_joblib_arrays: whether such an array was read.
+    """
+
+    def __init__(
+        self, size: int, storages_of: Storages | None = None, *, joblib: bool = True
+    ) -> None:
         super().__init__(size)
+        self.joblib, self.has_joblib_arrays = joblib, False
+        self.unsafe: dict[str, None] = {}
+        self.foreign: dict[str, None] = {}
+        self._hooked: dict[int, Any] = {}
+        self._embedded: dict[str, memoryview] = {}
         self._allowed = MAX_WORK
         self.held = 0  # bytes of small objects
         self._storages_of = storages_of
@@ -268,6 +306,10 @@ class Reader(Machine):
         outer, self._stream = self._stream, stream
         try:
             return super().run(stream)
+        except CheckpointError as problem:
+            if not self.unsafe:
+                raise
+            raise refusal(self.unsafe) from problem  # damaged behind what it would do
         finally:
             self._stream = outer
 
@@ -295,63 +337,184 @@ class Reader(Machine):
         self._set(items)
 
     def _word(self, argument: str) -> None:
-        name = argument.replace(" ", ".")
-        if not name or len(name) > 300:
+        self.push(self._judged(*argument.partition(" ")[::2]))
+
+    def _judged(self, module: str, attribute: str) -> Word:
+        """Return the stand-in of a name, and note what the name tells."""
+        module = modern(module)
+        name = f"{module}.{attribute}"
+        if not module or not attribute or len(name) > 300:
             raise ValueError("a word has at most 300 characters")
-        if name not in self._named:
-            self.charge(0, NAMED)
-            self._named[name] = Word(name)
-        self.push(self._named[name])
+        if (word := self._named.get(name)) is None:
+            self.charge(0, 2 * NAMED)
+            word = self._named[name] = Word(name, judge(module, attribute))
+            if word.kind == UNLISTED:
+                self.unsafe[f"use {name}"] = None
+            elif word.kind == FOREIGN:
+                self.foreign[name] = None
+        return word
+
+    def _flag(self, deed: str) -> None:
+        """Note what loading the file would do."""
+        self.charge(0, NAMED)
+        self.unsafe[deed[:200]] = None
+        if deed.startswith("call "):  # it need not be said that the name is used as well
+            self.unsafe.pop(f"use {deed.removeprefix('call ')}", None)
+
+    def _flag_call(self, called: Any) -> None:
+        self._flag(
+            f"call {called.name if isinstance(called, Word) else 'what another call returned'}"
+        )
 
     def _call(self, _: None) -> None:
         word, arguments = self._last(2)
         self.push(self._made(word, expect(arguments, tuple)))
 
+    def _new(self, _: None) -> None:
+        word, arguments = self._last(2)
+        self.push(self._instance(word, expect(arguments, tuple)))
+
     def _new_with_names(self, _: None) -> None:
         word, arguments, named = self._last(3)
-        made = self._made(word, expect(arguments, tuple))
-        if isinstance(made, Thing):
-            made.entries = expect(named, dict)
-        self.push(made)
+        instance = self._instance(word, expect(arguments, tuple))
+        if isinstance(instance, Thing):
+            instance.entries = expect(named, dict)
+        self.push(instance)
 
     def _inst(self, argument: str) -> None:
         arguments = tuple(self._above_mark())
-        self.push(self._made(Word(argument.replace(" ", ".")), arguments))
+        self.push(self._made(self._judged(*argument.partition(" ")[::2]), arguments))
 
     def _obj(self, _: None) -> None:
         word, *arguments = self._above_mark()
         self.push(self._made(word, tuple(arguments)))
 
-    def _made(self, word: Any, arguments: tuple[Any, ...]) -> Any:
-        """What a call would return, by the name of what is called."""
+    def _instance(self, word: Any, arguments: tuple[Any, ...] = ()) -> Any:
+        """Return the stand-in of an object that is made without a call of its class."""
+        if not isinstance(word, Word) or word.kind == HARMLESS:
+            return self._made(word, arguments)
         self.charge(8, CALLED)
-        if not isinstance(word, Word):  # a method of an object, or what another call returned
-            raise UnsafeFileError(
-                "A model is made of calls of classes and functions; loading this file would call what "
-                "another call returned.",
-                "Do not load it; ask whoever made it.",
-            )
-        refuse_dangerous(word.name)
-        if word.name.endswith(
-            ("._reconstructor", ".newObj")
-        ):  # of copyreg; of scikit-learn's trees
-            return self._made(arguments[0], ())
-        if word.name == "torch._utils._rebuild_parameter_with_state":
+        # numpy.memmap and others of numpy open a file when their __new__ is given arguments.
+        if word.kind == UNLISTED or (arguments and word.name.startswith("numpy.")):
+            self._flag_call(word)
+        return Thing(word.name, arguments)
+
+    def _made(self, word: Any, arguments: tuple[Any, ...]) -> Any:
+        """Return what a call would return. A call of an unknown function is noted."""
+        self.charge(8, CALLED)
+        if not isinstance(word, Word) or word.kind != HARMLESS:
+            self._flag_call(word)
+            return Thing(word.name if isinstance(word, Word) else "?", arguments)
+        name = word.name
+        if name in MAKE_INSTANCE:
+            return self._made_of_class(name, *arguments)
+        if name == "builtins.getattr":
+            return self._attribute(*arguments)
+        if name == REBUILD_FROM_TYPE:
+            if isinstance(arguments[0], Word) and arguments[0].name == REBUILD_FROM_TYPE:
+                raise ValueError("a tensor is rebuilt from its type once")
+            return self._made(arguments[0], expect(arguments[2], tuple))
+        self._check_arguments(word, arguments)
+        if name == "torch._utils._rebuild_parameter_with_state":
             return arguments[0]
-        if word.name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
+        if name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
             return self._tensor(*arguments[:4])
-        if word.name == "_codecs.encode":
+        if name == "torch.storage._load_from_bytes":
+            return self._embedded_storage(*arguments)
+        is_text = bool(arguments) and type(arguments[0]) is str
+        if name == "_codecs.encode" or (name == "builtins.bytearray" and is_text):
             return self._bytes(*arguments)
-        if (stand_in := self.calls.get(word.name)) is None:
-            return Thing(word.name, arguments)
+        if (stand_in := self.calls.get(name)) is None:
+            return Thing(name, arguments)
         copied = sum(len(a) for a in arguments if type(a) in (list, tuple, dict))
         self.charge(copied, ENTRY * copied)
-        made = stand_in(*arguments)
-        self.charge(len(made) // 64 if type(made) is str else 0)
-        return made
+        result = stand_in(*arguments)
+        self.charge(len(result) // 64 if type(result) is str else 0)
+        return result
 
-    def _bytes(self, text: Any, _: Any = "latin1") -> bytes:
+    def _check_arguments(self, word: Word, arguments: tuple[Any, ...]) -> None:
+        """Note arguments that a harmless function would run: it may call or iterate over them."""
+        for argument in arguments:
+            if isinstance(argument, Word) and word.name not in MAKE_ARRAY:
+                if argument.kind in (FOREIGN, UNLISTED):
+                    self._flag_call(argument)
+            elif isinstance(argument, Thing):
+                if word.name in CONTAINERS or not is_trusted(argument.name):
+                    self._flag(f"call {word.name} with a {argument.name}")
+            elif word.name in CONTAINERS and type(argument) in (list, tuple):
+                self.charge(len(argument))
+                if word.name in PAIRS and any(isinstance(part, Thing) for part in argument):
+                    self._flag(f"call {word.name} with an object")
+        is_bytes = word.name in ("builtins.bytes", "builtins.bytearray") and bool(arguments)
+        if is_bytes and type(arguments[0]) not in (bytes, bytearray, str):
+            self._flag_call(word)  # a number of bytes, which would be allocated
+
+    def _made_of_class(self, name: str, cls: Any, *others: Any) -> Any:
+        """Return an instance that a function such as ``copyreg._reconstructor`` makes of a class."""
+        if isinstance(cls, Word) and cls.name in MAKE_INSTANCE:
+            raise ValueError("an instance is made of a class")
+        if name == "copyreg.__newobj__":
+            return self._instance(cls, others)
+        if name != "copyreg._reconstructor":
+            instance = self._instance(cls)
+            if isinstance(instance, Thing):
+                instance.arguments = others
+            return instance
+        base, *state = others
+        if not isinstance(base, Word) or base.name not in BASES:
+            self._flag_call(base)  # its __init__ is called
+        return self._instance(cls, tuple(part for part in state if part is not None))
+
+    def _attribute(self, owner: Any, name: Any, *_: Any) -> Any:
+        """Return the name of an attribute of a class or a module, or a stand-in of an object's method."""
+        if not isinstance(owner, Word):
+            is_known = isinstance(owner, Thing) and is_trusted(owner.name)
+            if not is_known or expect(name, str).startswith("__"):
+                self._flag("call builtins.getattr")
+            return Thing("?", (owner, name))
+        module, attribute = owner.name.rpartition(".")[::2]
+        return self._judged(module, f"{attribute}.{expect(name, str)}")
+
+    def _inner(self) -> Reader:
+        """Return a reader for a pickle inside of this one, which shares what was counted and noted."""
+        inner = type(self)(0, joblib=self.joblib)
+        inner.work, inner.held, inner._inside = self.work, self.held, self._inside + 1
+        inner.unsafe, inner.foreign, inner._named = self.unsafe, self.foreign, self._named
+        if inner._inside > MAX_INSIDE:
+            raise ValueError("pickles lie inside of each other")
+        return inner
+
+    def _embedded_storage(self, raw: Any) -> Any:
+        """A storage as ``pickle.dump`` writes it: a file of torch's legacy format in bytes."""
+        inner, stream = self._inner(), io.BytesIO(expect(raw, bytes))
+        if not raw.startswith(b"\x80") or inner.run(stream) != LEGACY_MAGIC:
+            self._flag("call torch.load")
+            return Thing("torch.storage.UntypedStorage")
+        for _ in range(2):  # the protocol, and what the writing machine was like
+            inner.run(stream)
+        storage, keys = inner.run(stream), inner.run(stream)
+        self.work, self.held = inner.work, inner.held
+        if expect(storage, Storage).key not in expect(keys, list) or len(keys) != 1:
+            raise ValueError("a storage lists its own key")
+        start = stream.tell() + 8  # behind the number of elements
+        numbers = memoryview(raw)[start : start + storage.nbytes]  # no copy: calls can be many
+        if len(numbers) != storage.nbytes:
+            raise ValueError("a storage must be in the file in full")
+        key = f"{storage.key} of {len(self._embedded)}"
+        self._embedded[key] = numbers
+        return Storage(key, storage.numel, storage.itemsize, storage.kind)
+
+    def _bytes_of(self, storage: Storage) -> bytes | memoryview:
+        if storage.key in self._embedded:
+            return self._embedded[storage.key]
+        if self._storages_of is None:
+            raise ValueError("a storage must be in the file")
+        return self._storages_of(storage)
+
+    def _bytes(self, text: Any, encoding: Any = "latin1") -> bytes:
         """How protocol 2 writes bytes; the copy is as long as the text was in the file."""
+        if encoding not in ("latin1", "latin-1"):
+            self._flag("call _codecs.encode with another encoding than latin1")
         self._encoded += len(expect(text, str))
         if self._encoded > getattr(self._stream, "taken", 0):
             raise UnsafeFileError("A pickle may write each of its bytes once.", "Save it again.")
@@ -363,15 +526,15 @@ class Reader(Machine):
         The view is checked to lie inside its storage before anything of its size is made.
         """
         view = View(expect(storage, Storage), offset, tuple(size), tuple(stride))
-        kind, source = KINDS.get(storage.kind), self._storages_of
+        kind, bytes_of = KINDS.get(storage.kind), self._bytes_of
         read: Callable[[], Tensor] | None = None
-        if kind is not None and source is not None:
+        if kind is not None:
             dtype = kind
 
             def numbers() -> Tensor:
                 if not view.storage.numel:
                     return torch.zeros(view.size, dtype=dtype)
-                whole = torch.frombuffer(bytearray(source(view.storage)), dtype=dtype)
+                whole = torch.frombuffer(bytearray(bytes_of(view.storage)), dtype=dtype)
                 return whole.as_strided(view.size, view.stride, view.offset).clone()
 
             read = numbers
@@ -386,10 +549,14 @@ class Reader(Machine):
         """
         claim = expect(self.stack.pop(), tuple)
         self.charge(8)
+        if claim[0] == "module" and len(claim) == 4:  # a class, with its source for a comparison
+            self.push(expect(claim[1], Word))
+            return
         _kind, word, key, _location, numel = claim[:5]
         name = expect(word, Word).name.rpartition(".")[2].removesuffix("Storage")
         itemsize = STORAGES.get(f"torch.{name}Storage", 1)
-        if not is_size(numel) or len(expect(key, str)) > 1000:
+        is_storage = STORAGE.fullmatch(word.name)
+        if not is_storage or not is_size(numel) or len(expect(key, str)) > 1000:
             raise ValueError("a storage reads ('storage', type, key, location, size)")
         storage = Storage(key, numel, itemsize, name)
         if self.storages.setdefault(key, storage) != storage:
@@ -405,6 +572,8 @@ class Reader(Machine):
         Nothing is called. Arrays of joblib follow their pickle in the stream and are read from there.
         """
         state, target = self.stack.pop(), self.stack[-1]
+        self._check_hooks(target)
+        self._find_hooks(target, state if isinstance(state, tuple) else (state,))
         if isinstance(target, Kind):
             parts = expect(state, tuple)
             if len(parts) > 3 and parts[3] is not None:
@@ -416,9 +585,17 @@ class Reader(Machine):
             _numbers(raw, kind, shape, bool(fortran), target)
         elif isinstance(target, Thing):
             target.state = state
-            if target.name == "joblib.numpy_pickle.NumpyArrayWrapper":
+            if target.name.startswith("scipy.stats."):
+                text = target.attributes.get("_parse_arg_template", "")
+                if text and not (isinstance(text, str) and TEMPLATE.fullmatch(text)):
+                    self._flag(f"run a text as code, through {target.name}")
+            if (
+                target.short == "NumpyArrayWrapper"
+                and self.joblib
+                and ".joblib" in f".{target.name}"
+            ):
                 self.stack[-1] = self._joblib_array(target.attributes)
-            elif target.name.startswith("joblib.numpy_pickle_compat."):
+            elif target.short in ("NDArrayWrapper", "ZNDArrayWrapper"):
                 raise CheckpointError(
                     "A file of joblib must hold its arrays; this one is from a version before 0.10, "
                     "which wrote them into other files.",
@@ -429,14 +606,12 @@ class Reader(Machine):
         """The numbers follow in the stream, after a few bytes of padding."""
         stream, shape, kind = self._stream, said.get("shape"), said.get("dtype")
         assert stream is not None
+        self.has_joblib_arrays = True
         if isinstance(kind, Kind) and kind.code[0] == "O":
-            inner = type(self)(0)
-            inner.work, inner.held, inner._inside = self.work, self.held, self._inside + 1
-            if inner._inside > MAX_INSIDE:
-                raise ValueError("pickles lie inside of each other")
-            found = inner.run(stream)
+            inner = self._inner()
+            array = inner.run(stream)
             self.work, self.held = inner.work, inner.held
-            return expect(found, Block)
+            return expect(array, Block)
         if said.get("numpy_array_alignment_bytes") is not None:
             stream.read(stream.read(1)[0])
         if not isinstance(kind, Kind):
@@ -449,14 +624,31 @@ class Reader(Machine):
     def _append(self, items: list[Any]) -> None:
         self.charge(0, 9 * len(items))  # lists grow by an eighth more than they need
         target = self.stack[-1]
+        self._check_hooks(target)
         (target.items if isinstance(target, Thing) else expect(target, list)).extend(items)
 
     def _set(self, items: list[Any]) -> None:
         self.charge(0, ENTRY * (len(items) // 2))
         target = self.stack[-1]
+        self._check_hooks(target)
         entries = target.entries if isinstance(target, Thing) else expect(target, dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             entries[key_of(key)] = value
+        if isinstance(target, Thing):  # some dicts have their entries as attributes
+            self._find_hooks(target, (target.entries,))
+
+    def _find_hooks(self, target: Any, states: tuple[Any, ...]) -> None:
+        """Remember objects with attributes that a later instruction would call."""
+        if any(isinstance(state, dict) and any(h in state for h in HOOKS) for state in states):
+            self.charge(0, ENTRY)
+            self._hooked[id(target)] = target
+
+    def _check_hooks(self, target: Any) -> None:
+        """Note a change of a class or module, and calls of attributes that the file has set."""
+        if isinstance(target, Word):
+            self._flag(f"change {target.name}")
+        elif id(target) in self._hooked:
+            self._flag("call an attribute that the file sets")
 
     def _pop(self, _: None) -> None:
         if self.stack:
@@ -471,17 +663,6 @@ class Reader(Machine):
         )
 
 
-def refuse_dangerous(name: str) -> None:
-    """A pickle that would run a command as soon as it is loaded."""
-    name = name.replace("__builtin__.", "builtins.")
-    parts = name.split(".")
-    if any(".".join(parts[:k]) in DANGEROUS for k in range(1, len(parts) + 1)):
-        raise UnsafeFileError(
-            f"A model does not run commands; loading this file would call {name[:80]!r}.",
-            "Do not load it; ask whoever made it.",
-        )
-
-
 def _plain_list(*arguments: Any) -> Any:
     first = arguments[0] if arguments else []
     return first if isinstance(first, list | tuple) else list(arguments)
@@ -489,8 +670,8 @@ def _plain_list(*arguments: Any) -> Any:
 
 BYTE_STRINGS = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
 TEXT_STRINGS = ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", *TEXTS)
-BUILTINS, PATHLIB = ("builtins", "__builtin__"), ("pathlib", "pathlib._local")
-PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
+PAIRS = ("builtins.dict", "collections.OrderedDict", "collections.Counter")
+PATHS = ("PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath", "Path")
 Reader.steps = {
     **Machine.steps,
     **dict.fromkeys(("FLOAT", *BYTE_STRINGS), Machine.push),
@@ -506,7 +687,7 @@ Reader.steps = {
     "FROZENSET": lambda machine, _: machine.push(machine._above_mark()),
     "PUT": Machine._put,
     "GET": Machine._get,
-    "NEWOBJ": Reader._call,
+    "NEWOBJ": Reader._new,
     "NEWOBJ_EX": Reader._new_with_names,
     "INST": Reader._inst,
     "OBJ": Reader._obj,
@@ -526,18 +707,13 @@ Reader.kept = {
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), 9),
 }
 Reader.calls = {
-    **dict.fromkeys(
-        ("collections.OrderedDict", "collections.Counter", "builtins.dict", "__builtin__.dict"),
-        _pairs,
-    ),
+    **dict.fromkeys(PAIRS, _pairs),
     "collections.defaultdict": lambda *_: {},
-    **{
-        f"{home}.{name}": _plain_list
-        for home in BUILTINS
-        for name in ("list", "tuple", "set", "frozenset")
-    },
+    **{f"builtins.{name}": _plain_list for name in ("list", "tuple", "set", "frozenset")},
+    "collections.deque": lambda items=(), *_: [*items] if isinstance(items, list | tuple) else [],
+    **dict.fromkeys(("builtins.bytes", "builtins.bytearray"), lambda raw=b"", *_: raw),
     **dict.fromkeys(
-        (f"{home}.{name}" for home in PATHLIB for name in PATHS),
+        (f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in PATHS),
         lambda *parts: "/".join(str(part)[:1000] for part in parts).replace("//", "/"),
     ),
     **dict.fromkeys(

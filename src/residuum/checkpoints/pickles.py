@@ -33,6 +33,7 @@ TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}  # bytes of t
 OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 MAX_WIDE, WIDE = 1 << 20, re.compile(rb"[\xc4-\xff]")
 MAX_DIMENSIONS, MAX_KEY = 16, 1000  # of a tensor; characters of a storage's name
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # begins the files that torch.save wrote before it used zip
 EXPORT = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
     "safetensors.torch.save_file(model.state_dict(), path)."
@@ -53,6 +54,9 @@ UNSUPPORTED = {
     "torch._utils._rebuild_tensor_v3": "a tensor of an unusual dtype",
     "torch._utils._rebuild_wrapper_subclass": "a tensor subclass",
     "torch._tensor._rebuild_from_type_v2": "a tensor subclass",
+    **dict.fromkeys(("torch.qint8", "torch.quint8", "torch.qint32"), "a quantized tensor"),
+    **dict.fromkeys(("torch.QInt8Storage", "torch.QUInt8Storage"), "a quantized tensor"),
+    **dict.fromkeys(("torch.per_tensor_affine", "torch.per_channel_affine"), "a quantized tensor"),
 }
 
 
@@ -104,9 +108,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A global that a pickle names; nothing is imported."""
+    """A global that a pickle names; nothing is imported.
+
+    kind: HARMLESS, KNOWN, FOREIGN or UNLISTED (:mod:`.pickle_names`), if the reader judges names.
+    """
 
     name: str
+    kind: str = ""
 
 
 class Machine:
@@ -233,9 +241,9 @@ class Machine:
 
     def refuse(self, what: str) -> NoReturn:
         """Say what the pickle needs that it may not have."""
-        raise UnsafeFileError(
+        raise CheckpointError(
             f"A checkpoint may hold only tensors and plain values; this one needs {what[:200]!r}, "
-            "which could run code or take memory that the file does not fill.",
+            "which residuum does not read.",
             EXPORT,
         )
 

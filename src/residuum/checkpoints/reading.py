@@ -44,7 +44,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from residuum.checkpoints.pickles import EXPORT, MAX_DIMENSIONS, MAX_PICKLE_BYTES, Machine
+from residuum.checkpoints.pickles import (
+    EXPORT,
+    LEGACY_MAGIC,
+    MAX_DIMENSIONS,
+    MAX_PICKLE_BYTES,
+    Machine,
+)
 from residuum.errors import ArchitectureError, CheckpointError, InputError, UnsafeFileError
 from residuum.networks import (
     KINDS,
@@ -58,7 +64,7 @@ from residuum.networks import (
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.networks.probing import as_rows, probe, unwrapped
 from residuum.records import TASKS, Checkpoint, write_atomic
-from residuum.records.inputs import is_size, open_zip
+from residuum.records.inputs import MAX_GROWTH, is_size, open_zip
 from residuum.records.rundir import sha256
 
 DEFAULT_MAX_BYTES = 8 << 30  # of a file: what a machine with 16 GB can hold twice
@@ -80,7 +86,6 @@ UNREADABLE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, 
 ENDED = (EOFError, OSError, OverflowError, struct.error)
 ZIP_MAGIC = b"PK\x03\x04"
 PICKLE_MAGIC = b"\x80"
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
 MEMBER = re.compile(r"(?P<archive>[^/\\\x00]+)/(?!.*\.\.)(?P<record>[\w./-]+)")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network")
@@ -109,10 +114,14 @@ def load_checkpoint(
     """
     try:
         content, metadata, size = _read(locate(path), max_bytes)
-    except (UnsafeFileError, CheckpointError):
+    except (UnsafeFileError, CheckpointError) as problem:
         from residuum.checkpoints.estimators import network_in  # upon this file
 
-        if (found := network_in(locate(path))) is None:
+        try:
+            found = network_in(locate(path))
+        except UnsafeFileError as unsafe:
+            raise (problem if isinstance(problem, UnsafeFileError) else unsafe) from problem
+        if found is None:
             raise
         return found if arch is None else _checkpoint(dict(found.theta), NOTHING_SAID, arch=arch)
     return _checkpoint(content, decode_metadata(metadata), size, arch, input_shape)
@@ -197,7 +206,8 @@ def _read(path: Path, max_bytes: int) -> tuple[Any, dict[str, str], int]:
         what = "is an ONNX graph"
     raise CheckpointError(
         f"A checkpoint is a safetensors file or one of torch.save; {str(path)!r} {what}.",
-        "Save the PyTorch network's weights with torch.save(model.state_dict(), path).",
+        "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
+        "safetensors.numpy.save_file({name: array, ...}, path).",
     )
 
 
@@ -552,11 +562,12 @@ def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """The header, its names known to be distinct, and where the tensors' bytes begin."""
     stream.seek(0)
     length = int.from_bytes(stream.read(8), "little")
-    if length > MAX_HEADER_BYTES or 8 + length > size:
+    if 8 + length > size:
+        _damaged(f"it has {size} bytes and its header claims {length}")
+    if length > MAX_HEADER_BYTES:
         raise UnsafeFileError(
-            f"A safetensors header must lie in the file and take at most {MAX_HEADER_BYTES} bytes; "
-            f"this one claims {length} of {size}.",
-            AGAIN,
+            f"A safetensors header may have {MAX_HEADER_BYTES} bytes; this one has {length}.",
+            "Save fewer tensors and less metadata.",
         )
     try:
         header = json.loads(stream.read(length), object_pairs_hook=_distinct)
@@ -670,12 +681,7 @@ def read_legacy(stream: BinaryIO, size: int, max_bytes: int) -> Any:
 def _check_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     """Members by record name; refuses compression, overlaps and names that two readers differ on."""
     members = archive.infolist()
-    if members and all(re.fullmatch(r"[^/\\]+\.npy", m.filename) for m in members):
-        held = ", ".join(sorted(m.filename.removesuffix(".npy")[:20] for m in members)[:5])
-        raise CheckpointError(
-            f"A checkpoint holds weights; this is an archive of data (.npz, with {held}).",
-            "Name the file of weights; data are given with --data.",
-        )
+    refuse_other_archives([member.filename for member in members])
     if any(member.filename.endswith("/constants.pkl") for member in members):
         raise CheckpointError(
             "A checkpoint holds weights; this is a TorchScript program.",
@@ -683,8 +689,10 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.Zip
             "torch.save(torch.jit.load(path).state_dict(), 'weights.pt').",
         )
     total = sum(member.file_size for member in members)
-    if total > size or any(m.compress_type != zipfile.ZIP_STORED for m in members):
-        raise UnsafeFileError(
+    is_packed = any(m.compress_type != zipfile.ZIP_STORED for m in members)
+    if total > size or is_packed:
+        is_bomb = total > MAX_GROWTH * size or not is_packed  # unpacked members must not overlap
+        raise (UnsafeFileError if is_bomb else CheckpointError)(
             f"A torch archive stores its members uncompressed and apart; this one of {size} bytes "
             f"claims to unpack to {total}.",
             "Write it with torch.save.",
@@ -698,6 +706,34 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.Zip
     return {match["record"]: m for match, m in zip(names, members, strict=True) if match}
 
 
+def refuse_other_archives(names: list[str]) -> None:
+    """Refuse zip archives that other libraries write, each with what to do.
+
+    Raises:
+        CheckpointError: if the archive is not one of ``torch.save`` or TorchScript.
+    """
+    if any(name.endswith("/data.pkl") for name in names):
+        return
+    first = ", ".join(name[:40] for name in sorted(names)[:4])
+    what, remedy = f"a zip archive with {first or 'nothing in it'}", EXPORT
+    if names and all(name.endswith(".npy") for name in names):
+        what = f"an archive of arrays (.npz, with {first})"
+        remedy = (
+            "Pass samples with --data. Save weights as safetensors: "
+            "safetensors.numpy.save_file(dict(numpy.load(path)), 'model.safetensors')."
+        )
+    elif "model.weights.h5" in names:
+        what = "a Keras model (.keras)"
+        remedy = (
+            "Save its weights as safetensors: safetensors.numpy.save_file({w.path: w.numpy() for w in "
+            "model.weights}, 'model.safetensors')."
+        )
+    elif "schema.json" in names:
+        what = "an archive of skops"
+        remedy = "If you trust it, load it with skops.io.load and save it with joblib.dump."
+    raise CheckpointError(f"residuum reads zip archives of torch.save; this is {what}.", remedy)
+
+
 def _load(stream: BinaryIO) -> Any:
     """torch's own reader with weights_only, after the file was checked; its many errors become two of
     ours.
@@ -706,7 +742,7 @@ def _load(stream: BinaryIO) -> Any:
         return torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         rule = "A checkpoint must load with weights_only=True; torch refused this one."
-        raise UnsafeFileError(rule, EXPORT) from problem
+        raise CheckpointError(rule, EXPORT) from problem
     except (*UNREADABLE, *ENDED) as problem:
         said = f"torch must be able to read the file; it could not ({type(problem).__name__})."
         raise CheckpointError(said, AGAIN) from problem

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from residuum.checkpoints import reading
-from residuum.checkpoints.inert import Block, Reader, Thing
-from residuum.checkpoints.pickles import Storage
+from residuum.checkpoints.inert import Block, Reader, Thing, refusal
+from residuum.checkpoints.pickles import LEGACY_MAGIC, Storage
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
 from residuum.records.inputs import may_hold, open_zip
 
@@ -80,6 +80,8 @@ class Release:
     content: the tree of :mod:`.inert`, or the tensors by name.
     metadata: texts that stand beside.
     config: of the adapter that it is.
+    unsafe: what loading the file would do besides making values, such as "call os.system".
+    foreign: classes and functions of other packages that the file names.
     """
 
     path: Path
@@ -87,10 +89,25 @@ class Release:
     content: Any
     metadata: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    unsafe: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
 def open_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
-    """Look into a file; nothing in it is executed."""
+    """Read a file. Nothing in it is executed.
+
+    Raises:
+        UnsafeFileError: if loading the file would run code, or if it asks for too much memory.
+        CheckpointError: if the file cannot be read.
+    """
+    release = look_into(path, max_bytes)
+    if release.unsafe:
+        raise refusal(release.unsafe)
+    return release
+
+
+def look_into(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
+    """Read a file as :func:`open_release` does, and list what loading it would run instead of refusing."""
     path = Path(path)
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "does not exist"
@@ -127,13 +144,12 @@ def _opened(path: Path, stream: BinaryIO, size: int) -> Release:
         if head.startswith(magic):
             raise CheckpointError(f"{path.name!r} is {what}, which is not read.", remedy)
     if head.startswith(reading.PICKLE_MAGIC):
-        return _pickle(path, Source(stream, size), stream, size)
+        return _pickle(path, stream, size)
     for magic, unpacker in UNPACKERS.items():
         if head.startswith(magic):
-            unpacked = io.BufferedReader(Unpacking(stream, unpacker()), 1 << 16)
-            return _pickle(path, Source(unpacked, min(MAX_PICKLED, may_hold(size))))
+            return _pickle(path, stream, size, unpacker)
     if path.suffix in PICKLES and head[:1] in b"(]}cKIVSF" and head:  # protocols 0 and 1
-        return _pickle(path, Source(stream, size), stream, size)
+        return _pickle(path, stream, size)
     raise CheckpointError(
         f"A release is a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "
         f"{'is none of them' if size else 'is empty'}.",
@@ -208,7 +224,33 @@ UNPACKERS: dict[bytes, Callable[[], Any]] = {
 }
 
 
-def _pickle(path: Path, source: Source, stream: BinaryIO | None = None, size: int = 0) -> Release:
+def _source(stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None) -> Source:
+    stream.seek(0)
+    if unpacker is None:
+        return Source(stream, size)
+    unpacked = io.BufferedReader(Unpacking(stream, unpacker()), 1 << 16)
+    return Source(unpacked, min(MAX_PICKLED, may_hold(size)))
+
+
+def _without_arrays(stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None) -> list[str]:
+    """List what ``pickle.load`` would run in a file of joblib.
+
+    It knows nothing of the numbers that follow an array and takes them for instructions.
+    """
+    reader = Reader(size, joblib=False)
+    try:
+        reader.run(_source(stream, size, unpacker))  # type: ignore[arg-type]
+    except CheckpointError:  # as with every honest file: numbers are no instructions
+        return []
+    except UnsafeFileError:
+        if not reader.unsafe:  # more work than a file may ask for
+            raise
+    return [*reader.unsafe]
+
+
+def _pickle(
+    path: Path, stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None = None
+) -> Release:
     """One pickle, or the five of torch's legacy format before its storages."""
     starts: dict[str, int] = {}
 
@@ -221,10 +263,14 @@ def _pickle(path: Path, source: Source, stream: BinaryIO | None = None, size: in
         raise UnsafeFileError(
             f"A pickle may have {MAX_PICKLED} bytes; {path.name!r} has {size}.", "Split it."
         )
-    reader = Reader(size, of)
+    reader, source = Reader(size, of), _source(stream, size, unpacker)
     first = reader.run(source)  # type: ignore[arg-type]
-    if first != reading.LEGACY_MAGIC or stream is None:
-        return Release(path, "pickle", first)
+    if first != LEGACY_MAGIC or unpacker is not None:
+        unsafe = [*reader.unsafe]
+        if reader.has_joblib_arrays:
+            unsafe += _without_arrays(stream, size, unpacker)
+        unsafe = [*dict.fromkeys(unsafe)]
+        return Release(path, "pickle", first, unsafe=tuple(unsafe), foreign=tuple(reader.foreign))
     reader.run(source)  # type: ignore[arg-type]  # protocol
     reader.run(source)  # type: ignore[arg-type]  # what the writing machine was like
     content = reader.run(source)  # type: ignore[arg-type]
@@ -238,7 +284,9 @@ def _pickle(path: Path, source: Source, stream: BinaryIO | None = None, size: in
         stream.seek(storage.nbytes, io.SEEK_CUR)
     if {*starts} != {*reader.storages}:
         raise CheckpointError("The file must list the storages it refers to.", reading.AGAIN)
-    return Release(path, "torch", content)
+    return Release(
+        path, "torch", content, unsafe=tuple(reader.unsafe), foreign=tuple(reader.foreign)
+    )
 
 
 def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
@@ -257,11 +305,11 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
             ]
             if len({name.casefold() for name in names}) != len(names):
                 raise UnsafeFileError("An archive has distinct names.", reading.AGAIN)
+            reading.refuse_other_archives(names)
             if len(pickles) != 1:
-                held = ", ".join(sorted(names)[:4])
                 raise CheckpointError(
-                    f"A torch archive holds one data.pkl; {path.name!r} holds {held[:120]}.",
-                    "Scan the file of weights; data are no release.",
+                    f"A torch archive holds one data.pkl in its one folder; {path.name!r} does not.",
+                    "Write it with torch.save.",
                 )
             folder = pickles[0].removesuffix("data.pkl")
             by_name = {member.filename: member for member in members}
@@ -292,7 +340,10 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
                         f"A storage must be in the file in full; {storage.key[:80]!r} is not.",
                         reading.AGAIN,
                     )
-            return Release(path, "torchscript" if script else "torch", tree)
+            kind = "torchscript" if script else "torch"
+            return Release(
+                path, kind, tree, unsafe=tuple(reader.unsafe), foreign=tuple(reader.foreign)
+            )
     except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
         raise CheckpointError(
             f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).",
@@ -305,10 +356,14 @@ def _stored(
 ) -> bytes:
     """A member that is not packed: its bytes are in the file."""
     member = members.get(name)
-    if member is None or member.compress_type != zipfile.ZIP_STORED or member.file_size > most:
+    if member is None or member.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointError(
+            f"A torch archive stores its members uncompressed; {name[:80]!r} is missing or compressed.",
+            "Write it with torch.save.",
+        )
+    if member.file_size > most:
         raise UnsafeFileError(
-            f"A torch archive stores its members unpacked; {name[:80]!r} is missing, packed or has "
-            f"more than {most} bytes.",
+            f"{name[:80]!r} in a torch archive may have {most} bytes; it has {member.file_size}.",
             "Write it with torch.save.",
         )
     return archive.read(member)
@@ -317,7 +372,7 @@ def _stored(
 def _safetensors(
     path: Path, stream: BinaryIO, size: int
 ) -> tuple[dict[str, Block], dict[str, str]]:
-    header, metadata, start = reading.checked_header(stream, size, size)
+    header, metadata, start = reading.checked_header(stream, size, DEFAULT_MAX_BYTES)
 
     def block(entry: dict[str, Any]) -> Block:
         kind, shape = reading.NUMBERS[entry["dtype"]], tuple(entry["shape"])

@@ -43,7 +43,7 @@ def command(
     ),
     fail_on: str = option(
         "Kinds that end in exit code 1, of: stored, optimiser-state, start, touched-rows, adapter, "
-        "statistics, paths; or none.",
+        "statistics, paths, classes; or none. The kind code always ends in exit code 4.",
         "stored",
         metavar="KINDS",
     ),
@@ -81,4 +81,7 @@ def show(found: Scan) -> None:
     print_notes(found.notes)
     if found.failed:
         print_line(f"found: {', '.join(found.failed)}")
-    print_line("weights can hold training data too: residuum audit says whether they do")
+    print_wrapped(
+        "The weights of a network can hold training data too: residuum audit tests networks of PyTorch "
+        "and the MLPs of scikit-learn."
+    )

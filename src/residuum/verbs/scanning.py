@@ -17,15 +17,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from residuum.checkpoints.compared import compared
-from residuum.checkpoints.contents import KINDS, STORED, Finding, findings, printable, rank
-from residuum.checkpoints.releases import ADAPTER_CONFIG, Release, is_release, open_release
+from residuum.checkpoints.contents import CODE, KINDS, STORED, Finding, findings, printable, rank
+from residuum.checkpoints.releases import (
+    ADAPTER_CONFIG,
+    Release,
+    is_release,
+    look_into,
+    open_release,
+)
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.records import Record
 from residuum.records.base import json_schema
 
 # Models, entries and folders in each other: more is no release but somebody's whole disk.
 MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 Watch = Callable[[int, int, str], None]
 
 
@@ -77,8 +83,13 @@ class Scan(Record):
 
     @property
     def exit_code(self) -> int:
-        """1 for what ``fail_on`` names; else that of what could not be read, 4 before 2."""
-        return 1 if self.failed else max((one.exit_code for one in self.unread), default=0)
+        """Return 4 if a file would run code or exhaust memory, else 1 for what ``fail_on`` names, else 2
+        if a file could not be read, else 0.
+        """
+        worst = max((file.exit_code for file in self.unread), default=0)
+        if worst == 4 or any(finding.kind == CODE for finding in self.findings):
+            return 4
+        return 1 if self.failed else worst
 
     def to_json(self) -> dict[str, Any]:
         """The published form."""
@@ -124,7 +135,7 @@ def scan(
 
 
 def _scanned(path: Path, name: str, base: Release | None) -> ScannedFile:
-    release = open_release(path)
+    release = look_into(path)
     found = findings(release)
     if base is not None:
         found = sorted([*found, *compared(release, base)], key=rank)
@@ -184,7 +195,15 @@ class _Model(BaseModel):
 
 Count = Annotated[int, Field(ge=0)]
 Kind = Literal[
-    "stored", "optimiser-state", "start", "touched-rows", "adapter", "statistics", "paths"
+    "code",
+    "stored",
+    "optimiser-state",
+    "start",
+    "touched-rows",
+    "adapter",
+    "statistics",
+    "paths",
+    "classes",
 ]
 
 
@@ -229,7 +248,7 @@ class PublishedUnread(_Model):
 class PublishedScan(_Model):
     """The whole of what ``residuum scan --json`` prints."""
 
-    schema_version: Literal["1.0"]
+    schema_version: Literal["1.1"]
     tool: PublishedTool
     subject: str
     files: list[PublishedFile]

@@ -1,0 +1,251 @@
+"""The names in a pickle that are known to be harmless.
+
+A pickle can call every function of every installed package. A list of dangerous functions is never
+complete, so this file lists the harmless ones. :func:`judge` sorts each name into one of four kinds:
+
+========== ================================================= ===========================================
+kind       the pickle may                                    examples
+========== ================================================= ===========================================
+HARMLESS   call it                                           ``numpy.dtype``, ``torch.Size``
+KNOWN      name it, or make an instance without a call       ``sklearn.svm._classes.SVC``
+FOREIGN    the same, and the scan reports the name           ``mypackage.Net``
+UNLISTED   nothing: the name is a finding of the kind `code` ``os.system``, ``torch.utils.collect_env.run``
+========== ================================================= ===========================================
+
+Names in the standard library and in the packages of ``COMMON`` are never FOREIGN. They are installed
+almost everywhere, so an attacker can count on them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+HARMLESS, KNOWN, FOREIGN, UNLISTED = "harmless", "known", "foreign", "unlisted"
+
+# Packages that an attacker finds on nearly every machine with models on it.
+COMMON = {
+    "numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "joblib", "PIL", "matplotlib",
+    "setuptools", "pkg_resources", "pip", "distutils", "cloudpickle", "dill", "six",
+    # Modules of Python 2 that old pickles name and that Python 3 maps to its own.
+    "commands", "exceptions", "cPickle", "__builtin__", "copy_reg", "nt", "dumbdbm",
+}  # fmt: skip
+
+
+def _join(module: str, names: str) -> set[str]:
+    return {f"{module}.{name}" for name in names.split()}
+
+
+# Functions whose first argument is a class. They make an instance of it and call no ``__init__``.
+# ``copyreg._reconstructor`` also calls the ``__init__`` of its second argument, which the reader checks.
+MAKE_INSTANCE = (
+    _join("copyreg", "_reconstructor __newobj__")
+    | {"array._array_reconstructor"}
+    | _join("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence")
+    | {f"sklearn.metrics.{module}.newObj" for module in ("_dist_metrics", "dist_metrics")}
+    | {
+        f"sklearn.neighbors.{module}.newObj"
+        for module in ("_kd_tree", "_ball_tree", "_dist_metrics", "kd_tree", "ball_tree", "dist_metrics")
+    }
+    | _join("sklearn._loss._loss", "__pyx_unpickle_CyHalfMultinomialLoss")
+    | _join("sklearn.linear_model._sgd_fast", "__pyx_unpickle_Classification __pyx_unpickle_Regression")
+    | _join("sklearn.utils._fast_dict", "__pyx_unpickle_IntFloatDict")
+    | {"pandas._libs.arrays.__pyx_unpickle_NDArrayBacked"}
+    | {"pandas._libs.interval.__pyx_unpickle_IntervalMixin"}
+    | {"pandas.core.indexes.base._new_Index", "pandas.core.indexes.datetimes._new_DatetimeIndex"}
+)  # fmt: skip
+# Arrays of numpy are made without a call of the class as well.
+MAKE_ARRAY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
+MAKE_ARRAY |= {"numpy.ma.core._mareconstruct"}
+
+# Types that hold values. The reader allows only plain values as arguments, because a constructor
+# iterates over its argument and thereby runs whatever an unusual iterator computes.
+CONTAINERS = _join("builtins", "list tuple set frozenset dict bytes bytearray")
+CONTAINERS |= _join("collections", "OrderedDict Counter deque")
+# What a class may be derived from without an ``__init__`` of its own.
+BASES = CONTAINERS | _join("builtins", "object int float complex str") | {"collections.defaultdict"}
+
+CALLS = (
+    MAKE_INSTANCE
+    | MAKE_ARRAY
+    | BASES
+    # Plain values of Python: nothing but the value itself is made.
+    | _join("builtins", "bool slice range xrange long")
+    | _join("datetime", "date datetime time timedelta timezone")
+    | {"decimal.Decimal", "fractions.Fraction", "types.SimpleNamespace", "random.Random"}
+    | {"logging.getLogger"}  # a logger by its name
+    | {"zoneinfo.ZoneInfo._unpickle", "array.array", "re._compile", "re.RegexFlag"}
+    | {"_codecs.encode"}  # bytes in protocol 2; the reader allows no encoding but Latin-1
+    # An attribute of a class or module, as protocols below 4 write nested classes. The reader judges
+    # the resulting name. Other uses are refused.
+    | {"builtins.getattr"}
+    # Paths: a text with slashes, nothing on the disk is touched.
+    | {
+        f"{module}.{name}"
+        for module in ("pathlib", "pathlib._local")
+        for name in ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+    }
+    # numpy: arrays, scalars, dtypes and random generators from their bytes.
+    | {f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")}
+    | {f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")}
+    | {f"numpy.{core}._internal._convert_to_stringdtype_kwargs" for core in ("core", "_core")}
+    | {"numpy.dtype", "numpy.random.__RandomState_ctor"}
+    | _join("numpy.random._pickle", "__bit_generator_ctor __generator_ctor __randomstate_ctor")
+    # torch: tensors as views of storages that are in the file, and small values.
+    | _join(
+        "torch._utils",
+        "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
+        "_rebuild_parameter_with_state _rebuild_sparse_tensor _rebuild_sparse_csr_tensor "
+        "_rebuild_qtensor _rebuild_nested_tensor _rebuild_meta_tensor_no_storage "
+        "_rebuild_wrapper_subclass _rebuild_device_tensor_from_numpy "
+        "_rebuild_device_tensor_from_cpu_tensor",
+    )
+    | {"torch._tensor._rebuild_from_type_v2"}  # calls its first argument, which the reader judges
+    | {"torch.storage._load_from_bytes"}  # a file of torch inside of the pickle, read the same way
+    | _join("torch", "Size device Generator _C.Generator serialization._get_layout")
+    | _join("torch.nn.parameter", "UninitializedParameter UninitializedBuffer")
+    # TorchScript: each returns its argument.
+    | _join(
+        "torch.jit._pickle",
+        "build_boollist build_doublelist build_intlist build_tensorlist build_tensor_from_id "
+        "restore_type_tag",
+    )
+    # scikit-learn: trees, losses and criteria compiled with Cython, filled by their own state.
+    | {"sklearn.tree._tree.Tree", "sklearn.neighbors._quad_tree._QuadTree"}
+    | _join("sklearn.tree._criterion", "ClassificationCriterion Entropy Gini MAE MSE Poisson FriedmanMSE")
+    | _join("sklearn.tree._splitter", "BestSplitter BestSparseSplitter RandomSplitter RandomSparseSplitter")
+    | _join(
+        "sklearn._loss._loss",
+        "CyAbsoluteError CyExponentialLoss CyHalfBinomialLoss CyHalfGammaLoss CyHalfMultinomialLoss "
+        "CyHalfPoissonLoss CyHalfSquaredError CyHalfTweedieLoss CyHalfTweedieLossIdentity CyHuberLoss "
+        "CyPinballLoss",
+    )
+    | {
+        f"sklearn.linear_model.{module}.{loss}"
+        for module in ("_sgd_fast", "sgd_fast")
+        for loss in (
+            "Hinge", "SquaredHinge", "Log", "ModifiedHuber", "SquaredLoss", "Huber",
+            "EpsilonInsensitive", "SquaredEpsilonInsensitive",
+        )
+    }
+    # pandas: indexes, blocks, dtypes and points in time.
+    | {"pandas.core.internals.managers.BlockManager", "pandas.core.internals.managers.SingleBlockManager"}
+    | {"pandas._libs.internals._unpickle_block", "pandas.core.indexes.frozen.FrozenList"}
+    | _join("pandas._libs.tslibs", "nattype._nat_unpickle timedeltas._timedelta_unpickle")
+    | _join("pandas._libs.tslibs.timestamps", "_unpickle_timestamp")
+    | _join("pandas._libs.tslibs.offsets", "Day Hour Minute Second MonthEnd MonthBegin BusinessDay YearEnd")
+    | _join("pandas._libs.tslibs.period", "Period")
+    | _join("pandas._libs.interval", "Interval")
+    | _join("pandas._libs.sparse", "IntIndex BlockIndex")
+    | _join("pandas", "Interval Period PeriodDtype StringDtype DatetimeTZDtype IntervalDtype")
+    | _join("pandas.core.dtypes.dtypes", "PeriodDtype DatetimeTZDtype IntervalDtype")
+    | {"pandas.core.arrays.string_.StringDtype"}
+    # pyarrow: the columns of pandas since its release 3.
+    | _join(
+        "pyarrow.lib",
+        "_restore_array _reconstruct_table chunked_array py_buffer type_for_alias schema field",
+    )
+    # transformers: members of enumerations in training_args.bin, looked up by their value.
+    | _join("transformers.training_args", "OptimizerNames ParallelMode")
+    | _join(
+        "transformers.trainer_utils",
+        "IntervalStrategy SchedulerType HubStrategy SaveStrategy EvaluationStrategy FSDPOption",
+    )
+    | _join("accelerate.utils.dataclasses", "DistributedType DynamoBackend SaveStrategy")
+)  # fmt: skip
+
+# Classes and plain functions by exact name: instances of these classes are made without a call, and the
+# functions do arithmetic.
+NAMES = (
+    _join("builtins", "NotImplemented Ellipsis NoneType abs len max min round sum sorted")
+    | {"argparse.Namespace", "uuid.UUID", "uuid.SafeUUID", "collections.UserDict", "collections.ChainMap"}
+    | {"zoneinfo.ZoneInfo", "datetime.tzinfo", "torch.utils.hooks.RemovableHandle"}
+    | _join("typing", "Any Union Optional Dict List Tuple Set Sequence Mapping")
+    | _join(
+        "numpy",
+        "ndarray matrix memmap recarray record rec.recarray rec.record ma.MaskedArray "
+        "ma.core.MaskedArray ma.core.MaskedConstant ma.core.mvoid char.chararray poly1d "
+        "void scalar generic number "
+        "float16 float32 float64 longdouble float128 int8 int16 int32 int64 intp intc longlong "
+        "uint8 uint16 uint32 uint64 uintp uintc ulonglong bool bool_ complex64 complex128 clongdouble "
+        "str_ bytes_ object_ datetime64 timedelta64 "
+        "absolute abs exp expm1 exp2 log log1p log2 log10 sqrt cbrt square negative reciprocal sign sin "
+        "cos tan tanh arctan arcsinh sinh cosh clip add subtract multiply divide power maximum minimum "
+        "sum mean median std var max min amax amin prod ravel reshape squeeze isnan nan_to_num",
+    )
+    | _join(
+        "numpy.random",
+        "_mt19937.MT19937 _pcg64.PCG64 _pcg64.PCG64DXSM _philox.Philox _sfc64.SFC64 "
+        "mtrand.RandomState _generator.Generator bit_generator.SeedSequence",
+    )
+    | _join(
+        "torch",
+        "Tensor relu sigmoid tanh softmax log_softmax gelu sin cos exp strided sparse_coo sparse_csr "
+        "contiguous_format preserve_format per_tensor_affine per_channel_affine "
+        "per_tensor_symmetric per_channel_symmetric per_channel_affine_float_qparams "
+        "float16 bfloat16 float32 float64 half float double float8_e4m3fn float8_e5m2 float8_e4m3fnuz "
+        "float8_e5m2fnuz float8_e8m0fnu uint8 uint16 uint32 uint64 int8 int16 int32 int64 short int long "
+        "bool complex32 complex64 complex128 qint8 quint8 qint32 quint4x2 quint2x4",
+    )
+    | {"torch._C._VariableFunctionsClass", "scipy._lib.array_api_compat.numpy._aliases.asarray"}
+    | _join("torch._C._VariableFunctionsClass", "relu sigmoid tanh softmax log_softmax sin cos exp")
+    | {"joblib.numpy_pickle.NumpyArrayWrapper", "sklearn.externals.joblib.numpy_pickle.NumpyArrayWrapper"}
+    # Wrappers of joblib before 0.10, whose arrays are in other files: the reader says so.
+    | _join("joblib.numpy_pickle", "NDArrayWrapper ZNDArrayWrapper")
+    | {"torch.utils.data.dataloader.DataLoader", "torch.utils.data._utils.collate.default_collate"}
+)  # fmt: skip
+
+# Modules whose classes set their state without running text or bytes out of the file as code. (scipy.stats
+# runs a text, which the reader compares with the one that scipy writes.)
+MODULES = (
+    "sklearn.",
+    "scipy.sparse.", "scipy.stats.", "scipy.interpolate.", "scipy.spatial.", "scipy.special.",
+    "numpy.polynomial.",
+    "pandas.core.", "pandas.arrays.", "pandas._libs.",
+    "torch.nn.modules.", "torch.nn.functional.", "torch.nn.init.", "torch.nn.parameter.",
+    "torch.nn.utils.weight_norm.", "torch.nn.utils.spectral_norm.", "torch._C._nn.", "torch.optim.",
+    "torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.",
+    "torch.utils.data.dataset.", "torch.utils.data.sampler.", "torch.distributions.",
+    "torch.amp.grad_scaler.", "torch.cuda.amp.grad_scaler.",
+    "torchvision.models.", "torchvision.ops.misc.", "torchvision.transforms.",
+    "PIL.Image.",
+    "xgboost.", "lightgbm.", "catboost.",  # hand their bytes to their own parser of trees
+    "__torch__.",  # classes of TorchScript, which no Python import finds
+)  # fmt: skip
+# Parts of these modules that fetch files, start listeners or bundle other packages.
+EXCLUDED = re.compile(
+    r"sklearn\.(externals|callback|datasets|utils\._testing|utils\._mocking|utils\._test_common|conftest)\b|"
+    r"torchvision\.models\._api\b|pandas\.core\.computation\b|scipy\.special\._(testutils|precompute)\b"
+)
+STORAGE = re.compile(r"torch\.(storage\.|cuda\.)?\w*Storage")
+PANDAS_CLASS = re.compile(r"pandas\.[A-Z]\w*")
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+
+
+def modern(module: str) -> str:
+    """Return the name under which Python 3 finds a module that a pickle of Python 2 names."""
+    return PYTHON_2.get(module, module)
+
+
+def judge(module: str, attribute: str) -> str:
+    """Return the kind of a name: HARMLESS, KNOWN, FOREIGN or UNLISTED.
+
+    A dotted attribute leads from a module to everything that the module has imported, such as
+    ``os.system`` of ``sklearn.base``. So only exact names may be dotted.
+    """
+    name = f"{module}.{attribute}"
+    if name in CALLS:
+        return HARMLESS
+    if name in NAMES or STORAGE.fullmatch(name) or PANDAS_CLASS.fullmatch(name):
+        return KNOWN
+    if "." not in attribute and name.startswith(MODULES) and not EXCLUDED.match(name):
+        return KNOWN
+    package = module.partition(".")[0]
+    is_common = package in COMMON or package in sys.stdlib_module_names
+    return UNLISTED if is_common else FOREIGN
+
+
+def is_trusted(name: str) -> bool:
+    """Return whether a dotted name is HARMLESS or KNOWN."""
+    module, _, attribute = name.rpartition(".")
+    return judge(module, attribute) in (HARMLESS, KNOWN)
