@@ -7,7 +7,7 @@ matters and what to do. Places of one kind and class are one finding.
 kind              what                                                  what it tells
 ================  ====================================================  =============================
 code              calls of functions that are not known to be harmless  the file is not safe to load
-stored            records, or lists of their values, kept outright      records
+stored            records, their values, or targets of single records   records
 optimiser-state   momentum, Adam's moments, averaged copies             sums of the last gradients
 start             the weights before training, or the seed of them      W - W0, a sum over samples
 statistics        means, scales, counts, trees, loss curves             moments of the data
@@ -50,6 +50,7 @@ from residuum.checkpoints.releases import (
     walk,
 )
 from residuum.checkpoints.surfaces import without_decay
+from residuum.checkpoints.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, tree_model
 from residuum.errors import CheckpointError, ResiduumError
 from residuum.records import Checkpoint, Knowledge, Record
 from residuum.records.inputs import is_size
@@ -166,6 +167,7 @@ def _hits(release: Release) -> Iterator[Finding]:
     metadata = {key_of(key): value for key, value in release.metadata.items()}
     config = {k: v for k, v in release.config.items() if k in ADAPTER_TEXTS}
     yield from _adapters(release)
+    yield from _trees(release)
     yield from _code(release)
     for place in walk({"": release.content, "metadata": metadata, "adapter_config": config}):
         for look in LOOKS.get(type(place.value), ()):
@@ -355,16 +357,9 @@ def _start(place: Place) -> Iterator[Finding]:
 
 
 def _statistics(place: Place) -> Iterator[Finding]:
-    """Moments of the data that predictions need, trees, and loss curves that nobody needs."""
+    """Moments of the data that predictions need, and loss curves that nobody needs."""
     value, name, at = place.value, place.leaf, place.path
-    if isinstance(value, Thing) and value.name == "sklearn.tree._tree.Tree":
-        why = (
-            "thresholds lie midway between two training values and leaves count their records; forests "
-            "without bagging can be solved for all of them"
-        )
-        remedy = "Limit depth and leaf size, use bagging; publish no counts."
-        yield Finding(STATISTICS, "medium", "decision trees", at, why, remedy)
-    elif name in MEASURED and not place.inside and isinstance(value, Block | list | int) and value:
+    if name in MEASURED and not place.inside and isinstance(value, Block | list | int) and value:
         of = place.owner or name
         of = "normalisation layers" if name.startswith(("running_", "num_")) else of
         what, remedy = (
@@ -377,6 +372,61 @@ def _statistics(place: Place) -> Iterator[Finding]:
             why = "how training went, epoch by epoch"
         count = value.numel if isinstance(value, Block) else None
         yield Finding(STATISTICS, "low", what, at, why, remedy, count=count)
+
+
+def _trees(release: Release) -> Iterator[Finding]:
+    """Models made of trees: what their leaves, roots and seeds reveal of the training records."""
+    inner: set[int] = set()
+    for place in walk(release.content):
+        if not isinstance(place.value, Thing):
+            continue
+        model = tree_model(place.value, inner)
+        if model is None:
+            continue
+        name, at = model.name, place.path or name_of(release)
+        if model.stores_targets:
+            why = (
+                f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
+                "the target of that record exactly, and its bounds enclose the record's columns"
+            )
+            what, count = f"training targets in the leaves of {name}", model.single_leaves
+            yield Finding(STORED, "high", what, at, why, WHAT_PROTECTS, count=count)
+        if model.determines_targets:
+            why = (
+                f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
+                "The roots of at least as many trees as records are linear equations for all targets or "
+                "labels, whatever the depth"
+            )
+            what = f"targets that follow from the seeds of {name}"
+            yield Finding(STORED, "high", what, at, why, WHAT_PROTECTS, count=model.records)
+        if not (model.stores_targets or model.determines_targets):
+            why = (
+                "thresholds lie between two values of training records, and leaves count their records"
+                if model.is_direct
+                else "thresholds lie between two values of training records. Leaves store residuals, "
+                "gradients or depths, and no targets"
+            )
+            yield Finding(STATISTICS, "medium", f"decision trees of {name}", at, why, LIMIT_TREES)
+        if model.may_contain_memory:
+            seen = (
+                f"{model.memory} such bytes are not zero here"
+                if model.memory
+                else "none was seen here"
+            )
+            why = (
+                f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
+                f"contain uninitialized memory, which may include training data; {seen}"
+            )
+            severity = "high" if model.memory else "low"
+            what = f"uninitialized memory in {name}"
+            yield Finding(
+                STATISTICS, severity, what, at, why, SAVE_AGAIN, count=model.memory or None
+            )
+
+
+def name_of(release: Release) -> str:
+    """Return the class of what the file holds, for findings about the whole of it."""
+    return release.content.short if isinstance(release.content, Thing) else ""
 
 
 def _paths(place: Place) -> Iterator[Finding]:

@@ -121,6 +121,11 @@ class Block:
     read: Callable[[], Tensor] | None = None
     objects: Any = None
     name: str = ""
+    structures: Callable[[], np.ndarray] | None = None
+
+    def raw(self) -> np.ndarray | None:
+        """Return the bytes of an array of structures, (entries, bytes of each); None for other arrays."""
+        return None if self.structures is None else self.structures()
 
     @property
     def numel(self) -> int:
@@ -202,6 +207,8 @@ def _numbers(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None
     if block.numel * size != len(expect(raw, bytes, bytearray, str)):
         raise ValueError("an array must fill the bytes that it is given")
     block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {size}"
+    if kind.code[0] == "V" and size and not isinstance(raw, str):
+        block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, size)
     if kind.code[0] in "US":
         block.kind = "text"
         block.objects = _Texts(raw, kind, block.numel)
