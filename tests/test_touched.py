@@ -124,7 +124,7 @@ def test_an_adapter_with_its_base_tells_the_change_of_each_layer(tmp_path: Path)
     found = rs.scan(tmp_path / "adapter.safetensors", base=tmp_path / "base.safetensors").findings
     change = next(f for f in found if f.what == "the change of each layer")
     size = float((4 * b @ a).norm() / base.norm())
-    assert f"fc1.weight {size:.2g}" in change.reason
+    assert f"fc1.weight by {size:.2g}" in change.reason
 
 
 def test_a_base_of_another_network_is_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -134,3 +134,15 @@ def test_a_base_of_another_network_is_refused(tmp_path: Path, capsys: Capture) -
     assert "share none" in one_line(capsys)
     with pytest.raises(CheckpointError):
         rs.scan(tuned_file, base=tmp_path / "missing.safetensors")
+
+
+def test_a_tensor_that_was_zero_in_the_base_moved_from_zero(tmp_path: Path) -> None:
+    base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
+    tuned = {"fc.weight": torch.ones(3, 2) * 1.1, "fc.bias": torch.ones(3)}
+    torch.save(base, tmp_path / "base.pt")
+    torch.save(tuned, tmp_path / "tuned.pt")
+    found = rs.scan(tmp_path / "tuned.pt", base=tmp_path / "base.pt").findings
+    (one,) = [one for one in found if one.what == "the weights before training"]
+    assert "fc.bias from zero" in one.reason
+    assert "fc.weight by 0.1 of its norm" in one.reason
+    assert "e+" not in one.reason

@@ -28,6 +28,7 @@ step.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -138,14 +139,14 @@ def _change(both: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
     for name, (block, other) in both.items():
         now, then = block.tensor().double(), other.tensor().double()
         if not torch.equal(now, then):
-            moved[name] = float((now - then).norm() / then.norm().clamp(min=1e-300))
+            moved[name] = float((now - then).norm() / then.norm()) if then.any() else math.inf
     if moved:
         far = sorted(moved.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name[:40]} by {share:.2g}" for name, share in far[:3])
+        shown = ", ".join(f"{name[:40]} {_moved_by(share)}" for name, share in far[:3])
         what, at = "the weights before training", far[0][0][:LONGEST]
         why = (
             f"with the base, {len(moved)} of {len(both)} tensors are known to have moved, most of all "
-            f"{shown} of its norm: the change is a sum over training samples"
+            f"{shown}: the change is a sum over training samples"
         )
         remedy = "If the base is public, attack the change before release: "
         remedy += "residuum audit FILE --base BASE."
@@ -163,20 +164,24 @@ def _adapter(
             continue
         delta = change_of(a, b, config)
         if tuple(delta.shape) == base.shape:
-            sizes[key] = float(delta.norm() / base.tensor().double().norm().clamp(min=1e-300))
+            size = base.tensor().double().norm()
+            sizes[key] = float(delta.norm() / size) if size > 0 else math.inf
     if not sizes:
         raise CheckpointError(
             "An adapter belongs to a base with its layers; this base has none of them.",
             "Give the base that adapter_config.json names.",
         )
     far = sorted(sizes.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name[:40]} {share:.2g}" for name, share in far[:3])
+    shown = ", ".join(f"{name[:40]} {_moved_by(share)}" for name, share in far[:3])
     what, at = "the change of each layer", far[0][0][:LONGEST]
-    why = (
-        f"with the base the change of {len(sizes)} layers is known, relative to their norm: {shown}"
-    )
+    why = f"with the base the change of {len(sizes)} layers is known: {shown}"
     remedy = "Attack it before release: residuum audit BASE --adapter ADAPTER."
     yield Finding(ADAPTER, "high", what, at, why, remedy, len(sizes))
+
+
+def _moved_by(share: float) -> str:
+    """Return in words how far a tensor moved, relative to its norm before; inf: it was zero."""
+    return "from zero" if share == math.inf else f"by {share:.2g} of its norm"
 
 
 @dataclass(frozen=True, eq=False)

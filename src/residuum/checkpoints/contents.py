@@ -136,7 +136,9 @@ PATH = re.compile(
 NAMED = "its name says that it holds training data"
 DROP_STATE = "Drop it before release: residuum strip FILE --out CLEAN."
 KEEP_NONE = "Release an estimator that keeps no records, or predictions alone."
-DROP_SKLEARN = "Before saving: del model._optimizer (predictions do not need it)."
+DROP_SKLEARN = (
+    "Before saving, delete the attribute _optimizer of the network. Predictions do not need it."
+)
 
 
 def findings(release: Release) -> list[Finding]:
@@ -150,7 +152,26 @@ def findings(release: Release) -> list[Finding]:
     for first, places, count in found.values():
         said = {name: printable(getattr(first, name)) for name in ("what", "where", "reason")}
         merged.append(first.replace(places=places, count=count or None, **said))
-    return sorted(merged, key=rank)
+    can_strip = _has_weights(release)
+    return sorted((one if can_strip else _without_strip(one, release) for one in merged), key=rank)
+
+
+def _has_weights(release: Release) -> bool:
+    """Return True if ``residuum strip`` can write the weights of this file alone."""
+    try:
+        return bool(weights_of(release))
+    except CheckpointError:
+        return False
+
+
+def _without_strip(finding: Finding, release: Release) -> Finding:
+    """Return the finding with advice that works on a file which ``residuum strip`` cannot change."""
+    if "residuum strip" not in finding.remedy:
+        return finding
+    remedy = "Remove it from the object before you save it again."
+    if release.kind == "torch" and not isinstance(release.content, Thing):
+        remedy = "Delete this file from the release. It is not needed to use the model."
+    return finding.replace(remedy=remedy)
 
 
 def printable(text: str) -> str:
@@ -368,7 +389,10 @@ def _statistics(place: Place) -> Iterator[Finding]:
         )
         why = "means, scales or counts of the training data, or of features of them"
         if name in ("loss_curve_", "validation_scores_"):
-            what, remedy = "a loss curve", f"Before saving: del model.{name}."
+            what, remedy = (
+                "a loss curve",
+                f"Before saving, delete the attribute {name} of the model.",
+            )
             why = "how training went, epoch by epoch"
         count = value.numel if isinstance(value, Block) else None
         yield Finding(STATISTICS, "low", what, at, why, remedy, count=count)

@@ -8,6 +8,7 @@ the original bit by bit and scanned, before it is put in its place.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.checkpoints.contents import Finding, findings, flat, weights_of
-from residuum.checkpoints.inert import Block
+from residuum.checkpoints.contents import FRAMES, STORED, Finding, findings, flat, weights_of
+from residuum.checkpoints.estimators import NETWORKS
+from residuum.checkpoints.inert import Block, Thing, refusal
 from residuum.checkpoints.reading import FORMAT_KEY, RULES, sort_header
 from residuum.checkpoints.releases import Release, open_release
 from residuum.errors import InputError, OutputError
@@ -26,32 +28,99 @@ from residuum.records import Record, write_atomic
 # What readers need: the kind of file, the architecture, labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
 MAX_BYTES = 16 << 30  # of a file: its tensors are in memory twice
-LINES = {  # by the start of a finding: what to run before saving again
-    "first moments": "del model._optimizer",
-    "second moments": "del model._optimizer",
-    "the start of": "model.random_state = None; del model._best_coefs, model._best_intercepts",
-    "a loss curve": "model.loss_curve_ = []",
-}
+BEST_WEIGHTS = ("_best_coefs", "_best_intercepts")  # copies that early stopping keeps
+MAX_NESTED = 12  # estimators inside of each other
 
 
 class PickleError(InputError):
-    """A pickle is not rewritten, since that would mean to run it; lines: what its owner can run."""
+    """A pickle is not rewritten, because that would mean to run it.
 
-    def __init__(self, path: Path, out: Path, found: list[Finding]) -> None:
-        met = [line for one in found for start, line in LINES.items() if one.what.startswith(start)]
-        with path.open("rb") as stream:
-            head = stream.read(1 << 16)
-        library, new = "joblib", repr(str(out))
-        load, dump = f"joblib.load({str(path)!r})", f"joblib.dump(model, {new})"
-        if head.startswith(b"\x80") and b"joblib" not in head:
-            library, load = "pickle", f"pickle.load(open({str(path)!r}, 'rb'))"
-            dump = f"pickle.dump(model, open({new}, 'wb'))"
-        own = "  # runs what the file says: only a file of your own"
-        self.lines = (f"import {library}", f"model = {load}{own}", *dict.fromkeys(met), dump)
-        super().__init__(
-            f"A pickle can only be changed by running it; {path.name!r} is left as it is.",
-            "If it is your own, run: " + "; ".join(line.split("  #")[0] for line in self.lines),
-        )
+    lines: Python code that the owner of the file can run instead, () if nothing can be left out.
+    """
+
+    def __init__(self, path: Path, out: Path, release: Release, found: list[Finding]) -> None:
+        changes = tuple(_changes(release.content, "model"))
+        self.lines: tuple[str, ...] = ()
+        rule = f"A pickle can only be changed by running it; {path.name!r} is left as it is."
+        if changes:
+            self.lines = (*_loading(path), *changes, _saving(path, out))
+            code = "; ".join(line.split("  #")[0] for line in self.lines)
+            super().__init__(rule, f"If it is your own, run: {code}")
+        elif any(one.kind == STORED for one in found):
+            super().__init__(
+                f"{path.name!r} cannot be stripped, because this kind of model is made of its training "
+                "records.",
+                "Train another kind of model, and do not release this file.",
+            )
+        else:
+            super().__init__(
+                f"There is nothing to strip in {path.name!r}.",
+                "Release it as it is, or see what residuum scan says about it.",
+            )
+
+
+def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
+    """Yield Python statements that remove what predictions do not need.
+
+    Args:
+        value: A part of the release.
+        expression: Python code that names this part, such as ``model.steps[1][1]``.
+        depth: How many containers it lies in.
+    """
+    if depth > MAX_NESTED:
+        return
+    if isinstance(value, Thing) and value.short in NETWORKS:
+        parts = value.attributes
+        if "_optimizer" in parts:
+            yield f"del {expression}._optimizer"
+        yield from (f"del {expression}.{name}" for name in BEST_WEIGHTS if name in parts)
+        if parts.get("random_state") is not None:
+            yield f"{expression}.random_state = None"
+        if parts.get("loss_curve_"):
+            yield f"{expression}.loss_curve_ = []"
+    elif isinstance(value, Thing):
+        for name, part in value.attributes.items():
+            if name.isidentifier():
+                yield from _changes(part, f"{expression}.{name}", depth + 1)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if isinstance(key, str | int):
+                is_data = isinstance(part, Block) or (
+                    isinstance(part, Thing) and bool(FRAMES.match(part.name))
+                )
+                if is_data and _holds_records(str(key), part):
+                    yield f"del {expression}[{key!r}]"
+                else:
+                    yield from _changes(part, f"{expression}[{key!r}]", depth + 1)
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield from _changes(part, f"{expression}[{i}]", depth + 1)
+
+
+def _holds_records(name: str, value: Any) -> bool:
+    """Return True if a scan of ``value`` under this name finds stored records."""
+    inside = Release(Path(), "pickle", {name: value})
+    return any(one.kind == STORED for one in findings(inside))
+
+
+def _is_joblib(path: Path) -> bool:
+    with path.open("rb") as stream:
+        head = stream.read(1 << 16)
+    return not head.startswith(b"\x80") or b"joblib" in head
+
+
+def _loading(path: Path) -> tuple[str, str]:
+    """Return the statements that load a pickle, with a warning for whoever runs them."""
+    warning = "  # runs what the file says: only a file of your own"
+    if _is_joblib(path):
+        return "import joblib", f"model = joblib.load({str(path)!r}){warning}"
+    return "import pickle", f"model = pickle.load(open({str(path)!r}, 'rb')){warning}"
+
+
+def _saving(path: Path, out: Path) -> str:
+    if _is_joblib(path):
+        return f"joblib.dump(model, {str(out)!r})"
+    return f"pickle.dump(model, open({str(out)!r}, 'wb'))"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +146,10 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
         raise OutputError(rule, "Choose another --out.")
     release = open_release(path, MAX_BYTES)
     before = findings(release)
+    if release.unsafe:
+        raise refusal(release.unsafe)
     if release.kind == "pickle":
-        raise PickleError(path, out, before)
+        raise PickleError(path, out, release, before)
     kept = weights_of(release)
     content = _written(kept, release, out)
     beside = out.with_name(f".{out.name}.unchecked")
