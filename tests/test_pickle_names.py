@@ -212,6 +212,21 @@ def test_hidden_calls_are_found(tmp_path: Path, way: str, capsys: Capture) -> No
     assert mark.exists(), "loading it would have shown that the test is right"
 
 
+def test_strip_never_advises_to_load_a_file_that_runs_code(tmp_path: Path, capsys: Capture) -> None:
+    out = ["--out", str(tmp_path / "clean.pt")]
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps([1.0, Calls(foreign.touch)]))
+    assert main(["strip", str(tmp_path / "m.pkl"), *out]) == 4
+    captured = capsys.readouterr()
+    assert "pickle.load" not in captured.out + captured.err
+    assert "joblib.load" not in captured.out + captured.err
+    weights = torch.nn.Linear(4, 1).state_dict()
+    torch.save({"model": weights, "note": Calls(foreign.touch)}, tmp_path / "m.pt")
+    assert main(["strip", str(tmp_path / "m.pt"), *out]) == 0
+    assert "loading this file would call tests.foreign.touch" in capsys.readouterr().out
+    clean = torch.load(tmp_path / "clean.pt", weights_only=True)
+    assert all(torch.equal(clean[key], tensor) for key, tensor in weights.items())
+
+
 @pytest.mark.parametrize("opcode", [b"\x82\x01", b"\x83\x01\x00", b"Pid\n"])
 def test_what_lies_outside_of_the_file_is_not_read(
     tmp_path: Path, opcode: bytes, capsys: Capture

@@ -355,7 +355,7 @@ def test_the_table_fits_80_columns_and_names_remedies(
     assert main(["scan", str(pickles["newest"] / "scaled.pkl")]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert "del model._optimizer" in " ".join(shown.split())
+    assert "delete the attribute _optimizer" in " ".join(shown.split())
 
 
 def test_kinds_are_those_of_the_schema_and_of_the_help(capsys: Capture) -> None:

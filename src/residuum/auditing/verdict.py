@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import Fit
 from residuum.checkpoints import Inspection
+from residuum.checkpoints.reading import METADATA_SAYS
 from residuum.errors import InputError, did_you_mean
 from residuum.evaluation.null import SIGNIFICANCE, format_p
 from residuum.records import Checkpoint, Knowledge, Record, Scores
@@ -658,8 +659,11 @@ def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ..
         "The held-out samples come from the distribution of the training samples, and were "
         "preprocessed alike: the control compares the one with the other."
     )
-    read = (f"Read from the file: {note}" for note in checkpoint.assumptions)
-    return (order, exchangeable, *read)
+    noted = (
+        note if note.startswith(METADATA_SAYS) else f"Assumed when the file was read: {note}"
+        for note in checkpoint.assumptions
+    )
+    return (order, exchangeable, *noted)
 
 
 def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:

@@ -482,6 +482,8 @@ def _code(release: Release) -> Iterator[Finding]:
             "a pickle runs what it calls as soon as it is loaded, and this is no known constructor"
         )
         remedy = "Do not load it. Ask its author for the weights as safetensors."
+        if release.kind == "torch":
+            remedy = "Do not load it. residuum strip FILE --out CLEAN writes its weights alone."
         yield Finding(CODE, "high", f"loading this file would {deed}", PROGRAM, why, remedy)
     if names := [name for name in release.foreign if f"call {name}" not in release.unsafe]:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""

@@ -61,7 +61,7 @@ from residuum.networks import (
     refuse_by_name,
     same_function,
 )
-from residuum.networks.kinds import ASSUMED_RELU
+from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
 from residuum.networks.probing import as_rows, probe, unwrapped
 from residuum.records import TASKS, Checkpoint, write_atomic
 from residuum.records.inputs import MAX_GROWTH, is_size, open_zip
@@ -72,6 +72,9 @@ RUN_FILE = "model.safetensors"
 FORMAT_KEY, FORMAT = "residuum_format", "1"
 # Of what a file says of itself: characters, texts and sizes that no network of ours comes near.
 MAX_ARCHITECTURE, MAX_TEXT, MAX_TEXTS, MAX_SIZES = 256, 200, 10_000, 8
+# Sentences out of a file's metadata end up in verdicts, so a reader must see whose sentences they are.
+METADATA_SAYS = "The file's metadata says (not checked): "
+MAX_STATEMENTS = 10
 KEPT = "a {} is kept as given: its forward is run, not read, so that only what needs no structure applies"
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
@@ -266,9 +269,10 @@ def sort_header(content: bytes) -> bytes:
 
 def encode_metadata(checkpoint: Checkpoint) -> dict[str, str]:
     """Metadata of a safetensors file; ``format`` is what other libraries look for."""
-    lists = ("input_shape", "labels", "assumptions")
     metadata = {"format": "pt", FORMAT_KEY: FORMAT, "architecture": checkpoint.arch}
-    metadata |= {key: json.dumps(getattr(checkpoint, key)) for key in lists}
+    metadata |= {key: json.dumps(getattr(checkpoint, key)) for key in ("input_shape", "labels")}
+    statements = [text.removeprefix(METADATA_SAYS) for text in checkpoint.assumptions]
+    metadata |= {"assumptions": json.dumps(statements)}
     metadata |= {"task": checkpoint.task}
     decode_metadata(metadata)  # never write what cannot be read back
     return metadata
@@ -293,7 +297,22 @@ def decode_metadata(metadata: dict[str, str]) -> Checkpoint:
                 f"The checkpoint's {key!r} must be {rule}; got {metadata.get(key, '')[:40]!r}.",
                 "Save it again with save_checkpoint, or its tensors without metadata.",
             )
+    found["assumptions"] = _attributed(found["assumptions"])
     return Checkpoint({}, found.pop("architecture"), **found)
+
+
+def _attributed(statements: tuple[str, ...]) -> tuple[str, ...]:
+    """Mark sentences of a file as its own, except those that residuum itself words, and keep ten."""
+    texts = [
+        text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
+        for text in statements[:MAX_STATEMENTS]
+    ]
+    if (dropped := len(statements) - MAX_STATEMENTS) > 0:
+        texts.append(
+            f"{METADATA_SAYS}{dropped} more sentences, which are left out (at most "
+            f"{MAX_STATEMENTS} are shown)"
+        )
+    return tuple(texts)
 
 
 def _list(text: str) -> tuple[Any, ...] | None:

@@ -21,7 +21,7 @@ from residuum.checkpoints.contents import FRAMES, STORED, Finding, findings, fla
 from residuum.checkpoints.estimators import NETWORKS
 from residuum.checkpoints.inert import Block, Thing, refusal
 from residuum.checkpoints.reading import FORMAT_KEY, RULES, sort_header
-from residuum.checkpoints.releases import Release, open_release
+from residuum.checkpoints.releases import Release, look_into, open_release
 from residuum.errors import InputError, OutputError
 from residuum.records import Record, write_atomic
 
@@ -138,17 +138,29 @@ class Stripped(Record):
 def strip(path: str | Path, out: str | Path) -> Stripped:
     """Write the weights of a torch or safetensors file alone to ``out``, which must not exist.
 
-    out: ``.safetensors`` is written as such, anything else with torch.save.
+    A file of torch that would run code can be stripped: its tensors are read without loading it.
+
+    Args:
+        path: file to read.
+        out: new file. ``.safetensors`` is written as such, anything else with torch.save.
+
+    Returns:
+        What was kept and what was left out.
+
+    Raises:
+        OutputError: if ``out`` exists.
+        UnsafeFileError: if the file is a plain pickle that would run code.
+        PickleError: if the file is any other plain pickle.
     """
     path, out = Path(path), Path(out)
     if out.exists() or out.is_symlink():
         rule = f"A stripped file is a new one; {str(out)!r} is there already."
         raise OutputError(rule, "Choose another --out.")
-    release = open_release(path, MAX_BYTES)
+    release = look_into(path, MAX_BYTES)
     before = findings(release)
-    if release.unsafe:
-        raise refusal(release.unsafe)
     if release.kind == "pickle":
+        if release.unsafe:  # no advice to load it
+            raise refusal(release.unsafe)
         raise PickleError(path, out, release, before)
     kept = weights_of(release)
     content = _written(kept, release, out)
