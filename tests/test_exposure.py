@@ -30,12 +30,14 @@ from residuum.records.results import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
 from residuum.risk import canaries, gradients
 from residuum.risk import run as figures
+from residuum.risk.canaries import bound, epsilon_bound, guessed
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.run import RIDGE, SOFT, Case, Span, covectors, expose, informed_estimate, located
 from residuum.similarity import ncc
 from residuum.stationarity import Rows, weighted_gradient
 from tests import reference
 from tests.cases import multiclass_point
+from tests.victims import tight
 
 DOUBLE = torch.float64
 
@@ -817,3 +819,71 @@ def test_the_score_is_its_formula() -> None:
     wanted = -0.486 + 0.923 * math.log((1 - neither) / neither)
     parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
     assert float(figures.score(*parts, 784, 30)) == pytest.approx(wanted)
+
+
+# Ties between canaries
+
+
+def listed(first: bool, m: int = 100) -> Tensor:
+    """Which canaries were inserted, in a file that lists those first, or last."""
+    inserted = torch.arange(m) < m // 2
+    return inserted if first else ~inserted
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_statistic_that_tells_nothing_gives_no_bound_in_any_order(first: bool) -> None:
+    found = bound({"constant": torch.zeros(100)}, listed(first), 0.95, 0.0)
+    assert found.epsilon == 0.0
+
+
+def test_ties_do_not_raise_the_rate_of_false_alarms() -> None:
+    """Half of the statistics are 0, as multipliers are. Of 400 networks that saw no canary at most 5%
+    may get a bound; more than 33 has a chance of 0.3% at that level.
+    """
+    alarms = 0
+    for seed in range(400):
+        drawn = torch.Generator().manual_seed(seed)
+        values = torch.rand(100, generator=drawn)
+        values[torch.rand(100, generator=drawn) < 0.5] = 0.0
+        alarms += bound({"own part": values}, listed(False), 0.95, 0.0).epsilon > 0
+    assert alarms <= 33
+
+
+def test_a_statistic_without_ties_is_sorted_and_tells_what_it_told() -> None:
+    inserted = listed(False)
+    values = torch.arange(100.0)
+    assert guessed(values, inserted, 1.0) == (100, 100)
+    assert bound({"perfect": values}, inserted, 0.95, 0.0).epsilon > 2
+    assert guessed(values, ~inserted, 0.5) == (50, 0)
+
+
+def test_the_level_is_shared_over_the_statistics() -> None:
+    inserted, values = listed(False), torch.arange(100.0)
+    values[45], values[55] = 55.0, 45.0
+    alone = bound({"a": values}, inserted, 0.95, 0.0)
+    three = bound({"a": values, "b": values, "c": values}, inserted, 0.95, 0.0)
+    assert three.epsilon < alone.epsilon
+    part = 1 - 0.05 / (4 * 3)  # four shares of guesses, three statistics
+    assert three.epsilon == epsilon_bound(100, three.guesses, three.right, part)
+
+
+def test_exposure_takes_what_an_audit_takes(tmp_path: Path) -> None:
+    checkpoint, split = tight()
+    rs.save_checkpoint(checkpoint, tmp_path / "m.safetensors")
+    x, y = split.train.x, split.train.y
+    split.train.to_npz(tmp_path / "train.npz")
+    wanted = rs.exposure(checkpoint, split.train)
+    for data in ((x, y), (x.numpy(), y.numpy()), str(tmp_path / "train.npz")):
+        found = rs.exposure(tmp_path / "m.safetensors", data)
+        assert torch.allclose(found.score, wanted.score, atol=1e-6)
+    names = [f"pixel{i}" for i in range(64)]
+    rows = [",".join([*names, "label"])]
+    rows += [
+        ",".join([*map(repr, row), str(int(label))])
+        for row, label in zip(x.flatten(1).tolist(), y.tolist(), strict=True)
+    ]
+    (tmp_path / "train.csv").write_text("\n".join(rows))
+    command = ["exposure", str(tmp_path / "m.safetensors"), "--data", str(tmp_path / "train.csv")]
+    assert main([*command, "--quiet"]) == 0
+    with pytest.raises(InputError, match="training records"):
+        rs.exposure(checkpoint, None)

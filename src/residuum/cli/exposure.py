@@ -32,7 +32,10 @@ GROUPS = 20  # of a table
 def command(
     checkpoint: options.CheckpointPath,
     *,
-    data: Path = option("Training records: an .npz with x and y, or a training directory.", ...),
+    data: Path = option(
+        "Training records: an .npz with x and y, a .csv with a header, or a training directory.",
+        ...,
+    ),
     holdout: Path | None = option(
         "Records the network never saw, likewise; at least 100. Without them kinks and dual vectors "
         "have no p-values."
@@ -75,17 +78,16 @@ def command(
 ) -> None:
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
     from residuum.checkpoints import load_checkpoint
-    from residuum.records import Dataset
-    from residuum.records.inputs import samples_file
+    from residuum.datasets.given import place_of, read_samples
     from residuum.verbs.exposing import exposure, read_groups
 
     options.check_device(device)
     if canaries is None and (confidence, delta) != (0.95, 0.0):
         raise InputError("--confidence and --delta are of canaries.", "Say --canaries FILE.")
     released = load_checkpoint(checkpoint, arch)
-    file = samples_file(data, "train.npz")
-    records = Dataset.from_npz(file)
-    control = Dataset.from_npz(samples_file(holdout, "holdout.npz")) if holdout else None
+    file = place_of(data, "data")
+    records, _ = read_samples(file)
+    control = read_samples(place_of(holdout, "holdout"))[0] if holdout else None
     knowledge = options.grant(checkpoint, released, init=init, weight_decay=weight_decay)
     with exposure_progress(voice.spoken) as watch:
         how: dict[str, Any] = {"surface": surface, "task": task, "top": top, "device": device}

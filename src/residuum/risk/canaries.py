@@ -28,6 +28,7 @@ from residuum.records.results import CanaryBound, Operating
 GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of all canaries that are guessed
 RATES = (0.01, 0.001)  # false positives, of the operating points
 FEWEST = 10
+TIES = 20231  # seed of the order among equal statistics
 UNFAIR = 1e-3
 
 
@@ -59,9 +60,15 @@ def epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0)
 
 
 def guessed(statistic: Tensor, inserted: Tensor, share: float) -> tuple[int, int]:
-    """(r, v): guesses made and right ones, half of them on each end of the statistic."""
+    """Return (r, v): guesses made and right ones, half of them on each end of the statistic.
+
+    Canaries with equal statistics are put in a random order, from the same draw every time. In the order
+    of the file, a file that lists inserted canaries last would have them all guessed right.
+    """
     half = max(1, int(share * len(statistic) / 2))
-    order = statistic.argsort(stable=True)
+    shuffled = torch.randperm(len(statistic), generator=torch.Generator().manual_seed(TIES))
+    order = shuffled[statistic.cpu()[shuffled].argsort(stable=True)]
+    inserted = inserted.cpu()
     right = int(inserted[order[-half:]].sum()) + int((~inserted[order[:half]]).sum())
     return 2 * half, right
 

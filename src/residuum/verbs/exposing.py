@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from residuum.checkpoints import as_checkpoint
 from residuum.checkpoints.contents import with_release
+from residuum.datasets.given import both
 from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import whole_pool
 from residuum.records import Checkpoint, Dataset, Exposure, Knowledge, Reconstruction, read_npz
@@ -63,8 +64,8 @@ class ExposureRun(RunDir):
 
 def exposure(
     model: Checkpoint | nn.Module | str | Path,
-    data: Dataset,
-    holdout: Dataset | None = None,
+    data: Any,
+    holdout: Any = None,
     *,
     knowledge: Knowledge | None = None,
     surface: str = AUTO,
@@ -83,8 +84,9 @@ def exposure(
 ) -> Exposure:
     """Which records of ``data`` are at risk, from the weights and the data, without attacking.
 
-    data: the training records as the network receives them.
-    holdout: records it never saw, at least 100, which give kinks and dual vectors their p-values.
+    data: the training records as the network receives them: (x, y), a Dataset, a DataFrame, a
+        DataLoader, or the path of an .npz, a .csv or a folder.
+    holdout: likewise, records it never saw, at least 100, which give kinks and dual vectors their p-values.
     knowledge: a start (theta0) or a moment of the optimiser makes that the surface looked at,
         unless ``surface`` names another of weights, change and moment; what the file of the weights
         holds of them is granted.
@@ -103,6 +105,10 @@ def exposure(
             "Use confidence=0.95, delta=1e-5.",
         )
     knowledge = knowledge or Knowledge()
+    records, holdout = both(data, holdout)
+    if records is None:
+        raise InputError("Exposure needs the training records; got none.", "Pass data=(x, y).")
+    data = records
     released = as_checkpoint(model, arch, shape=data.shape)
     if isinstance(model, str | Path):
         knowledge = with_release(model, released, knowledge)
