@@ -7,7 +7,9 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import sparse
@@ -248,3 +250,27 @@ def test_equal_rows_are_found_as_a_search_of_all_pairs_finds_them() -> None:
     wanted = torch.where(gap <= ROUNDING * size, gap / size.clamp(min=1e-30), torch.inf)
     assert torch.equal(nearest(x, records), wanted)
     assert [int((wanted == 0).sum()), int(wanted.isfinite().sum())] == [20 - 1, 30 - 1]
+
+
+@pytest.mark.parametrize("container", ["pickle", "joblib"])
+@pytest.mark.parametrize("kind", ["float", "mixed"])
+def test_a_stored_data_frame_is_compared_by_rows(kind: str, container: str, tmp_path: Path) -> None:
+    """pandas stores columns of one type together, so the array in the file has columns as rows."""
+    x = np.random.default_rng(0).normal(size=(100, 30))
+    frame = pd.DataFrame(x, columns=[f"c{i}" for i in range(30)])
+    if kind == "mixed":
+        x[:, 7] = frame["c7"] = np.arange(100)
+        frame["c7"] = frame["c7"].astype("int32")
+        frame["c9"] = frame["c9"].astype("float32")
+        x[:, 9] = frame["c9"]
+        frame.insert(3, "name", [f"n{i}" for i in range(100)])
+    path = tmp_path / "bundle.pkl"
+    bundle = {"model": KNeighborsClassifier(), "X_train": frame}
+    path.write_bytes(pickle.dumps(bundle)) if container == "pickle" else joblib.dump(bundle, path)
+    y = np.arange(100) % 2
+    others = np.random.default_rng(1).normal(size=(120, 30))
+    found = rs.audit(path, data=(x, y), holdout=(others, np.arange(120) % 2))
+    assert found.exit_code == 1
+    assert (found.verdict.recovered, found.verdict.n) == (100, 100)
+    assert found.verdict.expected_by_chance == 0
+    assert "100 records" in found.verdict.sentence

@@ -113,6 +113,7 @@ ELSEWHERE = re.compile(
 )
 PROTOTYPES = re.compile(r"(^|[._])(prototypes?|memory_bank|queue)([._]|$)", re.IGNORECASE)
 TREES = re.compile(r"(KDTree|BallTree)(32|64)?$")
+FRAME, FRAME_PART = "DataFrame", "_unpickle_block"  # of pandas: a table, and columns of one type
 FRAMES = re.compile(r"^(pandas|polars|pyarrow|PIL|datasets)\.")
 MEASURED = {
     "mean_", "scale_", "var_", "data_min_", "data_max_", "data_range_", "center_", "quantiles_",
@@ -241,6 +242,8 @@ def records_in(release: Release) -> list[Kept]:
 def _records(value: Any) -> Tensor | None:
     """(N, d) numbers of an array, a sparse array or a tree; None where there are none to compare."""
     try:
+        if isinstance(value, Thing) and value.short == FRAME:
+            return _frame_rows(value)
         if isinstance(value, Thing) and "_shape" in value.attributes:
             return _dense(value)
         block = _tree_data(value) if isinstance(value, Thing) else value
@@ -252,6 +255,40 @@ def _records(value: Any) -> Tensor | None:
     if found.is_complex() or not found.numel():
         return None
     return found if found.is_floating_point() else found.double()
+
+
+def _frame_rows(frame: Thing) -> Tensor | None:
+    """Return the numeric columns of a DataFrame as rows, (N, d); None if there are none to read.
+
+    pandas stores columns of one type together, as (columns, rows), with their places in the table.
+    """
+    manager = frame.attributes.get("_mgr")
+    parts = (manager.state, manager.arguments) if isinstance(manager, Thing) else ()
+    columns: dict[int, Tensor] = {}
+    for part in parts:
+        blocks = part[0] if isinstance(part, tuple) and part else ()
+        for block in blocks if isinstance(blocks, tuple | list) else ():
+            if isinstance(block, Thing) and len(block.arguments) >= 2:
+                values, places = block.arguments[:2]
+                if isinstance(values, Block) and values.read and len(values.shape) == 2:
+                    numbers = values.tensor()
+                    columns |= dict(zip(_places(places), numbers.double(), strict=False))
+    rows = [columns[place] for place in sorted(columns)]
+    return torch.stack(rows, 1) if rows and len({len(row) for row in rows}) == 1 else None
+
+
+def _places(places: Any) -> list[int]:
+    """Return the numbers of columns that a slice or an array of pandas names."""
+    if isinstance(places, Block) and places.read:
+        return places.tensor().flatten().tolist()
+    ends = places.arguments if isinstance(places, Thing) else ()
+    if (
+        len(ends) == 3
+        and all(type(end) is int and abs(end) < MOST_DENSE for end in ends)
+        and ends[2]
+    ):
+        return list(range(*ends))
+    return []
 
 
 def _dense(sparse: Thing) -> Tensor | None:
@@ -288,14 +325,17 @@ def _stored(place: Place) -> Iterator[Finding]:
     elif isinstance(value, Thing) and FRAMES.match(value.name) and value.short in _TABLES:
         what = f"a {value.short} of {value.name.split('.')[0]}"
         why = "a table or picture of data is part of the file"
-        yield Finding(STORED, "high", what, at, why, "Leave it out: keep the fitted numbers alone.")
+        remedy = "Leave it out: keep the fitted numbers alone."
+        records = _records(value) if value.short == FRAME else None
+        count = None if records is None else len(records)
+        yield Finding(STORED, "high", what, at, why, remedy, count=count)
     elif rows and place.owner and place.name in RECORDS:
         owners = RECORDS[place.name]
         if not owners or place.owner in owners:
             what = f"training records in {place.owner}.{place.name}"
             why = "its rows are training records, as they were given to fit"
             yield Finding(STORED, "high", what, at, why, KEEP_NONE, count=rows)
-    elif ELSEWHERE.search(elsewhere):
+    elif ELSEWHERE.search(elsewhere) and place.owner != FRAME_PART:  # counted as a table before
         what, remedy = f"an array named {name}", "Leave it out of what is saved."
         yield Finding(STORED, "high", what, at, NAMED, remedy, count=rows)
     elif PROTOTYPES.search(elsewhere):
