@@ -16,6 +16,7 @@ from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from tests import victims
+from tests.victims import tight
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +144,13 @@ def test_moved_layers_are_counted_where_a_start_is_granted(
     found = dry(folder, capsys, "m.safetensors", "--init", "init.safetensors")
     rows = {row["what"]: row["why"] for row in found["applies"]}
     assert rows["layers that moved"] == "1 of 3: layers.1"
+
+
+def test_an_obstacle_of_one_file_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.npz").write_bytes(b"no archive")
+    rs.save_checkpoint(tight()[0], tmp_path / "m.safetensors")
+    command = ["audit", str(tmp_path / "m.safetensors"), "--data", str(tmp_path / "train.npz")]
+    assert main([*command, "--dry-run"]) == 2
+    assert capsys.readouterr().out.count("must be an .npz archive") == 1

@@ -17,7 +17,7 @@ from PIL import Image
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.report import html
 from residuum.report.drawing import MAX_SIDE, data_uri, fitted
-from residuum.report.html import Item, frames, inline, isolated, render, visible
+from residuum.report.html import Item, frames, inline, isolated, items_of, render, visible
 from tests import pages
 
 DIRECTION_MARKS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x00\x1b]")
@@ -357,3 +357,13 @@ def test_notebook_summary_holds_no_image_and_no_script() -> None:
     assert not {"img", "script", "iframe"} & {tag for tag, _ in Elements(short).found}
     assert len(short) < 3000
     assert not DIRECTION_MARKS.search(short)
+
+
+def test_only_a_leak_says_that_a_match_goes_beyond_chance() -> None:
+    """A threshold that one sample beats by chance is no finding, whatever its card would say."""
+    for outcome in pages.OUTCOMES:
+        result = pages.example(outcome)
+        matched = [item for item in items_of(result) if item.recovered]
+        assert bool(matched) == (outcome == "leak")
+        text = re.sub(r"<[^>]+>", " ", render(result))
+        assert (": beyond chance" in text) == (outcome == "leak")

@@ -212,3 +212,34 @@ def test_each_surface_is_said_and_optimiser_state_is_never_passed_over() -> None
     assert STATE_THERE in verdict.reasons
     said = next(reason for reason in verdict.reasons if "each surface gives back" in reason)
     assert said.index("the optimiser state in this file 31") < said.index("the weights 4")
+
+
+@pytest.mark.parametrize("kind", ["difference", "gradient"])
+def test_a_difference_has_no_base_subtracted_again(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A federated update is a difference already: without the base it gives 13 of 20, less it 4."""
+    torch.manual_seed(0)
+    split = rs.load_dataset("digits", 20, seed=3, holdout=200)
+    net = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 1))
+    base = {name: t.clone() for name, t in net.state_dict().items()}
+    x, y = split.train.x.flatten(1).float(), split.train.y.float()
+    descent = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(20):
+        descent.zero_grad()
+        nn.functional.softplus(-y * net(x)[:, 0]).mean().backward()
+        gradient = {name: p.grad.clone() for name, p in net.named_parameters()}
+        descent.step()
+    tuned = net.state_dict()
+    difference = {name: t - base[name] for name, t in tuned.items()}
+    torch.save(base, tmp_path / "base.pt")
+    torch.save(tuned, tmp_path / "tuned.pt")
+    torch.save(difference if kind == "difference" else gradient, tmp_path / "update.pt")
+    split.train.to_npz(tmp_path / "train.npz")
+    split.holdout.to_npz(tmp_path / "test.npz")
+    files = ["--data", str(tmp_path / "train.npz"), "--holdout", str(tmp_path / "test.npz")]
+    how = [*files, "--base", str(tmp_path / "base.pt"), *QUICK]
+    assert main(["audit", str(tmp_path / "update.pt"), *how, "--out", str(tmp_path / "a")]) == 2
+    assert "Leave --base out" in " ".join(capsys.readouterr().err.split())
+    code = main(["audit", str(tmp_path / "tuned.pt"), *how, "--out", str(tmp_path / "b")])
+    assert code in (1, 3)  # trained weights are taken as before

@@ -79,7 +79,8 @@ def dry_run(
         try:
             return work()
         except ResiduumError as problem:
-            obstacles.append(str(problem))
+            if str(problem) not in obstacles:  # one file may be read for both sets
+                obstacles.append(str(problem))
             codes.append(problem.exit_code)
             return None
 

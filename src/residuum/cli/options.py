@@ -40,6 +40,10 @@ PROVENANCES = ("user", "train", "holdout", "release")
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
 OWN = "own"
 INIT_FILE = "init.safetensors"
+UNLIKE, SMALLER = (
+    0.1,
+    0.5,
+)  # correlation and size, relative to the base, below which a file is a difference
 ConfigT = TypeVar("ConfigT", bound=Settings)
 Several = list[str] | None  # texts of an option that may be repeated
 
@@ -470,7 +474,7 @@ def grant(
         "mean": _mean,
         "label_balance": lambda text: _balance(text, released),
         "init": lambda text: _initial(text, path, released),
-        "base": lambda text: _initial(text, path, released),
+        "base": lambda text: _base(text, path, released),
         "loss": str,
         "weight_decay": _decay,
         "sample_count": int,
@@ -484,6 +488,33 @@ def grant(
     knowledge = Knowledge(**facts, provenance={"mean": mean_provenance} if "mean" in facts else {})
     check_mean(knowledge)
     return with_release(path, released, knowledge)
+
+
+def _base(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
+    """Return the weights of ``--base``; refuse a file that is itself a difference to them.
+
+    Trained weights resemble the base that they began from. A weight difference or a gradient is smaller
+    and does not. Subtracting the base from it would hide what it reveals.
+    """
+    import torch
+
+    base = _initial(text, path, released)
+    shared = [name for name in base if name in released.theta and base[name].ndim > 1]
+    if shared:
+        now, then = (
+            torch.cat([weights[name].double().flatten() for name in shared])
+            for weights in (released.theta, base)
+        )
+        alike = float(now @ then / (now.norm() * then.norm()).clamp(min=1e-300))
+        size = float(now.norm() / then.norm().clamp(min=1e-300))
+        if abs(alike) < UNLIKE and size < SMALLER:
+            raise InputError(
+                f"--base takes trained weights that began from it; {path.name!r} looks like a weight "
+                f"difference or a gradient (correlation {alike:.2f} with the base, {size:.2g} of its size).",
+                "Leave --base out to attack the difference itself, or use --init for weights that training "
+                "moved so far.",
+            )
+    return base
 
 
 def _decay(value: float) -> float:

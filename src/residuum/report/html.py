@@ -504,6 +504,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     parts = [part for part in result.reconstructions if part.attack == result.shown]
     pool = joined([whole_pool(part) for part in parts or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
+    is_leak = result.verdict.outcome == "leak"  # else no single match goes beyond chance
     table = len(result.shape) == 1  # flat samples may be granted the shape of an image
     matched = [
         (place, index, scores.per_sample[index], taken)
@@ -520,7 +521,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
             nearest=with_mean(evidence.x[place].double(), evidence.mean).numpy(),
             label=evidence.labels[index],
             scores={name: match.score for name, match in row.matches.items()},
-            recovered=row.recovered,
+            recovered=None if row.recovered and not is_leak else row.recovered,
             margin=row.margin,
             output=None if outputs is None else float(outputs[index]),
             multiplier=row.multiplier,
