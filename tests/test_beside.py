@@ -155,8 +155,8 @@ def test_a_pickle_without_a_network_is_refused_with_advice(tmp_path: Path, capsy
 
     model = KNeighborsClassifier(1).fit(np.eye(3), [0, 1, 2])
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(model))
-    assert main(["inspect", str(tmp_path / "m.pkl")]) == 4
-    assert "residuum scan" in one_line(capsys)
+    assert main(["inspect", str(tmp_path / "m.pkl")]) == 2
+    assert "for which it has no attack" in one_line(capsys)
 
 
 def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() -> None:

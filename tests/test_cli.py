@@ -474,8 +474,8 @@ def _data(save: Callable[..., None], path: Path) -> None:
 
 
 BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
-    "disallowed global": (disallowed_global, 4, "torch.save(model.state_dict(), path)"),
-    "pickled module": (pickled_module, 4, "torch.save(model.state_dict(), path)"),
+    "disallowed global": (disallowed_global, 4, "Do not load it"),
+    "pickled module": (pickled_module, 2, "torch.save(model.state_dict(), path)"),
     "zip bomb": (zip_bomb, 4, ""),
     "oversized tensor": (oversized_tensor, 4, ".clone()"),
     "truncated": (truncated, 2, ""),
@@ -483,8 +483,8 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "NaN weights": (nan_weights, 2, "earlier checkpoint"),
     "not a network": (no_mlp, 2, "no chain of layers"),
     "adapter": (adapter, 2, "merge_and_unload()"),
-    "data": (lambda path: _data(np.savez, path), 2, "data are given with --data"),
-    "packed data": (lambda path: _data(np.savez_compressed, path), 2, "given with --data"),
+    "data": (lambda path: _data(np.savez, path), 2, "Pass samples with --data"),
+    "packed data": (lambda path: _data(np.savez_compressed, path), 2, "Pass samples with --data"),
     "missing": (lambda path: None, 2, "Check the path"),
 }
 

@@ -212,6 +212,28 @@ def test_hidden_calls_are_found(tmp_path: Path, way: str, capsys: Capture) -> No
     assert mark.exists(), "loading it would have shown that the test is right"
 
 
+LOADER = name("torch.utils.data.dataloader.DataLoader") + b")\x81"
+UNUSUAL = {
+    "use os.abort": b"}" + text("hook") + name("os.abort") + b"s",
+    "call subprocess.Popen": name("subprocess.Popen") + b")\x81",
+    "call numpy.memmap": name("numpy.memmap") + b"(" + text("file") + b"t\x81",
+    "call builtins.list with": call(name("builtins.list"), LOADER),
+    "call builtins.dict with": call(name("builtins.dict"), b"](" + LOADER + b"e"),
+    "call builtins.bytearray": call(name("builtins.bytearray"), b"J\xff\xff\xff\x7f"),
+    "call _codecs.encode with": call(name("_codecs.encode"), text("a"), text("zip")),
+    "call builtins.getattr": call(
+        name("builtins.getattr"), name("tests.foreign.Config") + b")\x81", text("path")
+    ),
+    "call torch.load": call(name("torch.storage._load_from_bytes"), b"C\x02PK"),
+}
+
+
+@pytest.mark.parametrize("deed", UNUSUAL)
+def test_unusual_uses_of_known_names_are_found(tmp_path: Path, deed: str) -> None:
+    (tmp_path / "m.pkl").write_bytes(whole(UNUSUAL[deed]))
+    assert any(found.startswith(deed) for found in look_into(tmp_path / "m.pkl").unsafe)
+
+
 def test_strip_never_advises_to_load_a_file_that_runs_code(tmp_path: Path, capsys: Capture) -> None:
     out = ["--out", str(tmp_path / "clean.pt")]
     (tmp_path / "m.pkl").write_bytes(pickle.dumps([1.0, Calls(foreign.touch)]))
