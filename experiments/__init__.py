@@ -1,0 +1,1 @@
+"""Measurements of single claims, run by hand."""

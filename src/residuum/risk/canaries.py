@@ -8,7 +8,9 @@ q = e^eps / (1 + e^eps) and W ~ Binomial(r, q) (their Theorem 5.2),
     P(at least v right)  <=  P(W >= v) + 2 m delta max_{1 <= i <= v} P(v > W >= v - i) / i
 
 The bound is the largest epsilon whose right side stays below 1 - confidence. The guesser calls the r/2
-canaries of the highest statistic inserted and the r/2 of the lowest left out. How many guesses pay is not
+canaries of the highest statistic inserted and the r/2 of the lowest left out. If canaries tie at the edge
+of these guesses, the guesser abstains from all of them. The order of the file must not decide, because files
+often list one kind of canary first. How many guesses pay is not
 known beforehand, nor which statistic tells most: every share in ``GUESSES`` is tried with every statistic,
 and each gets its part of 1 - confidence.
 """
@@ -28,7 +30,6 @@ from residuum.records.results import CanaryBound, Operating
 GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of all canaries that are guessed
 RATES = (0.01, 0.001)  # false positives, of the operating points
 FEWEST = 10
-TIES = 20231  # seed of the order among equal statistics
 UNFAIR = 1e-3
 
 
@@ -60,17 +61,16 @@ def epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0)
 
 
 def guessed(statistic: Tensor, inserted: Tensor, share: float) -> tuple[int, int]:
-    """Return (r, v): guesses made and right ones, half of them on each end of the statistic.
+    """Count guesses and right guesses (r, v), half of them at each end of the statistic.
 
-    Canaries with equal statistics are put in a random order, from the same draw every time. In the order
-    of the file, a file that lists inserted canaries last would have them all guessed right.
+    Canaries that tie with the first one outside of an end are not guessed.
     """
     half = max(1, int(share * len(statistic) / 2))
-    shuffled = torch.randperm(len(statistic), generator=torch.Generator().manual_seed(TIES))
-    order = shuffled[statistic.cpu()[shuffled].argsort(stable=True)]
-    inserted = inserted.cpu()
-    right = int(inserted[order[-half:]].sum()) + int((~inserted[order[:half]]).sum())
-    return 2 * half, right
+    ascending = statistic.sort().values
+    highest = statistic > ascending[-half - 1]
+    lowest = statistic < ascending[half]
+    right = int(inserted[highest].sum()) + int((~inserted[lowest]).sum())
+    return int(highest.sum() + lowest.sum()), right
 
 
 def bound(

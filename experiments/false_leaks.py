@@ -1,0 +1,97 @@
+"""How often is a leak reported for samples that a network never saw? ``python -m experiments.false_leaks``.
+
+A network is trained on n digits and attacked once by binary-kkt and unmix. Then random sets of n digits
+that the network never saw are tested as if they were its training set, against disjoint held-out digits.
+The sets and the held-out digits are exchangeable, so at most 1% of the sets may be reported as a leak.
+The whole rule of an audit is applied, by the audit's own functions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from benchmarks.verdict import granted
+
+import residuum as rs
+from experiments.common import Case, run_cases
+from residuum.auditing.budget import Batch
+from residuum.auditing.controls import brought_by_grant, run_controls, without_repeats
+from residuum.auditing.stages import findings, run_tests
+from residuum.auditing.verdict import LEAK, Checks, decide
+from residuum.evaluation.null import SIGNIFICANCE
+from residuum.evaluation.scoring import whole_pool
+from residuum.records import Dataset
+
+HIDDEN = "100-100"
+SIZES = ((30, 500), (8, 200), (100, 300))  # samples under test, held-out samples
+SEEDS = tuple(range(9400, 9412))  # no other script uses them
+SETS, SUBSETS = 25, 600
+STEPS, RESTARTS, ATTACK_STEPS = 1500, 2, 500
+MAX_LEAKS = 9  # of 900
+
+
+def run_case(seed: int, n: int, pool: int) -> Case:
+    """Attack one network, then test sets of samples that it never saw."""
+    arch = f"mlp:64-{HIDDEN}-1"
+    split = rs.load_dataset("digits", n, seed=seed, center=False)
+    seen, unseen = split.train, split.holdout
+    center = seen.x.mean(0)
+    own = seen.replace(x=seen.x - center, mean=center)
+    state = rs.train(arch, own, rs.TrainingConfig(steps=STEPS, seed=seed))
+    attacked = rs.audit(
+        rs.Checkpoint(state.theta, arch, own.shape, task="binary"),
+        knowledge=granted(own, mean=True),
+        batches=[Batch("binary-kkt", RESTARTS, ATTACK_STEPS, seed), Batch("unmix", 1, 1, seed)],
+        baselines=False,
+        seed=seed,
+    )
+    pools = {part.attack: whole_pool(part) for part in attacked.reconstructions}
+    rng = np.random.default_rng((seed, n))
+    counts = {"sets": SETS, "significant": 0, "leaks": 0, "caught": 0}
+    for number in range(SETS):
+        order = torch.from_numpy(rng.permutation(len(unseen)))
+        mean = unseen.x[order[:n]].mean(0)
+        tested, holdout = (
+            center_by(unseen.take(rows), mean) for rows in (order[:n], order[n : n + pool])
+        )
+        claim = without_repeats(tested, holdout)
+        controls = run_controls(claim, granted(tested, mean=True), seed=number)
+        tests, _ = run_tests(pools, claim, number, SUBSETS, float("inf"))
+        found = findings(tests, len(claim.train), row_numbers=claim.train.rows)
+        failures = (*controls.failures, *brought_by_grant(controls, found.samples))
+        verdict = decide(found, attacked.attacks, Checks(failures))
+        is_significant = found.p_value is not None and found.p_value <= SIGNIFICANCE
+        counts["significant"] += is_significant
+        counts["leaks"] += verdict.outcome == LEAK
+        counts["caught"] += is_significant and bool(failures)
+    return {"attacks": list(pools), **counts}
+
+
+def center_by(data: Dataset, mean: torch.Tensor) -> Dataset:
+    """Subtract ``mean`` from the samples, as the training mean of an audit is."""
+    return data.replace(x=data.x - mean, mean=mean, row_numbers=None)
+
+
+def cases() -> list[Case]:
+    return [{"seed": seed, "n": n, "pool": pool} for n, pool in SIZES for seed in SEEDS]
+
+
+def measure(case: Case) -> Case:
+    torch.set_num_threads(1)
+    return run_case(**case)
+
+
+def summarize(rows: list[Case]) -> str:
+    """Return counts by setting. The bar: at most 9 of 900 sets are reported as a leak."""
+    columns = ("sets", "significant", "leaks", "caught")
+    lines = [f"{'samples, held out':>18}" + "".join(f"{name:>12}" for name in columns)]
+    for n, pool in SIZES:
+        group = [row for row in rows if row["case"]["n"] == n]
+        counts = "".join(f"{sum(row[name] for row in group):12}" for name in columns)
+        lines.append(f"{f'{n}, {pool}':>18}{counts}")
+    leaks, sets = (sum(row[name] for row in rows) for name in ("leaks", "sets"))
+    return "\n".join([*lines, f"leaks: {leaks} of {sets} (bar: at most {MAX_LEAKS} of 900)"])
+
+
+if __name__ == "__main__":
+    run_cases("false_leaks", cases(), measure, summarize)
