@@ -518,19 +518,20 @@ LOOKS: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
 def _code(release: Release) -> Iterator[Finding]:
     """Yield what loading a pickle would run, and whose classes it names."""
     for deed in release.unsafe[:MAX_NAMED]:
-        why = (
+        reason = (
             "a pickle runs what it calls as soon as it is loaded, and this is no known constructor"
         )
         remedy = "Do not load it. Ask its author for the weights as safetensors."
         if release.kind == "torch":
             remedy = "Do not load it. residuum strip FILE --out CLEAN writes its weights alone."
-        yield Finding(CODE, "high", f"loading this file would {deed}", PROGRAM, why, remedy)
-    if names := [name for name in release.foreign if f"call {name}" not in release.unsafe]:
+        yield Finding(CODE, "high", f"loading this file would {deed}", PROGRAM, reason, remedy)
+    deeds = set(release.unsafe)
+    if names := [name for name in release.foreign if f"call {name}" not in deeds]:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        why = f"loading this file imports {', '.join(names[:5])}{more} and runs the code of these packages"
+        reason = f"loading this file imports {', '.join(names[:5])}{more} and runs the code of these packages"
         remedy = "Load it only with packages that you trust, or release the weights alone."
         what = "classes and functions of other packages"
-        yield Finding(CLASSES, "low", what, PROGRAM, why, remedy, count=len(names))
+        yield Finding(CLASSES, "low", what, PROGRAM, reason, remedy, count=len(names))
 
 
 def _adapters(release: Release) -> Iterator[Finding]:

@@ -121,12 +121,14 @@ def load_checkpoint(
         from residuum.checkpoints.estimators import network_in  # upon this file
 
         try:
-            found = network_in(locate(path))
+            network = network_in(locate(path))
         except UnsafeFileError as unsafe:
             raise (problem if isinstance(problem, UnsafeFileError) else unsafe) from problem
-        if found is None:
+        if network is None:
             raise
-        return found if arch is None else _checkpoint(dict(found.theta), NOTHING_SAID, arch=arch)
+        return (
+            network if arch is None else _checkpoint(dict(network.theta), NOTHING_SAID, arch=arch)
+        )
     return _checkpoint(content, decode_metadata(metadata), size, arch, input_shape)
 
 
