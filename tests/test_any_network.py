@@ -689,3 +689,23 @@ def test_whole_numbers_are_no_activations() -> None:
         assert lengths.clamp(min=0).tolist() == [3, 0]
     assert not kinks.seen
     assert not kinks.left
+
+
+class Strict(nn.Module):
+    """A network that takes samples of one shape alone and raises its own error for others, as Keras does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 10), nn.Linear(10, 1)
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 3:
+            raise ValueError(f"Expected shape (None, 8, 8), got {tuple(x.shape)}")
+        return self.last(torch.sin(self.factor * self.first(x.flatten(1))))
+
+
+def test_a_network_is_measured_with_samples_of_its_own_shape() -> None:
+    torch.manual_seed(0)
+    checkpoint = rs.checkpoint_from_module(Strict(), shape_if_kept=(8, 8))
+    assert rs.inspect_checkpoint(checkpoint).homogeneity_order is None

@@ -28,7 +28,7 @@ def test_every_example_is_tried() -> None:
 
 
 READ = {  # of every kind, as what; a word of the refusal where it is refused
-    "a": ["mlp:64-48-24-10,bias=all", "mlp:64-48-24-10,bias=all", "could run code"],
+    "a": ["mlp:64-48-24-10,bias=all", "mlp:64-48-24-10,bias=all", "which residuum does not read"],
     "b": ["module:1x8x8-10,class=CNN", "--model package.module:factory"],
     "b'": ["convnet:1x8x8-6-12-10,bias=all"],
     "c": ["module:1x8x8-10,class=CNN"],

@@ -498,6 +498,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
 def order_of(checkpoint: Checkpoint) -> float | None:
     """The homogeneity order of a network, None when it is not homogeneous."""
     inputs = probe_inputs(Architecture.parse(checkpoint.arch).inputs)
+    if checkpoint.module is not None and math.prod(checkpoint.input_shape) == inputs.shape[1]:
+        inputs = inputs.reshape(len(inputs), *checkpoint.input_shape)  # a forward of the user's own
     return homogeneity_order(build_model(checkpoint, torch.float64), inputs)
 
 
