@@ -699,7 +699,9 @@ class Strict(nn.Module):
         self.first, self.last = nn.Linear(64, 10), nn.Linear(10, 1)
         self.factor = nn.Parameter(torch.ones(1))
 
-    def __call__(self, x: Tensor) -> Tensor:  # Keras looks at the shape before forward and its hooks
+    def __call__(
+        self, x: Tensor
+    ) -> Tensor:  # Keras looks at the shape before forward and its hooks
         if x.ndim != 3:
             raise ValueError(f"Expected shape (None, 8, 8), got {tuple(x.shape)}")
         return super().__call__(x)
