@@ -24,10 +24,10 @@ from residuum.records import Dataset
 
 HIDDEN = "100-100"
 SIZES = ((30, 500), (8, 200), (100, 300))  # samples under test, held-out samples
-SEEDS = tuple(range(9400, 9412))  # no other script uses them
+SEEDS = tuple(range(9400, 9448))  # no other script uses them; the first run stopped at 9411
 SETS, SUBSETS = 25, 600
 STEPS, RESTARTS, ATTACK_STEPS = 1500, 2, 500
-MAX_LEAKS = 9  # of 900
+MAX_SHARE = 0.01
 
 
 def run_case(seed: int, n: int, pool: int) -> Case:
@@ -82,7 +82,7 @@ def measure(case: Case) -> Case:
 
 
 def summarize(rows: list[Case]) -> str:
-    """Return counts by setting. The bar: at most 9 of 900 sets are reported as a leak."""
+    """Return counts by setting. The bar: at most 1% of the sets are reported as a leak."""
     columns = ("sets", "significant", "leaks", "caught")
     lines = [f"{'samples, held out':>18}" + "".join(f"{name:>12}" for name in columns)]
     for n, pool in SIZES:
@@ -90,7 +90,7 @@ def summarize(rows: list[Case]) -> str:
         counts = "".join(f"{sum(row[name] for row in group):12}" for name in columns)
         lines.append(f"{f'{n}, {pool}':>18}{counts}")
     leaks, sets = (sum(row[name] for row in rows) for name in ("leaks", "sets"))
-    return "\n".join([*lines, f"leaks: {leaks} of {sets} (bar: at most {MAX_LEAKS} of 900)"])
+    return "\n".join([*lines, f"leaks: {leaks} of {sets} (bar: {MAX_SHARE * sets:g})"])
 
 
 if __name__ == "__main__":
