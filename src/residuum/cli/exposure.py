@@ -67,7 +67,10 @@ def command(
     delta: float = option("Of that bound: 0 for pure differential privacy.", 0.0, place="expert"),
     top: int = option("Records shown.", 10, min=0),
     fail_above: float | None = option(
-        "Exit code 1 when a record's probability of being recovered is above this.", min=0, max=1
+        "Exit code 1 when a record's probability of being recovered is above this. Refused where "
+        "the probability is not calibrated.",
+        min=0,
+        max=1,
     ),
     weight_decay: float | None = option("Weight decay of the training, where it is known."),
     arch: str | None = options.ARCH,
@@ -95,6 +98,11 @@ def command(
         groups = read_groups(file, group_by, len(records)) if group_by else ()
         how |= {"groups": groups, "grouped_by": group_by or "", "out": out, "watch": watch}
         found = exposure(released, records, control, knowledge=knowledge, **how)
+    if fail_above is not None and found.uncalibrated:
+        raise InputError(
+            f"--fail-above needs a probability. There is none here, because {found.uncalibrated}.",
+            "Leave --fail-above out and read the ranking, or gate on: residuum audit.",
+        )
     above = 0 if fail_above is None else int((found.probability > fail_above).sum())
 
     def say() -> None:
@@ -111,7 +119,7 @@ def show(found: Exposure, out: Path | None) -> None:
     """The exposure as a person reads it."""
     attacked = not bool(found.found_ncc.isnan().all())
     figures = {  # as many as 80 columns hold
-        "prob.": "probability",
+        **({"score": "score"} if found.uncalibrated else {"prob.": "probability"}),
         **({"found": "found_ncc"} if attacked else {"heard": "heard"}),
         "own": "own_over_misfit",
         "informed": "informed_ncc",
@@ -127,20 +135,19 @@ def show(found: Exposure, out: Path | None) -> None:
         shown.append((str(row["index"]), row["group"] or "-", *said))
     if shown:
         print_table(f"{found.arch}: most exposed of {len(found)} records", heads, shown)
-    groups = [
-        (
-            one.name,
-            str(one.records),
-            number(one.expected, 3),
-            number(one.probability, 2),
-            f"{one.interval[0]:.2f} to {one.interval[1]:.2f}",
-            "-" if one.called is None else str(one.called),
-        )
-        for one in found.by_group[:GROUPS]
-    ]
+    groups = []
+    for one in found.by_group[:GROUPS]:
+        called = "-" if one.called is None else str(one.called)
+        if one.interval is None:
+            groups.append((one.name, str(one.records), number(one.score, 2), called))
+            continue
+        low, high = one.interval
+        figures = (number(one.expected, 3), number(one.probability, 2), f"{low:.2f} to {high:.2f}")
+        groups.append((one.name, str(one.records), *figures, called))
     if groups:
-        columns = (found.grouped_by, "records", "expected", "mean prob.", "95% interval", "called")
-        print_table("groups", columns, groups)
+        figures = ("expected", "mean prob.", "95% interval")
+        heads = ("mean score",) if found.uncalibrated else figures
+        print_table("groups", (found.grouped_by, "records", *heads, "called"), groups)
     for line in found.lines:
         print_line(line)
     print_notes(found.notes)

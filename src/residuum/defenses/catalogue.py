@@ -184,9 +184,9 @@ def without_exposed(
     again = expose(released(second, arch, rest, task), rest, task=task, device=device)
     facts: Facts = {
         "left_out": sorted(found.order[:count].tolist()),
-        "expected_before": found.expected,
-        "expected_of_left_out": float(found.probability[found.order[:count]].sum()),
-        "expected_after": again.expected,
+        "mean_score_before": float(found.score.mean()),
+        "mean_score_of_left_out": float(found.score[found.order[:count]].mean()),
+        "mean_score_after": float(again.score.mean()),
     }
     return second, facts
 

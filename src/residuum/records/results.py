@@ -34,7 +34,7 @@ APART = ("input_shape", "dead", "carrying", "aggregate", "eigenvalues", "eigenve
 HEAD = ["metric", "recovered", "by chance", "p", "threshold"]  # against the held-out control
 HEAD += ["published", "train", "held-out", "top 10", "best"]  # as published
 HALF = 0.5  # of the exposure, that few records may carry
-SCHEMA_VERSION = "1.0"  # of exposure.json
+SCHEMA_VERSION = "2.0"  # of exposure.json
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 # Columns of the table and of the CSV, in this order; each is a field of ``Exposure`` but the first three.
@@ -698,16 +698,19 @@ class CanaryBound(Record):
 class GroupExposure(Record):
     """A class, or the records that share a value of a column.
 
-    expected: records of it expected to be recovered.
-    probability: their mean probability, interval: its 95% bootstrap interval over records.
+    score: mean score of its records.
+    expected: records of it expected to be recovered. None where the probability is not calibrated.
+    probability: their mean probability, None likewise.
+    interval: 95% bootstrap interval of that mean over records, None likewise.
     called: by their kinks, None where there are none.
     """
 
     name: str
     records: int
-    expected: float
-    probability: float
-    interval: tuple[float, float]
+    score: float
+    expected: float | None
+    probability: float | None
+    interval: tuple[float, float] | None
     called: int | None
 
 
@@ -715,8 +718,10 @@ class GroupExposure(Record):
 class Exposure(Record):
     """The exposure of n records in one network. What does not apply is NaN, and says why in the notes.
 
-    probability: (n,) of being recovered by ``attacks``, calibrated on other networks.
-    score: (n,) its log odds, by which records are ranked.
+    probability: (n,) of being recovered by ``attacks``. NaN for a network unlike those on which it was
+        checked; ``uncalibrated`` says why.
+    score: (n,) log odds, by which records are ranked.
+    uncalibrated: why the score is no probability here, "" where it is one.
     heard, own_over_misfit: (n,) what it is made of.
     multiplier: (n,) sum over the rows of a record.
     misfit: of the layers explained, over their norm.
@@ -774,6 +779,7 @@ class Exposure(Record):
     informed: Tensor
     found: Tensor
     seconds: float
+    uncalibrated: str
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -785,13 +791,15 @@ class Exposure(Record):
         return self.score.argsort(descending=True, stable=True)
 
     @property
-    def expected(self) -> float:
-        """Records expected to be recovered."""
-        return float(self.probability.sum())
+    def expected(self) -> float | None:
+        """Return how many records are expected to be recovered, None where that is not calibrated."""
+        return None if self.uncalibrated else float(self.probability.sum())
 
     @property
-    def carry_half(self) -> int:
-        """Fewest records that carry half of the exposure, the sum of all probabilities."""
+    def carry_half(self) -> int | None:
+        """Return the fewest records that carry half of the expected number, None where there is none."""
+        if self.uncalibrated:
+            return None
         shares = self.probability.sort(descending=True).values.cumsum(0)
         return int((shares < HALF * shares[-1]).sum()) + 1
 
@@ -803,11 +811,16 @@ class Exposure(Record):
     @property
     def lines(self) -> tuple[str, ...]:
         """What holds for all records together, one sentence each."""
-        said = [
-            f"expected to be recovered: {self.expected:.3g} of {len(self)}; {self.carry_half} records "
-            "carry half of the exposure",
-            f"probability: {self.attacks}",
-        ]
+        if self.uncalibrated:
+            said = [
+                f"ranking only: the score of a record is no probability here, because {self.uncalibrated}"
+            ]
+        else:
+            said = [
+                f"expected to be recovered: {self.expected:.3g} of {len(self)}; {self.carry_half} "
+                "records carry half of the exposure",
+                f"probability: {self.attacks}",
+            ]
         if self.called is not None:
             said.append(
                 f"kinks call {self.called} of {len(self)} at a false discovery rate of {self.level:.0%} "
@@ -848,7 +861,8 @@ class Exposure(Record):
             "expected": self.expected,
             "carry_half": self.carry_half,
             "called": self.called,
-            "largest_probability": float(self.probability.max()),
+            "largest_probability": None if self.uncalibrated else float(self.probability.max()),
+            "uncalibrated": self.uncalibrated,
             "kink_layers": self.kinks.shape[1] if self.kinks.numel() else 0,
             "grouped_by": self.grouped_by,
             "groups": plain(self.by_group),

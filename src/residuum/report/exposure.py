@@ -30,8 +30,10 @@ class ExposedRecord(_Model):
     index: Count = Field(description="of the record in the data, from 0")
     group: str | None
     label: float | list[float]
-    probability: Share = Field(description="of being recovered by the attacks named above")
-    score: float = Field(description="log odds of that probability, which records are ranked by")
+    probability: Share | None = Field(
+        description="of being recovered by the attacks named above; null where it is not calibrated"
+    )
+    score: float = Field(description="log odds, by which records are ranked")
     heard: Share | None
     own_over_misfit: float
     multiplier: float
@@ -52,7 +54,7 @@ class ExposedRecord(_Model):
 class Published(_Model):
     """The whole of ``exposure.json``."""
 
-    schema_version: Literal["1.0"]
+    schema_version: Literal["2.0"]
     arch: str
     surface: str
     task: str
@@ -64,10 +66,11 @@ class Published(_Model):
     gap: float
     records: Count
     level: Share = Field(description="false discovery rate at which kinks call a record")
-    expected: float
-    carry_half: Count
+    expected: float | None
+    carry_half: Count | None
     called: Count | None
-    largest_probability: Share
+    largest_probability: Share | None
+    uncalibrated: str = Field(description="why the score is no probability; empty where it is one")
     kink_layers: Count
     grouped_by: str
     groups: list[GroupExposure]
@@ -96,24 +99,31 @@ def top_figure(found: Exposure, data: Dataset) -> bytes | None:
     cells = [
         Cell(
             tuple(x[k] for x in shown.values()),
-            f"#{int(i)}  {float(found.probability[i]):.2f}",
+            f"#{int(i)}" + ("" if found.uncalibrated else f"  {float(found.probability[i]):.2f}"),
             framed=bool(found.kink_q[i] <= found.level),
         )
         for k, i in enumerate(found.top)
     ]
-    title = "Most exposed records: number, probability of being recovered; framed: called by kinks"
+    label = "number" if found.uncalibrated else "number, probability of being recovered"
+    title = f"Most exposed records: {label}; framed: called by kinks"
     return drawing.side_by_side(title, cells, tuple(shown), tuple(shown))
 
 
 def histogram_figure(found: Exposure) -> bytes:
-    """How many records have which probability of being recovered."""
+    """Draw how many records have which probability of being recovered, or which score without one."""
     figure = drawing.new_figure(5.5, 2.8)
     axes = figure.subplots()
-    values = found.probability.numpy()
-    axes.hist(values, bins=[k / BINS for k in range(BINS + 1)], color=drawing.BLUE, alpha=0.85)
-    axes.set_xlabel("probability of being recovered", fontsize=8.5)
+    if found.uncalibrated:
+        values, bins, label = found.score.numpy(), BINS, "score (ranking only, no probability)"
+        title = f"Scores of {len(found)} records"
+    else:
+        values, bins = found.probability.numpy(), [k / BINS for k in range(BINS + 1)]
+        label = "probability of being recovered"
+        half = f"{found.carry_half} of {len(found)} records carry half of the exposure"
+        title = f"{found.expected:.3g} expected to be recovered; {half}"
+    axes.hist(values, bins=bins, color=drawing.BLUE, alpha=0.85)
+    axes.set_xlabel(label, fontsize=8.5)
     axes.set_ylabel("records", fontsize=8.5)
-    half = f"{found.carry_half} of {len(found)} records carry half of the exposure"
-    axes.set_title(f"{found.expected:.3g} expected to be recovered; {half}", fontsize=9)
+    axes.set_title(title, fontsize=9)
     drawing.tidy(axes)
     return drawing.png(figure)
