@@ -231,6 +231,8 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
     took = {"training": time.time() - start}
     released = Checkpoint(state.theta, arch, shape)
     found = expose(released, split.train, split.holdout)
+    # The product withholds the probability where this benchmark found it wrong.
+    checked = found.replace(probability=found.score.sigmoid())
     took["exposure"] = found.seconds
     granted = {"value_range": (0, 1), "mean": split.train.mean} if len(shape) > 1 else {}
     knowledge = Knowledge(shape=shape, **granted)
@@ -242,9 +244,9 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
         "rank": found.rank,
         "misfit": found.misfit,
         "called": found.called,
-        "expected": found.expected,
+        "expected": float(found.score.sigmoid().sum()),
         "loss": state.history[-1]["loss"],
-        "records": {name: _plain(getattr(found, name)) for name in FEATURES},
+        "records": {name: _plain(getattr(checked, name)) for name in FEATURES},
         "attacks": {},
     }
     judge = partial(score, train=split.train, holdout=split.holdout, metrics=["ncc"], subsets=300)

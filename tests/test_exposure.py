@@ -24,7 +24,7 @@ from residuum.checkpoints import checkpoint_from_module
 from residuum.cli.exposure import show
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError
-from residuum.networks import MLP, ConvNet
+from residuum.networks import MLP, Architecture, ConvNet
 from residuum.records import Checkpoint, Dataset, Knowledge
 from residuum.records.results import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
@@ -320,6 +320,16 @@ def test_kinks_are_counted_neuron_by_neuron() -> None:
     assert int(exact.sum()) == 2
 
 
+@pytest.mark.parametrize(("weight", "bias"), [(1e-3, 1.0), (1e3, -1.0)])
+def test_the_scale_of_a_kink_includes_the_bias(weight: float, bias: float) -> None:
+    """The sine is 1e-5, a kink. Without the bias of the neuron or the 1 of the sample it would be 1e-2."""
+    model = MLP((1, 1, 1)).double().requires_grad_(False)
+    model.linears[0].weight[:], model.linears[0].bias[:] = weight, bias
+    x = torch.tensor([[(0.01 - bias) / weight]], dtype=DOUBLE)
+    assert figures.kinks(model, x)[0, 0] == 1
+    assert figures.kinks(model, x, tolerance=1e-6)[0, 0] == 0
+
+
 def test_p_values_are_ranks_among_held_out_records() -> None:
     held, own = torch.tensor([0, 0, 1, 3, 3, 8]), torch.tensor([0, 1, 2, 3, 8, 9])
     naive = [(1 + sum(int(h) >= int(s) for h in held)) / 7 for s in own]
@@ -443,18 +453,92 @@ def test_exposure_of_digits_fits_its_schema_and_its_table(
     scores = [float(row["score"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert found.images.shape == found.informed.shape == (4, 1, 8, 8)
-    shares = found.probability.sort(descending=True).values
-    k = found.carry_half
-    assert float(shares[:k].sum()) >= found.expected / 2 > float(shares[: k - 1].sum())
-    assert sum(group.expected for group in found.by_group) == pytest.approx(found.expected)
-    for group in found.by_group:
-        assert group.interval[0] <= group.probability <= group.interval[1]
+    assert "samples of at least 3072 values; these have 64" in found.uncalibrated
+    assert found.probability.isnan().all()
+    assert (found.expected, found.carry_half, said["largest_probability"]) == (None, None, None)
+    assert found.by_group == tuple(sorted(found.by_group, key=lambda group: -group.score))
+    assert "expected" not in " ".join(found.lines)
     monkeypatch.setenv("COLUMNS", "80")
     many = found.replace(kinks=found.kinks + 1000, found_ncc=found.reach)
     show(many, None)
     text = capsys.readouterr().out
     assert all(f" {count} " in text for count in many.kinks.sum(1)[many.order[:4]].tolist())
     assert all(head in text for head in ("record", "informed", "margin"))  # none is broken in two
+
+
+@pytest.fixture(scope="module")
+def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network like those on which the probability was checked, and its data."""
+    folder = tmp_path_factory.mktemp("large")
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(140, 3, 32, 32, generator=generator, dtype=torch.float64)
+    y = torch.where(torch.arange(140) % 2 == 0, 1.0, -1.0).double()
+    np.savez(folder / "train.npz", x=x[:40].numpy(), y=y[:40].numpy())
+    np.savez(folder / "test.npz", x=x[40:].numpy(), y=y[40:].numpy())
+    data = Dataset(x[:40], y[:40])
+    config = rs.TrainingConfig(steps=100, seed=3, dtype="float32")
+    state = rs.train("mlp:3072-200-1", data, config)
+    rs.save_checkpoint(Checkpoint(state.theta, "mlp:3072-200-1", (3, 32, 32)), folder / "m.safetensors")
+    return folder
+
+
+def test_a_probability_is_given_where_it_was_checked(
+    large_images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = rs.exposure(large_images / "m.safetensors", large_images / "train.npz")
+    jsonschema.validate(found.to_json(), exposure_schema())
+    assert found.uncalibrated == ""
+    torch.testing.assert_close(found.probability, torch.sigmoid(found.score))
+    shares = found.probability.sort(descending=True).values
+    k = found.carry_half
+    assert float(shares[:k].sum()) >= found.expected / 2 > float(shares[: k - 1].sum())
+    assert sum(group.expected for group in found.by_group) == pytest.approx(found.expected)
+    for group in found.by_group:
+        assert group.interval[0] <= group.probability <= group.interval[1]
+    asked = ["exposure", str(large_images / "m.safetensors")]
+    asked += ["--data", str(large_images / "train.npz")]
+    largest = found.to_json()["largest_probability"]
+    assert main([*asked, "--fail-above", str(largest * 0.99)]) == 1
+    text = capsys.readouterr().out
+    assert "carry half of the exposure" in text
+    assert "records are above" in text
+    assert main([*asked, "--fail-above", str(min(1.0, largest * 1.01)), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"knowledge": True}, "without known initial weights"),
+        ({"rows": 39}, "40 to 100 records; these are 39"),
+        ({"arch": "mlp:3072-200-2"}, "with one output"),
+        ({"arch": "mlp:3072-200-1,activation=tanh"}, "ReLU networks"),
+        ({"arch": "mlp:3072-150-1"}, "200 to 400 neurons"),
+        ({"arch": "mlp:3072-200-200-200-1"}, "one or two hidden layers"),
+        ({"scale": 1.0}, "shows the samples"),
+    ],
+)
+def test_a_probability_is_withheld_elsewhere(change: dict[str, Any], reason: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    arch, rows = change.get("arch", "mlp:3072-200-1"), change.get("rows", 40)
+    x = torch.randn(rows, 3, 32, 32, generator=generator, dtype=torch.float64)
+    y = torch.where(torch.arange(rows) % 2 == 0, 1.0, -1.0).double()
+    y = (y > 0).long() if arch.endswith("-2") else y
+    model = Architecture.parse(arch).build().double()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.mul_(0 if "bias" in name else 1e-3)
+        first = next(model.parameters())
+        mixture = torch.randn(len(first), rows, generator=generator, dtype=torch.float64)
+        mixture = mixture @ x.flatten(1)
+        first.add_(0 * mixture if change.get("scale") else mixture)
+    checkpoint = Checkpoint(dict(model.state_dict()), arch, (3, 32, 32))
+    knowledge = Knowledge(theta0=dict(Architecture.parse(arch).build().double().state_dict()))
+    found = expose(
+        checkpoint, Dataset(x, y), knowledge=knowledge if change.get("knowledge") else None
+    )
+    assert reason in found.uncalibrated
+    assert found.probability.isnan().all()
+    assert found.score.isfinite().all()
 
 
 def test_records_in_another_order_have_the_same_exposure(
@@ -483,7 +567,7 @@ def test_members_stand_out_of_held_out_records(
     assert members.called >= 5
     assert strangers.called == 0
     assert members.misfit < 0.7 * strangers.misfit
-    assert members.expected > strangers.expected + 3
+    assert float(members.score.sigmoid().sum()) > float(strangers.score.sigmoid().sum()) + 3
     assert float(members.kink_p.median()) < 0.3 < float(strangers.kink_p.median())
 
 
@@ -613,7 +697,7 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
     page, hidden = result.html(), result.html(redact=True)
     for text in (page, hidden):
         assert "Exposure of the training samples" in text
-        assert "carry half of the exposure" in text
+        assert "the score of a record is no probability here" in text
     nothing, why = exposed(checkpoint, None, None, Knowledge(), (), "")
     assert nothing is None
     assert why == "there are no training samples to look at"
@@ -651,7 +735,7 @@ def test_the_state_of_an_optimiser_in_the_file_is_what_is_looked_at(tmp_path: Pa
     data = Dataset(x, y)
     found = rs.exposure(file, data)
     assert found.surface == "moment"
-    assert "calibrated on weights" in found.notes[-1]
+    assert "checked only for final weights" in found.uncalibrated
     kept = Knowledge(moment=rs.moment_of(optimiser, model))
     torch.testing.assert_close(found.score, rs.exposure(model, data, knowledge=kept).score)
     assert found.misfit < 0.3  # gates as they are, and gradients of the last steps
@@ -704,7 +788,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_command_says_what_it_found_and_fails_above(
+def test_the_command_ranks_records_and_refuses_a_limit_on_probabilities(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(trained)
@@ -712,15 +796,12 @@ def test_the_command_says_what_it_found_and_fails_above(
     assert main([*asked, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     jsonschema.validate(said, exposure_schema())
-    bar = said["largest_probability"]
-    assert main([*asked, "--fail-above", str(bar * 0.99), "--quiet"]) == 1
-    assert main([*asked, "--fail-above", str(min(1.0, bar * 1.01)), "--quiet"]) == 0
-    assert capsys.readouterr().out == ""
-    again = [*asked, "--init", "own", "--out", str(tmp_path / "e"), "--fail-above", "0"]
-    assert main(again) == 1
+    assert main([*asked, "--fail-above", "0.5", "--quiet"]) == 2
+    assert "--fail-above needs a probability" in capsys.readouterr().err
+    assert main([*asked, "--init", "own", "--out", str(tmp_path / "e")]) == 0
     text = capsys.readouterr().out
-    assert "exit code 1: 20 of 20 records are above 0" in text
-    assert "carry half of the exposure" in text
+    assert "ranking only: the score of a record is no probability here" in text
+    assert "prob." not in text
     assert "only differential privacy" in text
     assert max(map(len, text.splitlines())) <= 200
 

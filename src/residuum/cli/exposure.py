@@ -6,7 +6,7 @@ residuum exposure model.safetensors --data train.npz --holdout test.npz --out ru
 
 residuum exposure runs/m --data runs/m --holdout runs/m --init own --json
 
-residuum exposure model.pt --data train.npz --holdout test.npz --group-by site --fail-above 0.5
+residuum exposure model.pt --data train.npz --holdout test.npz --group-by site
 
 residuum exposure model.pt --data train.npz --canaries canaries.npz --delta 1e-5
 """
