@@ -40,6 +40,7 @@ from benchmarks.harness import RESULTS, clock, draw_seeds, ended, threads
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.contract import stream
 from residuum.attacks.unmix import (
+    CONFIDENT_VALUES,
     Effort,
     Sources,
     confidence_by_share,
@@ -576,8 +577,8 @@ def judged_sources(entry: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     whole, clusters = entry["runs"]
     runs = whole + clusters
     share = (whole * shares + clusters * parts) / runs
-    said = confidence_by_share(share, runs, entry["rank"])
-    return said, confidence_by_share(share, runs), similarity > TRUE
+    said = confidence_by_share(share, runs, CONFIDENT_VALUES, entry["rank"])
+    return said, confidence_by_share(share, runs, CONFIDENT_VALUES), similarity > TRUE
 
 
 def reliability(out: Path, least: int = 10) -> None:

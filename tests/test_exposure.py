@@ -478,7 +478,9 @@ def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = Dataset(x[:40], y[:40])
     config = rs.TrainingConfig(steps=100, seed=3, dtype="float32")
     state = rs.train("mlp:3072-200-1", data, config)
-    rs.save_checkpoint(Checkpoint(state.theta, "mlp:3072-200-1", (3, 32, 32)), folder / "m.safetensors")
+    rs.save_checkpoint(
+        Checkpoint(state.theta, "mlp:3072-200-1", (3, 32, 32)), folder / "m.safetensors"
+    )
     return folder
 
 

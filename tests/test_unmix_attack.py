@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import jsonschema
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,12 @@ from residuum.attacks.unmix import (
     reach,
     within,
 )
+from residuum.auditing.artifacts import publish, result_schema
 from residuum.auditing.budget import Batch
 from residuum.checkpoints.surfaces import SURFACES, surfaces
 from residuum.errors import InputError
 from residuum.networks import Architecture
+from residuum.report.figures import selected_figure
 from residuum.similarity import ncc
 from tests.test_unmix import QUICK as EVERY_RANK
 from tests.test_unmix import SHAPE, blocks
@@ -267,14 +270,32 @@ def test_confidence_grows_with_the_runs_that_agree() -> None:
     assert alone.confidence.unique().tolist() == [pytest.approx(unmix.BASE_RATE)]
 
 
+def test_confidence_is_withheld_for_small_samples() -> None:
+    share = torch.tensor([1.0, 0.5])
+    assert unmix.confidence_by_share(share, 12, 783).isnan().all()
+    assert unmix.confidence_by_share(share, 1, 783).isnan().all()
+    split = rs.load_dataset("digits", 20, seed=2, holdout=200)
+    state = rs.train("mlp:64-100-1", split.train, rs.TrainingConfig(steps=300, seed=2))
+    checkpoint = rs.Checkpoint(state.theta, "mlp:64-100-1", (1, 8, 8))
+    found = rs.attack(checkpoint, None, replace(QUICK, seconds=1e9))
+    assert found.selection is not None
+    assert found.selection.confidence.isnan().all()
+    assert any("confidence is withheld: below 784 values" in note for note in found.notes)
+    assert selected_figure(found) is not None
+    batches = [Batch("unmix", 1, 1, 0)]
+    result = rs.audit(checkpoint, knowledge={"shape": (1, 8, 8)}, batches=batches)
+    written = publish(result, None, {}).model_dump(mode="json")
+    jsonschema.validate(written, result_schema())
+    assert {row["confidence"] for row in written["candidates"]} == {None}
+    assert result.html()
+
+
 def test_where_runs_agree_on_next_to_nothing_confidence_is_withheld() -> None:
-    none = float(torch.sigmoid(torch.tensor(unmix.CONFIDENCE[0])))
     share = torch.tensor([1.0, *[1 / 12] * 99])
-    told = unmix.confidence_by_share(share, 12)
+    told = unmix.confidence_by_share(share, 12, 784)
     assert told[0] > 0.9 > 0.2 > told[1]
-    assert torch.equal(unmix.confidence_by_share(share, 12, rank=10), told)
-    withheld = unmix.confidence_by_share(share, 12, rank=100)
-    assert torch.allclose(withheld, torch.full((100,), none))
+    assert torch.equal(unmix.confidence_by_share(share, 12, 784, rank=10), told)
+    assert unmix.confidence_by_share(share, 12, 784, rank=100).isnan().all()
     # Of two runs, what one alone holds is no agreement.
     assert unmix.disagree(torch.full((50,), 0.5), 2, 50)
     assert not unmix.disagree(torch.full((50,), 1.0), 2, 50)
@@ -292,9 +313,9 @@ def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
     full = rs.Checkpoint(theta, ARCH, SHAPE)
     named = QUICK.changed(unmix_rank=1.0, unmix_strength=2.0, restarts=2)
     found = rs.attack(full, None, named)
-    assert found.notes[-1] == f"unmix: {unmix.WITHHELD}"
+    assert found.notes[-1] == f"unmix: {unmix.DISAGREEING}"
     assert found.selection is not None
-    assert found.selection.confidence.max() < 0.1
+    assert found.selection.confidence.isnan().all()
     sure = rs.attack(planted()[0], None, named)
     assert "withheld" not in " ".join(sure.notes)
     assert sure.selection is not None

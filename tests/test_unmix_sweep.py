@@ -80,7 +80,7 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     chosen = done.found.selection
     assert chosen is not None
     assert done.pool.runs == 4
-    assert torch.allclose(chosen.confidence, confidence_by_share(chosen.support / 4, 4))
+    assert torch.allclose(chosen.confidence, confidence_by_share(chosen.support / 4, 4, 1728))
     assert (
         len(chosen) == int((ncc(chosen.x, x).abs().amax(0) > 0.9).sum()) >= 5
     )  # each is another one

@@ -512,7 +512,14 @@ CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
 # agree on 4.6% of the rank, and 2 of those 11 sources are true; of 400 and 250 on 150 neurons on 6.2%
 # and 7.9%, and 14 of those 20 are.
 AGREED = 0.055
-WITHHELD = (
+CONFIDENT_VALUES = (
+    784  # of a sample, at least; on 20 and 60 digits of 64 values 1 of 40 was true, not 26
+)
+SMALL = (
+    f"confidence is withheld: below {CONFIDENT_VALUES} values a sample, agreement between runs does not "
+    "tell a true source from a false one"
+)
+DISAGREEING = (
     "runs agree on next to nothing, as where a layer holds more samples than clean directions: "
     "agreement may not tell a true source from a false one there, and confidence is withheld"
 )
@@ -523,18 +530,23 @@ ASSUMES = (
 )
 
 
-def confidence_by_share(share: Tensor, runs: int, rank: int = 0) -> Tensor:
-    """(k,) probability that a source is true, by the share of ``runs`` runs that hold it.
+def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) -> Tensor:
+    """Return the probability that each source is true, by the share of the runs that hold it.
 
-    share: of distinct sources.
-    rank: of the layer, where it is known.
-    Where runs agree on next to nothing confidence is withheld: it is then that of a source that no
-    run holds.
+    Args:
+        share: (k,) share of runs that hold each distinct source.
+        runs: number of runs.
+        values: number of values of a sample.
+        rank: of the layer, 0 where it is not known.
+
+    Returns:
+        (k,) probabilities. NaN where confidence is withheld: for small samples, and where runs agree on
+        next to nothing.
     """
+    if values < CONFIDENT_VALUES or (runs > 1 and disagree(share, runs, rank)):
+        return torch.full_like(share, torch.nan)
     if runs < 2:
         return torch.full_like(share, BASE_RATE)
-    if disagree(share, runs, rank):
-        share = torch.zeros_like(share)
     return torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * share)
 
 
@@ -802,12 +814,15 @@ class Unmix(AtOnce):
         held = found.support * found.runs[0] + found.parts * found.runs[1]
         runs = sum(found.runs)
         share = held / runs
-        sure = confidence_by_share(share[centres], runs, found.rank)
+        values = math.prod(layer.shape)
+        sure = confidence_by_share(share[centres], runs, values, found.rank)
         support = held[centres].round().long()
         chosen = Selection.plain(x, labels, centres, sure, support=support)
         notes = self._notes(layer, found, domain, said)
-        if runs > 1 and disagree(share[centres], runs, found.rank):
-            notes += (f"{self.name}: {WITHHELD}",)
+        if values < CONFIDENT_VALUES:
+            notes += (f"{self.name}: {SMALL}",)
+        elif runs > 1 and disagree(share[centres], runs, found.rank):
+            notes += (f"{self.name}: {DISAGREEING}",)
         result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
         return result.replace(
             status=("finished",) * runs,

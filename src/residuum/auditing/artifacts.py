@@ -424,7 +424,7 @@ class Candidate(_Model):
     rank: Count
     attack: str
     label: float
-    confidence: Share
+    confidence: Share | None = Field(description="null where the attack withholds it")
     support: Count
     restarts: Count
     members: Count
@@ -576,7 +576,7 @@ def _candidates(result: AuditResult) -> list[dict[str, Any]]:
                 "rank": rank,
                 "attack": part.attack,
                 "label": float(chosen.labels[i]),
-                "confidence": float(chosen.confidence[i]),
+                "confidence": chosen.confidence_of(i),
                 "support": int(chosen.support[i]),
                 "restarts": part.restarts,
                 "members": int(chosen.members[i]),

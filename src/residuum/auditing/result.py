@@ -220,7 +220,7 @@ class AuditResult(Record):
         """
         chosen = [(part, part.selection) for part in self.reconstructions if part.selection]
         found = [
-            (int(one.support[i]) < 2, -float(one.confidence[i]), part, i)
+            (int(one.support[i]) < 2, -(one.confidence_of(i) or 0.0), part, i)
             for part, one in chosen
             for i in range(len(one))
         ]

@@ -54,7 +54,7 @@ class Selection(Record):
     lam: (k,) total multiplier.
     support: (k,) number of restarts that hold such a candidate.
     members: (k,) candidates merged into it.
-    confidence: (k,) in [0, 1].
+    confidence: (k,) in [0, 1], NaN where it is withheld.
     features: (k, 5) what the confidence was computed from.
     index: (k,) the cluster's representative among the candidates.
     """
@@ -80,6 +80,11 @@ class Selection(Record):
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def confidence_of(self, i: int) -> float | None:
+        """Return the confidence of candidate ``i``, None where it is withheld."""
+        confidence = float(self.confidence[i])
+        return None if math.isnan(confidence) else confidence
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores, Uniqueness
 from residuum.records.inputs import with_mean
-from residuum.records.results import Identification, MetricScore, SampleMatch, SampleScore
+from residuum.records.results import (
+    Identification,
+    MetricScore,
+    SampleMatch,
+    SampleScore,
+    Selection,
+)
 from residuum.report import drawing
 from residuum.report.drawing import SHOWN, Cell, positive
 
@@ -37,10 +43,15 @@ def selected_figure(found: Reconstruction) -> bytes | None:
     image = drawing.is_image(found.x.shape[1:])
     x = with_mean(chosen.x[:SHOWN], found.knowledge.mean if image else None)
     cells = [
-        Cell((one,), f"{int(support)}/{found.restarts}   {float(confidence):.2f}")
-        for one, support, confidence in zip(x, chosen.support, chosen.confidence, strict=False)
+        Cell((one,), f"{int(chosen.support[i])}/{found.restarts}" + _confidence(chosen, i))
+        for i, one in enumerate(x)
     ]
     return drawing.side_by_side(title, cells, ("",), ("reconstruction",))
+
+
+def _confidence(chosen: Selection, i: int) -> str:
+    confidence = chosen.confidence_of(i)
+    return "" if confidence is None else f"   {confidence:.2f}"
 
 
 def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes | None:

@@ -595,8 +595,8 @@ def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
     """Confidence and support of a chosen candidate."""
     assert part.selection is not None
     said = {"attack": part.attack, "restarts": part.restarts}
-    confidence, support = part.selection.confidence[i], part.selection.support[i]
-    return {**said, "confidence": float(confidence), "support": int(support)}
+    confidence, support = part.selection.confidence_of(i), part.selection.support[i]
+    return {**said, "confidence": confidence, "support": int(support)}
 
 
 def _certified(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:

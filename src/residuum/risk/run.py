@@ -583,13 +583,15 @@ def why_uncalibrated(case: Case) -> str:
     if case.surface.name != WEIGHTS or case.knowledge.theta0 is not None:
         return "it was checked only for final weights, without known initial weights"
     if values < CALIBRATED_VALUES:
-        return (
-            f"it was checked only for samples of at least {CALIBRATED_VALUES} values; these have {values}"
-        )
+        return f"it was checked only for samples of at least {CALIBRATED_VALUES} values; these have {values}"
     fewest, most = CALIBRATED_RECORDS
     if not fewest <= n <= most:
         return f"it was checked only for {fewest} to {most} records; these are {n}"
-    if chain is None or not isinstance(chain.activation, ReLU) or chain.linears[-1].out_features != 1:
+    if (
+        chain is None
+        or not isinstance(chain.activation, ReLU)
+        or chain.linears[-1].out_features != 1
+    ):
         return "it was checked only for ReLU networks of dense layers with one output"
     narrow, wide = CALIBRATED_WIDTHS
     widths = [layer.out_features for layer in chain.linears[:-1]]

@@ -162,7 +162,9 @@ def judged(
     if chosen is not None and len(chosen):
         agreed = chosen.support > 1
         facts["agreement"] = float(chosen.members[agreed].sum() / chosen.members.sum())
-        facts["expected"] = float(chosen.confidence[agreed].sum())
+        share = chosen.support / max(found.restarts, 1)
+        counted = torch.where(chosen.confidence.isnan(), share, chosen.confidence)
+        facts["expected"] = float(counted[agreed].sum())
     if facts["residual"] is None and "residual" in objectives:
         why = "diverged" if facts["diverged"] else "no finite residual"
         return Trial(number, params, FAILED, **facts, reason=why)

@@ -170,19 +170,21 @@ def pooled(
 
     Its candidates are the heaviest member of each group, its selection their means.
     """
-    pool, attack, surest = Pool(limit), "", 0.0
+    pool, attack, surest = Pool(limit), "", torch.tensor(0.0)
     for found in parts:
         attack = found.attack
         if found.selection is not None and len(found.selection):
-            surest = max(surest, float(found.selection.confidence.max()))
+            # NaN, a withheld confidence, is kept: a trial found that agreement says nothing here.
+            surest = torch.maximum(surest, found.selection.confidence.max().to(surest))
         pool.add(found)
     if not len(pool):
         return None, pool
     chosen, part = pool.selection()
     runs = pool.runs
     if isinstance(ATTACKS.get(attack), Unmix):
-        # A trial may have found that agreement says nothing of its layer.
-        sure = confidence_by_share(chosen.support / runs, runs).clamp(max=surest)
+        values = math.prod(pool.shape)
+        sure = confidence_by_share(chosen.support / runs, runs, values)
+        sure = torch.minimum(sure, surest.to(sure))
         chosen = dataclasses.replace(chosen, confidence=sure)
     notes: tuple[str, ...] = (f"pooled from {pool.candidates} candidates of {runs} runs",)
     if pool.dropped:

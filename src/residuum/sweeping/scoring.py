@@ -288,7 +288,7 @@ def _items(done: Sweep) -> list[Item]:
             number=place + 1,
             found=with_mean(chosen.x[i], mean).numpy(),
             label=f"label {chosen.labels[i].item():g}",
-            confidence=float(chosen.confidence[i]),
+            confidence=chosen.confidence_of(i),
             support=int(chosen.support[i]),
             restarts=done.pool.runs,
         )

@@ -49,7 +49,7 @@ class Trial(Record):
         None of an attack that leaves none.
     agreement: share of its candidates that several restarts hold.
     expected: sum of the confidences of those, the number of reconstructions that it takes to be
-        real.
+        real. Where an attack withholds confidence: sum of the shares of runs that hold them.
     params: its settings, of those that are varied.
     state: complete, failed or pruned; reason: why it failed.
     step: of the rung that it reached.

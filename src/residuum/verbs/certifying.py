@@ -12,6 +12,7 @@ from torch import nn
 from residuum.attacks.solution import Solution, best_residual, solution
 from residuum.checkpoints import as_checkpoint, build_model
 from residuum.records import Certificate, Checkpoint, Dataset, Reconstruction, Uniqueness
+from residuum.records.base import plain
 from residuum.records.inputs import own_data
 from residuum.records.rundir import write_json
 from residuum.report.figures import ambiguity_figure
@@ -41,7 +42,7 @@ class Certified:
         for row in summary["per_sample"]:
             i = row["index"]
             row["support"] = None if chosen.support is None else int(chosen.support[i])
-            row["confidence"] = None if chosen.confidence is None else float(chosen.confidence[i])
+            row["confidence"] = None if chosen.confidence is None else plain(chosen.confidence[i])
         return {
             **summary,
             "candidates": self.which,
