@@ -714,3 +714,29 @@ def test_a_network_is_measured_with_samples_of_its_own_shape() -> None:
     torch.manual_seed(0)
     checkpoint = rs.checkpoint_from_module(Strict(), shape_if_kept=(8, 8))
     assert rs.inspect_checkpoint(checkpoint).homogeneity_order is None
+
+
+class Single(nn.Module):
+    """A network that computes in float32 whatever it is given, as Keras does.
+
+    ``leak``: how much of the mean over the batch is added to every output.
+    """
+
+    def __init__(self, leak: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 10), nn.Linear(10, 1)
+        self.leak = leak
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [t.float() for t in self.parameters()]
+        hidden = torch.sin(nn.functional.linear(x.float(), *weights[:2]))
+        outputs = nn.functional.linear(hidden, *weights[2:])
+        noise = 1e-6 * torch.sin(torch.tensor(1e3 * len(x)))  # rounding that depends on the batch
+        return outputs * (1 + noise) + self.leak * outputs.mean(0)
+
+
+def test_rounding_of_float32_is_no_dependence_between_samples() -> None:
+    torch.manual_seed(0)
+    assert probe(Single(), (64,)).outputs == 1
+    with pytest.raises(ArchitectureError, match="change with the samples beside it"):
+        probe(Single(0.01), (64,))

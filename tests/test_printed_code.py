@@ -132,3 +132,15 @@ def test_commands_that_a_scan_prints_work_on_the_file(
     assert commands == ["checkpoint.pt"]
     shown = " ".join(printed_by(capsys, "scan", "optimizer.pt")[1].split())
     assert "Delete this file from the release" in shown
+
+
+def test_the_notes_on_the_scaling_of_a_pipeline_agree(tmp_path: Path) -> None:
+    model = make_pipeline(StandardScaler(), MLPClassifier((50,), max_iter=400, random_state=0))
+    x, y = load_breast_cancer(return_X_y=True)
+    joblib.dump(model.fit(x[:60], y[:60]), tmp_path / "m.joblib")
+    data, holdout = (x[:60], y[:60]), (x[60:400], y[60:400])
+    result = rs.audit(tmp_path / "m.joblib", data=data, holdout=holdout, budget="1s", steps=2)
+    notes = result.html()
+    assert "the network expects transformed samples" in notes
+    assert "the given columns were standardized with the mean and deviation" in notes
+    assert "hands them on" not in notes

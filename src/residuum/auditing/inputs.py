@@ -195,7 +195,9 @@ def _scaled(
     def turned(one: Dataset) -> Dataset:
         return one.replace(y=1 - one.y, classes=one.classes[::-1])
 
-    first = "columns are standardised by mean and deviation of the training samples"
+    first = (
+        "the given columns were standardized with the mean and deviation of the training samples"
+    )
     ways = {first: [standardised]}
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
         other = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
@@ -205,7 +207,7 @@ def _scaled(
         for step in steps:
             read = [step(one) for one in read]
         if known(read[0]):
-            notes.append(f"{said}: the network is right on them so, and not as they are given")
+            notes.append(f"{said}: the network fits them that way, and not as they were given")
             return read
     return sets
 

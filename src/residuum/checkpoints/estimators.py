@@ -87,7 +87,10 @@ def network_in(path: Path) -> Checkpoint | None:
         return None
     kinds = ("Scaler", "Transformer", "PCA")
     before = [thing.short for thing in _things(release) if thing.short.endswith(kinds)]
-    note = f"samples are taken as {', '.join(dict.fromkeys(before))} in the file hands them on"
+    steps = ", ".join(dict.fromkeys(before))
+    note = (
+        f"the file applies {steps} before the network, so the network expects transformed samples"
+    )
     try:
         checkpoint = network_of(alike)
         build_model(checkpoint)

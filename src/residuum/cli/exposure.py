@@ -25,6 +25,7 @@ from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.records import Exposure
+    from residuum.records.results import GroupExposure
 
 GROUPS = 20  # of a table
 
@@ -135,21 +136,24 @@ def show(found: Exposure, out: Path | None) -> None:
         shown.append((str(row["index"]), row["group"] or "-", *said))
     if shown:
         print_table(f"{found.arch}: most exposed of {len(found)} records", heads, shown)
-    groups = []
-    for one in found.by_group[:GROUPS]:
-        called = "-" if one.called is None else str(one.called)
-        if one.interval is None:
-            groups.append((one.name, str(one.records), number(one.score, 2), called))
-            continue
-        low, high = one.interval
-        figures = (number(one.expected, 3), number(one.probability, 2), f"{low:.2f} to {high:.2f}")
-        groups.append((one.name, str(one.records), *figures, called))
+    groups = [_group_row(group) for group in found.by_group[:GROUPS]]
     if groups:
-        figures = ("expected", "mean prob.", "95% interval")
-        heads = ("mean score",) if found.uncalibrated else figures
-        print_table("groups", (found.grouped_by, "records", *heads, "called"), groups)
+        columns = ("expected", "mean prob.", "95% interval")
+        means = ("mean score",) if found.uncalibrated else columns
+        print_table("groups", (found.grouped_by, "records", *means, "called"), groups)
     for line in found.lines:
         print_line(line)
     print_notes(found.notes)
     if out is not None:
         print_line(f"written to {out}")
+
+
+def _group_row(group: GroupExposure) -> tuple[str, ...]:
+    """Return the cells of a group: its mean score, or its probabilities where there are some."""
+    called = "-" if group.called is None else str(group.called)
+    if group.interval is None:
+        return group.name, str(group.records), number(group.score, 2), called
+    low, high = group.interval
+    interval = f"{low:.2f} to {high:.2f}"
+    means = (number(group.expected, 3), number(group.probability, 2), interval)
+    return (group.name, str(group.records), *means, called)

@@ -32,7 +32,9 @@ from residuum.networks.activations import SigmoidReLU
 from residuum.networks.kinds import dense_chain
 from residuum.networks.kinks import Kinks
 
-SAME = 1e-9  # of the largest output: rounding of float64 between batches of other sizes
+# Rounding between batches of other sizes, as a share of the largest output. Keras computes in float32
+# whatever it is given.
+SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
@@ -91,7 +93,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
             "Draw them under `if self.training:`; call F.dropout(x, training=self.training).",
         )
     size = float(rows.abs().max()) or 1.0
-    if not float((rows[0] - alone.reshape(-1)).abs().max()) <= SAME * size:
+    if not float((rows[0] - alone.reshape(-1)).abs().max()) <= SAME.get(outputs.dtype, 1e-9) * size:
         raise ArchitectureError(
             f"A sample's outputs must depend on that sample alone; those of this {name} change with the "
             "samples beside it.",

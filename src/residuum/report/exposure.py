@@ -114,14 +114,15 @@ def histogram_figure(found: Exposure) -> bytes:
     figure = drawing.new_figure(5.5, 2.8)
     axes = figure.subplots()
     if found.uncalibrated:
-        values, bins, label = found.score.numpy(), BINS, "score (ranking only, no probability)"
+        values, limits = found.score.numpy(), None
+        label = "score (ranking only, no probability)"
         title = f"Scores of {len(found)} records"
     else:
-        values, bins = found.probability.numpy(), [k / BINS for k in range(BINS + 1)]
+        values, limits = found.probability.numpy(), (0.0, 1.0)
         label = "probability of being recovered"
         half = f"{found.carry_half} of {len(found)} records carry half of the exposure"
         title = f"{found.expected:.3g} expected to be recovered; {half}"
-    axes.hist(values, bins=bins, color=drawing.BLUE, alpha=0.85)
+    axes.hist(values, bins=BINS, range=limits, color=drawing.BLUE, alpha=0.85)
     axes.set_xlabel(label, fontsize=8.5)
     axes.set_ylabel("records", fontsize=8.5)
     axes.set_title(title, fontsize=9)
