@@ -818,7 +818,8 @@ class Exposure(Record):
         """What holds for all records together, one sentence each."""
         if self.uncalibrated:
             said = [
-                f"ranking only: the score of a record is no probability here, because {self.uncalibrated}"
+                "ranking only: the score of a record is not a probability for this network. "
+                f"{self.uncalibrated[:1].upper()}{self.uncalibrated[1:]}"
             ]
         else:
             said = [
