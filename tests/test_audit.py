@@ -102,7 +102,7 @@ def test_without_data_candidates_are_ranked_and_certified() -> None:
     assert ranked
     single = [row.support < 2 for row in ranked]
     assert single == sorted(single)  # what several restarts hold comes first
-    shared = [row.confidence for row in ranked if row.support > 1]
+    shared = [row.confidence or 0.0 for row in ranked if row.support > 1]
     assert shared == sorted(shared, reverse=True)
 
 

@@ -245,7 +245,7 @@ def test_a_table_on_its_own_scale_is_standardised_where_the_network_knows_it_so(
     checkpoint = network()
     train, _ = suited(checkpoint, own, None, Knowledge())
     assert torch.allclose(train.x * train.scale + train.offset, own.x)
-    assert "standardised" in train.notes[0]
+    assert "standardized" in train.notes[0]
     turned, _ = suited(checkpoint, own.replace(y=1 - own.y), None, Knowledge())
     assert torch.equal(turned.y, own.y)
     assert turned.classes == ("ill", "well")

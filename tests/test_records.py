@@ -119,7 +119,7 @@ SUMS = Sums(3, 2, None, 0.5, "dense")
 PART = ScoreSlice("odd", 2, 1, 0.5, None)
 POINT = Operating(0.01, 1, 0.5, (0.25, 0.75))
 BOUND = CanaryBound(40, 20, 0.7, 0.95, 1e-5, 10, 9, "loss", (POINT,), 0.8, ("a",))
-GROUP = GroupExposure("odd", 2, 0.5, 0.25, (0.1, 0.4), None)
+GROUP = GroupExposure("odd", 2, -1.1, 0.5, 0.25, (0.1, 0.4), None)
 
 RECORDS: dict[str, Callable[[], Record]] = {
     "LayerResidual": lambda: LayerResidual("layers.0", 0.1),
@@ -302,6 +302,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
         MEAN[None],
         MEAN[None],
         0.5,
+        "probabilities were checked elsewhere",
         ("a",),
     ),
 }
