@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import runpy
 import sys
 import tempfile
@@ -85,6 +86,12 @@ SETTINGS: dict[str, Words] = {
     "mean multipliers": {"lam_scale": "mean", "lam_distribution": "normal"},
     "another seed": {"seed": 7},
 }
+
+# Attacks that match gradients or outputs, on any network.
+GRADIENT_ATTACKS = (
+    *("moment", "invert", "invert-moment", "geiping2020", "geiping2020-moment"),
+    "model-inversion",
+)
 
 
 def weights(arch: str, seed: int = 0) -> Numbers:
@@ -174,6 +181,131 @@ def a_live_module(_: Path, most: int) -> tuple[Numbers, Words]:
     return brought_back(rs.attack(model, rs.Knowledge(shape=(1, 6, 6)), config))
 
 
+def mixture(shape: tuple[int, ...], neurons: int, seed: int) -> Tensor:
+    """(neurons, values) rows that mix six sparse samples with positive weights, as training leaves them."""
+    rng = torch.Generator().manual_seed(seed)
+    values = math.prod(shape)
+    samples = torch.randn(6, values, generator=rng, dtype=torch.float64)
+    samples *= torch.rand(6, values, generator=rng, dtype=torch.float64) > 0.7
+    weights = torch.relu(torch.randn(neurons, 6, generator=rng, dtype=torch.float64))
+    return weights @ samples + 1e-6 * torch.randn(
+        neurons, values, generator=rng, dtype=torch.float64
+    )
+
+
+def mixed_layer(_: Path, most: int, *, attack: str) -> tuple[Numbers, Words]:
+    """An attack on a first layer whose rows are mixtures of samples, in weights and optimizer state."""
+    shape, arch = (1, 8, 8), "mlp:64-40-1"
+    theta, moment = weights(arch), weights(arch, 2)
+    theta["layers.0.weight"], moment["layers.0.weight"] = (mixture(shape, 40, s) for s in (3, 4))
+    knowledge = rs.Knowledge(
+        shape=shape, value_range=(-2.0, 2.0), moment=moment if attack.endswith("moment") else None
+    )
+    config = configured(**{**COMMON, "objective": attack, "steps": min(40, most), "seconds": 10.0})
+    return brought_back(rs.attack(rs.Checkpoint(theta, arch), knowledge, config))
+
+
+def behind_convolutions(_: Path, most: int, *, attack: str) -> tuple[Numbers, Words]:
+    """An attack on the first dense layer behind a convolution."""
+    dense = nn.Linear(4 * 36, 40)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), dense, nn.ReLU(), nn.Linear(40, 1)
+    ).double()
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.4 * torch.randn(p.shape, generator=rng, dtype=p.dtype))
+        dense.weight.copy_(mixture((4, 6, 6), 40, 3).abs())
+    moment = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    granted = {"moment": moment} if attack.endswith("moment") else {}
+    config = configured(**{**COMMON, "objective": attack, "steps": min(40, most)})
+    return brought_back(rs.attack(model, rs.Knowledge(shape=(1, 6, 6), **granted), config))
+
+
+def few_columns(_: Path, most: int) -> tuple[Numbers, Words]:
+    """Corners: four samples, each on the switching hyperplanes of seven neurons."""
+    arch = "mlp:4-28-1"
+    theta, rng = weights(arch), torch.Generator().manual_seed(6)
+    samples = torch.rand(4, 4, generator=rng, dtype=torch.float64) - 0.5
+    theta["layers.0.bias"] = -(theta["layers.0.weight"] * samples.repeat(7, 1)).sum(1)
+    config = configured(
+        **{**COMMON, "objective": "corners", "steps": min(40, most), "seconds": 1e9}
+    )
+    knowledge = rs.Knowledge(shape=(4,), value_range=(-1.0, 1.0))
+    return brought_back(rs.attack(rs.Checkpoint(theta, arch), knowledge, config))
+
+
+def photographs(_: Path, most: int) -> tuple[Numbers, Words]:
+    """The settings that an attack chooses for a first layer that looks like photographs."""
+    arch, shape = "mlp:768-30-1", (3, 16, 16)
+    rng = torch.Generator().manual_seed(5)
+    smooth = torch.randn(6, *shape, generator=rng, dtype=torch.float64).cumsum(2).cumsum(3)
+    smooth = (smooth - smooth.mean((2, 3), keepdim=True)).flatten(1)
+    theta = weights(arch)
+    gates = torch.relu(torch.randn(30, 6, generator=rng, dtype=torch.float64))
+    theta["layers.0.weight"] = 0.01 * gates @ smooth
+    knowledge = rs.Knowledge(
+        shape=shape, value_range=(0.0, 1.0), mean=torch.full(shape, 0.5).double()
+    )
+    config = configured(steps=min(40, most), restarts=2, candidates=6)
+    found = rs.attack(rs.Checkpoint(theta, arch), knowledge, config)
+    numbers, words = brought_back(found)
+    chosen = ("objective", "priors", "lr_lam", "sigma", "lam_min")
+    flat = flattened(found.settings)
+    return numbers, {**words, "chosen": {name: str(flat.get(name)) for name in chosen}}
+
+
+def flattened(settings: Words) -> Words:
+    """Settings by their own names, whatever groups a version keeps them in."""
+    flat: Words = {}
+    for name, value in settings.items():
+        flat |= flattened(value) if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def from_file(folder: Path, most: int, *, suffix: str) -> tuple[Numbers, Words]:
+    """The same small attack on a file of one of three formats."""
+    arch, file = "mlp:12-16-10-1", folder / f"model{suffix}"
+    theta = weights(arch)
+    if suffix == ".pt":
+        torch.save(theta, file)
+    elif suffix == ".safetensors":
+        rs.save_checkpoint(rs.Checkpoint(theta, arch), file)
+    else:
+        import joblib
+        import numpy as np
+        from sklearn.neural_network import MLPClassifier
+
+        rng = np.random.default_rng(0)
+        x, y = rng.standard_normal((30, 12)), np.arange(30) % 2
+        joblib.dump(MLPClassifier((16, 10), max_iter=5, random_state=0).fit(x, y), file)
+    config = configured(**{**COMMON, "objective": "binary-kkt", "steps": min(60, most)})
+    return brought_back(rs.attack(file, rs.Knowledge(shape=(12,)), config))
+
+
+def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
+    """An audit with samples: every candidate, match and p-value, not only the verdict."""
+    split = rs.load_dataset("digits", 20, seed=3, holdout=300)
+    state = rs.train("mlp:64-40-1", split.train, rs.TrainingConfig(steps=400, seed=3))
+    checkpoint = rs.Checkpoint(state.theta, "mlp:64-40-1", split.train.shape, task="binary")
+    result = rs.audit(
+        checkpoint,
+        data=split.train,
+        holdout=split.holdout,
+        budget="5m",
+        steps=min(60, most),
+        twin=False,
+        baselines=False,
+        seed=3,
+    )
+    numbers: Numbers = {}
+    for part in result.reconstructions:
+        numbers |= {f"{part.attack}.{key}": value for key, value in brought_back(part)[0].items()}
+    verdict = result.verdict
+    words = {"outcome": verdict.outcome, "grade": str(verdict.grade), "p": str(verdict.p_value)}
+    return numbers, {**words, "attacks": [part.attack for part in result.reconstructions]}
+
+
 def resumed(folder: Path, most: int, *, network: str, settings: Words) -> tuple[Numbers, Words]:
     """Stopped by the clock at every look and taken up again from its file, until it is done."""
     checkpoint, knowledge = case(network)
@@ -253,6 +385,29 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
         yield f"mlp: {name}", partial(attacked, settings=settings)
     for name in rs.PRESETS:
         yield f"preset {name}", partial(preset, name=name)
+    for network, name in itertools.product(("mlp", "convnet"), GRADIENT_ATTACKS):
+        granted = {"moment": weights(NETWORKS[network][0].format(1), 2)} if "moment" in name else {}
+        yield (
+            f"{network}: {name}",
+            partial(attacked, network=network, granted=granted, settings={"objective": name}),
+        )
+    yield (
+        "mlp: first-layer-weights",
+        partial(attacked, settings={"objective": "first-layer-weights"}),
+    )
+    yield (
+        "polynomial: polynomial",
+        partial(attacked, network="polynomial", settings={"objective": "polynomial"}),
+    )
+    for name in ("unmix", "unmix-moment"):
+        yield f"mixed layer: {name}", partial(mixed_layer, attack=name)
+    for name in ("trunk", "trunk-moment"):
+        yield f"behind convolutions: {name}", partial(behind_convolutions, attack=name)
+    yield "few columns: corners", few_columns
+    yield "defaults for photographs", photographs
+    for suffix in (".pt", ".safetensors", ".joblib"):
+        yield f"from a {suffix} file", partial(from_file, suffix=suffix)
+    yield "a whole audit", whole_audit
     yield "mlp: settings of each restart", settings_of_each_restart
     yield "a live module", a_live_module
     for network in NETWORKS:

@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the figures named, one after the other."""
     parser = argparse.ArgumentParser("python -m papers", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("figures", nargs="*", metavar="PAPER:FIGURE", help="none: list them all")
+    parser.add_argument("--all", action="store_true", help="compute every figure")
     parser.add_argument("--scale", choices=tuple(SCALES), default="small", help="default: small")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"))
     parser.add_argument("--cache", type=Path, help="of victims and attacks; by default OUT/cache")
@@ -39,10 +40,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--draw-only", dest="compute", action="store_false")
     parser.add_argument("--json", action="store_true", help="print result.json")
     options = vars(parser.parse_args(arguments))
-    names, as_json, workers, seeds = (
-        options.pop(key) for key in ("figures", "json", "workers", "seed")
+    names, everything, as_json, workers, seeds = (
+        options.pop(key) for key in ("figures", "all", "json", "workers", "seed")
     )
     try:
+        if everything and names:
+            raise InputError(
+                f"--all computes every figure; got names as well: {' '.join(names)}.",
+                "Leave out --all or the names.",
+            )
+        names = [*FIGURES] if everything else names
         # A machine that draws what another computed need not have its device.
         check(names, options["device"] if options["compute"] else "cpu", workers)
     except InputError as problem:

@@ -23,6 +23,7 @@ from torch import Tensor
 import residuum as rs
 from residuum.attacks import AttackConfig
 from residuum.attacks.run import resolve
+from residuum.attacks.unmix import TOO_FEW_DIRECTIONS
 from residuum.cli.output import attack_progress, training_progress
 from residuum.errors import DataError, InputError
 from residuum.records import (
@@ -315,8 +316,13 @@ class ImageRun:
             told = known.replace(**granted)
             found = [context.attack(net.checkpoint, told, configs[0])]
             for config in configs[1:]:
-                with suppress(InputError):  # unmixing asks for directions that stand out of noise
+                try:
                     found.append(context.attack(net.checkpoint, told, config))
+                except InputError as problem:
+                    if (
+                        TOO_FEW_DIRECTIONS not in problem.message
+                    ):  # any other failure is the figure's
+                        raise
             x = torch.cat([one.x for one in found]).double()
             scores = rs.score(x, split.train, split.holdout, **asked)
             seconds = sum(one.seconds for one in found)

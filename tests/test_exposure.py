@@ -453,7 +453,7 @@ def test_exposure_of_digits_fits_its_schema_and_its_table(
     scores = [float(row["score"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert found.images.shape == found.informed.shape == (4, 1, 8, 8)
-    assert "samples of at least 3072 values, and these have 64" in found.uncalibrated
+    assert "samples with at least 3072 values each, and yours have 64" in found.uncalibrated
     assert found.probability.isnan().all()
     assert (found.expected, found.carry_half, said["largest_probability"]) == (None, None, None)
     assert found.by_group == tuple(sorted(found.by_group, key=lambda group: -group.score))
@@ -511,7 +511,7 @@ def test_a_probability_is_given_where_it_was_checked(
     ("change", "reason"),
     [
         ({"knowledge": True}, "without known initial weights"),
-        ({"rows": 39}, "40 to 100 records, and these are 39"),
+        ({"rows": 39}, "40 to 100 records, and yours are 39"),
         ({"arch": "mlp:3072-200-2"}, "with one output"),
         ({"arch": "mlp:3072-200-1,activation=tanh"}, "ReLU networks"),
         ({"arch": "mlp:3072-150-1"}, "200 to 400 neurons"),
@@ -699,7 +699,7 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
     page, hidden = result.html(), result.html(redact=True)
     for text in (page, hidden):
         assert "Exposure of the training samples" in text
-        assert "the score of a record is not a probability for this network" in text
+        assert "scores are not probabilities here" in text
     nothing, why = exposed(checkpoint, None, None, Knowledge(), (), "")
     assert nothing is None
     assert why == "there are no training samples to look at"
@@ -737,7 +737,7 @@ def test_the_state_of_an_optimiser_in_the_file_is_what_is_looked_at(tmp_path: Pa
     data = Dataset(x, y)
     found = rs.exposure(file, data)
     assert found.surface == "moment"
-    assert "checked only for final weights" in found.uncalibrated
+    assert "calibrated only for final weights" in found.uncalibrated
     kept = Knowledge(moment=rs.moment_of(optimiser, model))
     torch.testing.assert_close(found.score, rs.exposure(model, data, knowledge=kept).score)
     assert found.misfit < 0.3  # gates as they are, and gradients of the last steps
@@ -802,7 +802,7 @@ def test_the_command_ranks_records_and_refuses_a_limit_on_probabilities(
     assert "--fail-above needs a probability" in capsys.readouterr().err
     assert main([*asked, "--init", "own", "--out", str(tmp_path / "e")]) == 0
     text = capsys.readouterr().out
-    assert "ranking only: the score of a record is not a probability for this network" in text
+    assert "ranking only: scores are not probabilities here" in text
     assert "prob." not in text
     assert "only differential privacy" in text
     assert max(map(len, text.splitlines())) <= 200

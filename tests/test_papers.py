@@ -33,10 +33,21 @@ from papers.figures import FIGURES, reproduce
 from papers.haim2022 import RUNS, TABLE1, TABLE2, heavy_enough, matched
 from papers.points import polynomial_point, relu_point, steep_point, triangle
 from papers.refael2025 import compare, repeats
-from papers.runs import RELEASED, SCALES, Context, Figure, Outcome, attack_identity, load, save
+from papers.runs import (
+    OURS,
+    RELEASED,
+    SCALES,
+    Context,
+    Figure,
+    Outcome,
+    attack_identity,
+    load,
+    save,
+)
 from papers.shen2026 import ARMS, Case, cases, grown, top_rule, traced
 from papers.uniqueness import from_balance, some_neurons
 from residuum.attacks.solver import SolverState
+from residuum.attacks.unmix import TOO_FEW_DIRECTIONS
 from residuum.errors import InputError
 from residuum.records.rundir import digest
 from residuum.report.drawing import Cell
@@ -91,6 +102,35 @@ def made(context):
         return known[name]
 
     return run
+
+
+def test_all_means_every_figure_and_no_names(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(
+        "papers.__main__.performed", lambda wanted, _: asked.extend(wanted) or iter(())
+    )
+    assert main(["--all", "--scale", "tiny"]) == 0
+    assert {name for name, _ in asked} == WANTED
+    assert main(["--all", next(iter(WANTED))]) == 2
+    assert "Leave out --all or the names" in capsys.readouterr().err
+
+
+def test_an_attack_that_fails_fails_its_figure(context, monkeypatch):
+    """Too few directions for unmixing are left out; any other error is not."""
+    run, failing = replace(next(iter(RUNS.values())), attack=replace(OURS, steps=100)), []
+
+    def attack(self, checkpoint, knowledge, config):
+        if config.objective == "unmix":
+            raise InputError(failing[-1], "")
+        return real(self, checkpoint, knowledge, config)
+
+    real = Context.attack
+    monkeypatch.setattr(Context, "attack", attack)
+    failing.append(f"unmix: {TOO_FEW_DIRECTIONS}")
+    assert run.perform(context).arms
+    failing.append("something else")
+    with pytest.raises(InputError, match="something else"):
+        run.perform(context)
 
 
 def test_the_list_names_every_figure_and_table(capsys):

@@ -141,6 +141,6 @@ def test_the_notes_on_the_scaling_of_a_pipeline_agree(tmp_path: Path) -> None:
     data, holdout = (x[:60], y[:60]), (x[60:400], y[60:400])
     result = rs.audit(tmp_path / "m.joblib", data=data, holdout=holdout, budget="1s", steps=2)
     notes = result.html()
-    assert "the network expects transformed samples" in notes
-    assert "the given columns were standardized with the mean and deviation" in notes
+    assert "the model file applies StandardScaler to samples before the network" in notes
+    assert "the columns of your samples were standardized with the mean and deviation" in notes
     assert "hands them on" not in notes

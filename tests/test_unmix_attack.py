@@ -280,7 +280,7 @@ def test_confidence_is_withheld_for_small_samples() -> None:
     found = rs.attack(checkpoint, None, replace(QUICK, seconds=1e9))
     assert found.selection is not None
     assert found.selection.confidence.isnan().all()
-    assert any("confidence is withheld: below 784 values" in note for note in found.notes)
+    assert any("For samples with fewer than 784 values" in note for note in found.notes)
     assert selected_figure(found) is not None
     batches = [Batch("unmix", 1, 1, 0)]
     result = rs.audit(checkpoint, knowledge={"shape": (1, 8, 8)}, batches=batches)

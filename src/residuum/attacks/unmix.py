@@ -516,13 +516,14 @@ CONFIDENT_VALUES = (
     784  # of a sample, at least; on 20 and 60 digits of 64 values 1 of 40 was true, not 26
 )
 SMALL = (
-    f"confidence is withheld: below {CONFIDENT_VALUES} values a sample, agreement between runs does not "
-    "tell a true source from a false one"
+    f"no confidence is shown. For samples with fewer than {CONFIDENT_VALUES} values, repeated runs of the "
+    "attack can agree on candidates that are no training samples"
 )
 DISAGREEING = (
     "runs agree on next to nothing, as where a layer holds more samples than clean directions: "
     "agreement may not tell a true source from a false one there, and confidence is withheld"
 )
+TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer stand out of the noise"
 ASSUMES = (
     "unmix assumes that training from a small or known start made the rows of the layer on the input "
     "mixtures of samples, and that samples are sparse in their differences (images, series) or values "
@@ -609,7 +610,7 @@ def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | s
         return f"the largest weight of the first layer is {largest:.1g}: its squares would overflow or vanish"
     layer = Layer.of(rows) if bool(rows.any()) else None  # a frozen or dead layer
     if layer is None or layer.rank < 2:
-        return "fewer than two directions of the first layer stand out of the noise"
+        return TOO_FEW_DIRECTIONS
     if start is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
         return (
             "the start is neither small nor known: its noise reaches "

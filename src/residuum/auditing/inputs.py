@@ -196,7 +196,8 @@ def _scaled(
         return one.replace(y=1 - one.y, classes=one.classes[::-1])
 
     first = (
-        "the given columns were standardized with the mean and deviation of the training samples"
+        "the columns of your samples were standardized with the mean and deviation of your "
+        "training samples"
     )
     ways = {first: [standardised]}
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
@@ -207,7 +208,7 @@ def _scaled(
         for step in steps:
             read = [step(one) for one in read]
         if known(read[0]):
-            notes.append(f"{said}: the network fits them that way, and not as they were given")
+            notes.append(f"{said}: the network predicts their labels that way, and not without it")
             return read
     return sets
 

@@ -88,9 +88,7 @@ def network_in(path: Path) -> Checkpoint | None:
     kinds = ("Scaler", "Transformer", "PCA")
     before = [thing.short for thing in _things(release) if thing.short.endswith(kinds)]
     steps = ", ".join(dict.fromkeys(before))
-    note = (
-        f"the file applies {steps} before the network, so the network expects transformed samples"
-    )
+    note = f"the model file applies {steps} to samples before the network"
     try:
         checkpoint = network_of(alike)
         build_model(checkpoint)

@@ -101,8 +101,8 @@ def command(
         found = exposure(released, records, control, knowledge=knowledge, **how)
     if fail_above is not None and found.uncalibrated:
         raise InputError(
-            f"--fail-above needs a probability. There is none for this network: {found.uncalibrated}.",
-            "Leave --fail-above out and read the ranking, or gate on: residuum audit.",
+            f"--fail-above needs a probability. There is none here: {found.uncalibrated}.",
+            "Leave --fail-above out and read the ranking, or use the exit code of residuum audit.",
         )
     above = 0 if fail_above is None else int((found.probability > fail_above).sum())
 

@@ -818,7 +818,7 @@ class Exposure(Record):
         """What holds for all records together, one sentence each."""
         if self.uncalibrated:
             said = [
-                "ranking only: the score of a record is not a probability for this network. "
+                "ranking only: scores are not probabilities here. "
                 f"{self.uncalibrated[:1].upper()}{self.uncalibrated[1:]}"
             ]
         else:

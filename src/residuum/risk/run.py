@@ -581,25 +581,31 @@ def why_uncalibrated(case: Case) -> str:
     chain = dense_chain(case.model)
     values, n = math.prod(case.data.shape), len(case.x)
     if case.surface.name != WEIGHTS or case.knowledge.theta0 is not None:
-        return "probabilities were checked only for final weights, without known initial weights"
+        return "probabilities were calibrated only for final weights, without known initial weights"
     if values < CALIBRATED_VALUES:
-        checked = f"samples of at least {CALIBRATED_VALUES} values"
-        return f"probabilities were checked only for {checked}, and these have {values}"
+        checked = f"samples with at least {CALIBRATED_VALUES} values each"
+        return f"probabilities were calibrated only for {checked}, and yours have {values}"
     fewest, most = CALIBRATED_RECORDS
     if not fewest <= n <= most:
-        return f"probabilities were checked only for {fewest} to {most} records, and these are {n}"
+        return (
+            f"probabilities were calibrated only for {fewest} to {most} records, and yours are {n}"
+        )
     if (
         chain is None
         or not isinstance(chain.activation, ReLU)
         or chain.linears[-1].out_features != 1
     ):
-        return "probabilities were checked only for ReLU networks of dense layers with one output"
+        return (
+            "probabilities were calibrated only for ReLU networks of dense layers with one output"
+        )
     narrow, wide = CALIBRATED_WIDTHS
     widths = [layer.out_features for layer in chain.linears[:-1]]
     if not (1 <= len(widths) <= 2 and all(narrow <= width <= wide for width in widths)):
-        return f"probabilities were checked only for one or two hidden layers of {narrow} to {wide} neurons"
+        checked = f"one or two hidden layers of {narrow} to {wide} neurons"
+        return f"probabilities were calibrated only for {checked}"
     if case.span is None:
-        return f"probabilities were checked only where the first layer shows the samples, and {case.no_span}"
+        checked = "where the first layer shows the samples"
+        return f"probabilities were calibrated only {checked}, and {case.no_span}"
     return ""
 
 
