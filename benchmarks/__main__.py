@@ -23,7 +23,7 @@ from benchmarks.polynomial import polynomial
 from benchmarks.scaling import scaling
 from benchmarks.speed import speed
 from benchmarks.splitting import splitting
-from benchmarks.step import rowspace, step
+from benchmarks.step import step
 from benchmarks.sweep import sweeps
 from benchmarks.verdict import verdict
 from residuum.errors import InputError
@@ -105,7 +105,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "falsifier": falsifier,
     "margin": margin,
     "polynomial": polynomial,
-    "rowspace": rowspace,
     "scaling": scaling,
     "speed": speed,
     "splitting": splitting,

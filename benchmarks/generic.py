@@ -143,7 +143,6 @@ def solver(
         dtype="float32" if device != "cpu" else "float64",
         layers="all",
         priors=(),
-        margins=0.0,
     )
     checkpoint, knowledge = as_checkpoint(model, shape=shape), Knowledge(shape=shape)
     return prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))

@@ -76,7 +76,6 @@ SETTINGS: dict[str, Words] = {
     "true gates": {"surrogate": "none"},
     "momentum": {"optimiser": "sgd", "lr_x": 0.03, "lr_lam": 0.03, "layers": "all"},
     "multipliers in closed form": {"lam_every": 20},
-    "row space": {"rank_tolerance": 0.5},
     "single precision": {"dtype": "float32"},
     "penalties": {
         "constraint": "penalty",

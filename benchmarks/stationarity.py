@@ -5,9 +5,9 @@
 
 Settings are those of this file and of ``AttackConfig``; they were chosen on the images of FOLDER/tune
 and seeds 9001-9006, which no claim uses, and committed before ``stationarity-seeds.json`` was drawn. Arms:
-``plain`` has neither prior nor margins; ``published`` has the settings of Haim et al. 2022 with as many
-candidates and steps, in tf32; "kinks" polishes what "both" found, "with unmix" pools that with unmixed
-images; the others name their terms. Counts are one-to-one by NCC at full resolution; ``ssim3`` is the
+``plain`` has no prior; ``prior`` has the sparse prior of the defaults; ``published`` has the settings of
+Haim et al. 2022 with as many candidates and steps, in tf32; "with unmix" pools the candidates of ``prior``
+with unmixed images. Counts are one-to-one by NCC at full resolution; ``ssim3`` is the
 published rule; the same against as many held-out images stands beside each.
 """
 
@@ -29,12 +29,9 @@ from torch import Tensor
 
 from benchmarks.counting import counted, held_out
 from benchmarks.harness import RESULTS, clock, ended
-from residuum.attacks import PRESETS, AttackConfig, attack
-from residuum.attacks.kinks import polished
-from residuum.attacks.objectives import OBJECTIVES
-from residuum.attacks.run import MARGINS, SPARSE
+from residuum.attacks import PRESETS, attack
+from residuum.attacks.run import SPARSE
 from residuum.attacks.unmix import unmix
-from residuum.checkpoints.surfaces import SURFACES, WEIGHTS
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge, Reconstruction, write_json
 from residuum.records.rundir import environment, require_device
@@ -46,15 +43,10 @@ HELD_OUT, HIDDEN, STEPS = 1000, "1000-1000", 6000
 PRIOR = (("sparse-gradients", SPARSE),)
 ARMS: dict[str, dict[str, Any]] = {
     "published": {},
-    "plain": {"priors": (), "margins": 0.0},
-    "margins": {"priors": (), "margins": MARGINS},
-    "prior": {"priors": PRIOR, "margins": 0.0},
-    "both": {"priors": PRIOR, "margins": MARGINS},
-    "kinks": {},
+    "plain": {"priors": ()},
+    "prior": {"priors": PRIOR},
     "with unmix": {},
-    "patches": {"priors": (("patch-experts", SPARSE),), "margins": 0.0},
 }
-BUILT_ON_BOTH = ("kinks", "with unmix")
 PUBLISHED = "haim2022-cifar-b9dfyspx"
 MARGIN = TrainingConfig(steps=5000, dtype="float32")
 ROWS = {"cifar-500-ablation": 500, "cifar-100-ablation": 100}  # samples
@@ -98,18 +90,15 @@ def arms(
     victim: Victim, seed: int, device: str, done: Collection[str] = ()
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
     """(arm, candidates, facts) one after the other, but for those that are done."""
-    both: Reconstruction | None = None
     for arm in ARMS:
-        if arm not in BUILT_ON_BOTH:
-            needed = arm == "both" and not {*BUILT_ON_BOTH} <= {*done}
-            if arm in done and not needed:
-                continue
-            found = attacked(victim, arm, seed, device)
-            both = found if arm == "both" else both
-            yield arm, found.x, {"seconds": found.seconds, "settings": found.settings}
-        elif arm not in done and both is not None:
-            look = polish if arm == "kinks" else with_unmix
-            yield from look(victim, both, seed, device)
+        if arm in done:
+            continue
+        if arm == "with unmix":
+            yield from with_unmix(victim, attacked(victim, "prior", seed, device), seed, device)
+            continue
+        reconstruction = attacked(victim, arm, seed, device)
+        facts = {"seconds": reconstruction.seconds, "settings": reconstruction.settings}
+        yield arm, reconstruction.x, facts
 
 
 def attacked(
@@ -129,18 +118,6 @@ def granted(victim: Victim) -> tuple[Checkpoint, Knowledge]:
     shape = tuple(victim["x"].shape[1:])
     known = Knowledge(shape=shape, sample_count=len(victim["x"]))
     return Checkpoint(victim["theta"], victim["arch"], shape), known
-
-
-def polish(
-    victim: Victim, found: Reconstruction, seed: int, device: str
-) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """With gates that are free at kinks."""
-    checkpoint, knowledge = granted(victim)
-    config = AttackConfig.from_json(found.settings)
-    objective = OBJECTIVES[config.objective].configured(config, knowledge)
-    surface = SURFACES[WEIGHTS](checkpoint, knowledge)
-    better, seconds = clock(lambda: polished(surface, objective, found, config), device)
-    yield "kinks", better.x, {"seconds": found.seconds + seconds, "note": better.notes[-1]}
 
 
 def with_unmix(

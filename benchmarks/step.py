@@ -23,7 +23,6 @@ from residuum.settings import FAST, AttackConfig
 SHAPES = {"cifar": 3072, "mnist": 784}
 WIDTH, M = 1000, 1000
 BAR = {"cuda": 14.0, "cpu": 1.8}
-RANK, ROW_SPACE_BAR = 100, 5.0
 
 
 def network(d: int, width: int = WIDTH) -> MLP:
@@ -145,36 +144,4 @@ def step(device: str) -> Report:
         figures=rows,
         ratio=rows[0]["ratio"],
         bar=BAR["cuda" if gpu else "cpu"],
-    )
-
-
-def rowspace(device: str) -> Report:
-    """Row-space mode at r = 100 against the published way, which has no such mode."""
-    gpu = device.startswith("cuda")
-    steps, eager = (500, 40) if gpu else (5, 3)
-    rows = []
-    for name, d in SHAPES.items():
-        values = torch.linalg.svdvals(network(d).linears[0].weight.detach().double())
-        tolerance = float((values[RANK - 1] + values[RANK]) / (2 * values[0]))
-        settings: dict[str, Any] = {"dtype": "float32", "rank_tolerance": tolerance}
-        row: dict[str, Any] = {"shape": name, "d": d, "r": RANK}
-        row["published float32"] = published(d, device, torch.float32, eager)
-        row["full space, first layer"] = ours(d, device, steps, dtype="float32", layers="first")
-        row["row space, first layer"] = ours(d, device, steps, layers="first", **settings)
-        row["row space, all layers"] = ours(d, device, steps, layers="all", **settings)
-        again = published(d, device, torch.float32, eager)  # before and after: load shows
-        row["published float32, again"] = again
-        row["ratio"] = min(row["published float32"], again) / row["row space, first layer"]
-        rows.append({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
-    return Report(
-        what="milliseconds per attack step, published way over row-space mode (first layer, Adam)",
-        settings={"width": WIDTH, "m": M, "network": "d-1000-1000-1", "rank": RANK},
-        seeds=(0,),
-        figures=rows,
-        ratio=rows[0]["ratio"],
-        bar=ROW_SPACE_BAR,
-        also={
-            "bar": "on the CIFAR shape, the default attack of an MLP",
-            "limit": "speed alone; which tolerance keeps the recovered samples depends on the victim",
-        },
     )

@@ -132,7 +132,7 @@ def steps() -> str:
 @table
 def speed() -> str:
     """Against the published way, each line from one run."""
-    names = ("margin-cpu", "certificate-cpu", "step-cpu", "rowspace-cpu", "step-h200")
+    names = ("margin-cpu", "certificate-cpu", "step-cpu", "step-h200")
     rows = [
         [f"`{name}`", file["what"], ratio(file["ratio"]), short(file["bar"])]
         for name in names

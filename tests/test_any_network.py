@@ -452,7 +452,7 @@ def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> Non
             return F.relu(z.flatten(1) @ self.w.T) @ self.v.T
 
     config = rs.AttackConfig.of(
-        steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all", priors=(), margins=0.0
+        steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all", priors=()
     )
     known = SHAPE.replace(label_balance=(0.0, 1.0))
     found = rs.attack(_keep(One(), (1, 4, 4)), known, config)

@@ -7,7 +7,6 @@ import torch
 
 import residuum as rs
 from residuum.attacks.run import (
-    MARGINS,
     SIGNED_SPARSE,
     SIGNED_STROKES,
     SPARSE,
@@ -45,9 +44,9 @@ def test_photographs_are_told_from_small_digits():
     assert seen.photographs
     assert not appearance(digits.theta["layers.0.weight"], (1, 8, 8)).images
     told = resolve(photos, rs.Knowledge(), rs.AttackConfig())
-    assert (told.priors, told.margins.weight) == ((("sparse-gradients", SPARSE),), MARGINS)
+    assert told.priors == (("sparse-gradients", SPARSE),)
     told = resolve(digits, rs.Knowledge(), rs.AttackConfig())
-    assert (told.priors, told.margins.weight) == ((), 0.0)
+    assert told.priors == ()
 
 
 def test_multipliers_of_free_sign_keep_their_rate_beside_a_weaker_prior():
@@ -67,7 +66,6 @@ def test_pen_strokes_have_a_weaker_prior_still_where_the_sign_is_free():
     for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_STROKES)):
         told = resolve(drawn, rs.Knowledge(), rs.AttackConfig(objective=objective))
         assert told.priors == (("sparse-gradients", weight),)
-        assert told.margins.weight == 0.0
 
 
 def test_images_show_in_the_change_from_a_start_that_hides_them():
@@ -105,7 +103,7 @@ def test_pixels_in_another_order_are_no_image():
     assert not appearance(rows[:, order], (1, 20, 20)).images
 
 
-@pytest.mark.parametrize("said", [{"priors": ()}, {"margins": 0.0}, {"priors": (), "margins": 1.0}])
+@pytest.mark.parametrize("said", [{"priors": ()}, {"lr_lam": 0.02}, {"priors": (), "lr_lam": 0.02}])
 def test_what_is_said_stays(said):
     told = resolve(trained("photos", 20), rs.Knowledge(), rs.AttackConfig.of(**said))
     for name, value in said.items():

@@ -88,13 +88,7 @@ def test_an_estimate_describes_the_attack():
     assert short.candidates == 20
 
 
-def test_row_space_and_other_networks_are_estimated():
-    config = AttackConfig.of(restarts=1, candidates=20, rank_tolerance=0.8, layers="first")
-    small = estimate(released(), None, config, measured=0.05)
-    assert small.dimensions < 6
-    assert small.notes
-    full = estimate(released(), None, AttackConfig(restarts=1, candidates=20), measured=0.05)
-    assert small.flops_per_step < full.flops_per_step
+def test_other_networks_are_estimated():
     other = estimate(released("convnet:1x4x4-2-1"), None, config=AttackConfig(), measured=0.05)
     assert other.flops_per_step > 0
     assert other.memory["passes"] > 0

@@ -586,7 +586,7 @@ def test_nothing_is_computed_twice(tmp_path, monkeypatch):
 
 
 def test_an_attack_is_known_by_the_defaults_that_it_chooses(monkeypatch):
-    """Rows that look like photographs: a prior and margins are chosen for them where none are said."""
+    """Rows that look like photographs: a prior is chosen for them if none is set."""
     wave = torch.linspace(0, 1.5, 8, dtype=torch.float64).cos()
     rows = torch.outer(torch.arange(1.0, 5.0).double(), torch.outer(wave, wave).flatten())
     arch, theta = "mlp:64-4-1", {"layers.0.weight": rows, "layers.0.bias": torch.zeros(4).double()}
@@ -594,14 +594,14 @@ def test_an_attack_is_known_by_the_defaults_that_it_chooses(monkeypatch):
     target = rs.Checkpoint(arch=arch, theta=theta)
     known = rs.Knowledge(shape=(1, 8, 8), theta0={k: 0.1 * v for k, v in theta.items()})
     free = rs.AttackConfig(candidates=4)
-    said = free.changed(priors=(), margins=0.0, lr_lam=0.01)
+    said = free.changed(priors=(), lr_lam=0.01)
 
     def keys() -> list[str]:
         configs = (free, replace(free, objective="ntk"), said)
         return [digest(*attack_identity(target, known, config)) for config in configs]
 
     before = keys()
-    chosen_by = {"SPARSE": (0,), "SIGNED_SPARSE": (1,), "MARGINS": (0, 1)}
+    chosen_by = {"SPARSE": (0,), "SIGNED_SPARSE": (1,)}
     for name, others in chosen_by.items():  # what was said outright follows no default
         with monkeypatch.context() as patch:
             patch.setattr(f"residuum.attacks.run.{name}", 0.5)

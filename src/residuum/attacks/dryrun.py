@@ -115,7 +115,7 @@ def estimate(
         found.memory,
         step_seconds,
         _seconds(solver, step_seconds),
-        (*solver.notes, *notes),
+        notes,
     )
 
 

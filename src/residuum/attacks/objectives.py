@@ -105,10 +105,6 @@ class Objective(ABC):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """u: (..., m, C) from outputs (..., m, C), labels (m,), lam (..., m, *multiplier_shape)."""
 
-    def margins(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """(..., m) what equals one number at all samples with a multiplier; None: no such promise."""
-        return None
-
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
@@ -154,10 +150,6 @@ class BinaryKKT(MarginKKT):
         """lam_i y_i."""
         return (lam * labels.to(lam.dtype))[..., None]
 
-    def margins(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """y_i Phi(x_i)."""
-        return outputs[..., 0] * labels.to(outputs.dtype)
-
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
@@ -197,11 +189,6 @@ class MulticlassKKT(MarginKKT):
         own, counts = self._rivals(outputs, labels)
         weights = counts * (lam if self.rivals == "tied" else lam[..., None])
         return weights.sum(-1, keepdim=True) * own - weights
-
-    def margins(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Phi_y less the best rival."""
-        own = F.one_hot(labels.long(), outputs.shape[-1]).to(outputs.dtype)
-        return (outputs * own).sum(-1) - outputs.masked_fill(own.bool(), -torch.inf).amax(-1)
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor

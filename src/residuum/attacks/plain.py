@@ -18,7 +18,7 @@ L holds gradients of Phi, so descent needs the derivative of a ReLU's gate 1[z >
 wherever it exists. The gate is therefore sigmoid(alpha z), sharper with every step.
 
 ``residuum.attack`` equals this file to rounding. It adds speed (explicit derivatives, restarts side
-by side, a GPU), resuming, and candidates that grow in number or live in fewer dimensions.
+by side, a GPU), resuming, and candidates that grow in number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from residuum.attacks.contract import stream
-from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, box, penalty
 from residuum.errors import InputError
@@ -81,14 +80,13 @@ def attack(
     sharpness: tuple[float, float] = (10.0, 150.0),
     layers: str = "all",
     priors: Sequence[tuple[str, float]] = (),
-    margins: float = 0.0,
     seed: int = 0,
     restart: int = 0,
 ) -> Reconstruction:
     """Candidates and multipliers that explain the weights of ``Phi``: one descent, its best point.
 
     Args:
-        Phi: any module; its kinks are smoothed wherever they are called (``networks/kinks.py``).
+        Phi: any module; its kinks are smoothed wherever they are called (``networks/surrogates.py``).
         objective: target, covectors, labels and shape of the multipliers.
         knowledge: what the attacker is told; the shape of a sample is needed.
         candidates: m; twice the number of training samples is a good choice.
@@ -98,7 +96,6 @@ def attack(
         sharpness: alpha at the first and at the last step, geometric in between.
         layers: "all", or "first" where the others hardly left their initialisation.
         priors: names in ``PRIORS`` with their weights.
-        margins: weight of the term that makes margins equal, where training promises it.
         seed, restart: which random start; restarts of one seed differ in nothing else.
     """
     if (shape := knowledge.shape) is None:
@@ -152,7 +149,6 @@ def attack(
         adam, lambda t: lr_decay + (1 - lr_decay) * (1 + math.cos(math.pi * t / steps)) / 2
     )
     penalties = [PRIORS[name](weight, knowledge=knowledge) for name, weight in priors]
-    equal = EqualMargins.promised(objective, knowledge, shape, margins, scale)
 
     best = math.inf
     looks: list[tuple[int, Tensor, Tensor]] = []
@@ -162,8 +158,6 @@ def attack(
         alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** share
         parts = squares(r(x, scale * mu, alpha)) / sizes
         loss = parts[counted].sum() + penalty(penalties, x[None], mu[None], share)[0]
-        if equal is not None:
-            loss = loss + equal.at(share).penalty(gated(alpha)(x)[None], y, scale * mu[None])[0]
         # The best so far.
         if t % LOOK == 0 or t == steps:
             looks.append((t, loss.detach(), parts.detach()))

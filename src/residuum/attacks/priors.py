@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -212,45 +211,6 @@ class TypedColumns(Prior):
         return self.weight * FADE ** (1 - share)
 
 
-class PatchExperts(SparseGradients):
-    """Photographs seen through learned filters: log cosh of their responses, fading.
-
-    Filters are the independent components of 5 x 5 patches of scikit-learn's two bundled photographs
-    at three scales, each with unit response there; grey, applied to every channel. The learned
-    alternative to differences of neighbours.
-    """
-
-    def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """mean_i min(|mu_i|, CARRIES) mean log cosh(response) / STEEP."""
-        images = x.reshape(-1, 1, *_image_shape(self.knowledge)[-2:]) / self._range()
-        u = torch.nn.functional.conv2d(images, patch_filters(x.device, x.dtype)).abs()
-        rough = (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).reshape(*x.shape[:2], -1)
-        return (_carried(lam)[0] * rough.mean(2)).mean(1) / STEEP
-
-    def by_hand(self, x: Tensor, lam: Tensor) -> None:
-        """A convolution is as fast by automatic differentiation."""
-
-
-@lru_cache(maxsize=4)
-def patch_filters(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """(24, 1, 5, 5) learned once per process, in about a second."""
-    from sklearn.datasets import load_sample_images
-    from sklearn.decomposition import FastICA
-
-    patches = []
-    for photo in load_sample_images().images:
-        grey = torch.from_numpy(photo.copy()).float().mean(-1)[None, None] / 255
-        for scale in (2, 4, 8):  # a pixel of a small image covers many of a photograph
-            small = torch.nn.functional.avg_pool2d(grey, scale)
-            patches.append(torch.nn.functional.unfold(small, 5)[0].T)
-    every = torch.cat(patches)
-    some = every[:: max(1, len(every) // 20_000)].double()
-    some = some - some.mean(1, keepdim=True)
-    ica = FastICA(24, whiten="unit-variance", random_state=0, max_iter=300, tol=1e-3)
-    ica.fit(some.numpy())
-    return torch.from_numpy(ica.components_).view(24, 1, 5, 5).to(device, dtype)
-
-
 def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0) -> Tensor:
     """(R,) of all priors; every prior is a sum over candidates. share: of the steps done."""
     return sum((p.weight_at(share) * p.penalty(x, lam) for p in priors), x.new_zeros(len(x)))
@@ -337,7 +297,6 @@ PRIORS: dict[str, type[Prior]] = {
     "total-variation": TotalVariation,
     "high-frequency": HighFrequency,
     "sparse-gradients": SparseGradients,
-    "patch-experts": PatchExperts,
     "columns": TypedColumns,
 }
 PRIORS = Table("prior", PRIORS)

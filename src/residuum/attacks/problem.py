@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.checkpoints.surfaces import CHANGE
 from residuum.engine.explicit import Candidates, ExplicitEquation
@@ -55,7 +54,6 @@ class Problem:
     layers: "all", "first" for the first layer's terms alone, or "auto": first for MLPs, all for
         other networks; a change of the weights is explained in every layer that moved, and never in
         a frozen one, where a gradient was there and nobody followed it.
-    outside: constant part of the first layer's squared residual and target, see ``rowspace.py``.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class Problem:
         surrogate: str = "sigmoid",
         normalise: bool = True,
         layers: str = "auto",
-        outside: float = 0.0,
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
     ) -> None:
@@ -92,7 +89,6 @@ class Problem:
         self.target = objective.surface_of(parameters(base), knowledge).target
         self.groups = by_layer(self.target)
         self.scales = self.squares(self.target).tolist()
-        self.scales[0] += outside
         # Of weights, a chain's layers above the first are near their start and say little.
         still = surface.name != CHANGE and chain is not None
         first_only = layers == "first" or (layers == "auto" and still)
@@ -109,8 +105,6 @@ class Problem:
         scales = [scale if scale > 0 else 1.0 for scale in self.scales]
         self._scales = torch.tensor(scales, dtype=dtype, device=device)
         self.weights = torch.tensor(self.layer_weights, dtype=dtype, device=device)
-        self._outside = torch.zeros_like(self._scales)
-        self._outside[0] = outside
         self.explicit: ExplicitEquation | None = None
         chains = [chain for point in points if (chain := dense_chain(point)) is not None]
         if chains:
@@ -137,32 +131,24 @@ class Problem:
         lam: Tensor,
         sharpness: float | Tensor = 150.0,
         measure: bool = True,
-        margins: EqualMargins | None = None,
     ) -> Evaluation:
         """Loss (R,), relative squared residuals (R, L) and gradients.
 
         x: (R, m, *shape), lam: (R, m, ...) of the plain sum.
         sharpness: the surrogate's alpha or beta, (R, 1, 1) where runs differ in it.
         measure: False for gradients alone; loss and residuals may then be zero.
-        margins: one more term of the loss, see ``margins.py``.
         """
         if self.explicit is None:
-            return self._evaluate_generic(x, lam, sharpness, margins)
+            return self._evaluate_generic(x, lam, sharpness)
         at, activation = self.candidates(x, lam), self.activation(sharpness)
         with torch.no_grad():
-            parts, grad_x, grad_lam, value = self.explicit.evaluate(
-                at,
-                self.objective,
-                activation,
-                measure,
-                None if margins is None else margins.derivatives,
+            parts, grad_x, grad_lam = self.explicit.evaluate(
+                at, self.objective, activation, measure
             )
         grad_x = grad_x.view_as(x)
         if not measure:
             return Evaluation(parts[:, 0], parts, grad_x, grad_lam)
-        parts = parts + self._outside
-        loss = parts @ self.weights if value is None else parts @ self.weights + value
-        return Evaluation(loss, parts / self._scales, grad_x, grad_lam)
+        return Evaluation(parts @ self.weights, parts / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
         """The same problem for other candidates; everything else is shared."""
@@ -184,9 +170,7 @@ class Problem:
         """As the engine takes them."""
         return Candidates(x.flatten(2), lam, self.labels)
 
-    def _evaluate_generic(
-        self, x: Tensor, lam: Tensor, sharpness: float | Tensor, margins: EqualMargins | None
-    ) -> Evaluation:
+    def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
         """Automatic differentiation; runs of different sharpness one after the other."""
         varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         found = []
@@ -196,24 +180,7 @@ class Problem:
             at = Candidates(x[own], lam[own], labels)
             found.append(self.generic.evaluate(self.models(sharpness, run), self.objective, at))
         parts, *gradients = (torch.cat(each) for each in zip(*found, strict=True))
-        loss = parts @ self.weights
-        if margins is not None:
-            terms = [self._margin_term(margins, x, lam, sharpness, run) for run in range(len(x))]
-            value, *more = (torch.stack(each) for each in zip(*terms, strict=True))
-            loss = loss + value
-            gradients = [g + own for g, own in zip(gradients, more, strict=True)]
-        return Evaluation(loss, parts / self._scales, *gradients)
-
-    @torch.enable_grad()
-    def _margin_term(
-        self, margins: EqualMargins, x: Tensor, lam: Tensor, sharpness: float | Tensor, run: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of one run: the penalty, and its derivatives in x and lam."""
-        xr, lr = x[run].detach().requires_grad_(), lam[run].detach().requires_grad_()
-        outputs = self.models(sharpness, run)[0](xr)
-        value = margins.of_run(run).penalty(outputs[None], self.labels_of(run)[None], lr[None])[0]
-        gx, gl = torch.autograd.grad(value, (xr, lr))
-        return value.detach(), gx, gl
+        return Evaluation(parts @ self.weights, parts / self._scales, *gradients)
 
     def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
         """The network at every gradient point, with the surrogate that this run has."""

@@ -18,9 +18,7 @@ from residuum.attacks.contract import Attack, Watcher, ran, select
 from residuum.attacks.corners import Corners
 from residuum.attacks.growth import Grower
 from residuum.attacks.invert import GEIPING, OURS, Invert
-from residuum.attacks.kinks import Kinks
-from residuum.attacks.margins import AGREE
-from residuum.attacks.objectives import OBJECTIVES, BinaryKKT, Objective
+from residuum.attacks.objectives import OBJECTIVES, Objective
 from residuum.attacks.polynomial import PolynomialAttack
 from residuum.attacks.priors import PRIORS
 from residuum.attacks.solver import Population, Solver, SolverState, load_state
@@ -44,7 +42,7 @@ from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.settings import LR_LAM, AttackConfig
 
 TYPED = 0.01  # weight of the columns' types
-SPARSE, MARGINS, SLOW = 60.0, 0.3, 0.003  # SLOW: the rate of multipliers beside a sparse prior
+SPARSE, SLOW = 60.0, 0.003  # SLOW: the rate of multipliers beside a sparse prior
 # Where multipliers have to find their sign first, with a rate as without prior: photographs, pen strokes.
 SIGNED_SPARSE, SIGNED_STROKES = 6.0, 0.6
 SAVE_EVERY = 20.0  # seconds between saves of an attack that is kept
@@ -167,9 +165,8 @@ def advance(
     config = resolve(checkpoint, knowledge, config)
     per_run = None if per_run is None else [resolve(checkpoint, knowledge, one) for one in per_run]
     method = every_attack()[config.objective]
-    # What is polished afterwards takes its steps first.
-    first: Any = getattr(method, "first", method)
-    solver = prepare(checkpoint, knowledge, config, per_run, first.objective)
+    assert isinstance(method, Stationarity)
+    solver = prepare(checkpoint, knowledge, config, per_run, method.objective)
     return not search(solver, state_path, until=until).stopped
 
 
@@ -217,7 +214,7 @@ class Stationarity(Attack):
         state = search(solver, state_path, watch, grower=grower)
         runs = config.restarts
         status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
-        lam, x = solver.multipliers(state.best_lam), solver.pixels(state.best_x)
+        lam, x = solver.multipliers(state.best_lam), state.best_x
         population = state.population or Population.start(runs, solver.problem.labels)
         living = population.best_active.cpu().flatten()
         notes, second_order = grown_facts(grower, state)
@@ -235,31 +232,12 @@ class Stationarity(Attack):
             knowledge=knowledge,
             settings=config.to_json(),
             seconds=time.monotonic() - start,
-            notes=(*solver.notes, *notes, *unequal(solver, surface, x, lam)),
+            notes=notes,
             events=population.events,
             ident=population.best_ident.cpu().flatten()[living],
             second_order=second_order,
         )
         return found.replace(selection=select(found))
-
-
-@torch.no_grad()
-def unequal(solver: Solver, surface: Surface, x: Tensor, lam: Tensor) -> tuple[str, ...]:
-    """A note where candidates that carry weight do not agree on a margin after all."""
-    if solver.margins is None:
-        return ()
-    model, labels = surface.model().to(x), solver.problem.labels
-    apart = min(
-        float(solver.margins.of_run(run).disagreement(model(x[run])[None], own, lam[run][None]))
-        for run in range(len(x))
-        for own in (labels if labels.ndim == 1 else labels[run][None],)
-    )
-    if apart <= AGREE:
-        return ()
-    return (
-        f"equal margins: outputs of candidates that carry weight differ by {apart:.0%} of their "
-        "common margin, as of a network whose training stopped early",
-    )
 
 
 # Attacks of their own; every objective makes one more.
@@ -280,7 +258,6 @@ ATTACKS: plugins.Table[Attack] = plugins.Table(
             PolynomialAttack(),
             ModelInversion(),
             FirstLayerWeights(),
-            Kinks(Stationarity(BinaryKKT.name, BinaryKKT)),
         )
     },
     beside=OBJECTIVES,
@@ -325,15 +302,15 @@ def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) 
 
 
 def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
-    """With the terms that suit what the data looks like in the first layer, where none are said.
+    """Fill in the priors that suit the appearance of the data in the first layer, if none are set.
 
-    A sparse prior for images of every kind, equal margins for photographs: on MNIST they cost a fifth
-    of the samples above NCC 0.9, on digits more. Where multipliers have a free sign a weaker prior: under
-    weight decay of 40 photographs above 0.9 without and with it 4 and 15; for pen strokes a tenth of that,
-    near a known start of 3 x 60 digits below a distance of 2.5 140 with the photographs' and 167 with it.
-    Chosen on images that no claim uses. Tables whose columns' types are granted are pulled to these.
+    Images get a sparse prior. If the multipliers have a free sign, the prior is weaker, and weaker again
+    for pen strokes. Its strength was chosen on images that no claim uses: with weight decay, 15 of 40
+    photographs exceed NCC 0.9 (4 without a prior). With known initial weights, 167 of 180 digits are
+    closer than 2.5 (140 with the prior for photographs). If column types are known, tables get a prior
+    that pulls each column to its type.
     """
-    if None not in (config.priors, config.margins.weight, config.lr_lam):
+    if None not in (config.priors, config.lr_lam):
         return config
     method = every_attack()[config.objective]
     signed = isinstance(method, Stationarity) and not method.objective.nonnegative
@@ -346,7 +323,6 @@ def fitted(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -
         priors = (("columns", TYPED),)
     chosen: dict[str, Any] = {
         "priors": priors,
-        "margins": MARGINS if seen.photographs else 0.0,
         "lr_lam": SLOW if seen.images and config.priors != () and not signed else LR_LAM,
     }
     open_ = {name: value for name, value in chosen.items() if config.value(name) is None}

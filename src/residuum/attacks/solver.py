@@ -33,11 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.contract import AttackProgress, stream
-from residuum.attacks.margins import EqualMargins
 from residuum.attacks.objectives import Objective
 from residuum.attacks.priors import PRIORS, Prior, box, derivatives, penalty
 from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
-from residuum.attacks.rowspace import RowSpace
 from residuum.engine.explicit import matmul_precision
 from residuum.engine.graph import Repeater, keep_freed_memory
 from residuum.errors import InputError
@@ -96,8 +94,7 @@ class Population(Record):
 class SolverState(Record):
     """An attack at one moment: all that is needed to go on.
 
-    x, best_x: (R, m, *shape), or (R, m, r) in row-space mode; tensors may share memory, so none of
-        them is ever changed in place.
+    x, best_x: (R, m, *shape). Tensors may share memory, so none of them is changed in place.
     population: of an attack whose candidates grow, None otherwise.
     lam, best_lam: (R, m, ...) stored multipliers.
     best_loss, first_loss: (R,) at the best look so far, and at the first, which divergence is judged
@@ -160,19 +157,13 @@ class Solver:
         self.settings = PerRun(config, per_run, self.dtype, config.device)
         configs = [config, *self.settings.runs]
         self.fingerprint = fingerprint(model, objective, knowledge, configs, candidates)
-        self.space: RowSpace | None = None
-        self.notes: tuple[str, ...] = ()
-        boxed = config.constraint == "project" and knowledge.value_range is not None
-        if config.numerics.rank_tolerance > 0:
-            self.space = RowSpace.of(
-                model, objective, knowledge, shape, config.numerics.rank_tolerance
-            )
-            self.notes, boxed = self.space.notes(boxed), False
         self.problem = self._problem(model, candidates)
-        self.box = knowledge if boxed else None  # whose box candidates are put into
+        # If set, candidates are projected into its value range after every step.
+        projects = config.constraint == "project" and knowledge.value_range is not None
+        self.box = knowledge if projects else None
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
-        lam_ndim, x_ndim = 2 + len(self.lam_shape), 2 + (1 if self.space else len(shape))
+        lam_ndim, x_ndim = 2 + len(self.lam_shape), 2 + len(shape)
         self.lam_min = self.settings.value("lam_min", lam_ndim)
         lr_lam = self.settings.value("lr_lam", lam_ndim)
         self.rates = {
@@ -185,11 +176,6 @@ class Solver:
             for name, weight in self.settings.priors()
         ]
         self.scale = self._stored_scale(candidates, lam_ndim)
-        # Growth looks at the curvature of the residual alone.
-        kappa = (config.margins.weight or 0.0) if config.growth.how == "none" else 0.0
-        self.margins: EqualMargins | None = None
-        if kappa > 0:
-            self.margins = EqualMargins.promised(objective, knowledge, shape, kappa, self.scale)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.deadline, self.step_seconds = math.inf, 0.0  # of the clock; 0: not yet measured
         self.active: Tensor | None = None  # (R, m) slots in use, None: all
@@ -306,7 +292,7 @@ class Solver:
         """The state as a watcher sees it."""
 
         def living() -> list[Tensor]:
-            x, population = self.pixels(state.x), state.population
+            x, population = state.x, state.population
             if population is None:
                 return list(x)
             return [x[run][population.active[run]] for run in range(len(x))]
@@ -319,10 +305,6 @@ class Solver:
     def multipliers(self, lam: Tensor) -> Tensor:
         """Plain-sum multipliers of stored ones."""
         return lam * self.scale
-
-    def pixels(self, x: Tensor) -> Tensor:
-        """Candidates as the network receives them, whatever they are searched in."""
-        return x if self.space is None else self.space.lift(x)
 
     def start(self) -> SolverState:
         """Random candidates and multipliers; each restart has a generator of its own."""
@@ -349,11 +331,10 @@ class Solver:
         return self._draw(self.settings.one(run).sigma, generator, count)
 
     def _draw(self, sigma: float, generator: torch.Generator, count: int = 0) -> Tensor:
-        """(m, *shape) normal numbers; in row-space mode the coefficients of their projection."""
+        """Draw (count, *shape) normal numbers with standard deviation ``sigma``."""
         count = count or self.sizes[1]
         x = torch.randn(count, *self.shape, generator=generator, dtype=torch.float64)
-        x = x.mul_(sigma)
-        return x if self.space is None else self.space.reduce(x)
+        return x.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:
         """Labels of the state's own candidates, and buffers for as many as it has.
@@ -367,7 +348,7 @@ class Solver:
         self.problem.labels, self.active = population.labels, population.active
         self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
         nobody = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
-        charge = penalty(self.priors, self.pixels(nobody[0]), nobody[1])
+        charge = penalty(self.priors, *nobody)
         self.padding = charge * (~population.active).sum(1)
 
     def _look(self, state: SolverState) -> SolverState:
@@ -417,20 +398,17 @@ class Solver:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam.
 
-        Priors and margins are in the loss. Multipliers are stored over a scale, by default one that
+        Priors are in the loss. Multipliers are stored over a scale, by default one that
         makes the first sum as large as the target, so that one rate suits all networks: by the chain rule
-        their gradient is multiplied by it. Priors see pixels, whatever the search is in.
+        their gradient is multiplied by it.
 
         measure: the loss is wanted too, and not its gradients alone.
         """
         share, sharpness = share_at(self.config, step), self.sharpness_at(step)
-        margins = None if self.margins is None else self.margins.at(share)
-        found = self.problem.evaluate(x, lam * self.scale, sharpness, measure, margins)
+        found = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
         loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
         if self.priors:
-            total, prior_x, prior_lam = derivatives(self.priors, self.pixels(x), lam, share)
-            if self.space is not None:
-                prior_x = self.space.reduce(prior_x)
+            total, prior_x, prior_lam = derivatives(self.priors, x, lam, share)
             gx, gl, loss = gx.add_(prior_x), gl.add_(prior_lam), loss + (total - self.padding)
         return loss, found.layers, gx, gl
 
@@ -484,19 +462,16 @@ class Solver:
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
-        """The equation in the space of the search: pixels, or coefficients of the first layer's row space."""
-        config, knowledge, space = self.config, self.knowledge, self.space
-        if space is not None:
-            model, knowledge = space.reduce_model(model), space.reduce_knowledge(knowledge)
+        """Build the equation for so many candidates."""
+        config = self.config
         return Problem(
             model,
             self.objective,
-            knowledge,
+            self.knowledge,
             self.labels(candidates),
             surrogate=config.surrogate.kind,
             normalise=config.normalise,
             layers=config.layers,
-            outside=space.outside if space is not None else 0.0,
             dtype=self.dtype,
             device=config.device,
         )

@@ -524,6 +524,7 @@ DISAGREEING = (
     "agreement may not tell a true source from a false one there, and confidence is withheld"
 )
 TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer stand out of the noise"
+LARGE_INITIALIZATION = "the initial weights are neither small nor known"
 ASSUMES = (
     "unmix assumes that training from a small or known start made the rows of the layer on the input "
     "mixtures of samples, and that samples are sparse in their differences (images, series) or values "
@@ -613,7 +614,7 @@ def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | s
         return TOO_FEW_DIRECTIONS
     if start is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
         return (
-            "the start is neither small nor known: its noise reaches "
+            f"{LARGE_INITIALIZATION}: their noise reaches "
             f"{layer.edge:.0%} of the largest singular value"
         )
     full = Effort()

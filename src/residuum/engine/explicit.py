@@ -56,9 +56,6 @@ from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
 Errors = list[tuple[Tensor, Tensor | None] | None]
-# From outputs (R, m, C), labels, lam of ALL candidates to a term (R,) and its derivatives in the
-# outputs and in lam.
-OutputTerm = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 Products = list[tuple[list[Tensor], list[Tensor]]]  # pre and ungated of every gradient point
 
 WORKSPACE = 2 * 2**30  # bytes of intermediate results; what needs more goes through in chunks
@@ -175,41 +172,36 @@ class ExplicitEquation:
         objective: Covectors,
         activation: Activation,
         measure: bool = True,
-        term: OutputTerm | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(R, L) squared residuals of the layers, the gradients in x and lam, the term's value.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (R, L) squared residuals of the layers, and the gradients in x and lam.
 
-        measure=False leaves out what only a reader needs, the residuals, and returns zeros; term: one
-        more part of the loss, of the outputs at theta; its derivatives are in the gradients.
+        If ``measure`` is False, the residuals are zeros, because a step needs only the gradients.
         """
         runs, candidates = at.x.shape[:2]
         plan = self.plan(runs, candidates)
         if plan.chunks == 1:
             passes = self._passes(at, objective, activation, self._no_products())
             errors, parts = self._finish(self._subtract(None, passes, measure), runs, measure)
-            value, bars = _of_outputs(term, passes[0].outputs, at)
-            return parts, *self._adjoints(passes, errors, at, objective, bars)[:2], value
+            grad_x, grad_lam, _ = self._adjoints(passes, errors, at, objective)
+            return parts, grad_x, grad_lam
         sums, kept = None, {}
-        outputs: list[Tensor] = []
         chunks = [slice(i, i + plan.chunk) for i in range(0, candidates, plan.chunk)]
         for i, rows in enumerate(chunks):
             products = self._no_products()
             passes = self._passes(at[rows], objective, activation, products)
             sums = self._subtract(sums, passes, measure)
-            outputs.append(passes[0].outputs)
             if i < plan.kept:
                 kept[i] = products
         assert sums is not None
         errors, parts = self._finish(sums, runs, measure)
-        value, bars = _of_outputs(term, torch.cat(outputs, 1), at)
         grad_x, grad_lam = torch.empty_like(at.x), torch.empty_like(at.lam)
         for i, rows in enumerate(chunks):
             products = kept.pop(i, self._no_products())
             passes = self._passes(at[rows], objective, activation, products)
-            own = None if bars is None else (bars[0][:, rows], bars[1][:, rows])
-            found = self._adjoints(passes, errors, at[rows], objective, own)
-            grad_x[:, rows], grad_lam[:, rows] = found[:2]
-        return parts, grad_x, grad_lam, value
+            grad_x[:, rows], grad_lam[:, rows], _ = self._adjoints(
+                passes, errors, at[rows], objective
+            )
+        return parts, grad_x, grad_lam
 
     def pre_activations(self, x: Tensor, activation: Activation) -> list[Tensor]:
         """z_l of the hidden layers at theta; x: (..., d)."""
@@ -325,12 +317,8 @@ class ExplicitEquation:
         errors: Errors,
         at: Candidates,
         objective: Covectors,
-        bars: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Gradients in x and in lam, summed over gradient points, and in u at each of them.
-
-        bars: a term's derivatives in the outputs of the first point and in lam.
-        """
+        """Return the gradients in x and lam, summed over gradient points, and in u at each point."""
         grad_x: Tensor | None = None
         grad_lam, ubars = torch.zeros_like(at.lam), []
         for point, one in enumerate(passes):
@@ -338,9 +326,6 @@ class ExplicitEquation:
             # the loss reaches lam, and the outputs where the objective looks at them.
             ubar, zbars = self._upwards(point, one, errors)
             outbar, lambar = objective.pullback(point, one.outputs, at.labels, at.lam, ubar)
-            if bars is not None and point == 0:
-                outbar = bars[0] if outbar is None else outbar + bars[0]
-                lambar = lambar + bars[1]
             part = self._downwards(point, one, errors, outbar, zbars)
             grad_x = part if grad_x is None else grad_x.add_(part)
             grad_lam.add_(lambar)
@@ -394,16 +379,6 @@ class ExplicitEquation:
                 zbar = above if zbar is None else zbar.add_(above)
         assert abar is not None
         return abar
-
-
-def _of_outputs(
-    term: OutputTerm | None, outputs: Tensor, at: Candidates
-) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
-    """Value and derivatives of a term, None without one."""
-    if term is None:
-        return None, None
-    value, outbar, lambar = term(outputs, at.labels, at.lam)
-    return value, (outbar, lambar)
 
 
 def _bias(bias: Tensor | None) -> Tensor | None:

@@ -22,7 +22,6 @@ from residuum.networks.kinds import (
     dense_chain,
     kind_of,
 )
-from residuum.networks.kinks import Kinks, with_surrogate
 from residuum.networks.probing import balance, homogeneity_order, probe_inputs
 from residuum.networks.recognition import (
     match_architecture,
@@ -30,3 +29,4 @@ from residuum.networks.recognition import (
     refuse_by_name,
     same_function,
 )
+from residuum.networks.surrogates import Kinks, with_surrogate

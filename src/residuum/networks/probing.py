@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from residuum.errors import ArchitectureError
 from residuum.networks.activations import SigmoidReLU
 from residuum.networks.kinds import dense_chain
-from residuum.networks.kinks import Kinks
+from residuum.networks.surrogates import Kinks
 
 # Rounding between batches of other sizes, as a share of the largest output. Keras computes in float32
 # whatever it is given.

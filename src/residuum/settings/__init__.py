@@ -209,17 +209,17 @@ FAST = ("tf32", "bf16")  # float32 numbers, faster matrix products while the sea
 ATTACKS = (  # built in; the keys of ``every_attack()``
     *("binary-kkt", "multiclass-kkt", "weight-decay", "ntk", "moment"),
     *("unmix", "unmix-moment", "trunk", "trunk-moment", "invert", "invert-moment"),
-    *("geiping2020", "geiping2020-moment", "corners", "polynomial", "kinks"),
+    *("geiping2020", "geiping2020-moment", "corners", "polynomial"),
     *("model-inversion", "first-layer-weights"),
 )
 PRIOR_NAMES = (  # built in; the keys of ``PRIORS``
     *("value-box", "haim2022-box", "haim2022-text-box", "loo2024-box", "multiplier-floor"),
-    *("total-variation", "high-frequency", "sparse-gradients", "patch-experts", "columns"),
+    *("total-variation", "high-frequency", "sparse-gradients", "columns"),
     "none",
 )
 SPLITS = ("none", "curvature", "random", "frank-wolfe")  # the keys of growth.GROWTH
 LR_LAM = 0.01  # rate of the multipliers where neither anybody nor the data says otherwise
-LEFT_OPEN = {"lr_lam": LR_LAM, "margins": 0.0}  # numbers that data decides, where it says nothing
+LEFT_OPEN = {"lr_lam": LR_LAM}  # numbers that data decides, where it says nothing
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
 VARIED = (*NUMBERS, "priors")  # what runs side by side may differ in
 
@@ -265,17 +265,8 @@ class Surrogate(Settings):
 
 
 @dataclass(frozen=True)
-class Margins(Settings):
-    """Equal margins: samples that carry weight sit on the same margin (``margins.py``)."""
-
-    weight: float | None = expert(
-        None, "Weight of equal margins; left out, as the images ask for.", name="margins", least=0
-    )
-
-
-@dataclass(frozen=True)
 class Numerics(Settings):
-    """In which numbers, and in which space, the search runs."""
+    """The number format of the search."""
 
     dtype: str = expert(
         "auto",
@@ -285,13 +276,6 @@ class Numerics(Settings):
     )
     polish: float = setting(
         0.05, "Share of the steps, the last, in full float32 after tf32 or bf16."
-    )
-    rank_tolerance: float = expert(
-        0.0,
-        "Row-space mode: search in the singular vectors of the first layer above this share of the "
-        "largest; 0 for all directions.",
-        least=0,
-        below=1,
     )
     compile: bool = setting(False, "Fuse elementwise work with torch.compile on a GPU.")
 
@@ -387,7 +371,6 @@ class AttackConfig(Settings):
     multipliers: Multipliers = Multipliers()
     surrogate: Surrogate = Surrogate()
     normalise: bool = setting(True, "Each layer's squared residual over that of its target.")
-    margins: Margins = Margins()
     layers: str = expert(
         "auto",
         "Which layers' residuals are minimised; auto: the first of an MLP, where the others hardly "

@@ -26,14 +26,13 @@ _HAIM = AttackConfig.of(
     anneal="none",
     constraint="penalty",
     dtype="float64",
-    margins=0.0,
     priors=(("haim2022-box", 1.0), ("multiplier-floor", 5.0)),
 )
 _LOO = AttackConfig.of(
     objective="ntk", gradients="theta", restarts=1, steps=80_000, optimiser="adam", lr_x=0.02,
     lr_lam=0.02, lr_decay=1.0, sigma=0.2, lam_init=(-0.5, 0.5), lam_scale="one", normalise=False,
     layers="all", surrogate="softplus", anneal="loo2024", constraint="penalty", dtype="float32",
-    priors=(("loo2024-box", 0.1),), margins=0.0,
+    priors=(("loo2024-box", 0.1),),
 )  # fmt: skip
 
 PRESETS: dict[str, AttackConfig] = {
@@ -89,7 +88,6 @@ PRESETS: dict[str, AttackConfig] = {
         lam_init=(-0.5, 0.5),
         layers="all",
         sigma=0.2,
-        margins=0.0,
     ),
     # Baselines.
     "model-inversion": AttackConfig.of(
