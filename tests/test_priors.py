@@ -13,7 +13,6 @@ from residuum.attacks.priors import (
     STEEP,
     box,
     derivatives,
-    patch_filters,
     penalty,
 )
 from residuum.errors import InputError
@@ -93,21 +92,6 @@ def sparse(x, lam):
     return total / len(x)
 
 
-def experts(x, lam):
-    """Responses of every filter at every place of every channel, frames of 6 x 7 pixels."""
-    filters, total = patch_filters(x.device, x.dtype)[:, 0], 0.0
-    for one, weight in zip(x / 1.5, carried(lam), strict=True):
-        values = [
-            log_cosh(float((f * channel[i : i + 5, j : j + 5]).sum()))
-            for channel in one
-            for f in filters
-            for i in range(one.shape[-2] - 4)
-            for j in range(one.shape[-1] - 4)
-        ]
-        total += weight * sum(values) / len(values) / STEEP
-    return total / len(x)
-
-
 def typed(x, lam):
     """The least over legal values of every typed column, one by one."""
     total = 0.0
@@ -134,7 +118,6 @@ NAIVE = {
     "total-variation": lambda x, lam: sum(math.sqrt(d * d + 1e-6) for d in neighbours(x)),
     "high-frequency": lambda x, lam: sum(d * d for d in neighbours(x)),
     "sparse-gradients": sparse,
-    "patch-experts": experts,
     "columns": typed,
 }
 
@@ -150,14 +133,13 @@ def prior(name, knowledge=KNOWN):
 
 
 def frames():
-    """Candidates that a filter fits into, and what is known of them."""
+    """Small images, their multipliers, and what is known of them."""
     generator = torch.Generator().manual_seed(0)
     x = 0.1 * torch.randn(2, 3, 2, 6, 7, generator=generator, dtype=torch.float64)
     lam = torch.rand(2, 3, 2, generator=generator, dtype=torch.float64)
     return x, lam, Knowledge(shape=(2, 6, 7), value_range=(-0.5, 1.0))
 
 
-SIZED = [name for name in PRIORS if name != "patch-experts"]
 ON_LAM = {"multiplier-floor": (False, True), "sparse-gradients": (True, True)}
 
 
@@ -165,7 +147,7 @@ def test_every_prior_has_a_formula():
     assert set(NAIVE) == set(PRIORS)
 
 
-@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("name", PRIORS)
 def test_penalties_equal_their_formulas_run_by_run(name):
     x, lam = candidates()
     found = prior(name).penalty(x, lam)
@@ -175,7 +157,7 @@ def test_penalties_equal_their_formulas_run_by_run(name):
     assert (found > 0).all() == (name != "none")
 
 
-@pytest.mark.parametrize("name", [name for name in SIZED if name != "none"])
+@pytest.mark.parametrize("name", [name for name in PRIORS if name != "none"])
 def test_gradients_of_penalties(name):
     x, lam = candidates()
     x.requires_grad_(), lam.requires_grad_()
@@ -183,18 +165,6 @@ def test_gradients_of_penalties(name):
     parts = torch.autograd.grad(prior(name).penalty(x, lam).sum(), (x, lam), allow_unused=True)
     sizes = [0.0 if part is None else float(part.norm()) for part in parts]
     assert tuple(size > 0 for size in sizes) == ON_LAM.get(name, (True, False))
-
-
-def test_learned_filters_equal_the_loop_over_places_and_have_right_gradients():
-    x, lam, known = frames()
-    experts_prior = prior("patch-experts", known)
-    wanted = [experts(x[r], lam[r]) for r in range(2)]
-    assert experts_prior.penalty(x, lam).tolist() == pytest.approx(wanted, rel=1e-12)
-    x.requires_grad_(), lam.requires_grad_()
-    assert torch.autograd.gradcheck(experts_prior.penalty, (x, lam), fast_mode=True)
-    flat, noise = torch.ones_like(x), torch.randn_like(x)
-    flat_cost, noise_cost = (experts_prior.penalty(v, lam).sum() for v in (flat, noise))
-    assert 0 < flat_cost < noise_cost / 5  # components are of patches without their mean
 
 
 @pytest.mark.parametrize("names", [("sparse-gradients",), ("high-frequency", "sparse-gradients")])
@@ -228,9 +198,8 @@ def test_a_sparse_prior_fades_and_means_the_same_at_every_size_and_range():
     assert torch.allclose(twice, one.penalty(x, lam), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["sparse-gradients", "patch-experts"])
-def test_a_candidate_of_negative_multiplier_is_charged_as_one_of_positive(name):
-    x, lam, known = frames()
+def test_a_candidate_of_negative_multiplier_is_charged_as_one_of_positive():
+    (x, lam, known), name = frames(), "sparse-gradients"
     signed = lam * torch.tensor([1.0, -1.0, 1.0])[:, None]
     cost = prior(name, known).penalty(x, signed)
     assert torch.equal(cost, prior(name, known).penalty(x, lam))
