@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.contract import FEATURES
+from residuum.attacks.selection import FEATURES
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge
 from residuum.similarity import ncc

@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.harness import RESULTS, ended, first_layer_rank
 from residuum.attacks import PRESETS
-from residuum.attacks.adaptive import Adapted, Released
+from residuum.attacks.defense_aware.strategies import Adapted, Released
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.defenses import DEFENSES, Conditions, Secret, Training, at_seed, find, release

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.harness import arguments
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
-from residuum.attacks.contract import AttackProgress
+from residuum.attacks.base import AttackProgress
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge

@@ -58,7 +58,7 @@ from benchmarks.field_rows import (
 from benchmarks.field_victims import Victim, from_file, kept
 from benchmarks.harness import RESULTS, draw_seeds, ended
 from residuum import plugins
-from residuum.attacks.run import every_attack
+from residuum.attacks.registry import every_attack
 from residuum.errors import InputError, PluginError, ResiduumError, require_known
 from residuum.evaluation.matching import display, greedy
 from residuum.records import Reconstruction, write_json

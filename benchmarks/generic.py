@@ -28,9 +28,10 @@ from torch.nn import functional as F
 
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, device_name, ended, threads
-from residuum.attacks import plain
-from residuum.attacks.objectives import MulticlassKKT
-from residuum.attacks.run import prepare, resolve
+from residuum.attacks.run import resolve
+from residuum.attacks.stationarity import plain
+from residuum.attacks.stationarity.attack import prepare
+from residuum.attacks.stationarity.objectives import MulticlassKKT
 from residuum.checkpoints.reading import as_checkpoint
 from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives

@@ -116,7 +116,8 @@ def changes_in_a_step() -> int:
     import torch
 
     from residuum.attacks import AttackConfig
-    from residuum.attacks.run import prepare, resolve
+    from residuum.attacks.run import resolve
+    from residuum.attacks.stationarity.attack import prepare
     from residuum.networks import Architecture
     from residuum.records import Checkpoint, Knowledge
     from residuum.stationarity import parameters

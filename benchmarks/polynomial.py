@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Report, clock, only_on, threads
-from residuum.attacks.polynomial import identify
+from residuum.attacks.exact.polynomial import identify
 from residuum.checkpoints import checkpoint_from_module
 from residuum.datasets import load_dataset
 from residuum.networks import Polynomial, PolynomialNetwork

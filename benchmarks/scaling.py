@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Report
-from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.solver import Solver
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.explicit import evaluation_cost
 from residuum.networks import MLP
 from residuum.records import Knowledge

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.harness import Report, median_time, only_on
 from residuum.attacks import AttackConfig
-from residuum.attacks.growth import Grower
-from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.solver import Solver
+from residuum.attacks.stationarity.growth import Grower
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.solver import Solver
 from residuum.networks import MLP
 from residuum.records import Knowledge
 

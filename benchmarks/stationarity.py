@@ -30,8 +30,8 @@ from torch import Tensor
 from benchmarks.counting import counted, held_out
 from benchmarks.harness import RESULTS, clock, ended
 from residuum.attacks import PRESETS, attack
-from residuum.attacks.run import SPARSE
-from residuum.attacks.unmix import unmix
+from residuum.attacks.stationarity.defaults import SPARSE
+from residuum.attacks.unmixing.ica import unmix
 from residuum.datasets import load_dataset
 from residuum.records import Checkpoint, Knowledge, Reconstruction, write_json
 from residuum.records.rundir import environment, require_device

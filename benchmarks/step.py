@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.harness import Report, clock
 from benchmarks.published import PublishedAttack
-from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.solver import Solver
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.explicit import cpu_has_bf16, matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge

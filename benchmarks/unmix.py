@@ -9,7 +9,7 @@
     python -m benchmarks.unmix reliability OUT               confidence against truth, of the kept claim
 
 SOURCE holds mnist.npz and cifar10.npz (x_train, y_train, x_test, y_test). Settings are those of this
-file and of ``attacks/unmix.py``; they were chosen on the images of FOLDER/tune (rows 2000-2999 of
+file and of ``attacks/unmixing/ica.py``; they were chosen on the images of FOLDER/tune (rows 2000-2999 of
 x_train, held-out rows 2000-3999 of x_test) and seeds 9001-9099, which no claim uses. A claim is made on
 FOLDER/claim with seeds that ``draw`` takes from the system's entropy once the settings are committed.
 
@@ -38,16 +38,9 @@ from torch import Tensor
 
 from benchmarks.harness import RESULTS, clock, draw_seeds, ended, threads
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.contract import stream
-from residuum.attacks.unmix import (
-    CONFIDENT_VALUES,
-    Effort,
-    Sources,
-    confidence_by_share,
-    fastica,
-    unmix,
-    whitened,
-)
+from residuum.attacks.random_streams import stream
+from residuum.attacks.unmixing.attack import CONFIDENT_VALUES, confidence_by_share
+from residuum.attacks.unmixing.ica import Effort, Sources, fastica, unmix, whitened
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
@@ -445,7 +438,7 @@ def speed(rows: Tensor, shape: tuple[int, ...], r: int, iterations: int = 50) ->
 
     from sklearn.decomposition import FastICA
 
-    from residuum.attacks.unmix import Layer, differences
+    from residuum.attacks.unmixing.ica import Layer, differences
 
     with threads(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it did not converge: that is not asked here

@@ -17,7 +17,7 @@ import residuum as rs
 from papers import drawing
 from papers import runs as common
 from papers.runs import OURS, Context, Figure, ImageRun, Outcome, Performed, figures_of, mlp
-from residuum.attacks.contract import DUPLICATE, groups_of
+from residuum.attacks.selection import DUPLICATE, groups_of
 from residuum.similarity import l2
 
 TRAINED = (

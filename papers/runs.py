@@ -23,7 +23,7 @@ from torch import Tensor
 import residuum as rs
 from residuum.attacks import AttackConfig
 from residuum.attacks.run import resolve
-from residuum.attacks.unmix import LARGE_INITIALIZATION, TOO_FEW_DIRECTIONS
+from residuum.attacks.unmixing.layers import LARGE_INITIALIZATION, TOO_FEW_DIRECTIONS
 from residuum.cli.output import attack_progress, training_progress
 from residuum.errors import DataError, InputError
 from residuum.records import (

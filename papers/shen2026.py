@@ -17,7 +17,7 @@ from papers import buzaglo2023, drawing, loo2024
 from papers.points import ExactPoint, noisy, normal, polynomial_point
 from papers.runs import Array, Context, Figure, ImageRun, Outcome, Victim, as_bytes, attack_identity
 from residuum.attacks import GROWTH_PRESETS, AttackConfig
-from residuum.attacks.polynomial import identify, recover
+from residuum.attacks.exact.polynomial import identify, recover
 from residuum.cli.output import attack_progress
 from residuum.records import Dataset, Knowledge, Reconstruction, Record, Split
 from residuum.records.inputs import with_mean

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from papers.points import ExactPoint, grouped_samples, polynomial_point, relu_point
-from residuum.attacks.objectives import (
+from residuum.attacks.stationarity.objectives import (
     NTK,
     BinaryKKT,
     Moment,
@@ -19,7 +19,7 @@ from residuum.attacks.objectives import (
     Objective,
     WeightDecay,
 )
-from residuum.attacks.problem import Problem
+from residuum.attacks.stationarity.problem import Problem
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
 from residuum.stationarity import weighted_gradient

@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.objectives import (
+from residuum.attacks.stationarity.objectives import (
     NTK,
     BinaryKKT,
     Moment,

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import PRESETS, AttackConfig, attack
-from residuum.attacks.adaptive import (
-    ADAPTIVE,
-    Released,
-    told_the_shift,
-    without_noise,
-)
-from residuum.attacks.shift import (
+from residuum.attacks.defense_aware.shift import (
     EXACT,
     fit_shift,
     infer_constant_shift,
@@ -22,6 +16,12 @@ from residuum.attacks.shift import (
     infer_vector_shift,
     move_biases,
     shift_residual,
+)
+from residuum.attacks.defense_aware.strategies import (
+    ADAPTIVE,
+    Released,
+    told_the_shift,
+    without_noise,
 )
 from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset

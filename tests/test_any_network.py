@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from residuum.attacks import estimate, plain
-from residuum.attacks.objectives import BinaryKKT, MulticlassKKT, WeightDecay
-from residuum.attacks.problem import Problem
+from residuum.attacks import estimate
+from residuum.attacks.stationarity import plain
+from residuum.attacks.stationarity.objectives import BinaryKKT, MulticlassKKT, WeightDecay
+from residuum.attacks.stationarity.problem import Problem
 from residuum.auditing.stages import _kkt
 from residuum.checkpoints.reading import _keep, as_checkpoint, load_with_code, made
 from residuum.cli.main import main

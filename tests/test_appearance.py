@@ -6,13 +6,8 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.run import (
-    SIGNED_SPARSE,
-    SIGNED_STROKES,
-    SPARSE,
-    appearance,
-    resolve,
-)
+from residuum.attacks.run import resolve
+from residuum.attacks.stationarity.defaults import SIGNED_SPARSE, SIGNED_STROKES, SPARSE, appearance
 from residuum.datasets import load_dataset
 from residuum.settings import LR_LAM
 from residuum.training import TrainingConfig, train

@@ -18,7 +18,7 @@ import torch
 
 import residuum as rs
 from residuum.attacks import ATTACKS
-from residuum.attacks.contract import AttackProgress
+from residuum.attacks.base import AttackProgress
 from residuum.auditing.artifacts import AuditRun, publish
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes

@@ -16,7 +16,7 @@ from torch import nn
 
 import residuum as rs
 from residuum.attacks import AttackConfig
-from residuum.attacks.objectives import Moment
+from residuum.attacks.stationarity.objectives import Moment
 from residuum.checkpoints.contents import beside, with_release
 from residuum.checkpoints.surfaces import MOMENT, SURFACES
 from residuum.cli.main import main
@@ -161,7 +161,7 @@ def test_a_pickle_without_a_network_is_refused_with_advice(tmp_path: Path, capsy
 
 def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() -> None:
     """Exact case and control: the gradient of the loss, and covectors read off it."""
-    from residuum.attacks.problem import Problem
+    from residuum.attacks.stationarity.problem import Problem
 
     for outputs in (1, 3):
         torch.manual_seed(outputs)

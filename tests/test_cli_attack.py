@@ -265,7 +265,7 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_resumes(victim: Path, tmp_p
     assert err.splitlines()[-1].startswith("residuum: Interrupted")
     assert listing(out) == [".gitignore", ".lock", "attack_state.safetensors"]
     assert out.stat().st_mode & 0o777 == 0o700
-    from residuum.attacks.solver import SolverState
+    from residuum.attacks.stationarity.solver import SolverState
 
     assert 0 < SolverState.load(out / "attack_state.safetensors").step < 20000
     assert main([*command, "--seed", "5", "--out", str(out), "--quiet"]) == 2

@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import residuum as rs
-from residuum.attacks.objectives import OBJECTIVES, permuted
+from residuum.attacks.stationarity.objectives import OBJECTIVES, permuted
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import (
     Claim,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import every_attack
-from residuum.attacks.corners import Corners, Planes, beyond, on_lines, search, upper
+from residuum.attacks.tabular.hyperplanes import Corners, Planes, beyond, on_lines, search, upper
 from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError
 from residuum.networks import Architecture

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from residuum.attacks import AttackConfig, estimate
-from residuum.attacks.problem import Problem
+from residuum.attacks.stationarity.problem import Problem
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.engine.explicit import evaluation_cost
@@ -97,7 +97,7 @@ def test_other_networks_are_estimated():
 
 
 def test_a_dry_run_prints_and_writes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("residuum.attacks.dryrun.MEASURED", 0.05)
+    monkeypatch.setattr("residuum.attacks.cost.MEASURED", 0.05)
     path = tmp_path / "m.safetensors"
     save_checkpoint(released(), path)
     command = ["attack", str(path), "--dry-run"]

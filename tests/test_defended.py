@@ -11,7 +11,7 @@ from benchmarks import tables_of_defenses as tables
 from benchmarks.defenses import AFTER, CASES, Kept, groups
 
 from papers.buzaglo2023 import WEIGHT_DECAY, gradients
-from residuum.attacks.adaptive import Released
+from residuum.attacks.defense_aware.strategies import Released
 from residuum.defenses import find, release, run_trial, trial
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Dataset, Reconstruction, Selection

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.adaptive import ADAPTIVE, Adapted, Released, without_shift
-from residuum.attacks.shift import infer_mean, move_biases
+from residuum.attacks.defense_aware.shift import infer_mean, move_biases
+from residuum.attacks.defense_aware.strategies import ADAPTIVE, Adapted, Released, without_shift
 from residuum.checkpoints import build_model, save_checkpoint
 from residuum.datasets import load_dataset
 from residuum.defenses import (

@@ -21,9 +21,9 @@ import yaml
 from benchmarks import pages as results
 from benchmarks.markdown import read, victims_of
 
-from residuum.attacks.objectives import OBJECTIVES
-from residuum.attacks.priors import PRIORS
-from residuum.attacks.run import ATTACKS
+from residuum.attacks.registry import ATTACKS
+from residuum.attacks.stationarity.objectives import OBJECTIVES
+from residuum.attacks.stationarity.priors import PRIORS
 from residuum.cli.main import COMMANDS_IN_WORDS, app
 from residuum.datasets import DATASETS, load_dataset
 from residuum.defenses import DEFENSES

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT
-from residuum.attacks.problem import Problem
-from residuum.attacks.run import search
-from residuum.attacks.solver import Solver
+from residuum.attacks.stationarity.attack import search
+from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT
+from residuum.attacks.stationarity.problem import Problem
+from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.explicit import ExplicitEquation, accumulate, times
 from residuum.networks import MLP, Linear, Polynomial
 from residuum.records import Knowledge

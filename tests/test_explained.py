@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import residuum as rs
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.objectives import NTK, BinaryKKT
-from residuum.attacks.problem import Problem
-from residuum.attacks.solution import explained
-from residuum.attacks.solver import sharpness_at
+from residuum.attacks.stationarity.objectives import NTK, BinaryKKT
+from residuum.attacks.stationarity.problem import Problem
+from residuum.attacks.stationarity.solution import explained
+from residuum.attacks.stationarity.solver import sharpness_at
 from residuum.auditing.budget import Batch
 from residuum.auditing.verdict import NO_LEAK_FOUND
 from residuum.checkpoints import as_checkpoint, build_model

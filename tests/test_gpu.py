@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.objectives import BinaryKKT, Objective
-from residuum.attacks.run import search
-from residuum.attacks.solver import Solver
+from residuum.attacks.stationarity.attack import search
+from residuum.attacks.stationarity.objectives import BinaryKKT, Objective
+from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.graph import Repeater
 from residuum.networks import MLP
 from residuum.records import Dataset, Knowledge

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
-from residuum.attacks.growth import GROWTH, Grower
-from residuum.attacks.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
-from residuum.attacks.run import search
-from residuum.attacks.solver import Solver
+from residuum.attacks.stationarity.attack import search
+from residuum.attacks.stationarity.growth import GROWTH, Grower
+from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
+from residuum.attacks.stationarity.solver import Solver
 from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.networks import MLP

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from residuum.attacks import every_attack
-from residuum.attacks.polynomial import POWERS, parse_activation
+from residuum.attacks.exact.polynomial import POWERS, parse_activation
 from residuum.checkpoints import checkpoint_from_module, save_checkpoint
 from residuum.checkpoints.surfaces import weights
 from residuum.cli.main import main

@@ -11,7 +11,13 @@ from torch.nn import functional as F
 
 import residuum as rs
 from residuum.attacks import every_attack
-from residuum.attacks.invert import DENSE, GEIPING, OURS, Problem, gradient_like
+from residuum.attacks.inversion.gradient_matching import (
+    DENSE,
+    GEIPING,
+    OURS,
+    Problem,
+    gradient_like,
+)
 from residuum.checkpoints import as_checkpoint
 from residuum.checkpoints.surfaces import SURFACES, surfaces
 from residuum.errors import InputError

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from residuum.attacks.objectives import OBJECTIVES
-from residuum.attacks.problem import Problem
+from residuum.attacks.stationarity.objectives import OBJECTIVES
+from residuum.attacks.stationarity.problem import Problem
 from residuum.checkpoints.reading import _keep
 from residuum.errors import ArchitectureError
 from residuum.networks import KINDS, MLP, Architecture, Kind, dense_chain

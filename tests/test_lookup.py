@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import residuum as rs
-from residuum.attacks import unmix
+from residuum.attacks.unmixing import attack as unmixing
 from residuum.errors import InputError
 from residuum.evaluation import lookup
 from tests.test_unmix import QUICK
@@ -33,7 +33,7 @@ def head(x: Tensor) -> rs.Checkpoint:
 
 
 def test_embeddings_of_a_head_name_their_records_in_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmix, "LADDER", (QUICK,))
+    monkeypatch.setattr(unmixing, "LADDER", (QUICK,))
     public = pool(300, seed=0)
     found = rs.attack(head(public[:8]), None, rs.AttackConfig(objective="unmix", seconds=0.01))
     named = lookup(found.x, public)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from residuum.attacks.growth import Newcomer, merge, patterns, population_of, prune, remove, settle
-from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.solver import Population, Solver
+from residuum.attacks.stationarity.growth import (
+    Newcomer,
+    merge,
+    patterns,
+    population_of,
+    prune,
+    remove,
+    settle,
+)
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.solver import Population, Solver
 from residuum.records import Knowledge
 from tests.cases import relu_point
 from tests.test_growth import SMALL, small_solver

@@ -10,7 +10,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torch.nn import functional as F
 
-from residuum.attacks.objectives import (
+from residuum.attacks.stationarity.attack import search
+from residuum.attacks.stationarity.objectives import (
     NTK,
     OBJECTIVES,
     BinaryKKT,
@@ -18,9 +19,8 @@ from residuum.attacks.objectives import (
     Objective,
     WeightDecay,
 )
-from residuum.attacks.problem import best_multipliers
-from residuum.attacks.run import search
-from residuum.attacks.solver import Solver, SolverState
+from residuum.attacks.stationarity.problem import best_multipliers
+from residuum.attacks.stationarity.solver import Solver, SolverState
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge

@@ -46,8 +46,8 @@ from papers.runs import (
 )
 from papers.shen2026 import ARMS, Case, cases, grown, top_rule, traced
 from papers.uniqueness import from_balance, some_neurons
-from residuum.attacks.solver import SolverState
-from residuum.attacks.unmix import TOO_FEW_DIRECTIONS
+from residuum.attacks.stationarity.solver import SolverState
+from residuum.attacks.unmixing.layers import TOO_FEW_DIRECTIONS
 from residuum.errors import InputError
 from residuum.records.rundir import digest
 from residuum.report.drawing import Cell

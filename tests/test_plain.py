@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import residuum as rs
-from residuum.attacks import plain
-from residuum.attacks.objectives import (
+from residuum.attacks.stationarity import plain
+from residuum.attacks.stationarity.objectives import (
     NTK,
     OBJECTIVES,
     BinaryKKT,

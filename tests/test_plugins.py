@@ -21,7 +21,7 @@ import torch
 import residuum as rs
 from residuum import plugins
 from residuum.attacks import ATTACKS, OBJECTIVES, Attack
-from residuum.attacks.contract import checked
+from residuum.attacks.base import checked
 from residuum.checkpoints.surfaces import weights
 from residuum.cli.main import main
 from residuum.errors import InputError

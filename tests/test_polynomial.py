@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.polynomial import recover
+from residuum.attacks.exact.polynomial import recover
 from residuum.errors import InputError
 from residuum.networks import MLP, Polynomial, PolynomialNetwork, ReLU
 from residuum.records.results import Identification

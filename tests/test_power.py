@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from residuum.attacks.polynomial import recover
-from residuum.attacks.power import Completion, misfit, normal_equations
+from residuum.attacks.exact.polynomial import recover
+from residuum.attacks.exact.power import Completion, misfit, normal_equations
 from residuum.records.results import Identification
 from residuum.theory import certify
 from residuum.theory.polynomial import interpolate, live_neurons, signal_subspace

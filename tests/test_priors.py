@@ -7,14 +7,7 @@ import math
 import pytest
 import torch
 
-from residuum.attacks.priors import (
-    CARRIES,
-    PRIORS,
-    STEEP,
-    box,
-    derivatives,
-    penalty,
-)
+from residuum.attacks.stationarity.priors import CARRIES, PRIORS, STEEP, box, derivatives, penalty
 from residuum.errors import InputError
 from residuum.records import Knowledge
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 import residuum.records.rundir as files
-from residuum.attacks.solution import Explained
-from residuum.attacks.solver import Population, SolverState
+from residuum.attacks.stationarity.solution import Explained
+from residuum.attacks.stationarity.solver import Population, SolverState
 from residuum.checkpoints import Inspection, ParameterSummary
 from residuum.checkpoints.contents import Finding
 from residuum.errors import (

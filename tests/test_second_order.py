@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.splitting import (
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.splitting import (
     Curvature,
     joint_step,
     lowest_curvature,

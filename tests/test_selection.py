@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from residuum.attacks import AttackConfig, attack, select
-from residuum.attacks.contract import (
+from residuum.attacks.selection import (
     FEATURES,
     SIMILARITY,
     WEIGHT_FLOOR,

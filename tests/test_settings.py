@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from residuum.attacks import GROWTH_PRESETS, PRESETS, PRIORS, every_attack
-from residuum.attacks.growth import GROWTH
-from residuum.attacks.unmix import DOMAINS
+from residuum.attacks.stationarity.growth import GROWTH
+from residuum.attacks.unmixing.ica import DOMAINS
 from residuum.cli import options
 from residuum.errors import InputError
 from residuum.networks import SURROGATES

@@ -13,12 +13,13 @@ import torch
 from scipy.optimize import lsq_linear
 
 from residuum.attacks import PRESETS, AttackConfig, attack
-from residuum.attacks.contract import stream
-from residuum.attacks.objectives import NTK, BinaryKKT, WeightDecay
-from residuum.attacks.priors import PRIORS
-from residuum.attacks.problem import Problem, best_multipliers
-from residuum.attacks.run import FEWEST, MOST, search
-from residuum.attacks.solver import CHECK_EVERY, Solver, rate_at, sharpness_at
+from residuum.attacks.random_streams import stream
+from residuum.attacks.run import FEWEST, MOST
+from residuum.attacks.stationarity.attack import search
+from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, WeightDecay
+from residuum.attacks.stationarity.priors import PRIORS
+from residuum.attacks.stationarity.problem import Problem, best_multipliers
+from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver, rate_at, sharpness_at
 from residuum.checkpoints import build_model
 from residuum.errors import ArchitectureError, InputError
 from residuum.networks import MLP, Architecture

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks.objectives import BinaryKKT
-from residuum.attacks.splitting import (
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.splitting import (
     Curvature,
     exact_degree,
     joint_step,

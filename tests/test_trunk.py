@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from residuum.attacks import every_attack, trunk
-from residuum.attacks.priors import SparseGradients
-from residuum.attacks.trunk import (
+from residuum.attacks import every_attack
+from residuum.attacks.stationarity.priors import SparseGradients
+from residuum.attacks.unmixing import backbone as trunk
+from residuum.attacks.unmixing.backbone import (
     Behind,
     Descent,
     Trunk,

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from papers.points import relu_point, steep_point
-from residuum.attacks.solution import best_residual, solution
+from residuum.attacks.stationarity.solution import best_residual, solution
 from residuum.checkpoints import build_model
 from residuum.cli.main import main
 from residuum.datasets import load_dataset

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import unmix as unmixing
-from residuum.attacks.contract import stream
-from residuum.attacks.unmix import (
+from residuum.attacks.random_streams import stream
+from residuum.attacks.unmixing import ica
+from residuum.attacks.unmixing.attack import told
+from residuum.attacks.unmixing.ica import (
     Effort,
     Layer,
-    Mixed,
     Sources,
     clean_rank,
     differences,
@@ -22,10 +22,10 @@ from residuum.attacks.unmix import (
     merged,
     polar,
     roughness,
-    told,
     unmix,
     whitened,
 )
+from residuum.attacks.unmixing.layers import Mixed
 from residuum.errors import InputError
 from residuum.records import Knowledge
 from residuum.similarity import ncc
@@ -221,11 +221,11 @@ def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
 def test_sources_that_fall_together_are_no_error(monkeypatch):
     """As happens in clusters of a few neurons: both are given, equal, and no others are lost."""
     generator = torch.Generator().manual_seed(0)
-    layer = unmixing.Layer.of(torch.randn(6, 8, generator=generator))
+    layer = ica.Layer.of(torch.randn(6, 8, generator=generator))
     together = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
-    monkeypatch.setattr(unmixing, "population", lambda *_: together)
-    effort, domain = unmixing.Effort(), unmixing.DOMAINS["coordinates"]
-    (found,) = unmixing._sources(
+    monkeypatch.setattr(ica, "population", lambda *_: together)
+    effort, domain = ica.Effort(), ica.DOMAINS["coordinates"]
+    (found,) = ica._sources(
         [replace(layer, rank=2)], 1.0, (1.0,), generator, shape=(8,), domain=domain, effort=effort
     )
     assert torch.allclose(found.norm(dim=1), torch.ones(2))

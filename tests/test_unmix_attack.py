@@ -11,16 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.attacks import ATTACKS, every_attack, unmix
-from residuum.attacks.unmix import (
-    LADDER,
-    Effort,
-    fed_by_input,
-    layer_bytes,
-    left_of,
-    reach,
-    within,
-)
+from residuum.attacks import ATTACKS, every_attack
+from residuum.attacks.unmixing import attack as unmixing
+from residuum.attacks.unmixing import ica, layers
+from residuum.attacks.unmixing.attack import LADDER, reach, within
+from residuum.attacks.unmixing.ica import Effort
+from residuum.attacks.unmixing.layers import fed_by_input, layer_bytes, left_of
 from residuum.auditing.artifacts import publish, result_schema
 from residuum.auditing.budget import Batch
 from residuum.checkpoints.surfaces import SURFACES, surfaces
@@ -66,7 +62,7 @@ def why_not(checkpoint: rs.Checkpoint, knowledge: rs.Knowledge, name: str = "unm
 
 
 def test_images_come_back_with_their_sign_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmix, "LADDER", (EVERY_RANK,))
+    monkeypatch.setattr(unmixing, "LADDER", (EVERY_RANK,))
     checkpoint, x = planted()
     found = rs.attack(checkpoint, rs.Knowledge(value_range=(-1, 1)), QUICK)
     signed = ncc(found.x, x).amax(0)
@@ -95,7 +91,7 @@ def test_the_bias_alone_gives_sizes_and_without_it_they_are_one() -> None:
 def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unmix, "LADDER", (EVERY_RANK,))
+    monkeypatch.setattr(unmixing, "LADDER", (EVERY_RANK,))
     checkpoint, x = planted()
     start = start_of(checkpoint)
     mixed = checkpoint.replace(theta={n: t + 0.9 * start[n] for n, t in checkpoint.theta.items()})
@@ -132,8 +128,8 @@ def test_what_it_refuses() -> None:
 def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert layer_bytes(4096, 150_528) < unmix.MOST_BYTES < layer_bytes(8192, 150_528)
-    monkeypatch.setattr(unmix, "MOST_BYTES", 2**20)
+    assert layer_bytes(4096, 150_528) < layers.MOST_BYTES < layer_bytes(8192, 150_528)
+    monkeypatch.setattr(layers, "MOST_BYTES", 2**20)
     assert "it would take about 0.0" in why_not(planted()[0], rs.Knowledge())
     assert "GiB, above 0" in why_not(planted()[0], rs.Knowledge())
 
@@ -141,9 +137,9 @@ def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
 def test_a_wide_layer_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = planted()[0].theta["layers.0.weight"]
     for one in (rows, rows.T.contiguous()):
-        whole = unmix.Layer.of(one)
-        monkeypatch.setattr(unmix, "COLUMNS", 500)
-        parts = unmix.Layer.of(one)
+        whole = ica.Layer.of(one)
+        monkeypatch.setattr(ica, "COLUMNS", 500)
+        parts = ica.Layer.of(one)
         monkeypatch.undo()
         assert parts.rank == whole.rank == 10
         assert torch.allclose(parts.S[:10], whole.S[:10])
@@ -267,13 +263,13 @@ def test_confidence_grows_with_the_runs_that_agree() -> None:
     assert chosen.confidence.max() > 0.8 > chosen.confidence.min()
     alone = rs.attack(planted()[0], None, QUICK).selection
     assert alone is not None
-    assert alone.confidence.unique().tolist() == [pytest.approx(unmix.BASE_RATE)]
+    assert alone.confidence.unique().tolist() == [pytest.approx(unmixing.BASE_RATE)]
 
 
 def test_confidence_is_withheld_for_small_samples() -> None:
     share = torch.tensor([1.0, 0.5])
-    assert unmix.confidence_by_share(share, 12, 783).isnan().all()
-    assert unmix.confidence_by_share(share, 1, 783).isnan().all()
+    assert unmixing.confidence_by_share(share, 12, 783).isnan().all()
+    assert unmixing.confidence_by_share(share, 1, 783).isnan().all()
     split = rs.load_dataset("digits", 20, seed=2, holdout=200)
     state = rs.train("mlp:64-100-1", split.train, rs.TrainingConfig(steps=300, seed=2))
     checkpoint = rs.Checkpoint(state.theta, "mlp:64-100-1", (1, 8, 8))
@@ -292,13 +288,13 @@ def test_confidence_is_withheld_for_small_samples() -> None:
 
 def test_where_runs_agree_on_next_to_nothing_confidence_is_withheld() -> None:
     share = torch.tensor([1.0, *[1 / 12] * 99])
-    told = unmix.confidence_by_share(share, 12, 784)
+    told = unmixing.confidence_by_share(share, 12, 784)
     assert told[0] > 0.9 > 0.2 > told[1]
-    assert torch.equal(unmix.confidence_by_share(share, 12, 784, rank=10), told)
-    assert unmix.confidence_by_share(share, 12, 784, rank=100).isnan().all()
+    assert torch.equal(unmixing.confidence_by_share(share, 12, 784, rank=10), told)
+    assert unmixing.confidence_by_share(share, 12, 784, rank=100).isnan().all()
     # Of two runs, what one alone holds is no agreement.
-    assert unmix.disagree(torch.full((50,), 0.5), 2, 50)
-    assert not unmix.disagree(torch.full((50,), 1.0), 2, 50)
+    assert unmixing.disagree(torch.full((50,), 0.5), 2, 50)
+    assert not unmixing.disagree(torch.full((50,), 1.0), 2, 50)
 
 
 def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
@@ -313,7 +309,7 @@ def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
     full = rs.Checkpoint(theta, ARCH, SHAPE)
     named = QUICK.changed(unmix_rank=1.0, unmix_strength=2.0, restarts=2)
     found = rs.attack(full, None, named)
-    assert found.notes[-1] == f"unmix: {unmix.DISAGREEING}"
+    assert found.notes[-1] == f"unmix: {unmixing.DISAGREEING}"
     assert found.selection is not None
     assert found.selection.confidence.isnan().all()
     sure = rs.attack(planted()[0], None, named)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.unmix import LADDER, Effort, confidence_by_share, named, unmix
+from residuum.attacks.unmixing.attack import LADDER, confidence_by_share, named
+from residuum.attacks.unmixing.ica import Effort, unmix
 from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.errors import InputError

@@ -6,7 +6,7 @@ Its derivatives are left to automatic differentiation.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from residuum.attacks.objectives import OBJECTIVES, Objective
+from residuum.attacks.stationarity.objectives import OBJECTIVES, Objective
 
 
 @dataclass(frozen=True)

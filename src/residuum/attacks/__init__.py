@@ -1,10 +1,12 @@
 """Attacks from weights alone. Nothing here may import datasets, training or evaluation."""
 
-from residuum.attacks.contract import Attack, select
-from residuum.attacks.dryrun import estimate
-from residuum.attacks.objectives import OBJECTIVES
-from residuum.attacks.priors import PRIORS
-from residuum.attacks.run import ATTACKS, attack, every_attack
+from residuum.attacks.base import Attack
+from residuum.attacks.cost import estimate
+from residuum.attacks.registry import ATTACKS, every_attack
+from residuum.attacks.run import attack
+from residuum.attacks.selection import select
+from residuum.attacks.stationarity.objectives import OBJECTIVES
+from residuum.attacks.stationarity.priors import PRIORS
 from residuum.settings import AttackConfig
 from residuum.settings.presets import GROWTH_PRESETS, PRESETS
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.dryrun import expected_seconds
+from residuum.attacks.cost import expected_seconds
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge, Record
 

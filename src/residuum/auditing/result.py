@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from residuum.attacks import every_attack
-from residuum.attacks.trunk import dense_behind
-from residuum.attacks.unmix import fed_by_input
+from residuum.attacks.unmixing.backbone import dense_behind
+from residuum.attacks.unmixing.layers import fed_by_input
 from residuum.auditing.budget import Batch, duration, seconds_of
 from residuum.auditing.controls import Controls, Membership
 from residuum.auditing.inputs import Fit

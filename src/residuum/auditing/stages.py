@@ -24,10 +24,17 @@ from torch import Tensor
 
 from residuum import similarity
 from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
-from residuum.attacks.contract import Watcher, ran
-from residuum.attacks.objectives import permuted
-from residuum.attacks.run import FEWEST, Stationarity, resolve
-from residuum.attacks.solution import Explained, best_residual, best_rows, explained, solution
+from residuum.attacks.base import Watcher, ran
+from residuum.attacks.run import FEWEST, resolve
+from residuum.attacks.stationarity.attack import Stationarity
+from residuum.attacks.stationarity.objectives import permuted
+from residuum.attacks.stationarity.solution import (
+    Explained,
+    best_residual,
+    best_rows,
+    explained,
+    solution,
+)
 from residuum.auditing.budget import (
     ATTACK_SHARE,
     BASELINE_SHARE,

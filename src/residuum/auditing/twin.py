@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from residuum.attacks import every_attack
-from residuum.attacks.contract import stream
+from residuum.attacks.random_streams import stream
 from residuum.auditing.budget import PARTS, TWIN_SHARE, UNBOUNDED, Allowance, Batch
 from residuum.auditing.controls import Claim, sample_losses
 from residuum.auditing.stages import Attacked, AttackStage, findings, run_tests

@@ -14,7 +14,7 @@
 Every deciding attack is a test of its own; a test survives when its p, adjusted over all of them, is at
 most 1% (``evaluation/null.py``). Explained: the residual of the judged layers, in float64, is at most
 half of what the same attack leaves on a target whose entries were permuted layer by layer: there is
-nothing to explain there. Judged layers (``attacks/problem.py``): with a start those that moved, and
+nothing to explain there. Judged layers (``attacks/stationarity/problem.py``): with a start those that moved, and
 none of them counts where the first did not; without one the first.
 
 A pipeline may set its own condition of failure: a leak, one of a grade, or a comparison such as

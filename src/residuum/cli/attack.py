@@ -26,7 +26,7 @@ from residuum.settings import AttackConfig
 from residuum.settings.presets import GROWTH_PRESETS
 
 if TYPE_CHECKING:
-    from residuum.attacks.dryrun import Estimate
+    from residuum.attacks.cost import Estimate
     from residuum.records import Reconstruction
 
 ROWS = 20  # restarts shown; the rest stands in attack.json

@@ -42,7 +42,7 @@ from residuum.errors import InputError
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
-    from residuum.attacks.contract import AttackProgress
+    from residuum.attacks.base import AttackProgress
     from residuum.auditing import AuditResult
     from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun

@@ -85,7 +85,8 @@ def _networks(out: Path, split: Split, spoken: bool) -> Checkpoint:
 def _photos(out: Path, spoken: bool) -> dict[str, Any]:
     """Colour photographs unmixed from a first layer, beside a layer never trained: figures, picture."""
     from residuum.attacks import AttackConfig, attack
-    from residuum.attacks.unmix import LADDER, unmix
+    from residuum.attacks.unmixing.attack import LADDER
+    from residuum.attacks.unmixing.ica import unmix
     from residuum.checkpoints import first_layer, save_checkpoint
     from residuum.datasets import load_dataset
     from residuum.evaluation import score

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from residuum.attacks.contract import AttackProgress
+    from residuum.attacks.base import AttackProgress
     from residuum.sweeping.run import SweepProgress
     from residuum.training import TrainingProgress
 

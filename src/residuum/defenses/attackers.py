@@ -24,7 +24,13 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import attack
-from residuum.attacks.adaptive import ADAPTIVE, SIGNED, Adapted, Released, without_shift
+from residuum.attacks.defense_aware.strategies import (
+    ADAPTIVE,
+    SIGNED,
+    Adapted,
+    Released,
+    without_shift,
+)
 from residuum.defenses.catalogue import Secret
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Reconstruction

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.shift import move_biases
+from residuum.attacks.defense_aware.shift import move_biases
 from residuum.errors import InputError, MissingExtraError, did_you_mean
 from residuum.networks import Architecture
 from residuum.plugins import Table

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.adaptive import Adapted, Released, first_residual
+from residuum.attacks.defense_aware.strategies import Adapted, Released, first_residual
 from residuum.checkpoints import build_model
 from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
 from residuum.defenses.catalogue import Defense, Facts, Secret, Training

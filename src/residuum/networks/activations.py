@@ -287,7 +287,7 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-# LeakyReLU has no derivative of its own here: it is smoothed where it is called (``kinks.py``).
+# LeakyReLU has no derivative of its own here: it is smoothed where it is called (``surrogates.py``).
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": ReLU,
     "linear": Linear,

@@ -100,7 +100,7 @@ class Reconstruction(Record):
     layers: (R, T, L), relative SQUARED residual per layer.
     status: per restart "finished", "time", "diverged", "interrupted".
     events: how the candidates grew, one dict each with the step, the restart, parent and children by
-        number (``attacks/growth.py``).
+        number (``attacks/stationarity/growth.py``).
     ident: (N,) number of every candidate within its restart, None before there were such.
     second_order: per restart, of attacks that grew, whether its end point is second-order
         stationary, with both quantities.

@@ -62,7 +62,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.unmix import ROUNDING, Layer, fed_by_input, mixed
+from residuum.attacks.unmixing.ica import ROUNDING, Layer
+from residuum.attacks.unmixing.layers import fed_by_input, mixed
 from residuum.checkpoints import build_model
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface, noise_edge
 from residuum.errors import DataError, InconclusiveError, InputError, require_known

@@ -315,7 +315,7 @@ class Growth(Settings):
 
 @dataclass(frozen=True)
 class Unmixing(Settings):
-    """How a layer is taken apart (``unmix.py``); rank or strength named, restarts differ in their start."""
+    """How a layer is taken apart (``attacks/unmixing``); rank or strength named, restarts differ in their start."""
 
     prefix = "unmix_"
     domain: str = setting(

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from residuum.attacks import AttackConfig, attack, select
 from residuum.attacks.run import advance
-from residuum.attacks.solver import SolverState
+from residuum.attacks.stationarity.solver import SolverState
 from residuum.errors import InputError, MissingExtraError
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.sweeping.space import COMPLETE, EXPECTED, FAILED, SEEDS, Params, Trial, configured

@@ -2,7 +2,7 @@
 
 Runs are looked at one after the other, those of the best trials first. A candidate joins the nearest
 group of its label when it lies within ``similarity`` (cosine) of that group's mean; what joins none
-is grouped among itself (``attacks/contract.py``) and founds new groups. Weights count relative to the
+is grouped among itself (``attacks/selection.py``) and founds new groups. Weights count relative to the
 heaviest candidate of their run, since settings scale them differently. Whenever there are a quarter
 more than ``limit`` groups, the lightest of those that the fewest runs hold go: memory does not grow
 with the runs.
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.attacks import contract as grouping
-from residuum.attacks.contract import SIMILARITY, alive, confidence_of, features_of, groups_of
-from residuum.attacks.run import ATTACKS
-from residuum.attacks.unmix import Unmix, confidence_by_share
+from residuum.attacks import selection as grouping
+from residuum.attacks.registry import ATTACKS
+from residuum.attacks.selection import SIMILARITY, alive, confidence_of, features_of, groups_of
+from residuum.attacks.unmixing.attack import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 

@@ -29,7 +29,9 @@ import numpy as np
 from torch import nn
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.run import ATTACKS, prepare, resolve
+from residuum.attacks.registry import ATTACKS
+from residuum.attacks.run import resolve
+from residuum.attacks.stationarity.attack import prepare
 from residuum.checkpoints import as_checkpoint, weights_hash
 from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError, require_known

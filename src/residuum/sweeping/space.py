@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from residuum.attacks import AttackConfig
-from residuum.attacks.dryrun import Estimate
-from residuum.attacks.run import ATTACKS
-from residuum.attacks.solver import CHECK_EVERY
-from residuum.attacks.unmix import Unmix
+from residuum.attacks.cost import Estimate
+from residuum.attacks.registry import ATTACKS
+from residuum.attacks.stationarity.solver import CHECK_EVERY
+from residuum.attacks.unmixing.attack import Unmix
 from residuum.errors import InputError, require_known
 from residuum.records import Record
 from residuum.settings import LEFT_OPEN, NUMBERS, settings_of

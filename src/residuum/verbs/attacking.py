@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from residuum.attacks import AttackConfig, attack
-from residuum.attacks.contract import Watcher
+from residuum.attacks.base import Watcher
 from residuum.checkpoints import build_model, load_checkpoint, weights_hash
 from residuum.errors import InputError, require_known
 from residuum.evaluation import score

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from residuum.attacks.solution import Solution, best_residual, solution
+from residuum.attacks.stationarity.solution import Solution, best_residual, solution
 from residuum.checkpoints import as_checkpoint, build_model
 from residuum.records import Certificate, Checkpoint, Dataset, Reconstruction, Uniqueness
 from residuum.records.base import plain

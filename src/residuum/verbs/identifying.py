@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from residuum.attacks import polynomial as attacks
+from residuum.attacks.exact import polynomial as attacks
 from residuum.checkpoints import as_checkpoint
 from residuum.records import Checkpoint, Dataset, make_directory, write_atomic, write_json
 from residuum.records.results import Identification

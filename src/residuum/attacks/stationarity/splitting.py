@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from residuum.attacks.problem import Problem
+from residuum.attacks.stationarity.problem import Problem
 from residuum.engine.explicit import Candidates
 from residuum.networks import Polynomial
 from residuum.theory.multipliers import factor_dense, solve

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.attacks.objectives import Objective
+from residuum.attacks.stationarity.objectives import Objective
 from residuum.checkpoints.surfaces import CHANGE
 from residuum.engine.explicit import Candidates, ExplicitEquation
 from residuum.engine.generic import GenericEquation

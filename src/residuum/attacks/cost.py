@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from residuum.attacks.growth import Grower
-from residuum.attacks.problem import MAX_UNKNOWNS
-from residuum.attacks.run import ATTACKS, prepare, resolve
-from residuum.attacks.solver import CHECK_EVERY, Solver
+from residuum.attacks.registry import ATTACKS
+from residuum.attacks.run import resolve
+from residuum.attacks.stationarity.attack import prepare
+from residuum.attacks.stationarity.growth import Grower
+from residuum.attacks.stationarity.problem import MAX_UNKNOWNS
+from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver
 from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
 from residuum.records import Checkpoint, Knowledge

@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import stream
-from residuum.attacks.priors import box
-from residuum.attacks.problem import Evaluation, Problem
-from residuum.attacks.splitting import (
+from residuum.attacks.random_streams import stream
+from residuum.attacks.stationarity.priors import box
+from residuum.attacks.stationarity.problem import Evaluation, Problem
+from residuum.attacks.stationarity.splitting import (
     Curvature,
     exact_degree,
     joint_step,
@@ -48,7 +48,7 @@ from residuum.errors import InputError
 from residuum.networks import ReLU, SigmoidReLU, Softplus
 
 if TYPE_CHECKING:
-    from residuum.attacks.solver import Population, Solver, SolverState
+    from residuum.attacks.stationarity.solver import Population, Solver, SolverState
 
 TRIED = 4  # places tried for every new candidate that is wanted
 ASCENT, FIRST, LAST = 60, 0.3, 0.01  # inner ascent: steps, and their length over the radius

@@ -2,7 +2,7 @@
 
 ``SolverState`` is an attack at one moment, ``Solver.step`` one update of it, ``Solver.solve`` the one
 loop over steps. What happens between looks at the loss (growth, a watcher, the clock, saving, pausing)
-is ``search`` in ``run.py``.
+is ``search`` in ``attack.py``.
 
 Every random number comes from the seed; nothing here knows a dataset. A run whose loss leaves the
 finite numbers is put back to its best point, stopped, and reported as "diverged"; the others go on.
@@ -32,10 +32,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import AttackProgress, stream
-from residuum.attacks.objectives import Objective
-from residuum.attacks.priors import PRIORS, Prior, box, derivatives, penalty
-from residuum.attacks.problem import Problem, balancing_scale, best_multipliers
+from residuum.attacks.base import AttackProgress
+from residuum.attacks.random_streams import stream
+from residuum.attacks.stationarity.objectives import Objective
+from residuum.attacks.stationarity.priors import PRIORS, Prior, box, derivatives, penalty
+from residuum.attacks.stationarity.problem import Problem, balancing_scale, best_multipliers
 from residuum.engine.explicit import matmul_precision
 from residuum.engine.graph import Repeater, keep_freed_memory
 from residuum.errors import InputError

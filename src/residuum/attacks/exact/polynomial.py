@@ -24,8 +24,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.contract import AtOnce, stream
-from residuum.attacks.power import BUDGET, Grown, grow, levenberg_marquardt, refinement_cost
+from residuum.attacks.base import AtOnce
+from residuum.attacks.exact.power import BUDGET, Grown, grow, levenberg_marquardt, refinement_cost
+from residuum.attacks.random_streams import stream
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork

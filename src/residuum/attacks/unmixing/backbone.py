@@ -2,7 +2,7 @@
 
 Behind convolutions and pooling (the trunk t) the rows of a dense layer, in a moment of the optimiser or
 less their start, are mixtures of the samples' FEATURES, as those of a layer on the input are mixtures of
-samples (``unmix.py``). A few dozen directions of thousands:
+samples (``ica.py``). A few dozen directions of thousands:
 
     rows = C t(X),     t(x_i) in span(V),   V (r, D) the leading right singular vectors
 
@@ -30,19 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from residuum.attacks.contract import AtOnce, said_labels, stream
-from residuum.attacks.priors import Prior, SparseGradients
-from residuum.attacks.unmix import (
-    MOST_BYTES,
-    ROUNDING,
-    VISIBLE,
-    Layer,
-    distinct,
-    layer_bytes,
-    left_of,
-    unmix,
-    within,
-)
+from residuum.attacks.base import AtOnce, said_labels
+from residuum.attacks.random_streams import stream
+from residuum.attacks.stationarity.priors import Prior, SparseGradients
+from residuum.attacks.unmixing.attack import within
+from residuum.attacks.unmixing.ica import ROUNDING, Layer, distinct, unmix
+from residuum.attacks.unmixing.layers import MOST_BYTES, VISIBLE, layer_bytes, left_of
 from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.attacks.run import attack
-from residuum.attacks.shift import (
+from residuum.attacks.defense_aware.shift import (
     BIAS,
     WEIGHT,
     ShiftInference,
@@ -28,6 +27,7 @@ from residuum.attacks.shift import (
     infer_vector_shift,
     move_biases,
 )
+from residuum.attacks.run import attack
 from residuum.checkpoints import first_layer
 from residuum.records import Checkpoint, Knowledge, Reconstruction
 from residuum.settings import AttackConfig

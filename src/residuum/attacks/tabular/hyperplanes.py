@@ -1,7 +1,7 @@
 """Corners: rows of a table where more switching surfaces meet than can be by accident.
 
 Training moves the hyperplanes w_j x + b_j = 0 on which neurons of the first layer switch onto training
-samples (``kinks.py``), and the surfaces on which those of the layers above do. In d dimensions d of them meet
+samples (*kinks*), and the surfaces on which those of the layers above do. In d dimensions d of them meet
 in a point wherever they are; one more that passes through it is no accident. Without labels and multipliers:
 
     draw    d - 1 hyperplanes among the nearest of a random point of the known range: they meet in a line.
@@ -30,7 +30,8 @@ from scipy.special import gammainc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.contract import AtOnce, said_labels, stream
+from residuum.attacks.base import AtOnce, said_labels
+from residuum.attacks.random_streams import stream
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import dense_chain

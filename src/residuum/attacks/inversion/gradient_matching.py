@@ -28,9 +28,11 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from residuum.attacks.contract import Attack, AttackProgress, Watcher, select, stream
-from residuum.attacks.objectives import Moment
-from residuum.attacks.priors import PRIORS, Prior
+from residuum.attacks.base import Attack, AttackProgress, Watcher
+from residuum.attacks.random_streams import stream
+from residuum.attacks.selection import select
+from residuum.attacks.stationarity.objectives import Moment
+from residuum.attacks.stationarity.priors import PRIORS, Prior
 from residuum.checkpoints.surfaces import CHANGE, MOMENT, Surface
 from residuum.networks import dense_chain
 from residuum.networks.probing import second_derivatives

@@ -1,4 +1,4 @@
-"""Baselines every reconstruction must beat: model inversion, and the first layer's weights."""
+"""Model inversion: inputs to which the network gives confident outputs. A baseline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks.contract import AtOnce, stream
-from residuum.attacks.priors import box
-from residuum.checkpoints import first_layer
+from residuum.attacks.base import AtOnce
+from residuum.attacks.random_streams import stream
+from residuum.attacks.stationarity.priors import box
 from residuum.checkpoints.surfaces import Surface
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
@@ -73,25 +73,3 @@ class ModelInversion(Baseline):
         return Reconstruction.at_once(
             self.name, x.detach().cpu(), labels.cpu(), weight.cpu(), knowledge
         )
-
-
-class FirstLayerWeights(Baseline):
-    """Rows of the first weight matrix as images, heaviest first; labels are unknown (0)."""
-
-    name = "first-layer-weights"
-
-    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """The rows of a convolution are no images."""
-        whole = first_layer(surface.checkpoint.theta)[0].numel()
-        fits = whole == math.prod(surface.shape(knowledge))
-        return "" if fits else "needs a first layer that sees the whole input"
-
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """The rows of the first layer, longest first, as they are: what anybody sees who plots a weight
-        matrix.
-        """
-        rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
-        order = rows.norm(dim=1).argsort(descending=True)
-        x = rows[order].reshape(-1, *surface.shape(knowledge))
-        weight = rows.norm(dim=1)[order]
-        return Reconstruction.at_once(self.name, x, torch.zeros(len(x)), weight, knowledge)

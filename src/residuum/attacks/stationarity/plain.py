@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from residuum.attacks.contract import stream
-from residuum.attacks.objectives import Objective
-from residuum.attacks.priors import PRIORS, box, penalty
+from residuum.attacks.random_streams import stream
+from residuum.attacks.stationarity.objectives import Objective
+from residuum.attacks.stationarity.priors import PRIORS, box, penalty
 from residuum.errors import InputError
 from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives

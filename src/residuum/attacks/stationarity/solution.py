@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.objectives import OBJECTIVES, Objective
-from residuum.attacks.problem import Problem
-from residuum.attacks.solver import sharpness_at
+from residuum.attacks.stationarity.objectives import OBJECTIVES, Objective
+from residuum.attacks.stationarity.problem import Problem
+from residuum.attacks.stationarity.solver import sharpness_at
 from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError, require_known
 from residuum.records import Reconstruction, Record

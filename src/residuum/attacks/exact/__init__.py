@@ -1,0 +1,1 @@
+"""Exact recovery from polynomial networks."""

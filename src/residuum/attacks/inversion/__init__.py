@@ -1,0 +1,1 @@
+"""Attacks that match gradients or outputs, and baselines."""

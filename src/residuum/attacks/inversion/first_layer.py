@@ -1,0 +1,35 @@
+"""The rows of the first layer as candidates. A baseline."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from residuum.attacks.inversion.model_inversion import Baseline
+from residuum.checkpoints import first_layer
+from residuum.checkpoints.surfaces import Surface
+from residuum.records import Knowledge, Reconstruction
+from residuum.settings import AttackConfig
+
+
+class FirstLayerWeights(Baseline):
+    """Rows of the first weight matrix as images, heaviest first; labels are unknown (0)."""
+
+    name = "first-layer-weights"
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """The rows of a convolution are no images."""
+        whole = first_layer(surface.checkpoint.theta)[0].numel()
+        fits = whole == math.prod(surface.shape(knowledge))
+        return "" if fits else "needs a first layer that sees the whole input"
+
+    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
+        """The rows of the first layer, longest first, as they are: what anybody sees who plots a weight
+        matrix.
+        """
+        rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
+        order = rows.norm(dim=1).argsort(descending=True)
+        x = rows[order].reshape(-1, *surface.shape(knowledge))
+        weight = rows.norm(dim=1)[order]
+        return Reconstruction.at_once(self.name, x, torch.zeros(len(x)), weight, knowledge)

@@ -1,0 +1,1 @@
+"""Attacks on the stationarity equation: KKT, weight decay, NTK and optimizer state."""

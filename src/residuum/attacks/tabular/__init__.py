@@ -1,0 +1,1 @@
+"""Attacks on networks that were trained on tables."""

@@ -1,0 +1,1 @@
+"""Attacks that separate mixtures of samples in the rows of a dense layer."""
