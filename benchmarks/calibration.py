@@ -27,7 +27,8 @@ from torch import Tensor
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.selection import FEATURES
 from residuum.datasets import load_dataset
-from residuum.records import Checkpoint, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Knowledge
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, train
 
@@ -126,7 +127,7 @@ def _attacks(victim: Victim, seed: int, folder: Path, device: str) -> Any:
     config = TrainingConfig(steps=steps, seed=seed, dtype=victim.dtype)
     where = device if victim.dtype == "float32" else "cpu"  # small ones are faster on the CPU
     state = train(arch, split.train, config, device=where)
-    checkpoint = Checkpoint(dict(state.theta), arch, split.train.shape, (), "binary")
+    checkpoint = Network(dict(state.theta), arch, split.train.shape, (), "binary")
     for box in victim.boxes:
         start = time.time()
         knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean) if box else Knowledge()

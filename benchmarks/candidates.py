@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.harness import RESULTS, arguments, first_layer_rank, threads
 from residuum.attacks import AttackConfig, attack
-from residuum.checkpoints import first_layer
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
-from residuum.records import Checkpoint, Knowledge, Reconstruction, Split, write_json
+from residuum.networks.network import Network, first_layer
+from residuum.records import Knowledge, Reconstruction, Split, write_json
 from residuum.records.rundir import environment
 from residuum.training import TrainingConfig, released, train
 
@@ -33,7 +33,7 @@ SAMPLES, INITS, TRAINING = (20, 40, 80), ("small", "default"), 800
 STEPS, RESTARTS, WORK = 1000, 2, 400  # WORK: candidates of all restarts together
 FEWEST = 20
 # Of a network, its width h and the number of its samples, which only the last rule looks at.
-RULES: dict[str, Callable[[Checkpoint, int, int], float]] = {
+RULES: dict[str, Callable[[Network, int, int], float]] = {
     "h/4": lambda net, h, n: h / 4,
     "h/2": lambda net, h, n: h / 2,
     "h": lambda net, h, n: h,
@@ -44,7 +44,7 @@ RULES: dict[str, Callable[[Checkpoint, int, int], float]] = {
 Row = dict[str, Any]
 
 
-def victims() -> Iterator[tuple[Row, Checkpoint, Split]]:
+def victims() -> Iterator[tuple[Row, Network, Split]]:
     """Every network: architecture, seed, samples and initialisation."""
     for arch, seeds in SEEDS.items():
         for seed, n, init in product(seeds, SAMPLES, INITS):
@@ -54,13 +54,13 @@ def victims() -> Iterator[tuple[Row, Checkpoint, Split]]:
             yield facts, released(state, arch, split.train, "binary"), split
 
 
-def counts(net: Checkpoint, n: int) -> dict[str, int]:
+def counts(net: Network, n: int) -> dict[str, int]:
     """Candidates by every rule."""
     h = len(first_layer(net.theta))
     return {name: max(FEWEST, round(rule(net, h, n))) for name, rule in RULES.items()}
 
 
-def attacked(net: Checkpoint, split: Split, m: int, seed: int) -> Row:
+def attacked(net: Network, split: Split, m: int, seed: int) -> Row:
     """What m candidates recover with two restarts, and with equal work."""
     alike = max(1, round(WORK / m))
     restarts = max(RESTARTS, alike)

@@ -13,7 +13,6 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from benchmarks.harness import Report, median_time, only_on
-from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.stationarity import Rows, flatten, jacobian, norm, parameters, residual
@@ -86,7 +85,7 @@ def certificate(device: str) -> Report:
 def _trained() -> tuple[MLP, Tensor, Rows]:
     data = load_dataset("digits", SAMPLES, seed=SEED).train
     state = train(ARCH, data, TrainingConfig(steps=STEPS, seed=SEED))
-    model = build_model(released(state, ARCH, data, "binary")).double().requires_grad_(False)
+    model = released(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
     assert isinstance(model, MLP)
     outputs = evaluate(model, data.x)
     return model, data.x, constraint_rows(outputs, normalise_labels(data.y, "binary", 1), "binary")

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Report, clock
-from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.records import Dataset, Uniqueness
@@ -151,7 +150,7 @@ def _victim() -> tuple[MLP, Dataset, Tensor]:
     x = torch.nn.functional.interpolate(data.x, size=(28, 28), mode="bilinear").clamp(0, 1)
     data = Dataset(x - x.mean(0), data.y, x.mean(0))
     state = train(ARCH, data, TrainingConfig(steps=STEPS, seed=SEED, dtype="float32"))
-    model = build_model(released(state, ARCH, data, "binary")).double().requires_grad_(False)
+    model = released(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
     assert isinstance(model, MLP)
     outputs = evaluate(model, data.x.double())
     rows = constraint_rows(outputs, normalise_labels(data.y, "binary", 1), "binary")

@@ -34,7 +34,6 @@ import torch
 from benchmarks.harness import RESULTS, ended, first_layer_rank
 from residuum.attacks import PRESETS
 from residuum.attacks.defense_aware.strategies import Adapted, Released
-from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.defenses import DEFENSES, Conditions, Secret, Training, at_seed, find, release
 from residuum.defenses.attackers import Way, attackers, attempt, either_sign
@@ -42,7 +41,8 @@ from residuum.errors import InconclusiveError
 from residuum.evaluation import score
 from residuum.evaluation.matching import greedy
 from residuum.evaluation.scoring import whole_pool
-from residuum.records import Checkpoint, Knowledge, write_json
+from residuum.networks.network import Network
+from residuum.records import Knowledge, write_json
 from residuum.records.base import plain
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
@@ -211,9 +211,9 @@ def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Ro
     return found, plain(inferred)
 
 
-def measured(setting: Conditions, checkpoint: Checkpoint, secret: Secret) -> Row:
+def measured(setting: Conditions, checkpoint: Network, secret: Secret) -> Row:
     """Accuracy on held-out samples, loss on training ones, as the defended network is given them."""
-    model, figures = build_model(checkpoint, torch.float64), {}
+    model, figures = checkpoint.copy_module(torch.float64), {}
     for part, data in (("train", setting.split.train), ("held_out", setting.split.holdout)):
         outputs = evaluate(model, secret.inputs(data.x.double()))
         y = normalise_labels(data.y, "binary", 1)

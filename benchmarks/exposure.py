@@ -42,7 +42,8 @@ from residuum.errors import InputError
 from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Split, write_json
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Split, write_json
 from residuum.records.results import Exposure
 from residuum.records.rundir import environment
 from residuum.risk.canaries import auc
@@ -229,7 +230,7 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
     start = time.time()
     state = train(arch, split.train, replace(kind.training, seed=seed), device=device)
     took = {"training": time.time() - start}
-    released = Checkpoint(state.theta, arch, shape)
+    released = Network(state.theta, arch, shape)
     found = expose(released, split.train, split.holdout)
     # The product withholds the probability where this benchmark found it wrong.
     checked = found.replace(probability=found.score.sigmoid())
@@ -411,7 +412,7 @@ def kinked_victim(
     start = time.time()
     state = train(arch, Dataset(x[members], y[members]), config, device=device)
     trained = time.time() - start
-    released = Checkpoint(state.theta, arch, tuple(x.shape[1:]))
+    released = Network(state.theta, arch, tuple(x.shape[1:]))
     both = torch.cat([members, strangers])
     found = {}
     start = time.time()
@@ -480,7 +481,7 @@ def left_out(case: str, seed: int, folder: str, pool: str) -> dict[str, Any]:
     config = TrainingConfig(steps=LEFT_STEPS, dtype="float32", seed=seed)
 
     def exposed(data: Dataset, records: Dataset) -> Exposure:
-        return expose(Checkpoint(train(arch, data, config).theta, arch), records)
+        return expose(Network(train(arch, data, config).theta, arch), records)
 
     inside = exposed(split.train, split.train)
     drawn = np.random.default_rng(seed).choice(n, LEFT_RECORDS, replace=False).tolist()
@@ -539,10 +540,10 @@ def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
         state, facts = private(arch, data, training.config, "binary", "cpu", epsilon=epsilon)
         theta = state.theta
     found = expose(
-        Checkpoint(theta, arch), data, inserted=Inserted(canaries, inserted, 0.95, delta)
+        Network(theta, arch), data, inserted=Inserted(canaries, inserted, 0.95, delta)
     ).canaries
     assert found is not None
-    pure = expose(Checkpoint(theta, arch), data, inserted=Inserted(canaries, inserted)).canaries
+    pure = expose(Network(theta, arch), data, inserted=Inserted(canaries, inserted)).canaries
     assert pure is not None
     return {
         "seed": seed,
@@ -588,7 +589,7 @@ def speed_case(n: int, arch: str, device: str, threads: int) -> dict[str, Any]:
     theta = {name: p.detach().clone() for name, p in model.named_parameters()}
     mixed = torch.randn(h, min(n, 5000), generator=generator) @ x[: min(n, 5000)]
     theta["layers.0.weight"] += mixed / min(n, 5000)
-    released, held = Checkpoint(theta, arch), Dataset(x[n:], y[n:])
+    released, held = Network(theta, arch), Dataset(x[n:], y[n:])
     if device != "cpu":
         expose(released, held, held, device=device)  # the first products choose their kernels
     start = time.perf_counter()

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from benchmarks.harness import Report, only_on, threads
 from papers.points import relu_point
-from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
-from residuum.records import Checkpoint, Uniqueness
+from residuum.networks.network import Network
+from residuum.records import Uniqueness
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.uniqueness import uniqueness
 from residuum.training import TrainingConfig, train
@@ -408,7 +408,7 @@ def trained(seed: int, samples: int = 20, steps: int = 1000) -> tuple[KKTSet, di
     data = load_dataset("digits", samples, seed=seed, center=center).train
     arch = ARCHES[seed // 2 % len(ARCHES)]
     state = train(arch, data, TrainingConfig(steps=steps, seed=seed))
-    model = build_model(Checkpoint(state.theta, arch)).double()
+    model = Network(state.theta, arch).copy_module().double()
     x = data.x.double()
     mean = torch.zeros_like(x[0]) if data.mean is None else data.mean.double().reshape(x[0].shape)
     boxes: dict[str, Box] = {"none": None, "mean" if center else "box": (0 - mean, 1 - mean)}

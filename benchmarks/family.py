@@ -17,9 +17,9 @@ from torch import Tensor
 from benchmarks.harness import arguments
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
 from residuum.attacks.base import AttackProgress
-from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
-from residuum.records import Checkpoint, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Knowledge
 from residuum.records.inputs import with_mean
 from residuum.report import drawing
 from residuum.report.drawing import CYCLE
@@ -94,9 +94,9 @@ def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     split = load_dataset("digits", SAMPLES, seed=SEED)
     state = train(ARCH, split.train, TrainingConfig(steps=2000, seed=SEED))
-    checkpoint = Checkpoint(dict(state.theta), ARCH, split.train.shape, (), "binary")
+    checkpoint = Network(dict(state.theta), ARCH, split.train.shape, (), "binary")
     with torch.no_grad():
-        margins = build_model(checkpoint)(split.train.x)[:, 0] * split.train.y
+        margins = checkpoint.copy_module()(split.train.x)[:, 0] * split.train.y
     sample = split.train.x[int(margins.argmin())]
     knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean)
     plain = AttackConfig(restarts=1, steps=STEPS, candidates=CANDIDATES, seed=SEED)

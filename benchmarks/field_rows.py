@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from residuum.attacks import PRESETS, AttackConfig, every_attack
-from residuum.checkpoints.surfaces import CHANGE, MOMENT
 from residuum.records.rundir import digest
+from residuum.surfaces.surface import CHANGE, MOMENT
 from residuum.training import TrainingConfig
 
 MARGIN = TrainingConfig(steps=5000, dtype="float32")

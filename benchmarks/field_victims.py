@@ -21,7 +21,8 @@ from benchmarks import convnets, tables
 from benchmarks.field_rows import Row
 from residuum.datasets import load_dataset
 from residuum.errors import DataError
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
 from residuum.training import train
 
@@ -37,7 +38,7 @@ class Victim:
     a table, None of images.
     """
 
-    network: Checkpoint | nn.Module | Path
+    network: Network | nn.Module | Path
     x: Tensor
     held: Tensor
     mean: Tensor | None
@@ -86,7 +87,7 @@ def sha256(victim: Victim) -> str:
     network = victim.network
     if isinstance(network, Path):
         network = rs.load_checkpoint(network)
-    theta = network.theta if isinstance(network, Checkpoint) else dict(network.state_dict())
+    theta = network.theta if isinstance(network, Network) else dict(network.state_dict())
     return digest(*(theta[name].float() for name in sorted(theta)), victim.x.float())
 
 
@@ -125,7 +126,7 @@ def layered(row: Row, k: int, seeds: list[int], root: str, device: str, path: Pa
     shape = tuple(own.x.shape[1:])
     box = {"value_range": (0.0, 1.0), "mean": own.mean.float()} if row.boxed else {}
     return Victim(
-        network=Checkpoint(dict(state.theta), arch, shape, task=row.task),
+        network=Network(dict(state.theta), arch, shape, task=row.task),
         x=own.x.float(),
         held=held.float(),
         mean=own.mean.float(),

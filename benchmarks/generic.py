@@ -32,7 +32,7 @@ from residuum.attacks.run import resolve
 from residuum.attacks.stationarity import plain
 from residuum.attacks.stationarity.attack import prepare
 from residuum.attacks.stationarity.objectives import MulticlassKKT
-from residuum.checkpoints.reading import as_checkpoint
+from residuum.io.checkpoints import as_checkpoint
 from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives
 from residuum.records import Dataset, Knowledge, write_json

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from residuum.checkpoints import first_layer
-from residuum.checkpoints.surfaces import rank_above, singular_values
 from residuum.errors import InputError, ResiduumError
+from residuum.networks.network import first_layer
+from residuum.networks.spectrum import rank_above, singular_values
 from residuum.records import write_json
 from residuum.records.rundir import environment
 

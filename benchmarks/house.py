@@ -119,13 +119,14 @@ def changes_in_a_step() -> int:
     from residuum.attacks.run import resolve
     from residuum.attacks.stationarity.attack import prepare
     from residuum.networks import Architecture
-    from residuum.records import Checkpoint, Knowledge
+    from residuum.networks.network import Network
+    from residuum.records import Knowledge
     from residuum.stationarity import parameters
     from residuum.training import TrainingConfig, initialise
 
     arch = "mlp:64-30-30-1"
     theta = parameters(initialise(Architecture.parse(arch), TrainingConfig()))
-    checkpoint, known = Checkpoint(theta, arch), Knowledge(value_range=(0.0, 1.0))
+    checkpoint, known = Network(theta, arch), Knowledge(value_range=(0.0, 1.0))
     config = resolve(checkpoint, known, AttackConfig(restarts=1, steps=10))
     solver = prepare(checkpoint, known, config)
     state = solver.start()

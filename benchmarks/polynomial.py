@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.harness import Report, clock, only_on, threads
 from residuum.attacks.exact.polynomial import identify
-from residuum.checkpoints import checkpoint_from_module
 from residuum.datasets import load_dataset
+from residuum.io.modules import checkpoint_from_module
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records import Dataset, write_atomic
 from residuum.records.results import Identification

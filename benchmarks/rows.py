@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import RESULTS, arguments
-from residuum.checkpoints.compared import CURVE, EQUAL, FACTOR, touched_rows
 from residuum.records import write_json
 from residuum.records.rundir import environment
+from residuum.scanning.base_comparison import CURVE, EQUAL, FACTOR, touched_rows
 
 Optimiser = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 TOKENS, SEEN, LEAST = 5000, 200, 5

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 import residuum as rs
 
+Network: Any = getattr(rs, "Network", None) or rs.Checkpoint  # the name that older code has
+
 Numbers = dict[str, Tensor]
 Words = dict[str, Any]
 Scenario = Callable[[Path, int], tuple[Numbers, Words]]  # a folder to work in, the most steps
@@ -103,7 +105,7 @@ def weights(arch: str, seed: int = 0) -> Numbers:
     }
 
 
-def case(network: str, outputs: int = 1, **granted: Any) -> tuple[rs.Checkpoint, rs.Knowledge]:
+def case(network: str, outputs: int = 1, **granted: Any) -> tuple[Any, rs.Knowledge]:
     """A network and what is known of it: shape, range, mean, first weights, and ``granted``."""
     arch, shape = NETWORKS[network]
     arch = arch.format(outputs)
@@ -114,7 +116,7 @@ def case(network: str, outputs: int = 1, **granted: Any) -> tuple[rs.Checkpoint,
         theta0=weights(arch, 1),
         **granted,
     )
-    return rs.Checkpoint(weights(arch), arch), knowledge
+    return Network(weights(arch), arch), knowledge
 
 
 def configured(config: rs.AttackConfig | None = None, **settings: Any) -> rs.AttackConfig:
@@ -201,7 +203,7 @@ def mixed_layer(_: Path, most: int, *, attack: str) -> tuple[Numbers, Words]:
         shape=shape, value_range=(-2.0, 2.0), moment=moment if attack.endswith("moment") else None
     )
     config = configured(**{**COMMON, "objective": attack, "steps": min(40, most), "seconds": 10.0})
-    return brought_back(rs.attack(rs.Checkpoint(theta, arch), knowledge, config))
+    return brought_back(rs.attack(Network(theta, arch), knowledge, config))
 
 
 def behind_convolutions(_: Path, most: int, *, attack: str) -> tuple[Numbers, Words]:
@@ -231,7 +233,7 @@ def few_columns(_: Path, most: int) -> tuple[Numbers, Words]:
         **{**COMMON, "objective": "corners", "steps": min(40, most), "seconds": 1e9}
     )
     knowledge = rs.Knowledge(shape=(4,), value_range=(-1.0, 1.0))
-    return brought_back(rs.attack(rs.Checkpoint(theta, arch), knowledge, config))
+    return brought_back(rs.attack(Network(theta, arch), knowledge, config))
 
 
 def photographs(_: Path, most: int) -> tuple[Numbers, Words]:
@@ -247,7 +249,7 @@ def photographs(_: Path, most: int) -> tuple[Numbers, Words]:
         shape=shape, value_range=(0.0, 1.0), mean=torch.full(shape, 0.5).double()
     )
     config = configured(steps=min(40, most), restarts=2, candidates=6)
-    found = rs.attack(rs.Checkpoint(theta, arch), knowledge, config)
+    found = rs.attack(Network(theta, arch), knowledge, config)
     numbers, words = brought_back(found)
     chosen = ("objective", "priors", "lr_lam", "sigma", "lam_min")
     flat = flattened(found.settings)
@@ -269,7 +271,7 @@ def from_file(folder: Path, most: int, *, suffix: str) -> tuple[Numbers, Words]:
     if suffix == ".pt":
         torch.save(theta, file)
     elif suffix == ".safetensors":
-        rs.save_checkpoint(rs.Checkpoint(theta, arch), file)
+        rs.save_checkpoint(Network(theta, arch), file)
     else:
         import joblib
         import numpy as np
@@ -286,7 +288,7 @@ def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
     """An audit with samples: every candidate, match and p-value, not only the verdict."""
     split = rs.load_dataset("digits", 20, seed=3, holdout=300)
     state = rs.train("mlp:64-40-1", split.train, rs.TrainingConfig(steps=400, seed=3))
-    checkpoint = rs.Checkpoint(state.theta, "mlp:64-40-1", split.train.shape, task="binary")
+    checkpoint = Network(state.theta, "mlp:64-40-1", split.train.shape, task="binary")
     result = rs.audit(
         checkpoint,
         data=split.train,
@@ -324,7 +326,7 @@ def identified(folder: Path, _: int, *, theta: Numbers, degree: int) -> tuple[Nu
     width, inputs = theta["weight"].shape
     power = "/".join(["0"] * degree + ["1"])
     arch = f"polynomial:{inputs}-{width}-1,coefficients={power}"
-    rs.save_checkpoint(rs.Checkpoint(theta, arch), folder / "model.safetensors")
+    rs.save_checkpoint(Network(theta, arch), folder / "model.safetensors")
     run("identify", str(folder / "model.safetensors"), "--out", str(folder / "out"), "--quiet")
     words = json.loads((folder / "out" / "identify.json").read_text())
     kept = ("method", "r", "rank_k", "n_r", "scale", "certified")

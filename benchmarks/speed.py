@@ -45,7 +45,7 @@ def speed(device: str) -> Report:
         lambda: train(ARCH, split.train, MARGIN.changed(seed=SEED), device=device), device
     )
     row |= quality(state.theta, split, device)
-    checkpoint = rs.Checkpoint(dict(state.theta), ARCH, split.train.shape)
+    checkpoint = rs.Network(dict(state.theta), ARCH, split.train.shape)
     found, row["audit with a budget of a minute, s"] = clock(
         lambda: rs.audit(
             checkpoint, data=split.train, holdout=split.holdout, budget=BUDGET, device=device

@@ -33,7 +33,8 @@ from residuum.attacks import PRESETS, attack
 from residuum.attacks.stationarity.defaults import SPARSE
 from residuum.attacks.unmixing.ica import unmix
 from residuum.datasets import load_dataset
-from residuum.records import Checkpoint, Knowledge, Reconstruction, write_json
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction, write_json
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, train
@@ -113,11 +114,11 @@ def attacked(
     return attack(*granted(victim), config)
 
 
-def granted(victim: Victim) -> tuple[Checkpoint, Knowledge]:
+def granted(victim: Victim) -> tuple[Network, Knowledge]:
     """The weights, the shape of a sample and how many there were."""
     shape = tuple(victim["x"].shape[1:])
     known = Knowledge(shape=shape, sample_count=len(victim["x"]))
-    return Checkpoint(victim["theta"], victim["arch"], shape), known
+    return Network(victim["theta"], victim["arch"], shape), known
 
 
 def with_unmix(

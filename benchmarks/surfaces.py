@@ -38,10 +38,10 @@ from torch.nn import functional as F
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, draw_seeds, ended
 from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
-from residuum.checkpoints.contents import beside, with_release
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
+from residuum.io.release_knowledge import beside, with_release
 from residuum.records import Split, write_json
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
@@ -153,7 +153,7 @@ def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
 def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int) -> list[Any]:
     """Settings of every attack that applies to what the file shows, weights first."""
     released = rs.load_checkpoint(path)
-    outputs = rs.Architecture.parse(released.arch).outputs
+    outputs = released.architecture.outputs
     dtype = "tf32" if device.startswith("cuda") else "float32"
     common = rs.AttackConfig.of(
         candidates=CANDIDATES * n,

@@ -26,7 +26,8 @@ from residuum.attacks.run import resolve
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.evaluation.scoring import selected_pool
-from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction, Split
 from residuum.sweeping import Plan, sweep
 from residuum.sweeping.executors import Job, Resources, Task, judged, work
 from residuum.sweeping.pooling import pooled
@@ -76,7 +77,7 @@ def sweeps(device: str) -> Report:
     )
 
 
-def victim(seed: int) -> tuple[Checkpoint, Knowledge, Split]:
+def victim(seed: int) -> tuple[Network, Knowledge, Split]:
     """A network trained on digits, and what its attacker is told."""
     split = load_dataset("digits", SAMPLES, seed=seed, holdout=400)
     state = train(ARCH, split.train, TrainingConfig(steps=TRAINING, seed=seed))
@@ -89,7 +90,7 @@ def victim(seed: int) -> tuple[Checkpoint, Knowledge, Split]:
     return released(state, ARCH, split.train, "binary"), knowledge, split
 
 
-def overheads(checkpoint: Checkpoint, knowledge: Knowledge, place: Path) -> dict[str, Any]:
+def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[str, Any]:
     """Wall clock of 200 small trials against the seconds that workers spent on them."""
     plan = Plan(TINY_TRIALS, config=AttackConfig(restarts=2, steps=TINY_STEPS))
     costs: dict[str, Any] = {}
@@ -119,7 +120,7 @@ def overheads(checkpoint: Checkpoint, knowledge: Knowledge, place: Path) -> dict
 
 
 def searched(
-    seed: int, checkpoint: Checkpoint, knowledge: Knowledge, split: Split, out: Path
+    seed: int, checkpoint: Network, knowledge: Knowledge, split: Split, out: Path
 ) -> dict[str, Any]:
     """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
     config = AttackConfig(restarts=2, steps=STEPS)
@@ -153,7 +154,7 @@ def searched(
 
 
 def preset_trials(
-    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, seed: int
+    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, seed: int
 ) -> list[Reconstruction]:
     """Trials that differ in nothing but their random start."""
     task = Task(checkpoint, knowledge, resolve(checkpoint, knowledge, config))

@@ -81,7 +81,7 @@ ROWS = {
 class Victim:
     """A network, what is granted, its rows and as many others as there are, as it is given them."""
 
-    network: rs.Checkpoint
+    network: rs.Network
     knowledge: Knowledge
     start: dict[str, Tensor] | None
     x: Tensor
@@ -108,7 +108,7 @@ def made(row: Row, seed: int) -> Victim:
         known = Knowledge(
             value_range=(0.0, 1.0), mean=mean, columns=types, provenance={"mean": "train"}
         )
-        network = rs.Checkpoint(dict(state.theta), arch)
+        network = rs.Network(dict(state.theta), arch)
         return Victim(network, known, None, x - mean, others - mean, dict(state.history[-1]))
     return fitted(row, seed, generator)
 
@@ -127,7 +127,7 @@ def head(row: Row, seed: int) -> Victim:
     arch = f"mlp:{row.d}-{row.hidden}-1"
     config = TrainingConfig(steps=STEPS, seed=seed)
     state = train(arch, Dataset(x, split.train.y.double()), config)
-    network = rs.Checkpoint(dict(state.theta), arch)
+    network = rs.Network(dict(state.theta), arch)
     return Victim(network, Knowledge(), None, x, others, dict(state.history[-1]))
 
 

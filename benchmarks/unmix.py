@@ -46,7 +46,8 @@ from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
 from residuum.evaluation.null import calibrate
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Knowledge, Split, write_json
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Split, write_json
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise, train
@@ -258,7 +259,7 @@ def rival(
     victim: Victim, n: int, seconds: float, device: str, seed: int
 ) -> tuple[Tensor, dict[str, Any]]:
     """The stationarity attack on the same network, as many steps as fit into the same seconds."""
-    checkpoint = Checkpoint(victim.theta, victim.arch, tuple(victim.x.shape[1:]))
+    checkpoint = Network(victim.theta, victim.arch, tuple(victim.x.shape[1:]))
     config = AttackConfig.of(
         candidates=2 * n,
         restarts=1,

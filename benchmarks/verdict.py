@@ -39,12 +39,13 @@ from residuum.auditing.controls import (
 from residuum.auditing.result import AuditResult
 from residuum.auditing.stages import findings, grades, run_tests
 from residuum.auditing.verdict import CLASS_LIKE, GRADES, LEAK, NEAR_COPY, RESEMBLES, decide
-from residuum.checkpoints import as_checkpoint
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import as_array
 from residuum.evaluation.scoring import CandidatePool, whole_pool
+from residuum.io.checkpoints import as_checkpoint
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split, write_json
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Reconstruction, Split, write_json
 from residuum.records.rundir import environment
 from residuum.stationarity import parameters
 from residuum.training import TrainingConfig, initialise, released, train
@@ -79,16 +80,16 @@ def digits(seed: int, n: int, *, pool: int | None = POOL, center: bool = True) -
     return rs.load_dataset("digits", n, seed=seed, holdout=pool, center=center)
 
 
-def victim(seed: int, n: int = 40, steps: int = 2000) -> tuple[Checkpoint, Split]:
+def victim(seed: int, n: int = 40, steps: int = 2000) -> tuple[Network, Split]:
     """A network trained on digits to its margin; every other digit is held out."""
     split = digits(seed, n, pool=None)
     state = train(ARCH, split.train, TrainingConfig(steps=steps, seed=seed))
     return released(state, ARCH, split.train, "binary"), split
 
 
-def random_network(seed: int, arch: str = ARCH) -> Checkpoint:
+def random_network(seed: int, arch: str = ARCH) -> Network:
     start = TrainingConfig(init="default", seed=seed)
-    return Checkpoint(
+    return Network(
         parameters(initialise(Architecture.parse(arch), start)), arch, (1, 8, 8), task="binary"
     )
 
@@ -100,7 +101,7 @@ def granted(data: Dataset, mean: bool) -> Knowledge:
     return known.replace(value_range=(0.0, 1.0), mean=data.mean, provenance={"mean": "train"})
 
 
-def audited(checkpoint: Checkpoint, split: Split, known: Knowledge, **options: Any) -> AuditResult:
+def audited(checkpoint: Network, split: Split, known: Knowledge, **options: Any) -> AuditResult:
     """A whole audit without its certificates, which decide nothing."""
     with mock.patch("residuum.auditing.run.certified", return_value=NO_CERTIFICATE):
         return rs.audit(
@@ -386,7 +387,7 @@ def sound(seed: int) -> Row:
         known = known.replace(theta0=start, provenance={**known.provenance, "theta0": "user"})
     else:
         theta = train(ARCH, split.train, TrainingConfig(steps=1500, seed=seed)).theta
-    checkpoint = Checkpoint(theta, ARCH, claim.shape, task="binary")
+    checkpoint = Network(theta, ARCH, claim.shape, task="binary")
     found = audited(
         checkpoint, Split(claim, split.holdout), known, budget=BUDGET, seed=seed, vouch=True
     )
@@ -468,7 +469,7 @@ def _both(known: Knowledge, seed: int) -> list[Batch]:
     return [Batch(name, 2, 500, seed) for name in names]
 
 
-def _last_layer_only(checkpoint: Checkpoint, split: Split, seed: int) -> dict[str, torch.Tensor]:
+def _last_layer_only(checkpoint: Network, split: Split, seed: int) -> dict[str, torch.Tensor]:
     """Training moves the last layer and nothing else."""
     model = initialise(Architecture.parse(ARCH), TrainingConfig(init="default", seed=seed))
     parts = list(model.named_parameters())
@@ -483,7 +484,7 @@ def _last_layer_only(checkpoint: Checkpoint, split: Split, seed: int) -> dict[st
     return parameters(model)
 
 
-def _pooled_as_strided(split: Split, seed: int) -> Checkpoint:
+def _pooled_as_strided(split: Split, seed: int) -> Network:
     """Trained with max pooling after a convolution; read as a convolution of stride two."""
     from torch import nn
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from residuum.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_checkpoint
 
 Pair = tuple[Tensor, Tensor]
 

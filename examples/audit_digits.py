@@ -15,12 +15,12 @@ import residuum as rs
 ARCH, SAMPLES = "mlp:64-60-60-1", 30
 
 
-def train(split: rs.Split, steps: int) -> rs.Checkpoint:
+def train(split: rs.Split, steps: int) -> rs.Network:
     """A network near its KKT point, or at its random start for ``steps`` = 0."""
     config = rs.TrainingConfig(steps=steps) if steps else rs.TrainingConfig(steps=1, init="default")
     state = rs.train(ARCH, split.train, config)
     theta = state.theta if steps else state.theta0
-    return rs.Checkpoint(theta, ARCH, input_shape=split.train.shape)
+    return rs.Network(theta, ARCH, input_shape=split.train.shape)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, rs.AuditResult]:

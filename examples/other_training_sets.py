@@ -39,8 +39,8 @@ def main(arguments: list[str] | None = None) -> Found:
 
     split = rs.load_dataset("digits", options.samples)
     state = rs.train(ARCH, split.train, rs.TrainingConfig(steps=options.steps))
-    checkpoint = rs.Checkpoint(state.theta, ARCH, input_shape=split.train.shape)
-    kkt = KKTSet.of(rs.build_model(checkpoint, torch.float64), split.train.x, split.train.y).used()
+    checkpoint = rs.Network(state.theta, ARCH, input_shape=split.train.shape)
+    kkt = KKTSet.of(checkpoint.copy_module(torch.float64), split.train.x, split.train.y).used()
 
     direction = kkt.directions("softest")  # no neuron sees it, as far as possible
     budget = kkt.budgets(direction).least  # how far a sample may go, exactly

@@ -39,7 +39,7 @@ def run_case(seed: int, n: int, pool: int) -> Case:
     own = seen.replace(x=seen.x - center, mean=center)
     state = rs.train(arch, own, rs.TrainingConfig(steps=STEPS, seed=seed))
     attacked = rs.audit(
-        rs.Checkpoint(state.theta, arch, own.shape, task="binary"),
+        rs.Network(state.theta, arch, own.shape, task="binary"),
         knowledge=granted(own, mean=True),
         batches=[Batch("binary-kkt", RESTARTS, ATTACK_STEPS, seed), Batch("unmix", 1, 1, seed)],
         baselines=False,

@@ -28,7 +28,7 @@ def train_digits(arch: str, samples: int, seed: int, noise: float = 0.0) -> tupl
         + noise * t.std(correction=0) * torch.randn(t.shape, generator=generator, dtype=t.dtype)
         for name, t in state.theta.items()
     }
-    return rs.Checkpoint(theta, arch), split
+    return rs.Network(theta, arch), split
 
 
 def audit(checkpoint: Any, split: Any, holdout: Any, budget: float, **options: Any) -> Any:

@@ -31,7 +31,7 @@ def run_case(n: int, seed: int, root: str, device: str, steps: int) -> dict[str,
     config = rs.TrainingConfig(steps=TRAINING_STEPS, dtype="float32", seed=seed)
     state = rs.train(arch, split.train, config, device=device)
     shape = split.train.shape
-    checkpoint = rs.Checkpoint(state.theta, arch, shape)
+    checkpoint = rs.Network(state.theta, arch, shape)
     knowledge = rs.Knowledge(shape=shape, sample_count=n)
     train, unseen = (part.x.to(device).float() for part in (split.train, split.holdout))
     preset = rs.PRESETS["residuum"].changed(restarts=1, steps=steps, seed=seed, device=device)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import residuum as rs
 from papers import drawing
 from papers.runs import OURS, Context, Figure, ImageRun, Outcome
-from residuum.records import Checkpoint, Dataset
+from residuum.networks.network import Network
+from residuum.records import Dataset
 from residuum.stationarity import norm
 from residuum.training.methods import squared
 
@@ -74,7 +74,7 @@ def compared(context: Context, name: str) -> Outcome:
 FURTHER = 4000
 
 
-def gradients(checkpoint: Checkpoint, data: Dataset, lr: float, device: str) -> tuple[float, float]:
+def gradients(checkpoint: Network, data: Dataset, lr: float, device: str) -> tuple[float, float]:
     """|grad L + w theta| / |w theta|, where training ended, and of the mean over further plain steps.
 
     Where training presses pre-activations onto their kinks it ends in no zero of the gradient, however
@@ -82,9 +82,9 @@ def gradients(checkpoint: Checkpoint, data: Dataset, lr: float, device: str) -> 
     lie between closed and open, which is 0 at a stationary point in the sense of Clarke; the tie of
     the multipliers to the outputs holds there with those gates.
     """
-    model = rs.build_model(checkpoint, torch.float64).to(device)
+    model = checkpoint.copy_module(torch.float64).to(device)
     x, y = data.x.double().to(device), data.y.double().to(device)
-    theta = dict(model.named_parameters())
+    theta: dict[str, Tensor] = dict(model.named_parameters())
 
     def pulls() -> dict[str, Tensor]:
         found = torch.autograd.grad(squared(model(x), y), [*theta.values()])

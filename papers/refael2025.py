@@ -22,7 +22,8 @@ from papers.points import ExactPoint, noisy, normal, relu_point, steep_point, tr
 from papers.runs import Context, Figure, Outcome, Settings, as_bytes, mlp
 from residuum.attacks import AttackConfig
 from residuum.networks import MLP, dense_chain
-from residuum.records import Checkpoint, Knowledge, Reconstruction, Split
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction, Split
 from residuum.similarity import l2, ncc, standardise
 from residuum.stationarity import norm
 from residuum.theory.budgets import exact_budgets, unit
@@ -159,7 +160,7 @@ def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
     for name, amount, network in cases:
         found = context.attack(network, Knowledge(shape=data.shape), config)
         moved, held = (part.double() + amount for part in (data.x, split.holdout.x[:n]))
-        kkt, x = KKTSet.of(rs.build_model(network), moved, data.y), found.x.double()
+        kkt, x = KKTSet.of(network.copy_module(), moved, data.y), found.x.double()
         row = {"name": name, "per_pixel": amount, "margin": kkt.margin}
         row["residual_at_data"] = kkt.residual
         row["first_layer_residual"] = found.layers[:, -1, 0].sqrt().tolist()
@@ -221,16 +222,17 @@ def five_best(x: Tensor, split: Split, basis: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def components(found: Any, run: int, checkpoint: Checkpoint, basis: Tensor) -> dict[str, float]:
+def components(found: Any, run: int, checkpoint: Network, basis: Tensor) -> dict[str, float]:
     """What lies outside row(W1): its share of the candidates, and ||D^T U|| over ||W1||."""
-    model, mine = rs.build_model(checkpoint).double(), found.run == run
+    model, mine = checkpoint.double_module, found.run == run
+    assert isinstance(model, MLP)
     x, lam, labels = (part[mine].double() for part in (found.x, found.lam, found.labels))
     d, outside = model.signals(model.trace(x), (lam * labels)[:, None])[0], x - x @ basis @ basis.T
     over = float((d.T @ outside).norm() / checkpoint.theta[FIRST].double().norm())
     return {"outside_share": float(outside.norm() / x.norm()), "dtu_over_w1": over}
 
 
-def layer_residuals(found: Reconstruction, checkpoint: Checkpoint, run: int) -> dict[str, Any]:
+def layer_residuals(found: Reconstruction, checkpoint: Network, run: int) -> dict[str, Any]:
     """Squared residual of every layer at the end over its squared target, and their absolute sum."""
     relative = dict(zip(found.layer_names, found.layers[run, -1].tolist(), strict=True))
     sizes = squares(checkpoint.theta)
@@ -238,7 +240,7 @@ def layer_residuals(found: Reconstruction, checkpoint: Checkpoint, run: int) -> 
     return {"relative_squared": relative, "objective": total}
 
 
-def rewritten(checkpoint: Checkpoint, amount: float) -> Checkpoint:
+def rewritten(checkpoint: Network, amount: float) -> Network:
     """b -> b - <w, u> with u the same in every pixel: the network that sees x + u as x."""
     bias = checkpoint.theta[BIAS] - amount * checkpoint.theta[FIRST].sum(1)
     return checkpoint.replace(theta={**checkpoint.theta, BIAS: bias})

@@ -26,8 +26,8 @@ from residuum.attacks.run import resolve
 from residuum.attacks.unmixing.layers import LARGE_INITIALIZATION, TOO_FEW_DIRECTIONS
 from residuum.cli.output import attack_progress, training_progress
 from residuum.errors import DataError, InputError
+from residuum.networks.network import Network
 from residuum.records import (
-    Checkpoint,
     Dataset,
     Knowledge,
     Reconstruction,
@@ -104,7 +104,7 @@ SCALES = {
 class Victim(Record):
     """A trained network with its initial weights and how training went."""
 
-    checkpoint: Checkpoint
+    checkpoint: Network
     theta0: dict[str, Tensor]
     summary: dict[str, Any]
 
@@ -187,7 +187,7 @@ class Context:
 
         return self.kept(Victim, make, arch, task, config.to_json(), data.x, data.y)
 
-    def attack(self, target: Checkpoint, known: Knowledge, config: AttackConfig) -> Reconstruction:
+    def attack(self, target: Network, known: Knowledge, config: AttackConfig) -> Reconstruction:
         """Attack, or take what the same attack brought back before; what is known is not kept."""
 
         def make(partial: Path) -> Reconstruction:
@@ -208,7 +208,7 @@ def alone(path: Path) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
-def attack_identity(target: Checkpoint, known: Knowledge, config: AttackConfig) -> list[Any]:
+def attack_identity(target: Network, known: Knowledge, config: AttackConfig) -> list[Any]:
     """What decides an attack: weights, what is known, settings; not the device.
 
     Settings are those that the attack chooses where none are said: with other defaults it is another.
@@ -229,7 +229,7 @@ def first_residual(found: Reconstruction) -> float:
     return float(found.layers[:, -1, 0].sqrt().min()) if found.layers.numel() else float("nan")
 
 
-def figures_of(checkpoint: Checkpoint, data: Dataset, loss: str = "") -> dict[str, float]:
+def figures_of(checkpoint: Network, data: Dataset, loss: str = "") -> dict[str, float]:
     """Loss and accuracy of a network on labelled samples; regression counts signs."""
     task, outputs = checkpoint.task, outputs_of(checkpoint, data)
     y = data.y.long() if task == "multiclass" else data.y.double().reshape(-1)
@@ -239,9 +239,9 @@ def figures_of(checkpoint: Checkpoint, data: Dataset, loss: str = "") -> dict[st
 
 
 @torch.no_grad()
-def outputs_of(checkpoint: Checkpoint, data: Dataset) -> Tensor:
+def outputs_of(checkpoint: Network, data: Dataset) -> Tensor:
     """(n, C) what the network says of samples."""
-    return evaluate(rs.build_model(checkpoint, torch.float64), data.x.double())
+    return evaluate(checkpoint.copy_module(torch.float64), data.x.double())
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,10 @@ from papers.refael2025 import (
 )
 from papers.runs import Context, Figure, Outcome, Settings, Victim, first_residual, mlp
 from residuum.attacks import AttackConfig
-from residuum.checkpoints.surfaces import rank_above, singular_values
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Split
+from residuum.networks import MLP
+from residuum.networks.network import Network
+from residuum.networks.spectrum import rank_above, singular_values
+from residuum.records import Dataset, Knowledge, Reconstruction, Split
 from residuum.stationarity import flatten, norm, residual
 from residuum.theory.directions import data_direction
 from residuum.theory.kkt_sets import KKTSet
@@ -77,7 +79,7 @@ def digits(context: Context, seed: int, depth: int = 1, data: str = "mnist") -> 
     return split, mlp(split.train, (SIZES[context.scale.name].width,) * depth)
 
 
-def attacked(context: Context, checkpoint: Checkpoint, n: int, **changes: Any) -> Reconstruction:
+def attacked(context: Context, checkpoint: Network, n: int, **changes: Any) -> Reconstruction:
     """Two candidates per sample, the shape and the number of samples known."""
     own = SIZES[context.scale.name]
     base = AttackConfig.of(steps=own.steps, restarts=own.restarts, dtype=context.fast)
@@ -93,7 +95,7 @@ def counts(found: Reconstruction, split: Split) -> dict[str, Any]:
     return {"first_layer_residual": first_residual(found)} | {key: metric[key] for key in names}
 
 
-def first_layer_rank(checkpoint: Checkpoint) -> int:
+def first_layer_rank(checkpoint: Network) -> int:
     """Singular values of the first layer above 1% of the largest."""
     return rank_above(singular_values(checkpoint.theta[FIRST]), 0.01)
 
@@ -133,7 +135,7 @@ def flat(context: Context) -> Rows:
 def judged(context: Context, net: Victim, split: Split) -> dict[str, Any]:
     """Attack and score; the certificate and the budgets of the true samples."""
     checkpoint, n = net.checkpoint, len(split.train)
-    given = KKTSet.of(rs.build_model(checkpoint), split.train.x, split.train.y)
+    given = KKTSet.of(checkpoint.copy_module(), split.train.x, split.train.y)
     kkt = given.used()
     layers = sum(name.endswith("weight") for name in checkpoint.theta)  # the order of homogeneity
     budgets = kkt.budgets(kkt.directions("weights")).least / kkt.x.flatten(1).norm(dim=1)
@@ -167,9 +169,10 @@ def spectrum(context: Context) -> Rows:
             yield row | five_best(found.x.double(), split, row_space(net.checkpoint.theta[FIRST]))
 
 
-def flatness(checkpoint: Checkpoint, split: Split) -> dict[str, Any]:
+def flatness(checkpoint: Network, split: Split) -> dict[str, Any]:
     """sigma_d, gamma, and the budgets along the last singular vector: Theorem 8 and exact."""
-    model = rs.build_model(checkpoint).double()
+    model = checkpoint.double_module
+    assert isinstance(model, MLP)
     kkt = KKTSet.of(model, split.train.x, split.train.y)
     nu, sigma, gamma = data_direction(split.train.x)
     eps = kkt.residual * norm(kkt.target)
@@ -194,7 +197,7 @@ def convnet(context: Context) -> Rows:
         arch = f"convnet:{'x'.join(map(str, split.train.shape))}-4-8-1"
         steps = min(SIZES[context.scale.name].training, 2000)
         net = context.train(arch, split.train, steps=steps, seed=seed)
-        kkt = KKTSet.of(rs.build_model(net.checkpoint), split.train.x, split.train.y)
+        kkt = KKTSet.of(net.checkpoint.copy_module(), split.train.x, split.train.y)
         some = (kkt.lam > 0).nonzero()[:3, 0]
         nu = kkt.directions("softest", some)
         least = kkt.budgets(nu, some).least
@@ -227,7 +230,7 @@ def partly(context: Context) -> Rows:
             yield row | counts(found, split)
 
 
-def some_neurons(checkpoint: Checkpoint, share: float, seed: int) -> Checkpoint:
+def some_neurons(checkpoint: Network, share: float, seed: int) -> Network:
     """The network of some hidden neurons: each one's equation stands without the others."""
     theta = checkpoint.theta
     width, dim = theta[FIRST].shape
@@ -237,7 +240,7 @@ def some_neurons(checkpoint: Checkpoint, share: float, seed: int) -> Checkpoint:
     return checkpoint.replace(theta=part, arch=f"mlp:{dim}-{len(keep)}-1")
 
 
-def from_balance(checkpoint: Checkpoint, guess: int | None) -> Checkpoint:
+def from_balance(checkpoint: Network, guess: int | None) -> Network:
     """Output weights from |v_j|^2 = |w_j|^2 + b_j^2, with the true signs or guessed ones."""
     theta = checkpoint.theta
     size = (theta[FIRST].square().sum(1) + theta[BIAS].square()).sqrt()
@@ -275,7 +278,7 @@ def objective(context: Context) -> Rows:
             yield row | {"history": history(found, net.checkpoint), **left(found, net)}
 
 
-def history(found: Reconstruction, checkpoint: Checkpoint) -> list[tuple[int, float]]:
+def history(found: Reconstruction, checkpoint: Network) -> list[tuple[int, float]]:
     """(step, objective) at about ten moments."""
     sizes = squares(checkpoint.theta)
     scales = torch.tensor([sizes[name] for name in found.layer_names], dtype=torch.float64)
@@ -288,7 +291,7 @@ def left(found: Reconstruction, net: Victim) -> dict[str, float]:
     """What the candidates leave of theta, with the network's own gates, against theta_0."""
     theta = {name: t.double() for name, t in net.checkpoint.theta.items()}
     u = (found.lam.double() * found.labels.double())[:, None]
-    rest = flatten(residual(rs.build_model(net.checkpoint).double(), theta, found.x.double(), u))
+    rest = flatten(residual(net.checkpoint.copy_module().double(), theta, found.x.double(), u))
     start = flatten({name: net.theta0[name].double() for name in theta})
     cosine = float(rest @ start / (rest.norm() * start.norm()))
     lengths = {"left_squared": float(rest @ rest), "multipliers": float(found.lam.sum())}

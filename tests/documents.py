@@ -20,7 +20,8 @@ from residuum.auditing import run as auditing
 from residuum.auditing import stages
 from residuum.auditing.budget import Batch, Plan, seconds_of
 from residuum.cli.main import main
-from residuum.records import Checkpoint, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Knowledge
 
 BUDGET, STEPS = 10.0, 500
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,7 +79,7 @@ def ignore_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits of one batch of STEPS steps at most, the same however busy the machine is."""
 
     def one_batch(
-        _: Checkpoint, __: Knowledge, config: AttackConfig, share: float, **_more: Any
+        _: Network, __: Knowledge, config: AttackConfig, share: float, **_more: Any
     ) -> Plan:
         steps = min(config.steps, STEPS)
         batch = Batch(config.objective, config.restarts, steps, config.seed)

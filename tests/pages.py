@@ -21,10 +21,9 @@ from residuum.auditing.verdict import (
     Twin,
     Verdict,
 )
-from residuum.checkpoints import Inspection
+from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
-    Checkpoint,
     Knowledge,
     Reconstruction,
     Scores,
@@ -33,6 +32,7 @@ from residuum.records import (
     Uniqueness,
 )
 from residuum.records.results import MetricScore, SampleMatch, SampleScore
+from residuum.surfaces.inspection import Inspection
 
 OUTCOMES = tuple(EXIT_CODES)
 HOSTILE = (
@@ -174,7 +174,7 @@ def bare(**given: Any) -> AuditResult:
         "subject": "bare",
         "created": "2026-03-04T09:30:00+00:00",
         "verdict": Verdict(INCONCLUSIVE),
-        "checkpoint": Checkpoint({}, "mlp:64-1000-1000-1"),
+        "checkpoint": Network({}, "mlp:64-1000-1000-1"),
         "inspection": _inspection(),
         "knowledge": Knowledge(),
         "attacks": (),

@@ -16,9 +16,11 @@ from typing import Any
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.run import resolve
-from residuum.checkpoints import checkpoint_from_module, save_checkpoint
 from residuum.cli.main import main
-from residuum.records import Checkpoint, Knowledge
+from residuum.io.checkpoints import save_checkpoint
+from residuum.io.modules import checkpoint_from_module
+from residuum.networks.network import Network
+from residuum.records import Knowledge
 from residuum.sweeping import Plan
 from residuum.sweeping.executors import Job, Task, jobs
 from residuum.sweeping.run import FACTS, JOURNAL, Study
@@ -30,7 +32,7 @@ KNOWLEDGE = Knowledge(sample_count=6)
 
 
 @lru_cache(maxsize=1)
-def victim() -> Checkpoint:
+def victim() -> Network:
     """An exact KKT point with six samples."""
     return checkpoint_from_module(relu_point().model)
 

@@ -23,11 +23,11 @@ from residuum.attacks.defense_aware.strategies import (
     told_the_shift,
     without_noise,
 )
-from residuum.checkpoints import build_model
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.networks import MLP
-from residuum.records import Checkpoint, Knowledge, same
+from residuum.networks.network import Network
+from residuum.records import Knowledge, same
 from residuum.stationarity import residual, weighted_gradient
 from residuum.training import TrainingConfig, released, train
 from tests.cases import ExactPoint, multiclass_point, relu_point
@@ -36,13 +36,13 @@ SHIFTS = (0.05, 0.5, 5.0)
 BIAS = "layers.0.bias"
 
 
-def checkpoint(model: MLP, task: str = "binary") -> Checkpoint:
+def checkpoint(model: MLP, task: str = "binary") -> Network:
     widths = (model.linears[0].in_features, *(layer.out_features for layer in model.linears))
     theta = {name: t.detach().clone() for name, t in model.state_dict().items()}
-    return Checkpoint(theta, "mlp:" + "-".join(map(str, widths)), (widths[0],), (), task)
+    return Network(theta, "mlp:" + "-".join(map(str, widths)), (widths[0],), (), task)
 
 
-def with_bias(released: Checkpoint, bias: Tensor) -> Checkpoint:
+def with_bias(released: Network, bias: Tensor) -> Network:
     return released.replace(theta={**released.theta, BIAS: bias})
 
 
@@ -145,14 +145,14 @@ def test_a_vector_needs_more_neurons_than_directions() -> None:
 
 
 @pytest.fixture(params=[2, 3])
-def rewritten(request: pytest.FixtureRequest) -> tuple[ExactPoint, Checkpoint, Tensor]:
+def rewritten(request: pytest.FixtureRequest) -> tuple[ExactPoint, Network, Tensor]:
     point = relu_point(request.param, groups=3, seed=1)
     u = torch.randn(12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     return point, move_biases(checkpoint(point.model), -u), u
 
 
 def test_stationarity_gives_any_shift_at_the_right_candidates(
-    rewritten: tuple[ExactPoint, Checkpoint, Tensor],
+    rewritten: tuple[ExactPoint, Network, Tensor],
 ) -> None:
     point, shifted, u = rewritten
     z = point.x + u
@@ -172,12 +172,12 @@ def test_stationarity_gives_any_shift_at_the_right_candidates(
 
 
 def test_the_residual_is_that_of_the_moved_network(
-    rewritten: tuple[ExactPoint, Checkpoint, Tensor],
+    rewritten: tuple[ExactPoint, Network, Tensor],
 ) -> None:
     point, shifted, _ = rewritten
     generator = torch.Generator().manual_seed(2)
     z, u = point.x + 0.3, torch.randn(12, generator=generator, dtype=torch.float64)
-    moved = build_model(move_biases(shifted, u), torch.float64).requires_grad_(False)
+    moved = move_biases(shifted, u).copy_module(torch.float64).requires_grad_(False)
     theta = {name: p.detach() for name, p in moved.named_parameters()}
     r = residual(moved, theta, z - u, (point.lam * point.y)[:, None])
     first = [name for name in theta if name.startswith("layers.0")]
@@ -204,7 +204,7 @@ def test_told_the_shift_of_the_data_the_equation_is_that_of_unshifted_samples() 
         (checkpoint(point.model),), Knowledge(), AttackConfig(), {"shift": u, "rewritten": False}
     )
     adapted = told_the_shift(handed)
-    model = build_model(adapted.checkpoint, torch.float64).requires_grad_(False)
+    model = adapted.checkpoint.copy_module(torch.float64).requires_grad_(False)
     total = weighted_gradient(model, point.x - u, (point.lam * point.y)[:, None])
     assert adapted.knowledge.theta0 is not None
     for name, t in adapted.checkpoint.theta.items():
@@ -222,7 +222,7 @@ def test_moving_biases_by_nothing_changes_no_bit_and_back_is_where_it_was() -> N
         move_biases(released.replace(theta={"layers.0.weight": torch.zeros(2, 3)}), 1.0)
 
 
-def noisy(released: Checkpoint, size: float, seed: int) -> Checkpoint:
+def noisy(released: Network, size: float, seed: int) -> Network:
     generator = torch.Generator().manual_seed(seed)
     theta = {
         name: t + size * torch.randn(t.shape, generator=generator, dtype=t.dtype)
@@ -240,7 +240,7 @@ def test_noise_is_averaged_away_and_cut_off() -> None:
     clean = checkpoint(model)
     releases = tuple(noisy(clean, 0.2, seed) for seed in range(16))
 
-    def error(part: Checkpoint) -> float:
+    def error(part: Network) -> float:
         return float((part.theta["layers.0.weight"] - clean.theta["layers.0.weight"]).norm())
 
     config = AttackConfig(steps=8, restarts=1, candidates=4)

@@ -19,10 +19,12 @@ from residuum.attacks.stationarity import plain
 from residuum.attacks.stationarity.objectives import BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.stationarity.problem import Problem
 from residuum.auditing.stages import _kkt
-from residuum.checkpoints.reading import _keep, as_checkpoint, load_with_code, made
 from residuum.cli.main import main
 from residuum.engine.generic import GRAPHS
 from residuum.errors import ArchitectureError, CheckpointError, InputError
+from residuum.io.checkpoints import as_checkpoint
+from residuum.io.modules import _keep
+from residuum.io.trusted_code import load_with_code, made
 from residuum.networks import ConvNet, Kinks, SigmoidReLU, Softplus, dense_chain, with_surrogate
 from residuum.networks.probing import probe
 
@@ -105,10 +107,10 @@ def test_a_class_that_computes_an_mlp_is_that_mlp(activation: Any, name: str) ->
     model = Net(activation)
     checkpoint = rs.checkpoint_from_module(model, shape_if_kept=(1, 4, 4))
     assert checkpoint.arch == "mlp:16-12-8-3,bias=all" + name
-    assert checkpoint.module is None
+    assert checkpoint.live is None
     assert checkpoint.source_names["layers.1.weight"] == "fc2.weight"
     x = torch.randn(5, 16)
-    torch.testing.assert_close(rs.build_model(checkpoint)(x), model.eval()(x))
+    torch.testing.assert_close(checkpoint.copy_module()(x), model.eval()(x))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_estimators_of_scikit_learn_are_networks(activation: str) -> None:
         (MLPRegressor(**settings, random_state=0).fit(x, y), "regression"),
     ):
         checkpoint = as_checkpoint(estimator)
-        outputs = rs.build_model(checkpoint)(torch.from_numpy(x)).detach()
+        outputs = checkpoint.copy_module()(torch.from_numpy(x)).detach()
         assert checkpoint.task == task
         if task == "binary":
             wanted = torch.special.logit(torch.from_numpy(estimator.predict_proba(x)[:, 1]))
@@ -269,7 +271,7 @@ def test_one_output_may_come_without_a_dimension() -> None:
     checkpoint = rs.checkpoint_from_module(model, input_shape=(16,))
     assert checkpoint.arch == "module:16-1,class=Flat"
     x = torch.randn(3, 16)
-    assert torch.equal(rs.build_model(checkpoint)(x)[:, 0], model.eval()(x))
+    assert torch.equal(checkpoint.copy_module()(x)[:, 0], model.eval()(x))
 
 
 def test_what_a_reader_must_know_is_noted() -> None:
@@ -357,7 +359,7 @@ def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> N
     assert dense_chain(model) is not None
     parts = [part for layer in model.linears for part in (layer, model.activation)][:-1]
     kept = _keep(nn.Sequential(*parts), (16,))
-    assert dense_chain(rs.build_model(kept)) is None
+    assert dense_chain(kept.copy_module()) is None
     config = rs.AttackConfig.of(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
     one = rs.attack(kept, None, config)
     other = rs.attack(model, None, config)
@@ -641,7 +643,7 @@ def test_images_may_be_given_to_a_network_that_takes_them_flat() -> None:
     assert found.x.shape[1:] == (1, 4, 4)
     checkpoint = rs.checkpoint_from_module(model, shape_if_kept=(1, 4, 4))
     x = torch.randn(3, 1, 4, 4)
-    assert torch.equal(rs.build_model(checkpoint)(x), model.eval()(x.flatten(1)))
+    assert torch.equal(checkpoint.copy_module()(x), model.eval()(x.flatten(1)))
     with pytest.raises(ArchitectureError, match=r"samples of shape \(1, 4, 5\)"):
         rs.attack(model, rs.Knowledge(shape=(1, 4, 5)), SHORT)
 

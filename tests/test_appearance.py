@@ -19,7 +19,7 @@ def trained(name, n):
     split = load_dataset(name, n, seed=5, holdout=30)
     arch = f"mlp:{split.train.x[0].numel()}-40-40-1"
     theta = dict(train(arch, split.train, CONFIG).theta)
-    return rs.Checkpoint(theta, arch, tuple(split.train.x.shape[1:]))
+    return rs.Network(theta, arch, tuple(split.train.x.shape[1:]))
 
 
 def strokes(n=30, side=20):
@@ -57,7 +57,7 @@ def test_pen_strokes_have_a_weaker_prior_still_where_the_sign_is_free():
     first = (mixtures @ strokes().flatten(1)).float()
     theta = {"layers.0.weight": first, "layers.0.bias": torch.zeros(50)}
     theta["layers.1.weight"] = torch.ones(1, 50)
-    drawn = rs.Checkpoint(theta, "mlp:400-50-1", (1, 20, 20))
+    drawn = rs.Network(theta, "mlp:400-50-1", (1, 20, 20))
     for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_STROKES)):
         told = resolve(drawn, rs.Knowledge(), rs.AttackConfig(objective=objective))
         assert told.priors == (("sparse-gradients", weight),)

@@ -24,7 +24,6 @@ from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
 from residuum.auditing.stages import merged
 from residuum.auditing.verdict import INCONCLUSIVE
-from residuum.checkpoints import build_model
 from residuum.cli.audit import AFTER, _progress
 from residuum.cli.main import main
 from residuum.errors import DataError, OutputError
@@ -122,7 +121,7 @@ def test_data_never_reaches_the_attack() -> None:
 def test_plain_arrays_and_a_live_network_will_do() -> None:
     checkpoint, split = tight()
     found = rs.audit(
-        build_model(checkpoint),
+        checkpoint.copy_module(),
         data=(split.train.x.numpy(), split.train.y.numpy()),
         holdout=split.holdout.x.numpy(),
         batches=(Batch("binary-kkt", 1, 20, 0),),

@@ -17,10 +17,10 @@ from torch import nn
 import residuum as rs
 from residuum.attacks import AttackConfig
 from residuum.attacks.stationarity.objectives import Moment
-from residuum.checkpoints.contents import beside, with_release
-from residuum.checkpoints.surfaces import MOMENT, SURFACES
 from residuum.cli.main import main
 from residuum.errors import InputError
+from residuum.io.release_knowledge import beside, with_release
+from residuum.surfaces.surface import MOMENT, SURFACES
 from tests.program import Capture, one_line, printed
 
 
@@ -136,7 +136,7 @@ def test_an_estimator_is_read_with_its_moment_and_start(
     live = rs.moment_of(model)
     assert knowledge.moment is not None
     assert all(torch.allclose(knowledge.moment[n], t) for n, t in live.items())
-    outputs = rs.build_model(released)(torch.from_numpy(x).to(next(iter(released.theta.values()))))
+    outputs = released.copy_module()(torch.from_numpy(x).to(next(iter(released.theta.values()))))
     assert np.allclose(outputs.softmax(1).detach().numpy(), model.predict_proba(x), atol=1e-6)
 
 
@@ -180,7 +180,7 @@ def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() 
         own = dict(model.named_parameters())
         moment = {n: own[checkpoint.source_names[n]].grad for n in checkpoint.theta}
         problem = Problem(
-            rs.build_model(checkpoint),
+            checkpoint.copy_module(),
             Moment(),
             rs.Knowledge(moment=moment),
             labels,

@@ -19,10 +19,11 @@ from numpy.lib import format as npy
 from PIL import Image
 from safetensors.torch import save
 
-from residuum.checkpoints import save_checkpoint
-from residuum.checkpoints.reading import LEGACY_MAGIC, LEGACY_PROTOCOL
+from residuum.io.checkpoints import save_checkpoint
+from residuum.io.pickles import LEGACY_MAGIC
+from residuum.io.torch_files import LEGACY_PROTOCOL
 from residuum.networks import Architecture
-from residuum.records import Checkpoint
+from residuum.networks.network import Network
 from tests.confined import confined
 
 SECONDS, BYTES = 5, 300_000_000
@@ -262,7 +263,7 @@ BATCHES: dict[str, Callable[[], bytes]] = {
 def commands(tmp_path: Path) -> dict[str, list[str]]:
     """A command that reads each of the files, and one sound archive of 80 MB."""
     theta = Architecture.parse("mlp:4-3-1").build().state_dict()
-    model = save_checkpoint(Checkpoint(dict(theta), "mlp:4-3-1"), tmp_path / "model.safetensors")
+    model = save_checkpoint(Network(dict(theta), "mlp:4-3-1"), tmp_path / "model.safetensors")
     quick = ["--steps", "2", "--quiet", "--out", str(tmp_path / "run")]
 
     def write(name: str, content: bytes) -> str:

@@ -24,27 +24,21 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
-from residuum.checkpoints import (
-    ASSUMED_RELU,
-    ASSUMED_STRIDES,
-    as_checkpoint,
-    build_model,
-    checkpoint_from_module,
-    inspect_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
-from residuum.checkpoints.pickles import Machine
-from residuum.checkpoints.surfaces import TOLERANCES, Inspection
 from residuum.errors import (
     ArchitectureError,
     CheckpointError,
     ResiduumError,
     UnsafeFileError,
 )
+from residuum.io.checkpoints import as_checkpoint, load_checkpoint, save_checkpoint
+from residuum.io.modules import checkpoint_from_module
+from residuum.io.pickles import Machine
 from residuum.networks import MLP, Architecture, ConvNet, Polynomial, PolynomialNetwork, ReLU
 from residuum.networks.activations import Softplus
-from residuum.records import Checkpoint, same
+from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
+from residuum.networks.network import Network
+from residuum.records import same
+from residuum.surfaces.inspection import TOLERANCES, Inspection, inspect_checkpoint
 
 ARCH = "mlp:5-7-6-2"
 
@@ -127,7 +121,7 @@ def test_round_trip_is_exact(tmp_path: Path, arch: str, dtype: torch.dtype) -> N
     theta = {name: t.to(dtype) for name, t in weights(arch).items()}
     shape = (1, 4, 4) if arch.startswith("convnet") else (Architecture.parse(arch).inputs,)
     names = {name: name for name in theta}
-    checkpoint = Checkpoint(
+    checkpoint = Network(
         theta, arch, shape, ("cat", "größe"), "multiclass", (ASSUMED_STRIDES,), names
     )
     path = save_checkpoint(checkpoint, tmp_path / "run" / "model.safetensors")
@@ -309,7 +303,7 @@ def test_a_convnet_of_others_is_read_and_its_strides_are_an_assumption(
     assert found.source_names["convolutions.0.bias"] == "conv1.bias"
     assert ASSUMED_STRIDES in found.assumptions
     x = torch.rand(3, 1, 28, 28)
-    assert torch.equal(build_model(found)(x), model(x)) == (kind is Strided)
+    assert torch.equal(found.copy_module()(x), model(x)) == (kind is Strided)
 
 
 def test_an_architecture_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
@@ -669,7 +663,7 @@ def test_metadata_are_not_trusted(tmp_path: Path, change: dict[str, str]) -> Non
 
 def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="labels"):
-        save_checkpoint(Checkpoint(weights(), ARCH, labels=("a\nb",)), tmp_path / "m")
+        save_checkpoint(Network(weights(), ARCH, labels=("a\nb",)), tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -712,7 +706,7 @@ def test_a_folded_batch_norm_is_read_as_the_refusal_says(tmp_path: Path) -> None
     folded = nn.Sequential(fuse_linear_bn_eval(first.eval(), norm), nn.ReLU(), last)
     found = load_checkpoint(write_torch(tmp_path / "m.pt", folded.state_dict()))
     x = torch.randn(5, 3)
-    torch.testing.assert_close(build_model(found)(x), model(x))
+    torch.testing.assert_close(found.copy_module()(x), model(x))
 
 
 @pytest.mark.parametrize("arch", [None, "mlp:784-4-128,bias=none"])
@@ -794,7 +788,7 @@ def test_large_files_are_refused(tmp_path: Path, legacy: bool) -> None:
 
 def valid_files() -> dict[str, bytes]:
     state = weights("mlp:3-4-1")
-    checkpoint = Checkpoint(state, "mlp:3-4-1")
+    checkpoint = Network(state, "mlp:3-4-1")
     files = {"safetensors": save(checkpoint.theta, {**OURS, "architecture": "mlp:3-4-1"})}
     for name, zipped in (("zip", True), ("legacy", False)):
         buffer = io.BytesIO()
@@ -835,9 +829,9 @@ def test_mutated_files_raise_only_our_errors(
 
 
 def test_build_model(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(weights(), ARCH)
+    checkpoint = Network(weights(), ARCH)
     state = torch.get_rng_state()
-    model = build_model(checkpoint)
+    model = checkpoint.copy_module()
     assert torch.equal(state, torch.get_rng_state())
     assert not model.training
     assert same(dict(model.state_dict()), checkpoint.theta)
@@ -845,9 +839,9 @@ def test_build_model(tmp_path: Path) -> None:
     with torch.no_grad():
         next(model.parameters()).zero_()
     assert checkpoint.theta["layers.0.weight"].any()
-    assert build_model(checkpoint, torch.float64)(torch.ones(2, 5).double()).dtype == torch.float64
+    assert checkpoint.copy_module(torch.float64)(torch.ones(2, 5).double()).dtype == torch.float64
     with pytest.raises(ArchitectureError, match="must fit"):
-        build_model(checkpoint.replace(arch="mlp:5-7-6-3"))
+        checkpoint.replace(arch="mlp:5-7-6-3").copy_module()
 
 
 MODULES = {
@@ -872,7 +866,7 @@ def test_checkpoint_from_module(arch: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_from_module(model, labels=("a", "b"), task="multiclass")
     assert checkpoint.arch == arch
     x = torch.randn(3, Architecture.parse(arch).inputs, dtype=torch.float64)
-    torch.testing.assert_close(build_model(checkpoint)(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(checkpoint.copy_module()(x), model(x), rtol=0, atol=0)
     assert set(checkpoint.source_names.values()) == set(model.state_dict())
     loaded = load_checkpoint(save_checkpoint(checkpoint, tmp_path / "m"))
     assert same(loaded.replace(source_names=checkpoint.source_names), checkpoint)
@@ -886,7 +880,7 @@ def test_a_relu_may_be_used_twice() -> None:
     checkpoint = checkpoint_from_module(model)
     assert checkpoint.arch == "mlp:3-4-4-1"
     x = torch.randn(5, 3)
-    torch.testing.assert_close(build_model(checkpoint)(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(checkpoint.copy_module()(x), model(x), rtol=0, atol=0)
 
 
 class Own(nn.Module):
@@ -939,19 +933,19 @@ def test_any_other_module_is_kept_as_given(name: str, tmp_path: Path) -> None:
     assert "is kept as given" in checkpoint.assumptions[0]
     own = copy.deepcopy(model).float().eval()
     x = torch.randn(3, *checkpoint.input_shape)
-    built = build_model(checkpoint)
+    built = checkpoint.copy_module()
     torch.testing.assert_close(built(x), own(x), rtol=0, atol=0)
     torch.testing.assert_close(built(x.flatten(1)), own(x), rtol=0, atol=0)
     torch.testing.assert_close(
-        build_model(checkpoint, torch.float64)(x.double()), own.double()(x.double())
+        checkpoint.copy_module(torch.float64)(x.double()), own.double()(x.double())
     )
     assert same(checkpoint.theta, {n: p.detach().float() for n, p in model.named_parameters()})
     next(iter(checkpoint.theta.values())).zero_()
-    assert not next(build_model(checkpoint).parameters()).any()
+    assert not next(checkpoint.copy_module().parameters()).any()
     assert next(model.parameters()).any()
     with pytest.raises(ArchitectureError, match="kept as given; a file holds its weights, not the"):
         load_checkpoint(save_checkpoint(checkpoint, tmp_path / "m"))
-    back = Checkpoint.load(checkpoint.save(tmp_path / "record"))
+    back = Network.load(checkpoint.save(tmp_path / "record"))
     assert back.module is None
     assert same(back, checkpoint.replace(module=None))
 
@@ -964,7 +958,7 @@ def test_weights_that_two_layers_share_stay_shared() -> None:
     with torch.no_grad():
         layer.weight += 1
         layer.bias += 1
-    assert torch.equal(build_model(moved)(x), layer(layer(x).relu()))
+    assert torch.equal(moved.copy_module()(x), layer(layer(x).relu()))
 
 
 class Twice(Own):
@@ -1017,7 +1011,7 @@ def test_dropout_and_identity_are_passed_over() -> None:
     assert checkpoint.arch == "mlp:4-3-2,bias=all"
     assert checkpoint.source_names["layers.1.bias"] == "5.bias"
     x = torch.randn(5, 4)
-    torch.testing.assert_close(build_model(checkpoint)(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(checkpoint.copy_module()(x), model(x), rtol=0, atol=0)
 
 
 def test_a_state_dict_is_read_as_its_file(tmp_path: Path) -> None:
@@ -1048,7 +1042,7 @@ def test_module_input_shape() -> None:
 def test_inspection_against_numpy() -> None:
     theta = weights("mlp:20-30-6-2,bias=hidden")
     theta["layers.0.weight"] *= torch.logspace(0, -5, 20)
-    found = inspect_checkpoint(Checkpoint(theta, "mlp:20-30-6-2,bias=hidden", assumptions=("a",)))
+    found = inspect_checkpoint(Network(theta, "mlp:20-30-6-2,bias=hidden", assumptions=("a",)))
     w = {name: t.double().numpy() for name, t in theta.items()}
     singular = np.linalg.svd(w["layers.0.weight"], compute_uv=False)
     ranks = [int((singular > t * singular[0]).sum()) for t in TOLERANCES]
@@ -1083,22 +1077,22 @@ def test_inspection_against_numpy() -> None:
     ],
 )
 def test_measured_homogeneity(arch: str, order: float | None) -> None:
-    assert inspect_checkpoint(Checkpoint(weights(arch), arch)).homogeneity_order == order
+    assert inspect_checkpoint(Network(weights(arch), arch)).homogeneity_order == order
 
 
 def test_balance_of_a_balanced_network() -> None:
     theta = weights("mlp:5-7-1")
     size = (theta["layers.0.weight"].square().sum(1) + theta["layers.0.bias"].square()).sqrt()
     theta["layers.1.weight"] = size[None]
-    assert inspect_checkpoint(Checkpoint(theta, "mlp:5-7-1")).balance < 1e-6
+    assert inspect_checkpoint(Network(theta, "mlp:5-7-1")).balance < 1e-6
     theta["layers.0.bias"] = theta["layers.0.bias"] + 1
-    assert inspect_checkpoint(Checkpoint(theta, "mlp:5-7-1")).balance > 0.01
-    assert inspect_checkpoint(Checkpoint(weights("mlp:5-1"), "mlp:5-1")).balance is None
+    assert inspect_checkpoint(Network(theta, "mlp:5-7-1")).balance > 0.01
+    assert inspect_checkpoint(Network(weights("mlp:5-1"), "mlp:5-1")).balance is None
 
 
 def test_filters_of_a_convolution_have_ranks_and_no_directions() -> None:
     arch = "convnet:1x8x8-4-6-1"
-    found = inspect_checkpoint(Checkpoint(weights(arch), arch))
+    found = inspect_checkpoint(Network(weights(arch), arch))
     assert found.directions is None
     assert "convolution" in found.directions_of
     assert dict(found.ranks)[1e-2] == 4  # filters, of nine weights each
@@ -1107,7 +1101,7 @@ def test_filters_of_a_convolution_have_ranks_and_no_directions() -> None:
 def test_inspection_as_json_and_as_record(tmp_path: Path) -> None:
     for scale in (0.0, 1.0, 1e200):
         theta = {name: scale * t.double() for name, t in weights("mlp:5-7-1").items()}
-        found = inspect_checkpoint(Checkpoint(theta, "mlp:5-7-1", (5,)))
+        found = inspect_checkpoint(Network(theta, "mlp:5-7-1", (5,)))
         published = json.loads(json.dumps(found.to_json(), allow_nan=False))
         assert published["ranks"] == {f"{t:g}": rank for t, rank in found.ranks}
         assert published["directions"] == found.directions

@@ -23,10 +23,10 @@ from torch import nn
 
 import residuum
 from residuum.attacks import every_attack
-from residuum.checkpoints import load_checkpoint
 from residuum.cli.main import COMMANDS as COMMAND_MODULES
 from residuum.cli.main import app, main
 from residuum.cli.options import Granted, flat, option
+from residuum.io.checkpoints import load_checkpoint
 from residuum.records import Dataset, same
 from residuum.records.rundir import sha256
 from residuum.settings import ATTACKS, PLACES
@@ -674,7 +674,7 @@ def test_bugs_and_interrupts_have_their_own_codes(
     def fail(*_: object, **__: object) -> None:
         raise problem
 
-    monkeypatch.setattr("residuum.checkpoints.load_checkpoint", fail)
+    monkeypatch.setattr("residuum.io.checkpoints.load_checkpoint", fail)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
     assert main(["inspect", "anything"]) == code
     out, err = capsys.readouterr()
@@ -688,7 +688,7 @@ def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("residuum.checkpoints.load_checkpoint", fail)
+    monkeypatch.setattr("residuum.io.checkpoints.load_checkpoint", fail)
     monkeypatch.setenv("RESIDUUM_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["inspect", "anything"])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from residuum.checkpoints import build_model, load_checkpoint
 from residuum.cli.main import main
+from residuum.io.checkpoints import load_checkpoint
 from residuum.records import Dataset
 from residuum.theory import certify
 from tests.cases import multiclass_point, relu_point
@@ -96,7 +96,7 @@ def test_multipliers_of_every_rival_are_kept(tmp_path, capsys):
     assert main(["train", *options, "--task", "multiclass", "--out", str(out), "--quiet"]) == 0
     capsys.readouterr()
     found = answer(capsys, [str(out), "--budget-frac", "0.5", "--out", str(tmp_path / "alt")])
-    model = build_model(load_checkpoint(out)).double()
+    model = load_checkpoint(out).copy_module().double()
     with np.load(tmp_path / "alt" / "alternative.npz") as arrays:
         x, y, lam = (torch.from_numpy(arrays[name]) for name in ("x", "y", "lam"))
     assert lam.shape == (found["n_after"], 10)

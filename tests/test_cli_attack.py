@@ -15,11 +15,12 @@ from PIL import Image
 from typer.main import get_command
 
 from residuum.attacks import PRESETS, AttackConfig
-from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import app, main
 from residuum.evaluation import METRICS
+from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Reconstruction, same
+from residuum.networks.network import Network
+from residuum.records import Dataset, Reconstruction, same
 from residuum.records.rundir import sha256
 from residuum.settings import settings_of
 from residuum.verbs.attacking import AttackRun, load_run
@@ -319,7 +320,7 @@ def test_every_preset_runs(
         torch.manual_seed(seed)
         network = Architecture.parse(f"mlp:6-5-{outputs}")
         theta = network.build().double().state_dict()
-        save_checkpoint(Checkpoint(theta, str(network)), tmp_path / f"{name}.safetensors")
+        save_checkpoint(Network(theta, str(network)), tmp_path / f"{name}.safetensors")
     command = ["attack", str(tmp_path / "model.safetensors"), "--preset", preset, "--steps", "2"]
     if preset in ("loo2024", "ntk"):
         command += ["--init", str(tmp_path / "init.safetensors"), "--value-range", "0,1"]

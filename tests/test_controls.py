@@ -37,7 +37,8 @@ from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
 from residuum.errors import InputError
 from residuum.evaluation.scoring import CandidatePool
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
 from residuum.records.base import same
 from tests.victims import knowledge, leaky, tight, untrained
 
@@ -198,7 +199,7 @@ def test_losses_that_agree_tell_samples_apart_though_their_mean_does_not() -> No
         "layers.0.bias": torch.zeros(2, dtype=torch.float64),
         "layers.1.weight": torch.tensor([[1.0, -1.0]], dtype=torch.float64),
     }
-    network = Checkpoint(theta, "mlp:2-2-1", task="binary")  # outputs its first input
+    network = Network(theta, "mlp:2-2-1", task="binary")  # outputs its first input
 
     def samples(margin: np.ndarray) -> Dataset:
         y = np.where(np.arange(len(margin)) % 2, 1.0, -1.0)

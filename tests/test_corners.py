@@ -11,9 +11,9 @@ from torch import Tensor
 import residuum as rs
 from residuum.attacks import every_attack
 from residuum.attacks.tabular.hyperplanes import Corners, Planes, beyond, on_lines, search, upper
-from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError
 from residuum.networks import Architecture
+from residuum.surfaces.surface import SURFACES
 
 COLUMNS, NEURONS = 5, 80
 
@@ -30,13 +30,13 @@ def planted(rows: int, through: int = 12, seed: int = 0) -> tuple[Tensor, Tensor
     return weight, bias, x
 
 
-def network(weight: Tensor, bias: Tensor) -> rs.Checkpoint:
+def network(weight: Tensor, bias: Tensor) -> rs.Network:
     theta = {
         "layers.0.weight": weight,
         "layers.0.bias": bias,
         "layers.1.weight": torch.ones(1, NEURONS).double(),
     }
-    return rs.Checkpoint(theta, f"mlp:{COLUMNS}-{NEURONS}-1")
+    return rs.Network(theta, f"mlp:{COLUMNS}-{NEURONS}-1")
 
 
 def hits(found: Tensor, rows: Tensor, tolerance: float = 0.05) -> int:
@@ -160,7 +160,7 @@ def test_what_it_refuses() -> None:
     weight, bias, _ = planted(1)
     checkpoint = network(weight, bias)
 
-    def why_not(checkpoint: rs.Checkpoint, **known: object) -> str:
+    def why_not(checkpoint: rs.Network, **known: object) -> str:
         knowledge = rs.Knowledge(**known)  # type: ignore[arg-type]
         return every_attack()["corners"].why_not(
             SURFACES["weights"](checkpoint, knowledge), knowledge
@@ -168,7 +168,7 @@ def test_what_it_refuses() -> None:
 
     assert "value-range" in why_not(checkpoint)
     assert why_not(checkpoint, value_range=(0, 1)) == ""
-    wide = rs.Checkpoint({"layers.0.weight": torch.ones(3, 64)}, "mlp:64-3,bias=none")
+    wide = rs.Network({"layers.0.weight": torch.ones(3, 64)}, "mlp:64-3,bias=none")
     assert "4 to 10 columns; samples here have 64" in why_not(wide)
     bare = {n: t for n, t in checkpoint.theta.items() if "bias" not in n}
     assert "bias" in why_not(checkpoint.replace(theta=bare, arch=f"{checkpoint.arch},bias=none"))

@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from residuum.attacks import AttackConfig, estimate
 from residuum.attacks.stationarity.problem import Problem
-from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.engine.explicit import evaluation_cost
 from residuum.errors import InputError
+from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import MLP, Architecture
-from residuum.records import Checkpoint
+from residuum.networks.network import Network
 from tests.cases import SPREAD, attack_case
 
 HIDDEN = [(5,), (5, 7), (5, 7, 6), (5, 3, 7, 4)]
@@ -24,7 +24,7 @@ HIDDEN = [(5,), (5, 7), (5, 7, 6), (5, 3, 7, 4)]
 
 def released(arch="mlp:6-9-1"):
     torch.manual_seed(0)
-    return Checkpoint(dict(Architecture.parse(arch).build().state_dict()), arch)
+    return Network(dict(Architecture.parse(arch).build().state_dict()), arch)
 
 
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)

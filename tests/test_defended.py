@@ -14,7 +14,8 @@ from papers.buzaglo2023 import WEIGHT_DECAY, gradients
 from residuum.attacks.defense_aware.strategies import Released
 from residuum.defenses import find, release, run_trial, trial
 from residuum.errors import InputError
-from residuum.records import Checkpoint, Dataset, Reconstruction, Selection
+from residuum.networks.network import Network
+from residuum.records import Dataset, Reconstruction, Selection
 from tests.test_defenses import setting
 
 
@@ -190,7 +191,7 @@ def left(w: float, b: float, v: float, data: Dataset) -> tuple[float, float]:
     """Relative gradients of one neuron, at once and in the mean of further steps."""
     given = {"layers.0.weight": [[w]], "layers.0.bias": [b], "layers.1.weight": [[v]]}
     theta = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items()}
-    checkpoint = Checkpoint(theta, "mlp:1-1-1", (1,), task="regression")
+    checkpoint = Network(theta, "mlp:1-1-1", (1,), task="regression")
     return gradients(checkpoint, data, 0.05, "cpu")
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from residuum.attacks import AttackConfig
 from residuum.attacks.defense_aware.shift import infer_mean, move_biases
 from residuum.attacks.defense_aware.strategies import ADAPTIVE, Adapted, Released, without_shift
-from residuum.checkpoints import build_model, save_checkpoint
 from residuum.datasets import load_dataset
 from residuum.defenses import (
     DEFENSES,
@@ -39,8 +38,10 @@ from residuum.defenses.attackers import attackers, attempt, either_sign, stronge
 from residuum.defenses.catalogue import _smoothed_loss, capped, noisy, private
 from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
+from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Knowledge, Split, same
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Split, same
 from residuum.report import defenses as report
 from residuum.risk.run import expose
 from residuum.stationarity import norm, parameters
@@ -94,7 +95,7 @@ def setting() -> Conditions:
 
 
 @lru_cache(maxsize=1)
-def undefended() -> tuple[Checkpoint, Outcome]:
+def undefended() -> tuple[Network, Outcome]:
     outcome, released, _ = run_trial(setting())
     return released, outcome
 
@@ -104,7 +105,7 @@ def tried(text: str) -> Outcome:
     return run_trial(setting(), *find(text))[0]
 
 
-def defended(name: str, strength: float) -> Checkpoint:
+def defended(name: str, strength: float) -> Network:
     return release(setting(), name, DEFENSES[name], strength)[0]
 
 
@@ -163,7 +164,7 @@ def test_rewriting_biases_at_exact_points(u: float, depth: int) -> None:
     shift = torch.randn(12, generator=generator, dtype=torch.float64)
     shift = u * shift / shift.norm()
     after = move_biases(before, -shift)
-    models = [build_model(part, torch.float64).requires_grad_(False) for part in (before, after)]
+    models = [part.copy_module(torch.float64).requires_grad_(False) for part in (before, after)]
     inputs = torch.cat([point.x, 3 * torch.randn(50, 12, dtype=torch.float64)])
     assert float((models[1](inputs + shift) - models[0](inputs)).abs().max()) < 1e-6
     rows = constraint_rows(models[0](point.x), point.y, "binary")
@@ -184,7 +185,7 @@ def test_predictions_of_a_trained_network_survive_rewriting() -> None:
         after, _, secret, *_ = release(setting(), *find(text))
         x = setting().split.holdout.x
         assert secret.shift is not None
-        change = build_model(after)(secret.inputs(x)) - build_model(before)(x)
+        change = after.copy_module()(secret.inputs(x)) - before.copy_module()(x)
         assert float(change.detach().abs().max()) < 1e-6
 
 
@@ -362,7 +363,7 @@ def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.Monke
     assert list(ways("test", large=True)) == ["unaware", "adapted", "unmix"], "it has the start"
 
 
-def shifted_mixture(u: Tensor) -> tuple[Checkpoint, dict[str, Tensor], Tensor, Tensor]:
+def shifted_mixture(u: Tensor) -> tuple[Network, dict[str, Tensor], Tensor, Tensor]:
     """A first layer W0 + C (X + 1 u^T), b0 + C 1, its start, C and X."""
     generator = torch.Generator().manual_seed(3)
 

@@ -13,8 +13,8 @@ from torch import nn
 import residuum as rs
 from residuum.auditing.dryrun import dry_run_schema
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
-from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
+from residuum.io.checkpoints import save_checkpoint
 from tests import victims
 from tests.victims import tight
 

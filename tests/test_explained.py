@@ -19,8 +19,12 @@ from residuum.attacks.stationarity.solution import explained
 from residuum.attacks.stationarity.solver import sharpness_at
 from residuum.auditing.budget import Batch
 from residuum.auditing.verdict import NO_LEAK_FOUND
-from residuum.checkpoints import as_checkpoint, build_model
-from residuum.checkpoints.surfaces import (
+from residuum.errors import InputError
+from residuum.io.checkpoints import as_checkpoint
+from residuum.networks.network import Network
+from residuum.records import Knowledge
+from residuum.stationarity import by_layer, moved_layers, parameters
+from residuum.surfaces.surface import (
     CHANGE,
     FROZEN_FIRST,
     NOTHING_MOVED,
@@ -28,9 +32,6 @@ from residuum.checkpoints.surfaces import (
     WEIGHTS,
     surfaces,
 )
-from residuum.errors import InputError
-from residuum.records import Checkpoint, Knowledge
-from residuum.stationarity import by_layer, moved_layers, parameters
 from tests.reference import mlp_forward, naive_objective
 
 LAYERS = {"head": (4,), "two heads": (2, 4), "first": (0,), "all": (0, 2, 4)}
@@ -97,11 +98,11 @@ def test_a_fine_tune_of_some_layers_is_never_passed(seed: int, trained: str) -> 
     assert features == (trained != "first")
 
 
-def small(seed: int = 0) -> Checkpoint:
+def small(seed: int = 0) -> Network:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"layers.0.weight": (7, 5), "layers.0.bias": (7,), "layers.1.weight": (1, 7)}
     theta = {n: torch.randn(s, generator=generator).float() for n, s in shapes.items()}
-    return Checkpoint(theta, "mlp:5-7-1")
+    return Network(theta, "mlp:5-7-1")
 
 
 @pytest.mark.parametrize("objective", ["binary-kkt", "ntk"])
@@ -147,7 +148,7 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
 
 
 def test_a_layer_moves_by_more_than_rounding_or_not_at_all() -> None:
-    theta = parameters(build_model(small()))
+    theta = parameters(small().copy_module())
     assert moved_layers(theta, {n: t.clone() for n, t in theta.items()}) == ()
     assert moved_layers(theta, {n: t.half() for n, t in theta.items()}) == ()
     assert moved_layers(theta, {n: t.bfloat16() for n, t in theta.items()}) == ()
@@ -163,10 +164,10 @@ def test_frozen_layers_have_no_say_in_what_a_change_must_equal() -> None:
     start = {n: t.clone() for n, t in checkpoint.theta.items()}
     start["layers.1.weight"] += 1.0
     known, labels = Knowledge(theta0=start), torch.zeros(4)
-    problem = Problem(build_model(checkpoint), NTK(), known, labels)
+    problem = Problem(checkpoint.copy_module(), NTK(), known, labels)
     assert problem.layer_weights[0] == 0
     assert problem.layer_weights[1] > 0
-    whole = Problem(build_model(checkpoint), BinaryKKT(), known, torch.ones(4))
+    whole = Problem(checkpoint.copy_module(), BinaryKKT(), known, torch.ones(4))
     assert [weight > 0 for weight in whole.layer_weights] == [True, False]  # first layer of an MLP
 
 

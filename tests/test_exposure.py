@@ -20,12 +20,13 @@ from torch import Tensor, nn
 import residuum as rs
 from papers.points import relu_point
 from residuum.auditing.stages import exposed
-from residuum.checkpoints import checkpoint_from_module
 from residuum.cli.exposure import show
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError
+from residuum.io.modules import checkpoint_from_module
 from residuum.networks import MLP, Architecture, ConvNet
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
 from residuum.records.results import COLUMNS, Exposure
 from residuum.report.exposure import exposure_schema
 from residuum.risk import canaries, gradients
@@ -431,15 +432,15 @@ def case_of(
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[Checkpoint, rs.Split, dict[str, Tensor]]:
+def digits() -> tuple[Network, rs.Split, dict[str, Tensor]]:
     split = rs.load_dataset("digits", 30, seed=5, holdout=400)
     config = rs.TrainingConfig(steps=800, seed=5)
     state = rs.train("mlp:64-60-60-1", split.train, config)
-    return Checkpoint(state.theta, "mlp:64-60-60-1", (1, 8, 8)), split, state.theta0
+    return Network(state.theta, "mlp:64-60-60-1", (1, 8, 8)), split, state.theta0
 
 
 def test_exposure_of_digits_fits_its_schema_and_its_table(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -479,7 +480,7 @@ def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = rs.TrainingConfig(steps=100, seed=3, dtype="float32")
     state = rs.train("mlp:3072-200-1", data, config)
     rs.save_checkpoint(
-        Checkpoint(state.theta, "mlp:3072-200-1", (3, 32, 32)), folder / "m.safetensors"
+        Network(state.theta, "mlp:3072-200-1", (3, 32, 32)), folder / "m.safetensors"
     )
     return folder
 
@@ -533,7 +534,7 @@ def test_a_probability_is_withheld_elsewhere(change: dict[str, Any], reason: str
         mixture = torch.randn(len(first), rows, generator=generator, dtype=torch.float64)
         mixture = mixture @ x.flatten(1)
         first.add_(0 * mixture if change.get("scale") else mixture)
-    checkpoint = Checkpoint(dict(model.state_dict()), arch, (3, 32, 32))
+    checkpoint = Network(dict(model.state_dict()), arch, (3, 32, 32))
     knowledge = Knowledge(theta0=dict(Architecture.parse(arch).build().double().state_dict()))
     found = expose(
         checkpoint, Dataset(x, y), knowledge=knowledge if change.get("knowledge") else None
@@ -544,7 +545,7 @@ def test_a_probability_is_withheld_elsewhere(change: dict[str, Any], reason: str
 
 
 def test_records_in_another_order_have_the_same_exposure(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
@@ -557,7 +558,7 @@ def test_records_in_another_order_have_the_same_exposure(
 
 
 def test_members_stand_out_of_held_out_records(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     """The same formulas for held-out records in the place of members: the negative control."""
     checkpoint, split, _ = digits
@@ -621,7 +622,7 @@ def test_a_regression_has_no_margin_and_no_groups() -> None:
 
 
 def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+    digits: tuple[Network, rs.Split, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, split, _ = digits
     monkeypatch.setattr(Case, "outputs_part", lambda self: pytest.fail("work was done"))
@@ -633,7 +634,7 @@ def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
 
 
 def test_what_an_attack_found_stands_beside(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
     x = split.train.x
@@ -658,7 +659,7 @@ def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path)
     y = torch.where(wrong, -split.train.y, split.train.y)
     kept = Dataset(split.train.x[inserted], y[inserted])
     state = rs.train("mlp:64-60-1", kept, rs.TrainingConfig(steps=400))
-    checkpoint = Checkpoint(state.theta, "mlp:64-60-1")
+    checkpoint = Network(state.theta, "mlp:64-60-1")
     every = Dataset(split.train.x, y)
     found = rs.exposure(checkpoint, kept, canaries=(every, inserted)).canaries
     assert found is not None
@@ -679,7 +680,7 @@ def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path)
 
 
 def test_an_audit_shows_the_exposure_beside_its_verdict(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
     result = rs.audit(
@@ -750,7 +751,7 @@ def test_the_state_of_an_optimiser_in_the_file_is_what_is_looked_at(tmp_path: Pa
 
 
 def test_an_interrupted_run_goes_on_after_its_finished_stages(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]],
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -863,7 +864,7 @@ def test_a_refused_request_stands_in_nobodys_way(
 
 
 def test_the_record_is_read_again(
-    digits: tuple[Checkpoint, rs.Split, dict[str, Tensor]], tmp_path: Path
+    digits: tuple[Network, rs.Split, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     checkpoint, split, _ = digits
     found = expose(checkpoint, split.train, split.holdout)

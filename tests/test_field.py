@@ -29,9 +29,9 @@ from benchmarks.markdown import read
 
 import residuum as rs
 from residuum.attacks import ATTACKS
-from residuum.checkpoints.surfaces import CHANGE
 from residuum.records import Knowledge
 from residuum.records.rundir import environment
+from residuum.surfaces.surface import CHANGE
 from tests.documents import ROOT
 from tests.test_plugins import Brought, install, install_example
 
@@ -39,7 +39,7 @@ from tests.test_plugins import Brought, install, install_example
 @pytest.fixture
 def digits() -> Victim:
     own, held, _ = images(ROWS["digits-20"], 0, 1, "")
-    checkpoint = rs.Checkpoint({}, "mlp:64-1")
+    checkpoint = rs.Network({}, "mlp:64-1")
     return Victim(checkpoint, own.x.float(), held.float(), own.mean, {}, Knowledge())
 
 

@@ -14,8 +14,9 @@ from torch import nn
 import residuum as rs
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import fit_of
-from residuum.checkpoints import ASSUMED_RELU, as_checkpoint, build_model
 from residuum.cli.main import main
+from residuum.io.checkpoints import as_checkpoint
+from residuum.networks.kinds import ASSUMED_RELU
 from residuum.records import Dataset
 from tests.victims import knowledge, leaky, write
 
@@ -24,7 +25,7 @@ QUICK = ["--steps", "25", "--no-baselines", "--subsets", "200", "--budget", "2s"
 
 def test_accuracy_is_counted_on_both_sets() -> None:
     checkpoint, split = leaky()
-    model = build_model(checkpoint, torch.float64)
+    model = checkpoint.copy_module(torch.float64)
     fit = fit_of(checkpoint, split.train, split.holdout, "auto")
     assert fit is not None
     for value, data in ((fit.train, split.train), (fit.holdout, split.holdout)):

@@ -16,11 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import residuum as rs
 from residuum.auditing.inputs import as_knowledge, check_fit, scale_notes, suited
-from residuum.checkpoints import as_checkpoint
 from residuum.cli.main import main
 from residuum.datasets.given import as_dataset, both, hash_of, read_samples
 from residuum.errors import DataError, InputError
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.io.checkpoints import as_checkpoint
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
 from residuum.report.html import TOLERANCE, items_of, render
 from tests import pages
 
@@ -175,7 +176,7 @@ def test_anything_else_is_refused_with_what_would_do(given: Any) -> None:
         as_dataset(given, "data")
 
 
-def network(inputs: int = 4, outputs: int = 1) -> Checkpoint:
+def network(inputs: int = 4, outputs: int = 1) -> Network:
     """Right on samples where the first column is large: y = x_0 - 1/2, or one output each way."""
     model = nn.Sequential(nn.Linear(inputs, 4), nn.ReLU(), nn.Linear(4, outputs))
     with torch.no_grad():
@@ -214,7 +215,7 @@ def test_one_column_for_each_class_is_read_as_classes() -> None:
 def test_channels_last_are_turned_where_the_network_has_them_first() -> None:
     x = torch.rand(6, 8, 8, 3, dtype=torch.float64)
     given = Dataset(x, Y)
-    checkpoint = Checkpoint(
+    checkpoint = Network(
         dict(rs.Architecture.parse("convnet:3x8x8-4-1").build().state_dict()), "convnet:3x8x8-4-1"
     )
     train, _ = suited(checkpoint, given, given, Knowledge())

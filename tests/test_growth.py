@@ -17,7 +17,8 @@ from residuum.attacks.stationarity.solver import Solver
 from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.networks import MLP
-from residuum.records import Checkpoint, Knowledge, Reconstruction, same
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction, same
 from residuum.settings import SPLITS
 from residuum.similarity import cosine
 from tests.cases import polynomial_point
@@ -219,7 +220,7 @@ def test_without_growth_nothing_is_different():
 def released(seed=0):
     torch.manual_seed(seed)
     theta = {name: t.clone() for name, t in MLP((5, 8, 1)).double().state_dict().items()}
-    return Checkpoint(theta, "mlp:5-8-1")
+    return Network(theta, "mlp:5-8-1")
 
 
 def test_true_relu_is_refused_and_a_sharp_surrogate_is_named():

@@ -24,11 +24,13 @@ from sklearn.datasets import load_digits
 
 from residuum.auditing import AuditResult
 from residuum.auditing.artifacts import read_settings, write_toml
-from residuum.checkpoints import inspect_checkpoint, load_checkpoint, save_checkpoint
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError, ResiduumError, UnsafeFileError
+from residuum.io.checkpoints import load_checkpoint, save_checkpoint
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, read_npz
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Reconstruction, read_npz
+from residuum.surfaces.inspection import inspect_checkpoint
 from tests.program import listing
 
 FUZZ = settings(
@@ -40,10 +42,10 @@ CLI = settings(FUZZ, max_examples=10)
 ALLOWED = {0, 1, 2, 3, 4}
 
 
-def checkpoint() -> Checkpoint:
+def checkpoint() -> Network:
     torch.manual_seed(0)
     model = Architecture.parse("mlp:4-3-1").build()
-    return Checkpoint({k: t.detach() for k, t in model.state_dict().items()}, "mlp:4-3-1")
+    return Network({k: t.detach() for k, t in model.state_dict().items()}, "mlp:4-3-1")
 
 
 def safetensors(folder: Path) -> bytes:

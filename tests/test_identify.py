@@ -14,13 +14,15 @@ from torch import Tensor
 
 from residuum.attacks import every_attack
 from residuum.attacks.exact.polynomial import POWERS, parse_activation
-from residuum.checkpoints import checkpoint_from_module, save_checkpoint
-from residuum.checkpoints.surfaces import weights
 from residuum.cli.main import main
+from residuum.io.checkpoints import save_checkpoint
+from residuum.io.modules import checkpoint_from_module
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
 from residuum.records.results import Identification
 from residuum.report.figures import identified_figure
+from residuum.surfaces.surface import weights
 from tests.cases import ExactPoint, polynomial_point
 
 KEYS = {"order", "r", "N_r", "rank_K", "cond_K", "samples", "aggregates", "notes"}
@@ -239,7 +241,7 @@ def test_named_activations(name: str) -> None:
 def test_inspect_names_the_command() -> None:
     attack = every_attack()["polynomial"]
     cubic, relu = (
-        weights(Checkpoint({"layers.0.weight": torch.ones(2, 3)}, arch), Knowledge())
+        weights(Network({"layers.0.weight": torch.ones(2, 3)}, arch), Knowledge())
         for arch in ("polynomial:3-2-1,coefficients=0/0/0/1", "mlp:3-2-1")
     )
     assert attack.why_not(cubic, Knowledge()) == ""

@@ -18,11 +18,11 @@ from residuum.attacks.inversion.gradient_matching import (
     Problem,
     gradient_like,
 )
-from residuum.checkpoints import as_checkpoint
-from residuum.checkpoints.surfaces import SURFACES, surfaces
 from residuum.errors import InputError
+from residuum.io.checkpoints import as_checkpoint
 from residuum.networks import Architecture
 from residuum.similarity import ncc
+from residuum.surfaces.surface import SURFACES, surfaces
 
 SHAPE = (1, 8, 8)
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import residuum as rs
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.problem import Problem
-from residuum.checkpoints.reading import _keep
 from residuum.errors import ArchitectureError
+from residuum.io.modules import _keep
 from residuum.networks import KINDS, MLP, Architecture, Kind, dense_chain
 from residuum.records import Dataset
 
@@ -115,7 +115,7 @@ def test_a_kind_registered_from_outside_is_attacked_and_audited_by_its_string(
     model = trained(Gated(12, 20), data)
     checkpoint = rs.checkpoint_from_module(model)
     assert checkpoint.arch == "gated:12-20-1"
-    assert checkpoint.module is None
+    assert checkpoint.live is None
     path = rs.save_checkpoint(checkpoint, tmp_path / "gated.safetensors")
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     assert rs.load_checkpoint(tmp_path / "bare.pt", "gated:12-20-1").arch == checkpoint.arch
@@ -173,7 +173,7 @@ def test_a_live_module_is_the_network_it_computes() -> None:
     torch.manual_seed(0)
     chain = MLP((12, 9, 1)).double()
     kept = _keep(Wide(chain), (12,))
-    assert dense_chain(rs.build_model(kept)) is None
+    assert dense_chain(kept.copy_module()) is None
     config = rs.AttackConfig.of(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
     one, other = (
         rs.attack(part, KNOWN, config) for part in (kept, rs.checkpoint_from_module(chain))
@@ -210,7 +210,7 @@ def test_a_start_of_a_kept_module_is_its_weights_and_buffers_stay() -> None:
     config = rs.AttackConfig(objective="ntk", gradients="theta0", steps=5, restarts=1, candidates=4)
     assert torch.isfinite(rs.attack(model, known, config).loss).all()
     objective = OBJECTIVES["ntk"].configured(config, known)
-    built = rs.build_model(rs.checkpoint_from_module(model, input_shape=(12,)))
+    built = rs.checkpoint_from_module(model, input_shape=(12,)).copy_module()
     point = Problem(built, objective, known, torch.ones(4)).points[0]
     assert torch.equal(point.head.weight, start["head.weight"].double())
     assert torch.equal(point.norm.running_mean, model.norm.running_mean.double())  # type: ignore[union-attr]

@@ -22,14 +22,14 @@ def pool(n: int, seed: int) -> Tensor:
     return 0.3 + active * torch.rand(n, D, generator=generator).double() * 3
 
 
-def head(x: Tensor) -> rs.Checkpoint:
+def head(x: Tensor) -> rs.Network:
     """A head whose first layer mixes these embeddings."""
     generator = torch.Generator().manual_seed(4)
     C = torch.randn(NEURONS, len(x), generator=generator).double()
     C = C * (torch.rand(NEURONS, len(x), generator=generator) < 0.5)
     last = torch.randn(1, NEURONS, generator=generator).double()
     theta = {"layers.0.weight": C @ x, "layers.0.bias": C.sum(1), "layers.1.weight": last}
-    return rs.Checkpoint(theta, f"mlp:{D}-{NEURONS}-1")
+    return rs.Network(theta, f"mlp:{D}-{NEURONS}-1")
 
 
 def test_embeddings_of_a_head_name_their_records_in_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_losses_and_margins_are_those_of_the_outputs(task: str, outputs: int) ->
     train, pool = samples(task)
     found = membership(checkpoint, Claim(train, pool))
     assert found is not None
-    model = rs.build_model(checkpoint, torch.float64)
+    model = checkpoint.copy_module(torch.float64)
     losses, gaps = [], []
     for data in (train, pool):
         for x, y in zip(data.x.double(), data.y, strict=True):

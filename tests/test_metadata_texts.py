@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from residuum.checkpoints import load_checkpoint, save_checkpoint
 from residuum.cli.main import main
+from residuum.io.checkpoints import load_checkpoint, save_checkpoint
 from residuum.networks import Architecture
 from tests.program import Capture
 

@@ -500,7 +500,7 @@ def test_a_part_of_an_exact_point_is_one(made):
         assert torch.allclose(same.theta[name], weight, rtol=1e-12)
     guessed = from_balance(whole, 0).theta["layers.1.weight"]
     assert torch.allclose(guessed.abs(), whole.theta["layers.1.weight"].abs(), rtol=1e-12)
-    half = rs.build_model(some_neurons(whole, 0.5, seed=0))
+    half = some_neurons(whole, 0.5, seed=0).copy_module()
     kept = (half(point.x)[:, 0] != 0).nonzero()[:, 0]
     assert len(kept) == 4
     part = KKTSet.of(half, point.x[kept], point.y[kept], point.lam[kept])
@@ -591,7 +591,7 @@ def test_an_attack_is_known_by_the_defaults_that_it_chooses(monkeypatch):
     rows = torch.outer(torch.arange(1.0, 5.0).double(), torch.outer(wave, wave).flatten())
     arch, theta = "mlp:64-4-1", {"layers.0.weight": rows, "layers.0.bias": torch.zeros(4).double()}
     theta["layers.1.weight"] = torch.ones(1, 4).double()
-    target = rs.Checkpoint(arch=arch, theta=theta)
+    target = rs.Network(arch=arch, theta=theta)
     known = rs.Knowledge(shape=(1, 8, 8), theta0={k: 0.1 * v for k, v in theta.items()})
     free = rs.AttackConfig(candidates=4)
     said = free.changed(priors=(), lr_lam=0.01)

@@ -23,10 +23,10 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.utils import all_estimators
 
 import residuum as rs
-from residuum.checkpoints.pickle_names import FOREIGN, HARMLESS, KNOWN, UNLISTED, judge
-from residuum.checkpoints.releases import look_into, open_release
 from residuum.cli.main import main
 from residuum.errors import UnsafeFileError
+from residuum.io.pickle_names import FOREIGN, HARMLESS, KNOWN, UNLISTED, judge
+from residuum.io.release import look_into, open_release
 from tests import estimators, foreign
 from tests.program import Capture
 

@@ -21,7 +21,6 @@ from residuum.attacks.stationarity.objectives import (
     Objective,
     WeightDecay,
 )
-from residuum.checkpoints import build_model
 from residuum.errors import InputError
 from residuum.stationarity import by_layer
 from tests import victims
@@ -111,7 +110,7 @@ def both(network, case, restarts=1, theta0=None, **rest):
     )
     common = {"candidates": M, "steps": STEPS, "layers": layers, "seed": 3, **rest}
     config = rs.AttackConfig.of(restarts=restarts, dtype="float64", **common, **case.settings)
-    wanted = rs.attack(rs.Checkpoint(dict(model.state_dict()), arch), knowledge, config)
+    wanted = rs.attack(rs.Network(dict(model.state_dict()), arch), knowledge, config)
     found = [
         plain.attack(model, case.objective, knowledge, restart=i, **common) for i in range(restarts)
     ]
@@ -314,7 +313,7 @@ def test_digits_come_back_from_a_trained_network_and_not_from_one_never_trained(
         checkpoint, split = victims.VICTIMS[name]()
         knowledge = rs.Knowledge(shape=(1, 8, 8), value_range=(0, 1), mean=split.train.mean)
         found = plain.attack(
-            build_model(checkpoint),
+            checkpoint.copy_module(),
             BinaryKKT(),
             knowledge,
             candidates=80,

@@ -22,11 +22,11 @@ import residuum as rs
 from residuum import plugins
 from residuum.attacks import ATTACKS, OBJECTIVES, Attack
 from residuum.attacks.base import checked
-from residuum.checkpoints.surfaces import weights
 from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.evaluation import METRICS, Metric
 from residuum.records import Knowledge, Reconstruction
+from residuum.surfaces.surface import weights
 from tests.documents import ROOT
 
 EXAMPLES = ROOT / "examples" / "plugins"
@@ -119,7 +119,7 @@ def victims(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez(folder / f"{name}.npz", x=data.x.numpy(), y=data.y.numpy())
     state = rs.train("mlp:64-30-1", split.train, rs.TrainingConfig(steps=200))
     rs.save_checkpoint(
-        rs.Checkpoint(state.theta, "mlp:64-30-1", (1, 8, 8)), folder / "mlp.safetensors"
+        rs.Network(state.theta, "mlp:64-30-1", (1, 8, 8)), folder / "mlp.safetensors"
     )
     generator = torch.Generator().manual_seed(0)
     shapes = {"first.weight": (30, 64), "last.weight": (1, 30), "around.weight": (1, 64)}
@@ -360,7 +360,7 @@ def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     assert "'polynomial'" in found["two"]
 
 
-CHECKPOINT = rs.Checkpoint({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")
+CHECKPOINT = rs.Network({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")
 GOOD = Reconstruction.at_once("a", torch.ones(2, 4), torch.zeros(2), torch.ones(2), Knowledge())
 WRONG = {
     "x": (torch.ones(2, 5), "x of shape"),

@@ -17,10 +17,10 @@ NAMES = [
     "AttackConfig",
     "AuditResult",
     "Certificate",
-    "Checkpoint",
     "Dataset",
     "Inspection",
     "Knowledge",
+    "Network",
     "PRESETS",
     "Reconstruction",
     "ResiduumError",
@@ -31,7 +31,6 @@ NAMES = [
     "alternatives",
     "attack",
     "audit",
-    "build_model",
     "certify",
     "checkpoint_from_module",
     "defend",
@@ -98,10 +97,10 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
     rs, arch = residuum, "mlp:64-6-1"
     split = rs.load_dataset("digits", 8, holdout=120)
     state = rs.train(arch, split.train, rs.TrainingConfig(steps=30))
-    checkpoint = rs.Checkpoint(state.theta, arch, task="binary")
+    checkpoint = rs.Network(state.theta, arch, task="binary")
     config = rs.AttackConfig(steps=6, restarts=1, candidates=8)
     found = rs.attack(checkpoint, config=config)
-    cubic = rs.Checkpoint(
+    cubic = rs.Network(
         {"weight": torch.eye(3).double(), "coefficient": torch.ones(3).double()},
         "polynomial:3-3-1,coefficients=0/0/0/1",
     )
@@ -118,7 +117,7 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
             {"result.json"},
         ),
         "certify": (
-            lambda out: rs.certify(rs.build_model(checkpoint), split.train.x, split.train.y),
+            lambda out: rs.certify(checkpoint.copy_module(), split.train.x, split.train.y),
             set(),
         ),
         "defend": (

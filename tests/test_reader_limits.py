@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from residuum.checkpoints.releases import open_release
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.release import open_release
 from tests.program import Capture, one_line
 
 

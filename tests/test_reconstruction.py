@@ -13,7 +13,8 @@ from residuum.attacks import AttackConfig, attack, select
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Split
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Split
 from residuum.stationarity import parameters
 from residuum.training import TrainingConfig, initialise, train
 
@@ -27,8 +28,8 @@ DIGITS_ATTACK = AttackConfig.of(candidates=40, restarts=3, steps=1500, dtype="fl
 SIGNIFICANT = 0.01
 
 
-def released(arch: str, data: Dataset, config: TrainingConfig) -> Checkpoint:
-    return Checkpoint(dict(train(arch, data, config).theta), arch, data.shape, (), "binary")
+def released(arch: str, data: Dataset, config: TrainingConfig) -> Network:
+    return Network(dict(train(arch, data, config).theta), arch, data.shape, (), "binary")
 
 
 def matched(points: torch.Tensor, truth: torch.Tensor, within: float = 0.05) -> int:
@@ -39,7 +40,7 @@ def matched(points: torch.Tensor, truth: torch.Tensor, within: float = 0.05) -> 
 
 
 @lru_cache
-def circle_victim(seed: int) -> tuple[Checkpoint, Dataset]:
+def circle_victim(seed: int) -> tuple[Network, Dataset]:
     data = load_dataset("circle", 20, seed=seed).train
     return released(CIRCLE_ARCH, data, TrainingConfig(seed=seed, **CIRCLE_TRAINING)), data
 
@@ -74,7 +75,7 @@ def knowledge_of(split: Split) -> Knowledge:
     )
 
 
-def found_by(checkpoint: Checkpoint, split: Split) -> torch.Tensor:
+def found_by(checkpoint: Network, split: Split) -> torch.Tensor:
     """Candidates of the attack with what ``split`` grants."""
     return attack(checkpoint, knowledge_of(split), DIGITS_ATTACK).x
 
@@ -96,7 +97,7 @@ def never_seen(split: Split) -> Split:
 
 
 @lru_cache
-def digits_victim(seed: int) -> Checkpoint:
+def digits_victim(seed: int) -> Network:
     return released(DIGITS_ARCH, digits_split(seed).train, TrainingConfig(steps=2000, seed=seed))
 
 
@@ -117,7 +118,7 @@ def test_randomly_initialised_networks_hold_nothing():
     random = []
     for seed in DIGITS_SEEDS:
         model = initialise(arch, TrainingConfig(init="default", seed=seed))
-        checkpoint = Checkpoint(parameters(model), DIGITS_ARCH, (1, 8, 8), (), "binary")
+        checkpoint = Network(parameters(model), DIGITS_ARCH, (1, 8, 8), (), "binary")
         split = digits_split(seed)
         random.append(p_value(found_by(checkpoint, split), split))
     assert all(p >= SIGNIFICANT for p in random), random

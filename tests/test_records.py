@@ -23,8 +23,6 @@ from safetensors.torch import load_file, save
 import residuum.records.rundir as files
 from residuum.attacks.stationarity.solution import Explained
 from residuum.attacks.stationarity.solver import Population, SolverState
-from residuum.checkpoints import Inspection, ParameterSummary
-from residuum.checkpoints.contents import Finding
 from residuum.errors import (
     DataError,
     InconclusiveError,
@@ -34,9 +32,9 @@ from residuum.errors import (
     UnsafeFileError,
     did_you_mean,
 )
+from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
-    Checkpoint,
     Dataset,
     Knowledge,
     LayerResidual,
@@ -67,6 +65,8 @@ from residuum.records.results import (
     ScoreSlice,
 )
 from residuum.records.rundir import digest, environment, sha256
+from residuum.scanning.findings import Finding
+from residuum.surfaces.inspection import Inspection, ParameterSummary
 from residuum.training import TrainingState
 
 MEAN = torch.linspace(0, 1, 3, dtype=torch.float64)
@@ -154,7 +154,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
         ("a",),
     ),
     "Certificate": certificate,
-    "Checkpoint": lambda: Checkpoint(
+    "Network": lambda: Network(
         {"layers.0.weight": torch.randn(1, 3)},
         "mlp:3-1",
         (3,),

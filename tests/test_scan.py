@@ -27,14 +27,14 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 import residuum as rs
-from residuum.checkpoints.adapters import adapter_pairs
-from residuum.checkpoints.contents import KINDS, findings
-from residuum.checkpoints.inert import Block, Thing
-from residuum.checkpoints.releases import open_release
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError, MissingExtraError, UnsafeFileError
-from residuum.verbs import scanning
-from residuum.verbs.scanning import PublishedScan, scan_schema
+from residuum.io.adapters import adapter_pairs
+from residuum.io.inert import Block, Thing
+from residuum.io.release import open_release
+from residuum.scanning import scan as scanning
+from residuum.scanning.findings import KINDS, findings
+from residuum.scanning.scan import PublishedScan, scan_schema
 from tests import estimators
 from tests.confined import confined
 from tests.program import Capture, one_line, printed
@@ -117,7 +117,7 @@ def test_a_start_is_believed_only_when_the_weights_bear_it_out(tmp_path: Path) -
 def test_the_start_drawn_again_is_the_one_that_was_trained_from() -> None:
     from sklearn.neural_network import MLPClassifier
 
-    from residuum.checkpoints.estimators import drawn
+    from residuum.io.estimators import drawn
 
     x, y = np.random.default_rng(1).normal(size=(20, 6)), np.arange(20) % 3
     for activation in ("relu", "logistic"):

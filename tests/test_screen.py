@@ -23,7 +23,7 @@ from residuum.auditing.verdict import (
     Verdict,
 )
 from residuum.cli.main import COMMANDS
-from residuum.records import Checkpoint
+from residuum.networks.network import Network
 from residuum.report.glossary import GLOSSARY, used
 from residuum.report.html import render
 from tests import pages
@@ -35,7 +35,7 @@ FILES = {"checkpoint": "my model.pt", "data": "train.npz", "holdout": "test.npz"
 EXPLAINS = AttackOutcome("binary-kkt", True, True, True, "", "weights", residual=0.1, permuted=0.8)
 SILENT = EXPLAINS.replace(residual=0.7)
 MOMENT = EXPLAINS.replace(name="moment", surface="moment")
-WEIGHTS = Checkpoint({"layers.0.weight": torch.ones(1, 1)}, "mlp:1-1")
+WEIGHTS = Network({"layers.0.weight": torch.ones(1, 1)}, "mlp:1-1")
 
 
 def audit(verdict: Verdict, attacks: tuple[AttackOutcome, ...], **changes: object) -> AuditResult:

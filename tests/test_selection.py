@@ -18,10 +18,10 @@ from residuum.attacks.selection import (
     effective_dimension,
     groups_of,
 )
-from residuum.checkpoints import build_model
 from residuum.errors import InputError
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Knowledge, Reconstruction, same
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction, same
 from residuum.similarity import cosine
 
 DIM, RESTARTS = 30, 4
@@ -271,7 +271,7 @@ def test_groups_begin_with_the_heaviest_and_hold_what_is_near_it():
 
 def released(arch, seed=0):
     torch.manual_seed(seed)
-    return Checkpoint(dict(Architecture.parse(arch).build().state_dict()), arch)
+    return Network(dict(Architecture.parse(arch).build().state_dict()), arch)
 
 
 INVERSION = AttackConfig(
@@ -284,7 +284,7 @@ def test_model_inversion_raises_its_outputs(arch):
     checkpoint = released(arch)
     first = attack(checkpoint, None, replace(INVERSION, steps=1))
     last = attack(checkpoint, None, INVERSION)
-    model = build_model(checkpoint).double()
+    model = checkpoint.copy_module().double()
 
     def raised(found):
         out, labels = model(found.x).detach(), found.labels

@@ -20,10 +20,10 @@ from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.stationarity.priors import PRIORS
 from residuum.attacks.stationarity.problem import Problem, best_multipliers
 from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver, rate_at, sharpness_at
-from residuum.checkpoints import build_model
 from residuum.errors import ArchitectureError, InputError
 from residuum.networks import MLP, Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, same
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, same
 from residuum.stationarity import Rows
 from tests.cases import SPREAD, AllLayers, attack_case, relu_point
 from tests.reference import row_gradients, theta_vector
@@ -568,7 +568,7 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
 def released(arch="mlp:5-8-1,bias=all", seed=0, **facts):
     torch.manual_seed(seed)
     theta = dict(Architecture.parse(arch).build().state_dict())
-    return Checkpoint(theta, arch, **facts)
+    return Network(theta, arch, **facts)
 
 
 def test_what_an_attack_brings_back_adds_up():
@@ -582,7 +582,7 @@ def test_what_an_attack_brings_back_adds_up():
         assert found.settings["objective"] == "binary-kkt"
         assert found.loss.shape == (2, len(found.steps))
         assert found.layers.shape == (2, len(found.steps), 2)
-        model = build_model(released()).double()
+        model = released().copy_module().double()
         problem = AllLayers(model, BinaryKKT(), Knowledge(), found.labels[:4])
         again = problem.evaluate(found.x.view(2, 4, 5), found.lam.view(2, 4), 20.0).loss
         assert torch.allclose(again, found.loss.min(1).values, rtol=1e-9)
@@ -688,7 +688,7 @@ def test_a_convnet_on_digits_is_attacked(dtype):
     assert (found.loss.min(1).values < found.loss[:, 0]).all()
     assert 0 <= found.x.min() < found.x.max() <= 1
     with pytest.raises(ArchitectureError):
-        attack(Checkpoint(released().theta, arch), knowledge, config)
+        attack(Network(released().theta, arch), knowledge, config)
 
 
 def test_ntk_gradients_at_both_points_are_searched_together():

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.checkpoints import inspect_checkpoint
-from residuum.checkpoints.surfaces import (
+from residuum.datasets import load_dataset
+from residuum.networks.network import Network
+from residuum.networks.spectrum import (
     TRACY_WIDOM,
     directions,
     is_noise,
@@ -19,8 +20,7 @@ from residuum.checkpoints.surfaces import (
     rank_above,
     singular_values,
 )
-from residuum.datasets import load_dataset
-from residuum.records import Checkpoint
+from residuum.surfaces.inspection import inspect_checkpoint
 from residuum.training import TrainingConfig, train
 
 NOISE = {
@@ -187,7 +187,7 @@ def test_a_network_trained_on_digits_has_a_direction_per_dimension_of_its_data(a
     assert np.linalg.matrix_rank(split.train.x.flatten(1).double().numpy()) == 19  # mean removed
     small, standard = (
         inspect_checkpoint(
-            Checkpoint(train(arch, split.train, TrainingConfig(steps=300, init=init)).theta, arch)
+            Network(train(arch, split.train, TrainingConfig(steps=300, init=init)).theta, arch)
         )
         for init in ("small", "default")
     )
@@ -205,7 +205,7 @@ def test_more_samples_than_inputs_leave_no_directions_to_count() -> None:
     theta = {"layers.0.weight": torch.from_numpy(weight), "layers.0.bias": torch.zeros(60)}
     theta["layers.1.weight"] = torch.ones(1, 60)
     inspection = inspect_checkpoint(
-        Checkpoint({name: t.double() for name, t in theta.items()}, "mlp:40-60-1")
+        Network({name: t.double() for name, t in theta.items()}, "mlp:40-60-1")
     )
     assert inspection.directions_given(None) == (2, inspection.directions_of)
     assert inspection.directions_given(40) == (2, inspection.directions_of)

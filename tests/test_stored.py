@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 import residuum as rs
 from residuum.auditing.run import ROUNDING, nearest, stored_in
-from residuum.checkpoints.releases import open_release
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
+from residuum.io.release import open_release
 from tests.program import printed
 
 N, HELD = 30, 120

@@ -12,12 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import residuum as rs
-from residuum.checkpoints.contents import findings
-from residuum.checkpoints.releases import open_release
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, OutputError
+from residuum.io.release import open_release
 from residuum.records import rundir
-from residuum.verbs import stripping
+from residuum.scanning import strip as stripping
+from residuum.scanning.findings import findings
 from tests.program import Capture, listing, one_line, printed
 from tests.test_scan import checkpoints, network
 

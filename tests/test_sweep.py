@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from residuum.attacks import AttackConfig
-from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
+from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Reconstruction, same
 from residuum.sweeping import Plan, Range, Sweep, executors, sweep
 from residuum.sweeping.executors import ENGINES, Job, Local, Outcome, Resources, Task, outcomes

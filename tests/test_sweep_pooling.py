@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import estimate
-from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
+from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Dataset, Knowledge, Reconstruction
 from residuum.report.drawing import Coordinate, parallel
 from residuum.report.html import Item, render_sweep

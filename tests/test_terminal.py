@@ -128,7 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         torch.save(model.state_dict(), f"{name}.pt")
     arch = "polynomial:64-9-1,coefficients=0/0/0/1"
     drawn = initialise(Architecture.parse(arch), rs.TrainingConfig())
-    rs.save_checkpoint(rs.Checkpoint(parameters(drawn), arch), "polynomial.safetensors")
+    rs.save_checkpoint(rs.Network(parameters(drawn), arch), "polynomial.safetensors")
     with warnings.catch_warnings(action="ignore"):
         learned = MLPClassifier((30,), max_iter=150, random_state=0).fit(images[:20], digit[:20])
     Path("model.pkl").write_bytes(pickle.dumps(learned))

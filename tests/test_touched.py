@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.checkpoints.compared import CURVE, NONE, touched_rows
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
+from residuum.scanning.base_comparison import CURVE, NONE, touched_rows
 from tests.program import Capture, one_line, printed
 
 

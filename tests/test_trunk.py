@@ -23,10 +23,10 @@ from residuum.attacks.unmixing.backbone import (
     inverted,
     outside,
 )
-from residuum.checkpoints import as_checkpoint
-from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError
+from residuum.io.checkpoints import as_checkpoint
 from residuum.similarity import ncc
+from residuum.surfaces.surface import SURFACES
 from tests.test_unmix import QUICK, SHAPE, blocks
 
 

@@ -16,12 +16,12 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.run import on_surface as configured_on
 from residuum.auditing.run import on_surface
 from residuum.auditing.verdict import STATE_THERE, AttackOutcome, Checks, Findings, decide
-from residuum.checkpoints.adapters import load_tuned
-from residuum.checkpoints.contents import with_release
-from residuum.checkpoints.surfaces import head_of
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
+from residuum.io.adapters import load_tuned
+from residuum.io.release_knowledge import with_release
 from residuum.records import Dataset
+from residuum.surfaces.head import head_of
 from tests.program import Capture, one_line, printed
 
 
@@ -92,7 +92,7 @@ def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) ->
     assert head.checkpoint.arch == "mlp:30-20-1,bias=all"
     data = Dataset.from_npz(folder / "train.npz")
     features = head.features(data)
-    model, whole = rs.build_model(head.checkpoint), rs.build_model(released)
+    model, whole = head.checkpoint.copy_module(), released.copy_module()
     x = data.x.flatten(1).to(next(whole.parameters()))
     assert torch.allclose(model(features.x.to(x)), whole(x), atol=1e-6)
     told = head.knowledge(rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 
 from papers.points import relu_point, steep_point
 from residuum.attacks.stationarity.solution import best_residual, solution
-from residuum.checkpoints import build_model
 from residuum.cli.main import main
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Linear
-from residuum.records import Checkpoint, Knowledge, Reconstruction, Selection, Uniqueness
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction, Selection, Uniqueness
 from residuum.report.figures import ambiguity_figure
 from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet
@@ -385,7 +385,7 @@ def test_few_rows_prove_as_much_as_the_dense_matrix(
     """A trained network, whose samples lie near walls: there an elimination by rows alone cancels."""
     split = load_dataset("digits", n, seed=1, holdout=60)
     theta = dict(train(architecture, split.train, TrainingConfig(steps=steps)).theta)
-    model = build_model(Checkpoint(theta, architecture, split.train.shape), torch.float64)
+    model = Network(theta, architecture, split.train.shape).copy_module(torch.float64)
     x, y = split.train.x.double(), split.train.y
     lam = certify(model, x, y).multipliers
     some = lam.argsort(descending=True)[:10]

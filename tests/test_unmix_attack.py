@@ -19,11 +19,11 @@ from residuum.attacks.unmixing.ica import Effort
 from residuum.attacks.unmixing.layers import fed_by_input, layer_bytes, left_of
 from residuum.auditing.artifacts import publish, result_schema
 from residuum.auditing.budget import Batch
-from residuum.checkpoints.surfaces import SURFACES, surfaces
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.report.figures import selected_figure
 from residuum.similarity import ncc
+from residuum.surfaces.surface import SURFACES, surfaces
 from tests.test_unmix import QUICK as EVERY_RANK
 from tests.test_unmix import SHAPE, blocks
 from tests.victims import knowledge, leaky
@@ -32,7 +32,7 @@ ARCH = "mlp:1728-120-1"
 QUICK = rs.AttackConfig(objective="unmix", seconds=0.01)
 
 
-def planted(n: int = 10) -> tuple[rs.Checkpoint, Tensor]:
+def planted(n: int = 10) -> tuple[rs.Network, Tensor]:
     """A network whose first layer mixes ``n`` images, as gates of a small start would, and these."""
     x = blocks(n)
     x = x / x.abs().amax((1, 2, 3), keepdim=True)  # each fills the range
@@ -44,10 +44,10 @@ def planted(n: int = 10) -> tuple[rs.Checkpoint, Tensor]:
         "layers.0.bias": C.sum(1),
         "layers.1.weight": torch.randn(1, 120, generator=generator),
     }
-    return rs.Checkpoint(theta, ARCH, SHAPE), x.double()
+    return rs.Network(theta, ARCH, SHAPE), x.double()
 
 
-def start_of(checkpoint: rs.Checkpoint) -> dict[str, Tensor]:
+def start_of(checkpoint: rs.Network) -> dict[str, Tensor]:
     """A start as large as the weights."""
     generator = torch.Generator().manual_seed(9)
     return {
@@ -56,7 +56,7 @@ def start_of(checkpoint: rs.Checkpoint) -> dict[str, Tensor]:
     }
 
 
-def why_not(checkpoint: rs.Checkpoint, knowledge: rs.Knowledge, name: str = "unmix") -> str:
+def why_not(checkpoint: rs.Network, knowledge: rs.Knowledge, name: str = "unmix") -> str:
     one, there = every_attack()[name], surfaces(checkpoint, knowledge)
     return one.why_not(there.get(one.surface, there["weights"]), knowledge)
 
@@ -272,7 +272,7 @@ def test_confidence_is_withheld_for_small_samples() -> None:
     assert unmixing.confidence_by_share(share, 1, 783).isnan().all()
     split = rs.load_dataset("digits", 20, seed=2, holdout=200)
     state = rs.train("mlp:64-100-1", split.train, rs.TrainingConfig(steps=300, seed=2))
-    checkpoint = rs.Checkpoint(state.theta, "mlp:64-100-1", (1, 8, 8))
+    checkpoint = rs.Network(state.theta, "mlp:64-100-1", (1, 8, 8))
     found = rs.attack(checkpoint, None, replace(QUICK, seconds=1e9))
     assert found.selection is not None
     assert found.selection.confidence.isnan().all()
@@ -306,7 +306,7 @@ def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
         "layers.0.bias": torch.zeros(120),
         "layers.1.weight": torch.randn(1, 120, generator=generator),
     }
-    full = rs.Checkpoint(theta, ARCH, SHAPE)
+    full = rs.Network(theta, ARCH, SHAPE)
     named = QUICK.changed(unmix_rank=1.0, unmix_strength=2.0, restarts=2)
     found = rs.attack(full, None, named)
     assert found.notes[-1] == f"unmix: {unmixing.DISAGREEING}"

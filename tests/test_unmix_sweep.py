@@ -12,9 +12,9 @@ import torch
 import residuum as rs
 from residuum.attacks.unmixing.attack import LADDER, confidence_by_share, named
 from residuum.attacks.unmixing.ica import Effort, unmix
-from residuum.checkpoints import save_checkpoint
 from residuum.cli.main import main
 from residuum.errors import InputError
+from residuum.io.checkpoints import save_checkpoint
 from residuum.similarity import ncc
 from residuum.sweeping import Plan, Range, sweep
 from residuum.sweeping.scoring import SweepRun

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from residuum.checkpoints import save_checkpoint
 from residuum.datasets import load_dataset
+from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
-from residuum.records import Checkpoint, Knowledge, Split
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Split
 from residuum.stationarity import parameters
 from residuum.training import TrainingConfig, initialise, released, train
 
@@ -17,7 +18,7 @@ TIGHT_ARCH, TIGHT_SAMPLES = "mlp:64-30-1", 20
 
 
 @lru_cache(maxsize=1)
-def leaky() -> tuple[Checkpoint, Split]:
+def leaky() -> tuple[Network, Split]:
     """A three-layer network near its 40 digits: an attack of a second brings back several."""
     split = load_dataset("digits", LEAKY_SAMPLES, seed=0, holdout=400)
     state = train(LEAKY_ARCH, split.train, TrainingConfig(steps=800))
@@ -25,7 +26,7 @@ def leaky() -> tuple[Checkpoint, Split]:
 
 
 @lru_cache(maxsize=1)
-def tight() -> tuple[Checkpoint, Split]:
+def tight() -> tuple[Network, Split]:
     """A two-layer network whose first layer the attack explains without finding its digits."""
     split = load_dataset("digits", TIGHT_SAMPLES, seed=10, holdout=400)
     state = train(TIGHT_ARCH, split.train, TrainingConfig(steps=1000))
@@ -33,7 +34,7 @@ def tight() -> tuple[Checkpoint, Split]:
 
 
 @lru_cache(maxsize=1)
-def untrained() -> tuple[Checkpoint, Split]:
+def untrained() -> tuple[Network, Split]:
     """The leaky network's architecture with random weights, and the same digits."""
     checkpoint, split = leaky()
     model = initialise(Architecture.parse(LEAKY_ARCH), TrainingConfig(init="default"))

@@ -12,13 +12,18 @@ _NAMES = {  # by the module that they are in
     "attacks": "AttackConfig PRESETS attack",
     "auditing": "AuditResult audit",
     "auditing.comparing": "diff",
-    "checkpoints": "Inspection build_model checkpoint_from_module inspect_checkpoint load_checkpoint "
-    "moment_of save_checkpoint",
+    "io.checkpoints": "load_checkpoint save_checkpoint",
+    "io.modules": "checkpoint_from_module",
+    "io.optimizer_state": "moment_of",
     "datasets": "load_dataset",
     "errors": "ResiduumError",
     "evaluation": "score",
     "networks": "Architecture",
-    "records": "Certificate Checkpoint Dataset Knowledge Reconstruction Scores Split same",
+    "networks.network": "Network",
+    "records": "Certificate Dataset Knowledge Reconstruction Scores Split same",
+    "scanning.scan": "scan",
+    "scanning.strip": "strip",
+    "surfaces.inspection": "Inspection inspect_checkpoint",
     "sweeping": "sweep",
     "theory": "certify",
     "training": "TrainingConfig TrainingState train",
@@ -27,8 +32,6 @@ _NAMES = {  # by the module that they are in
     "verbs.defending": "defend",
     "verbs.exposing": "exposure",
     "verbs.identifying": "identify",
-    "verbs.scanning": "scan",
-    "verbs.stripping": "strip",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)  # noqa: PLE0605  names are in the table above

@@ -74,7 +74,7 @@ def tour(folder: Path) -> list[str]:
     torch.manual_seed(0)
     for file, arch in ((untrained, ARCH), (cubic, "polynomial:4-5-1,coefficients=0/0/0/1")):
         theta = dict(rs.Architecture.parse(arch).build().double().state_dict())
-        rs.save_checkpoint(rs.Checkpoint(theta, arch), file)
+        rs.save_checkpoint(rs.Network(theta, arch), file)
     config = folder / "batches.toml"
     config.write_text(BATCHES, encoding="utf-8")
 

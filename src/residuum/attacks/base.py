@@ -18,10 +18,10 @@ from torch import Tensor
 
 from residuum import plugins
 from residuum.attacks.selection import select
-from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError, PluginError, ResiduumError
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import WEIGHTS, Surface
 
 MOST_CANDIDATES = 20_000  # of one attack: bounds the memory of the scoring
 

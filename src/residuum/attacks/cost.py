@@ -20,7 +20,8 @@ from residuum.attacks.stationarity.problem import MAX_UNKNOWNS
 from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver
 from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
-from residuum.records import Checkpoint, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Knowledge
 from residuum.settings import FAST, AttackConfig
 
 MEASURED = 2.0  # seconds of steps that an estimate takes
@@ -72,7 +73,7 @@ class Estimate:
 
 
 def estimate(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     knowledge: Knowledge | None = None,
     config: AttackConfig | None = None,
     *,
@@ -122,7 +123,7 @@ def estimate(
 
 
 def expected_seconds(
-    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, measured: float
+    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, measured: float
 ) -> float:
     """Return how long ``attack`` with the same arguments takes, from about ``measured`` seconds of steps."""
     solver = prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))

@@ -13,11 +13,7 @@ from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.tabular.hyperplanes import Corners
 from residuum.attacks.unmixing.attack import Unmix
 from residuum.attacks.unmixing.backbone import BehindTrunk
-from residuum.checkpoints.surfaces import (
-    CHANGE,
-    MOMENT,
-    WEIGHTS,
-)
+from residuum.surfaces.surface import CHANGE, MOMENT, WEIGHTS
 
 # Attacks of their own; every objective makes one more.
 ATTACKS: plugins.Table[Attack] = plugins.Table(

@@ -16,25 +16,19 @@ from residuum.attacks.stationarity.attack import Stationarity, prepare, search
 from residuum.attacks.stationarity.defaults import with_defaults
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.priors import PRIORS
-from residuum.checkpoints import as_checkpoint, build_model, first_layer
-from residuum.checkpoints.contents import RELEASE, with_release
-from residuum.checkpoints.surfaces import (
-    CHANGE,
-    MOMENT,
-    SURFACES,
-    WEIGHTS,
-    chosen,
-    task_of,
-)
 from residuum.errors import InputError, require_known
-from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.io.checkpoints import as_checkpoint
+from residuum.io.release_knowledge import RELEASE, with_release
+from residuum.networks.network import Network, first_layer
+from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, WEIGHTS, chosen
 
 FEWEST, MOST = 20, 1000  # candidates; the most bound memory, and only where no count is known
 
 
 def attack(
-    checkpoint: Checkpoint | nn.Module | str | Path,
+    checkpoint: Network | nn.Module | str | Path,
     knowledge: Knowledge | None = None,
     config: AttackConfig | None = None,
     *,
@@ -68,7 +62,7 @@ def attack(
 
 
 def advance(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     knowledge: Knowledge,
     config: AttackConfig,
     state_path: Path,
@@ -113,12 +107,12 @@ NOT_ATTACKED = "optimiser state in this file was not attacked: --surface moment 
 UNMIX = {WEIGHTS: "unmix", CHANGE: "unmix", MOMENT: "unmix-moment"}  # a start it subtracts itself
 
 
-def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
+def resolve(checkpoint: Network, knowledge: Knowledge, config: AttackConfig) -> AttackConfig:
     """The configuration with its attack named and its candidates counted."""
-    build_model(checkpoint)  # refuses weights that do not fit before anything is read off them
+    checkpoint.check_weights()
     name = config.objective
     if name in ("auto", ""):
-        task = task_of(checkpoint)
+        task = checkpoint.inferred_task
         name = next(name for name, objective in OBJECTIVES.items() if objective.task == task)
     attacks = every_attack()
     require_known(name, attacks, "No attack")
@@ -129,7 +123,7 @@ def resolve(checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig) 
     return with_defaults(checkpoint, knowledge, config, attacks[name])
 
 
-def _estimate(checkpoint: Checkpoint, knowledge: Knowledge) -> int:
+def _estimate(checkpoint: Network, knowledge: Knowledge) -> int:
     """Twice the known sample count, or half the neurons of the first layer.
 
     h neurons and a first layer of rank r give about h r equations for m (r + 1) unknowns: m = h is

@@ -24,9 +24,9 @@ from residuum.auditing.controls import Controls, Membership
 from residuum.auditing.inputs import Fit
 from residuum.auditing.result import Applies, AuditResult
 from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
-from residuum.checkpoints import save_checkpoint
 from residuum.errors import InputError, OutputError
 from residuum.evaluation.null import SIGNIFICANCE
+from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Certificate, Reconstruction, Scores, Uniqueness
 from residuum.records.base import json_schema
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from residuum.attacks import AttackConfig
 from residuum.attacks.cost import expected_seconds
 from residuum.errors import InputError
-from residuum.records import Checkpoint, Knowledge, Record
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Record
 
 ATTACK_SHARE = 0.36  # of the budget: what the checks and everything below leave
 OVERRUN = 1.3  # times the budget at which an audit ends
@@ -139,7 +140,7 @@ class Plan:
 
 
 def first_batch(
-    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, share: float, exact: bool
+    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, share: float, exact: bool
 ) -> Plan:
     """The batch that the others of ``share`` seconds will be like.
 

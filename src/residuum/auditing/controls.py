@@ -32,7 +32,6 @@ from torch.nn import functional as F
 
 from residuum import similarity
 from residuum.auditing.budget import UNBOUNDED, Allowance
-from residuum.checkpoints import build_model
 from residuum.evaluation.matching import (
     METRICS,
     Array,
@@ -43,7 +42,8 @@ from residuum.evaluation.matching import (
 )
 from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, format_p, step_down
 from residuum.evaluation.scoring import DECIDING, control_of
-from residuum.records import Checkpoint, Dataset, Knowledge, Record
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, margins, normalise_labels
 
@@ -403,7 +403,7 @@ def _energy(
 
 
 def told_by_network(
-    checkpoint: Checkpoint, train: Dataset, pool: Dataset | None, task: str, seed: int
+    checkpoint: Network, train: Dataset, pool: Dataset | None, task: str, seed: int
 ) -> float | None:
     """p that the network's losses on the training samples are those of so many others; None: no control.
 
@@ -428,14 +428,14 @@ def told_by_network(
     return float(step_down(np.stack([-loss[sets].mean(1), apart])).min())
 
 
-def _outputs(checkpoint: Checkpoint, train: Dataset, pool: Dataset) -> Tensor:
+def _outputs(checkpoint: Network, train: Dataset, pool: Dataset) -> Tensor:
     """Return the network's outputs for training and held-out samples in float64, (n + N, k)."""
-    model = build_model(checkpoint, torch.float64)
+    model = checkpoint.double_module
     return evaluate(model, torch.cat([train.x, pool.x]).double())
 
 
 def sample_losses(
-    checkpoint: Checkpoint, train: Dataset, pool: Dataset, task: str, outputs: Tensor | None = None
+    checkpoint: Network, train: Dataset, pool: Dataset, task: str, outputs: Tensor | None = None
 ) -> Array | None:
     """Loss of every training and held-out sample, (n + N,); None where there is nothing to compare.
 
@@ -515,7 +515,7 @@ class Membership(Record):
         return tuple(part.line for part in (self.loss, self.margin) if part is not None)
 
 
-def membership(checkpoint: Checkpoint, claim: Claim | None) -> Membership | None:
+def membership(checkpoint: Network, claim: Claim | None) -> Membership | None:
     """None where there are no held-out samples, or none with labels, to compare with."""
     train, pool = (None, None) if claim is None else (claim.train, claim.pool)
     if train is None or pool is None or min(len(train), len(pool)) < FEWEST_TOLD:
@@ -546,9 +546,7 @@ def separation(by: str, mine: Array, others: Array) -> Separation:
     return Separation(by, float(auc), error, *map(found, RATES))
 
 
-def _margins(
-    checkpoint: Checkpoint, train: Dataset, pool: Dataset, outputs: Tensor
-) -> Array | None:
+def _margins(checkpoint: Network, train: Dataset, pool: Dataset, outputs: Tensor) -> Array | None:
     """y Phi, or the own output less the best other, of both; None for a regression or odd labels."""
     task = choose_task(checkpoint.task, outputs.shape[1])
     known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}

@@ -17,12 +17,13 @@ from residuum.auditing.controls import run_controls, told_by_network, without_re
 from residuum.auditing.inputs import Fit, check_fit, fit_of, scale_notes, suited, task_of
 from residuum.auditing.result import PLANNED, Applies, facts, tried
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, AttackOutcome, Checks
-from residuum.checkpoints import inspect_checkpoint
-from residuum.checkpoints.surfaces import WEIGHTS, surfaces
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import why_not_calibrated
-from residuum.records import Checkpoint, Dataset, Knowledge, Record
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Record
 from residuum.records.base import json_schema
+from residuum.surfaces.inspection import inspect_checkpoint
+from residuum.surfaces.surface import WEIGHTS, surfaces
 
 REACHABLE = "can be reached"
 NO_DATA = "no training samples (--data)"
@@ -51,10 +52,10 @@ def dry_run_schema() -> dict[str, Any]:
 
 
 def dry_run(
-    network: Callable[[], Checkpoint | None],
+    network: Callable[[], Network | None],
     data: Callable[[], Dataset | None],
     holdout: Callable[[], Dataset | None],
-    knowledge: Callable[[Checkpoint], Knowledge],
+    knowledge: Callable[[Network], Knowledge],
     config: AttackConfig,
     seconds: float,
     *,
@@ -125,7 +126,7 @@ def dry_run(
 
 
 def _attacks(
-    checkpoint: Checkpoint, knowledge: Knowledge, baselines: bool
+    checkpoint: Network, knowledge: Knowledge, baselines: bool
 ) -> tuple[AttackOutcome, ...]:
     """Every attack as it would stand in the table."""
     there, rows = surfaces(checkpoint, knowledge), []
@@ -143,7 +144,7 @@ def _attacks(
 
 
 def _conditions(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     knowledge: Knowledge,
     train: Dataset | None,
     control: Dataset | None,

@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residuum.checkpoints import build_model
 from residuum.datasets.given import one_hot
 from residuum.errors import CheckpointError, DataError, ResiduumError, require_known
 from residuum.evaluation.matching import lay_out
-from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Record
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Record
 from residuum.records.inputs import with_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, choose_task, normalise_labels
@@ -82,7 +81,7 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
 
 
 def suited(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     train: Dataset | None,
     control: Dataset | None,
     knowledge: Knowledge,
@@ -99,7 +98,7 @@ def suited(
     notes: list[str] = []
     sets = [train] if control is None else [train, control]
     sets = _channels_first(checkpoint, sets, notes)
-    outputs = Architecture.parse(checkpoint.arch).outputs
+    outputs = checkpoint.architecture.outputs
     if task_of(checkpoint, task) != "regression":
         sets = [_plain_labels(one, outputs, notes) for one in sets]
     sets = _scaled(checkpoint, sets, knowledge, task_of(checkpoint, task), notes)
@@ -127,13 +126,13 @@ def shape_for(model: Any, given: Dataset | None) -> tuple[int, ...] | None:
     return shape
 
 
-def _channels_first(checkpoint: Checkpoint, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
+def _channels_first(checkpoint: Network, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
     """Images with their channels last turned round, where nothing else can be meant.
 
     One channel may stand anywhere. Three or four are turned only if the network names that very shape:
     a table of (28, 28, 3) could be meant as it is.
     """
-    arch, shape = Architecture.parse(checkpoint.arch), sets[0].shape
+    arch, shape = checkpoint.architecture, sets[0].shape
     wanted = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
     last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
     turned = (shape[-1], *shape[:-1])
@@ -157,7 +156,7 @@ def _plain_labels(one: Dataset, outputs: int, notes: list[str]) -> Dataset:
 
 
 def _scaled(
-    checkpoint: Checkpoint, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
+    checkpoint: Network, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
 ) -> list[Dataset]:
     """Pixels of files divided by 255, a table standardised: where the network is right on them so.
 
@@ -213,13 +212,13 @@ def _scaled(
     return sets
 
 
-def task_of(checkpoint: Checkpoint, task: str) -> str:
+def task_of(checkpoint: Network, task: str) -> str:
     """The task that was said, else the one that the checkpoint names; "auto" where neither does."""
     return checkpoint.task if task == "auto" and checkpoint.task else task
 
 
 def check_fit(
-    checkpoint: Checkpoint, train: Dataset | None, control: Dataset | None, task: str = "auto"
+    checkpoint: Network, train: Dataset | None, control: Dataset | None, task: str = "auto"
 ) -> None:
     """Refuse before the attack whatever scoring and certificate would refuse after it.
 
@@ -239,7 +238,7 @@ def check_fit(
             )
     if train is None:
         return
-    model = build_model(checkpoint)
+    model = checkpoint.module
     outputs = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
     if choose_task(task_of(checkpoint, task), outputs) != "regression" and not train.y.any():
         raise DataError(
@@ -363,12 +362,12 @@ class Fit(Record):
 
 
 def fit_of(
-    checkpoint: Checkpoint, train: Dataset | None, control: Dataset | None, task: str
+    checkpoint: Network, train: Dataset | None, control: Dataset | None, task: str
 ) -> Fit | None:
     """Measured on samples that :func:`~residuum.auditing.inputs.check_fit` let pass."""
     if train is None:
         return None
-    model = build_model(checkpoint, torch.float64)
+    model = checkpoint.double_module
     outputs = evaluate(model, train.x.double())
     task = choose_task(task, outputs.shape[1])
     y = normalise_labels(train.y, task, outputs.shape[1])

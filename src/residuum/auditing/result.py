@@ -42,12 +42,9 @@ from residuum.auditing.verdict import (
     summarize_positive_controls,
     unfinished,
 )
-from residuum.checkpoints import Inspection, build_model
-from residuum.checkpoints.surfaces import sample_shape, task_of
-from residuum.networks import Architecture
+from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
-    Checkpoint,
     Exposure,
     Knowledge,
     Reconstruction,
@@ -57,6 +54,7 @@ from residuum.records import (
 )
 from residuum.records.results import MetricScore
 from residuum.stationarity import by_layer, moved_layers
+from residuum.surfaces.inspection import Inspection
 
 SUITE = 1  # of all attacks: one more when an attack gets stronger or a new one comes
 MEASURED, TRIED, NOT_TRIED, PLANNED = "measured", "tried", "not tried", "to be tried"
@@ -147,7 +145,7 @@ class AuditResult(Record):
     subject: str
     created: str
     verdict: Verdict
-    checkpoint: Checkpoint
+    checkpoint: Network
     inspection: Inspection
     knowledge: Knowledge
     attacks: tuple[AttackOutcome, ...]
@@ -292,11 +290,11 @@ class Applies(Record):
 
 
 def facts(
-    checkpoint: Checkpoint, inspection: Inspection, knowledge: Knowledge, fit: Fit | None
+    checkpoint: Network, inspection: Inspection, knowledge: Knowledge, fit: Fit | None
 ) -> tuple[Applies, ...]:
     """What the network is, by running it."""
-    arch, order = Architecture.parse(checkpoint.arch), inspection.homogeneity_order
-    kept = checkpoint.module is not None
+    arch, order = checkpoint.architecture, inspection.homogeneity_order
+    kept = checkpoint.live is not None
     rows = {
         "network": "kept as given: its forward is run by automatic differentiation"
         if kept
@@ -307,14 +305,14 @@ def facts(
         else f"order {order:g}: weights scaled by 0.7 to 1.4 scale the outputs so; the KKT theorem covers it",
         "layer on the input": _first(checkpoint, knowledge),
         "layers that moved": _moved(checkpoint, knowledge),
-        "outputs": f"{arch.outputs}, taken as {task_of(checkpoint)}"
+        "outputs": f"{arch.outputs}, taken as {checkpoint.inferred_task}"
         + ("" if fit is None else f"; {fit.line}"),
     }
     return tuple(Applies(what, MEASURED, why) for what, why in rows.items())
 
 
-def _first(checkpoint: Checkpoint, knowledge: Knowledge) -> str:
-    model, sample = build_model(checkpoint), sample_shape(checkpoint, knowledge)
+def _first(checkpoint: Network, knowledge: Knowledge) -> str:
+    model, sample = checkpoint.module, checkpoint.sample_shape(knowledge)
     name, shape, whole = fed_by_input(model, sample)
     if not name:
         said = "none is dense on the samples or on patches of them: its rows are no mixtures of samples"
@@ -329,7 +327,7 @@ def _first(checkpoint: Checkpoint, knowledge: Knowledge) -> str:
     return f"{name}, {what}"
 
 
-def _moved(checkpoint: Checkpoint, knowledge: Knowledge) -> str:
+def _moved(checkpoint: Network, knowledge: Knowledge) -> str:
     if knowledge.theta0 is None:
         return "not known: no start was granted (--init)"
     moved, every = moved_layers(checkpoint.theta, knowledge.theta0), by_layer(checkpoint.theta)

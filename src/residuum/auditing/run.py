@@ -87,18 +87,21 @@ from residuum.auditing.verdict import (
     open_question,
     opening,
 )
-from residuum.checkpoints import Inspection, as_checkpoint, inspect_checkpoint, locate, weights_hash
-from residuum.checkpoints.contents import Kept, records_in, with_release
-from residuum.checkpoints.estimators import scalings_in
-from residuum.checkpoints.inert import Thing
-from residuum.checkpoints.releases import open_release
-from residuum.checkpoints.surfaces import chosen, head_of
 from residuum.datasets.given import both
 from residuum.errors import ResiduumError, require_known
 from residuum.evaluation.null import SIGNIFICANCE, SUBSETS
-from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Selection
+from residuum.io.checkpoints import as_checkpoint, locate, weights_hash
+from residuum.io.estimators import scalings_in
+from residuum.io.inert import Thing
+from residuum.io.release import open_release
+from residuum.io.release_knowledge import with_release
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Reconstruction, Selection
 from residuum.records.rundir import environment
+from residuum.scanning.findings import Kept, records_in
+from residuum.surfaces.head import head_of
+from residuum.surfaces.inspection import Inspection, inspect_checkpoint
+from residuum.surfaces.surface import chosen
 
 if TYPE_CHECKING:
     from residuum.auditing.artifacts import AuditRun
@@ -119,7 +122,7 @@ NO_NETWORK = "the file holds no network"
 
 
 def audit(
-    model: Checkpoint | nn.Module | Mapping[str, Tensor] | str | Path | Any,
+    model: Network | nn.Module | Mapping[str, Tensor] | str | Path | Any,
     *,
     data: Any = None,
     holdout: Any = None,
@@ -148,7 +151,7 @@ def audit(
     """Attack ``model`` from its weights and what the attacker knows; report whether its data leaks.
 
     model: a live network of any class, its state_dict(), a fitted MLPClassifier or MLPRegressor of
-        scikit-learn, a Checkpoint, or the path of a file (``docs/networks.md``), which is also
+        scikit-learn, a Network, or the path of a file (``docs/networks.md``), which is also
         looked through for records that it holds outright (``stored``).
     data: the training samples as (x, y), a Dataset, a DataFrame, a DataLoader, a dataset with
         items, or the path of an .npz, a .csv or a folder (``datasets/given.py``).
@@ -446,11 +449,11 @@ class Stored:
         }
         return sum(one.finding.count or 0 for one in different.values())
 
-    def without(self, checkpoint: Checkpoint) -> Stored | None:
+    def without(self, checkpoint: Network) -> Stored | None:
         """Less what is a parameter of the network itself, whatever its name says."""
         own = tuple(checkpoint.source_names.values())
         kept = tuple(k for k in self.kept if k.certain or not k.finding.where.endswith(own))
-        inputs = Architecture.parse(checkpoint.arch).inputs
+        inputs = checkpoint.architecture.inputs
         return replace(self, kept=kept, inputs=inputs) if kept else None
 
     def found(self, samples: Tensor) -> Tensor:
@@ -527,8 +530,8 @@ def stored_in(path: str | Path) -> Stored | None:
 
 
 def network_and_records(
-    path: str | Path, load: Callable[[], Checkpoint]
-) -> tuple[Checkpoint | None, Stored | None]:
+    path: str | Path, load: Callable[[], Network]
+) -> tuple[Network | None, Stored | None]:
     """The network that ``load`` reads, and what the file holds outright: one of them at least."""
     stored = stored_in(path)
     try:
@@ -603,8 +606,22 @@ def audit_records(
         subject=name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict,
-        checkpoint=Checkpoint({}, name, input_shape=shape),
-        inspection=Inspection(name, shape, 0, (), 0, 0, "", None, None, NO_NETWORK, (), None),
+        checkpoint=Network({}, name, input_shape=shape),
+        inspection=Inspection(
+            arch=name,
+            input_shape=shape,
+            inputs=0,
+            outputs=0,
+            layers=(),
+            parameters=0,
+            bytes=0,
+            dtype="",
+            homogeneity_order=None,
+            directions=None,
+            directions_of=NO_NETWORK,
+            ranks=(),
+            balance=None,
+        ),
         knowledge=knowledge,
         attacks=(row,),
         reconstructions=(_shown(records[0], shape, knowledge),) if records else (),

@@ -54,8 +54,6 @@ from residuum.auditing.budget import (
 from residuum.auditing.controls import Claim
 from residuum.auditing.result import Evidence
 from residuum.auditing.verdict import CLASS_LIKE, NEAR_COPY, RESEMBLES, AttackOutcome, Findings
-from residuum.checkpoints import build_model
-from residuum.checkpoints.surfaces import WEIGHTS, Surface, surfaces
 from residuum.errors import InconclusiveError, InputError, PluginError, ResiduumError
 from residuum.evaluation import Calibration, score
 from residuum.evaluation.matching import METRICS, Array, Field, greedy_in_sets, lay_out
@@ -72,9 +70,9 @@ from residuum.evaluation.scoring import (
     whole_pool,
 )
 from residuum.networks import dense_chain
+from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
-    Checkpoint,
     Dataset,
     Exposure,
     Knowledge,
@@ -83,6 +81,7 @@ from residuum.records import (
     Uniqueness,
 )
 from residuum.risk.run import FEWEST_HELD_OUT, expose
+from residuum.surfaces.surface import WEIGHTS, Surface, surfaces
 from residuum.theory import certify
 from residuum.theory.kkt import evaluate
 from residuum.theory.uniqueness import uniqueness
@@ -135,7 +134,7 @@ class AttackStage:
     clock: time until the attacks must end, whatever is left of their plan.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Network
     knowledge: Knowledge
     config: AttackConfig
     seconds: float
@@ -440,7 +439,7 @@ def outcome_of(one: Attack, surface: Surface, found: Reconstruction) -> AttackOu
 
 
 def certified(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     train: Dataset | None,
     found: tuple[Reconstruction, ...],
     knowledge: Knowledge,
@@ -454,7 +453,7 @@ def certified(
 
 
 def _kkt(
-    checkpoint: Checkpoint, train: Dataset | None, found: tuple[Reconstruction, ...], seconds: float
+    checkpoint: Network, train: Dataset | None, found: tuple[Reconstruction, ...], seconds: float
 ) -> tuple[Certificate | None, str]:
     """The certificate and what it is of; None and the reason where there is none.
 
@@ -469,7 +468,7 @@ def _kkt(
         x, y, subject = found[0].x[rows], found[0].labels[rows], CANDIDATES
     if len(x) > MOST_SAMPLES:
         return None, f"not computed for more than {MOST_SAMPLES} samples; there are {len(x)}"
-    model = build_model(checkpoint)
+    model = checkpoint.module
     # Closed forms are for MLPs: of any other network the gradient of every sample is held.
     held = 8 * len(x) * sum(t.numel() for t in checkpoint.theta.values())
     if dense_chain(model) is None and held > MOST_BYTES:
@@ -486,27 +485,27 @@ def _kkt(
             raise
         return None, f"the {subject} cannot be certified ({problem.message})"
     except RuntimeError as problem:  # a forward of somebody's own that torch cannot transform
-        if checkpoint.module is None:
+        if checkpoint.live is None:
             raise
         return None, f"not for this kind of network ({str(problem).splitlines()[0][:200]})"
 
 
 def _uniqueness(
-    checkpoint: Checkpoint, found: tuple[Reconstruction, ...], knowledge: Knowledge, seconds: float
+    checkpoint: Network, found: tuple[Reconstruction, ...], knowledge: Knowledge, seconds: float
 ) -> tuple[Uniqueness | None, str]:
     """What other sets keep of the best restart's candidates, heaviest first, as time allows.
 
     ``index`` of the result counts the candidates of the first reconstruction. None and the reason
     where it is not computed.
     """
-    if checkpoint.module is not None:
+    if checkpoint.live is not None:
         why = "where a network that is kept as given has its switches is not known"
         return None, f"not for this kind: {why}"
     if seconds < LEAST_UNIQUENESS:
         return None, f"not computed: the budget leaves it less than {LEAST_UNIQUENESS:g} seconds"
     if not found or (rows := best_rows(found[0])) is None:
         return None, "no restart converged to candidates that could be certified"
-    model = build_model(checkpoint)
+    model = checkpoint.module
     if found[0].x[rows].numel() > MOST_UNKNOWNS:
         return None, f"not computed for more than {MOST_UNKNOWNS} unknown values"
     try:
@@ -520,7 +519,7 @@ def _uniqueness(
 
 
 def exposed(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     data: Dataset | None,
     claim: Claim | None,
     knowledge: Knowledge,
@@ -531,7 +530,7 @@ def exposed(
     if data is None or claim is None:
         return None, "there are no training samples to look at"
     parameters = sum(t.numel() for t in checkpoint.theta.values())
-    chain = dense_chain(build_model(checkpoint)) is not None
+    chain = checkpoint.chain is not None
     if len(data) > MOST_EXPOSED or (not chain and len(data) * parameters > MOST_GRADIENTS):
         return None, f"too many samples for an audit: {ELSEWHERE}"
     pool = claim.pool
@@ -690,7 +689,7 @@ class Judged:
 
 
 def judge(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     attacked: Attacked,
     claim: Claim | None,
     seed: int,
@@ -708,7 +707,7 @@ def judge(
     pools = {part.attack: whole_pool(part) for part in attacked.found}
     tests, notes = run_tests(pools, claim, seed, subsets, seconds / 2)
     took = time.monotonic() - start
-    model = build_model(checkpoint)
+    model = checkpoint.module
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
 
     def left() -> float:

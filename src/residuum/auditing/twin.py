@@ -30,15 +30,15 @@ from residuum.auditing.budget import PARTS, TWIN_SHARE, UNBOUNDED, Allowance, Ba
 from residuum.auditing.controls import Claim, sample_losses
 from residuum.auditing.stages import Attacked, AttackStage, findings, run_tests
 from residuum.auditing.verdict import HURRIED, MIN_CONTROLS, Twin
-from residuum.checkpoints import Inspection, build_model
-from residuum.checkpoints.surfaces import weights
 from residuum.errors import InputError, ResiduumError, require_known
 from residuum.evaluation.matching import as_array, discrete
 from residuum.evaluation.null import SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
-from residuum.networks import Architecture
-from residuum.records import Checkpoint, Dataset, Knowledge
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
 from residuum.stationarity import by_layer, parameters
+from residuum.surfaces.inspection import Inspection
+from residuum.surfaces.surface import weights
 from residuum.theory.rows import choose_task, normalise_labels
 from residuum.training import TrainingConfig, initialise, train
 from residuum.training.methods import LOSSES, choose_loss
@@ -305,7 +305,7 @@ def _out_of(pool: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _bundled(
-    like: Dataset, checkpoint: Checkpoint, knowledge: Knowledge, seed: int
+    like: Dataset, checkpoint: Network, knowledge: Knowledge, seed: int
 ) -> tuple[Dataset, Dataset]:
     """Bundled digits in the shape and range of the training samples, with labels of their task."""
     from sklearn.datasets import load_digits
@@ -326,7 +326,7 @@ def _bundled(
     elif knowledge.mean is not None:
         mean = knowledge.mean
         x = x - (mean.double().reshape(shape) if mean.numel() > 1 else mean)
-    outputs = Architecture.parse(checkpoint.arch).outputs
+    outputs = checkpoint.architecture.outputs
     task = choose_task(checkpoint.task, outputs)
     if task == "regression":
         y = (y.double() / 9)[:, None].expand(-1, outputs)
@@ -340,7 +340,7 @@ def _bundled(
 
 
 def _trained(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     data: Dataset,
     knowledge: Knowledge,
     inspection: Inspection,
@@ -350,7 +350,7 @@ def _trained(
     seed: int,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float, str]:
     """Weights, start and loss of the twin, and how it was made in words."""
-    outputs = Architecture.parse(checkpoint.arch).outputs
+    outputs = checkpoint.architecture.outputs
     task = choose_task(checkpoint.task, outputs)
     seen = "small" if inspection.directions else "default"
     start = recipe.start or (seen if knowledge.theta0 is None else "granted")
@@ -359,7 +359,7 @@ def _trained(
         moved = weights(checkpoint, knowledge).layers
         frozen = tuple(name for name in by_layer(checkpoint.theta) if name not in moved)
     told = start == "granted" and knowledge.theta0 is not None
-    plain = task != "regression" and not told and not frozen and checkpoint.module is None
+    plain = task != "regression" and not told and not frozen and checkpoint.live is None
     optimiser = recipe.optimiser or ("margin" if plain else "gd")
     words = f"trained by {optimiser} from a {start} start"
     words += f", {', '.join(frozen)} frozen" if frozen else ""
@@ -385,15 +385,15 @@ def _trained(
     return theta, {name: t.to(theta[name].dtype) for name, t in first.items()}, loss, words
 
 
-def _begun(checkpoint: Checkpoint, knowledge: Knowledge | None, start: str, seed: int) -> nn.Module:
+def _begun(checkpoint: Network, knowledge: Knowledge | None, start: str, seed: int) -> nn.Module:
     """The architecture at its start: as granted, or drawn anew."""
-    model = build_model(checkpoint, torch.float64)
+    model = checkpoint.copy_module(torch.float64)
     if knowledge is not None and knowledge.theta0 is not None:
         begun = {name: t.double() for name, t in knowledge.theta0.items()}
         model.load_state_dict({**model.state_dict(), **begun})
-    elif checkpoint.module is None:
+    elif checkpoint.live is None:
         drawn = TrainingConfig(init="default" if start == "granted" else start, seed=seed + 1)
-        model = initialise(Architecture.parse(checkpoint.arch), drawn).double()
+        model = initialise(checkpoint.architecture, drawn).double()
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)

@@ -14,8 +14,8 @@
 Every deciding attack is a test of its own; a test survives when its p, adjusted over all of them, is at
 most 1% (``evaluation/null.py``). Explained: the residual of the judged layers, in float64, is at most
 half of what the same attack leaves on a target whose entries were permuted layer by layer: there is
-nothing to explain there. Judged layers (``attacks/stationarity/problem.py``): with a start those that moved, and
-none of them counts where the first did not; without one the first.
+nothing to explain there. Judged layers (``attacks/stationarity/problem.py``): with a start those that
+moved, and none of them counts where the first did not; without one the first.
 
 A pipeline may set its own condition of failure: a leak, one of a grade, or a comparison such as
 ``recovered>=5``.
@@ -31,11 +31,12 @@ from dataclasses import dataclass, field
 
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import Fit
-from residuum.checkpoints import Inspection
-from residuum.checkpoints.reading import METADATA_SAYS
 from residuum.errors import InputError, did_you_mean
 from residuum.evaluation.null import SIGNIFICANCE, format_p
-from residuum.records import Checkpoint, Knowledge, Record, Scores
+from residuum.io.metadata import METADATA_SAYS
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Record, Scores
+from residuum.surfaces.inspection import Inspection
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
 EXIT_CODES = {NO_LEAK_FOUND: 0, LEAK: 1, INCONCLUSIVE: 3}
@@ -638,13 +639,13 @@ def _explanation(attack: AttackOutcome) -> str:
     )
 
 
-def opening(checkpoint: Checkpoint, fit: Fit | None) -> tuple[str, ...]:
+def opening(checkpoint: Network, fit: Fit | None) -> tuple[str, ...]:
     """What an audit says before it attacks, the accuracy of the network as read first."""
     unchecked = "no training samples: the network as read cannot be checked"
     return (unchecked if fit is None else fit.line, *checkpoint.assumptions)
 
 
-def assumptions(checkpoint: Checkpoint, inspection: Inspection) -> tuple[str, ...]:
+def assumptions(checkpoint: Network, inspection: Inspection) -> tuple[str, ...]:
     """What the attacks take for granted about this network."""
     if inspection.homogeneity_order is None:
         order = (

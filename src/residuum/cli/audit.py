@@ -39,6 +39,7 @@ from residuum.cli.output import (
     progress,
 )
 from residuum.errors import InputError
+from residuum.networks.network import Network
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from residuum.auditing import AuditResult
     from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun
-    from residuum.records import Checkpoint, Dataset, Knowledge
+    from residuum.records import Dataset, Knowledge
 
 FACTS = (
     *("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay"),
@@ -281,8 +282,8 @@ def audit_into(
     from residuum.auditing.inputs import check_fit, scale_notes, suited
     from residuum.auditing.run import attack_config, network_and_records
     from residuum.auditing.twin import Recipe
-    from residuum.checkpoints import locate, weights_hash
     from residuum.datasets.given import hash_of
+    from residuum.io.checkpoints import locate, weights_hash
     from residuum.records import Knowledge
 
     assert settings.checkpoint is not None
@@ -393,7 +394,7 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
 
     outright: list[Stored] = []
 
-    def network() -> Checkpoint | None:
+    def network() -> Network | None:
         shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
         released, stored = network_and_records(
             path,
@@ -434,7 +435,7 @@ def _show_dry_run(found: DryRun) -> None:
 
 
 def _knowledge(
-    path: Path, released: Checkpoint, settings: AuditSettings, data: dict[str, Dataset]
+    path: Path, released: Network, settings: AuditSettings, data: dict[str, Dataset]
 ) -> Knowledge:
     """What is granted: a file of it, or the options; "train" and "holdout" name a stored mean."""
     facts = {name: getattr(settings, name) for name in FACTS}

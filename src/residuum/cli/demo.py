@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from residuum.cli.options import Voice, option
 from residuum.cli.output import attack_progress, number, print_line, print_table, training_progress
+from residuum.networks.network import Network
 
 if TYPE_CHECKING:
     from residuum.auditing import AuditResult
-    from residuum.records import Checkpoint, Split
+    from residuum.records import Split
 
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS, BUDGET = 4, 2000, "1min"
@@ -62,9 +63,9 @@ def command(
         print_line(f"report: {out / 'trained' / 'report.html'}")
 
 
-def _networks(out: Path, split: Split, spoken: bool) -> Checkpoint:
+def _networks(out: Path, split: Split, spoken: bool) -> Network:
     """The victim, in a training directory of its own, and its architecture with random weights."""
-    from residuum.checkpoints import save_checkpoint
+    from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
     from residuum.training import TrainingConfig, initialise, released, train
@@ -87,10 +88,11 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
     from residuum.attacks import AttackConfig, attack
     from residuum.attacks.unmixing.attack import LADDER
     from residuum.attacks.unmixing.ica import unmix
-    from residuum.checkpoints import first_layer, save_checkpoint
     from residuum.datasets import load_dataset
     from residuum.evaluation import score
+    from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
+    from residuum.networks.network import first_layer
     from residuum.records import Knowledge, write_atomic
     from residuum.report.figures import compared_figure
     from residuum.stationarity import parameters
@@ -148,20 +150,19 @@ def _settings(out: Path, network: str) -> Any:
 def _write(
     out: Path,
     split: Split,
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     results: dict[str, AuditResult],
     photos: dict[str, Any],
 ) -> dict[str, Any]:
     """The picture of both side by side, and the figures in ``demo.json``."""
     from residuum.auditing.artifacts import read_result
-    from residuum.checkpoints import build_model
     from residuum.evaluation.scoring import whole_pool
     from residuum.records import write_atomic, write_json
     from residuum.report.figures import compared_figure
     from residuum.theory import certify
 
     holdout = split.holdout
-    control = certify(build_model(checkpoint), holdout.x[:SAMPLES], holdout.y[:SAMPLES])
+    control = certify(checkpoint.module, holdout.x[:SAMPLES], holdout.y[:SAMPLES])
     bands = {}
     for title, result in zip(("this network", "one never trained"), results.values(), strict=True):
         assert result.scores is not None

@@ -71,7 +71,7 @@ def _step(device: str) -> dict[str, Any]:
     import torch
 
     from residuum.attacks import AttackConfig, estimate
-    from residuum.checkpoints import checkpoint_from_module
+    from residuum.io.modules import checkpoint_from_module
     from residuum.networks import Architecture
 
     torch.manual_seed(0)

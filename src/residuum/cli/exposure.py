@@ -81,8 +81,8 @@ def command(
     voice: options.Voice,
 ) -> None:
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
-    from residuum.checkpoints import load_checkpoint
     from residuum.datasets.given import place_of, read_samples
+    from residuum.io.checkpoints import load_checkpoint
     from residuum.verbs.exposing import exposure, read_groups
 
     options.check_device(device)

@@ -16,16 +16,17 @@ from residuum.cli.options import ARCH, INIT_FILE, OWN, CheckpointPath, Voice, gr
 from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
-    from residuum.checkpoints import Inspection
+    from residuum.surfaces.inspection import Inspection
 
 
 def command(checkpoint: CheckpointPath, *, arch: str | None = ARCH, voice: Voice) -> None:
     """Show layers, homogeneity, directions of the first layer, and which attacks apply."""
     from residuum.attacks import every_attack
-    from residuum.checkpoints import inspect_checkpoint, load_checkpoint
-    from residuum.checkpoints.surfaces import WEIGHTS, surfaces
     from residuum.errors import InputError
+    from residuum.io.checkpoints import load_checkpoint
     from residuum.records import Knowledge
+    from residuum.surfaces.inspection import inspect_checkpoint
+    from residuum.surfaces.surface import WEIGHTS, surfaces
 
     released = load_checkpoint(checkpoint, arch)
     found = inspect_checkpoint(released)

@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from residuum.cli.output import print_json
 from residuum.errors import DataError, InputError, did_you_mean, require_known
+from residuum.networks.network import Network
 from residuum.settings import (
     LOSSES,
     PLACES,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from residuum.records import Checkpoint, Knowledge
+    from residuum.records import Knowledge
 
 PROVENANCES = ("user", "train", "holdout", "release")
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
@@ -441,14 +442,14 @@ def load(
     trusted: bool,
     shape: tuple[int, ...] | None,
     base: str | None = None,
-) -> Checkpoint:
+) -> Network:
     """The network in a file, read off it, as ``--arch`` says, or made by the code of ``--model``.
 
     base: where it is an adapter, what that is added to.
     """
-    from residuum.checkpoints import load_checkpoint
-    from residuum.checkpoints.adapters import load_tuned
-    from residuum.checkpoints.reading import load_with_code
+    from residuum.io.adapters import load_tuned
+    from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.trusted_code import load_with_code
 
     if model is None:
         return load_checkpoint(path, arch) if base is None else load_tuned(path, base, arch)
@@ -458,14 +459,14 @@ def load(
 
 
 def grant(
-    path: Path, released: Checkpoint, *, mean_provenance: str = "user", **said: Any
+    path: Path, released: Network, *, mean_provenance: str = "user", **said: Any
 ) -> Knowledge:
     """The Knowledge that these options amount to.
 
     path: of the checkpoint, for ``--init own``.
     said: fields of ``Granted``, None where one was not used.
     """
-    from residuum.checkpoints.contents import with_release
+    from residuum.io.release_knowledge import with_release
     from residuum.records import Knowledge
 
     read: dict[str, Callable[[Any], Any]] = {
@@ -490,7 +491,7 @@ def grant(
     return with_release(path, released, knowledge)
 
 
-def _base(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
+def _base(text: str, path: Path, released: Network) -> dict[str, Tensor]:
     """Return the weights of ``--base``; refuse a file that is itself a difference to them.
 
     Trained weights resemble the base that they began from. A weight difference or a gradient is smaller
@@ -589,11 +590,10 @@ def _read_npy(path: str) -> np.ndarray[Any, Any]:
         ) from problem
 
 
-def _balance(text: str, released: Checkpoint) -> tuple[float, ...]:
-    from residuum.networks import Architecture
+def _balance(text: str, released: Network) -> tuple[float, ...]:
 
     shares = numbers(text, "--label-balance", "0.5,0.5")
-    classes = max(2, Architecture.parse(released.arch).outputs)
+    classes = max(2, released.architecture.outputs)
     if len(shares) != classes or min(shares) < 0 or abs(sum(shares) - 1) > 1e-3:
         raise InputError(
             f"A label balance has {classes} shares that add up to 1; got {text[:40]!r}.",
@@ -602,9 +602,9 @@ def _balance(text: str, released: Checkpoint) -> tuple[float, ...]:
     return shares
 
 
-def _initial(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
-    from residuum.checkpoints import load_checkpoint
-    from residuum.checkpoints.reading import start_of
+def _initial(text: str, path: Path, released: Network) -> dict[str, Tensor]:
+    from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.trusted_code import start_of
 
     if text == OWN and not (path / INIT_FILE).is_file():
         raise InputError(
@@ -612,6 +612,6 @@ def _initial(text: str, path: Path, released: Checkpoint) -> dict[str, Tensor]:
             "Name the file of the initial weights.",
         )
     file = path / INIT_FILE if text == OWN else Path(text)
-    if released.module is not None:
+    if released.live is not None:
         return start_of(file, released)
     return load_checkpoint(file, released.arch).theta

@@ -22,7 +22,7 @@ from residuum.cli.options import Voice, option
 from residuum.cli.output import print_line, print_notes, print_wrapped, scan_progress
 
 if TYPE_CHECKING:
-    from residuum.verbs.scanning import Scan
+    from residuum.scanning.scan import Scan
 
 INDENT = 10 * " "
 
@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """List what in a release can give training data away, why, and what to do; runs no code."""
     from residuum.records import write_json
-    from residuum.verbs.scanning import scan
+    from residuum.scanning.scan import scan
 
     kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
     with scan_progress(voice.spoken) as watch:

@@ -31,7 +31,7 @@ def command(
     """Print a JSON Schema, that of result.json by default; --json changes nothing, it is JSON anyway."""
     require_known(of, ("result", "scan", "exposure", "diff", "dry-run"), "No schema")
     if of == "scan":
-        from residuum.verbs.scanning import scan_schema as schema
+        from residuum.scanning.scan import scan_schema as schema
     elif of == "exposure":
         from residuum.report.exposure import exposure_schema as schema
     elif of == "diff":

@@ -18,7 +18,7 @@ from residuum.cli.options import Voice, option
 from residuum.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
-    from residuum.verbs.stripping import Stripped
+    from residuum.scanning.strip import Stripped
 
 
 def command(
@@ -34,7 +34,7 @@ def command(
     voice: Voice,
 ) -> None:
     """Write the weights of a checkpoint alone: no optimiser state, averages, seeds or paths."""
-    from residuum.verbs.stripping import PickleError, strip
+    from residuum.scanning.strip import PickleError, strip
 
     try:
         found = strip(file, out)

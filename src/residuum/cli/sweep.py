@@ -101,7 +101,7 @@ def command(
 ) -> None:
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
     from residuum.attacks import estimate
-    from residuum.checkpoints import load_checkpoint
+    from residuum.io.checkpoints import load_checkpoint
     from residuum.sweeping import SPACE, Plan, sweep
     from residuum.sweeping.executors import Resources
     from residuum.sweeping.space import cost

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from residuum.checkpoints.pickles import Machine, expect
 from residuum.errors import CheckpointError, DataError, UnsafeFileError
+from residuum.io.pickles import Machine, expect
 from residuum.records.inputs import MAX_BYTES, may_hold
 
 MAX_BATCH_BYTES = 256 << 20  # eight times a published batch

@@ -33,7 +33,8 @@ from residuum.attacks.defense_aware.strategies import (
 )
 from residuum.defenses.catalogue import Secret
 from residuum.errors import InputError
-from residuum.records import Checkpoint, Reconstruction
+from residuum.networks.network import Network
+from residuum.records import Reconstruction
 
 TOLD = ("told", "told-unmix")  # of an attacker who was handed the secret
 Way = tuple[str, Adapted | InputError]  # its name, and the attack to run or why there is none
@@ -129,7 +130,7 @@ def either_sign(name: str, x: Tensor) -> Tensor:
     return torch.cat([x, -x]) if "unmix" in name else x
 
 
-def _change(handed: Released) -> Checkpoint:
+def _change(handed: Released) -> Network:
     """The first release less the start, which is a public fact."""
     first, start = handed.checkpoints[0], handed.facts["theta0"]
     return first.replace(theta={name: t - start[name].to(t) for name, t in first.theta.items()})

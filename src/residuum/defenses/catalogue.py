@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from residuum.attacks.defense_aware.shift import move_biases
 from residuum.errors import InputError, MissingExtraError, did_you_mean
 from residuum.networks import Architecture
+from residuum.networks.network import Network
 from residuum.plugins import Table
-from residuum.records import Checkpoint, Dataset
+from residuum.records import Dataset
 from residuum.risk.run import expose
 from residuum.theory.rows import margins, normalise_labels
 from residuum.training import TrainingConfig, TrainingState, initialise, released, train
@@ -97,7 +98,7 @@ class Defense:
     adaptive: str
     data: Callable[[Dataset, Secret], Dataset] | None = None
     training: Callable[[Training, float, int], Training] | None = None
-    release: Callable[[Checkpoint, float, Secret], Checkpoint] | None = None
+    release: Callable[[Network, float, Secret], Network] | None = None
     shift: str = ""
     off: float = 0.0
     most: float = math.inf
@@ -321,13 +322,13 @@ def shifted_data(data: Dataset, secret: Secret) -> Dataset:
     return data.replace(x=secret.inputs(data.x))
 
 
-def rewritten(checkpoint: Checkpoint, strength: float, secret: Secret) -> Checkpoint:
+def rewritten(checkpoint: Network, strength: float, secret: Secret) -> Network:
     """b - W u: on x + u the network says what it said on x (Refael et al. 2025, App. D)."""
     assert secret.shift is not None
     return move_biases(checkpoint, -secret.shift)
 
 
-def noisy(checkpoint: Checkpoint, strength: float, secret: Secret) -> Checkpoint:
+def noisy(checkpoint: Network, strength: float, secret: Secret) -> Network:
     """Every tensor plus noise of ``strength`` times its root mean square."""
     generator = torch.Generator().manual_seed(secret.seed)
     theta = {}

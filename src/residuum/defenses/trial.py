@@ -19,15 +19,14 @@ from torch import Tensor, nn
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.defense_aware.strategies import Adapted, Released, first_residual
-from residuum.checkpoints import build_model
 from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
 from residuum.defenses.catalogue import Defense, Facts, Secret, Training
 from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
+from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
-    Checkpoint,
     Dataset,
     Knowledge,
     Reconstruction,
@@ -190,7 +189,7 @@ class Conditions:
 
 def release(
     setting: Conditions, name: str, defense: Defense, strength: float | None
-) -> tuple[Checkpoint, Checkpoint, Secret, TrainingState, Facts, Training]:
+) -> tuple[Network, Network, Secret, TrainingState, Facts, Training]:
     """Train and defend: the released weights, those before the last hook, the secret, the run.
 
     A defense may act on the data, on the training, on the weights, in this order. At the strength
@@ -221,7 +220,7 @@ def run_trial(
     defense: Defense | None = None,
     strength: float | None = None,
     stage: Stage = lambda _: None,
-) -> tuple[Outcome, Checkpoint, Secret]:
+) -> tuple[Outcome, Network, Secret]:
     """One defense at one strength: what it did, what is released, and what the owner keeps.
 
     It is attacked in every way (:func:`attackers`), and so is the undefended network. Certificates are of
@@ -232,7 +231,7 @@ def run_trial(
     start = time.monotonic()
     checkpoint, before, secret, state, facts, training = release(setting, name, defense, strength)
     seconds["train"] = time.monotonic() - start
-    releases: tuple[Checkpoint, ...] = (checkpoint,)
+    releases: tuple[Network, ...] = (checkpoint,)
     again = defense.release
     if defense.releases and again and strength is not None and strength != defense.off:
         # Others of the same weights, which differ by what is drawn anew.
@@ -346,9 +345,9 @@ def _attacked(
     return made.replace(findings=dict(findings), rule=scores.rule)
 
 
-def _measured(setting: Conditions, checkpoint: Checkpoint, secret: Secret) -> dict[str, Any]:
+def _measured(setting: Conditions, checkpoint: Network, secret: Secret) -> dict[str, Any]:
     """Accuracy, losses, KKT residuals and determined energy, inputs as the network is given them."""
-    model = build_model(checkpoint, torch.float64)
+    model = checkpoint.double_module
     both = (setting.split.train, setting.split.holdout)
     train, holdout = (part.replace(x=secret.inputs(part.x.double())) for part in both)
     certificate = certificate_of(model, train, setting.task, setting.kinks)
@@ -407,12 +406,12 @@ def rewrite_residuals(
 
 
 def rewritten_certificate(
-    before: Checkpoint, after: Checkpoint, train: Dataset, task: str, shift: Tensor
+    before: Network, after: Network, train: Dataset, task: str, shift: Tensor
 ) -> dict[str, float]:
     """:func:`rewrite_residuals` at the best multipliers of the network before."""
-    old, x, _, _, task, rows = posed(build_model(before), train.x, train.y, task)
+    old, x, _, _, task, rows = posed(before.copy_module(), train.x, train.y, task)
     lam = fit_multipliers(old, x, rows, free=task == "regression")[0]
-    new = build_model(after, torch.float64).requires_grad_(False)
+    new = after.copy_module(torch.float64).requires_grad_(False)
     return rewrite_residuals(old, new, x, train.y, lam, rows, shift)
 
 

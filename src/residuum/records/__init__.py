@@ -1,7 +1,7 @@
 """Frozen dataclasses that cross stages, and their files on disk."""
 
 from residuum.records.base import Record, same
-from residuum.records.inputs import TASKS, Checkpoint, Dataset, Knowledge, Split, read_npz
+from residuum.records.inputs import TASKS, Dataset, Knowledge, Split, read_npz
 from residuum.records.results import (
     Certificate,
     Exposure,

@@ -64,16 +64,17 @@ from torch import Tensor, nn
 
 from residuum.attacks.unmixing.ica import ROUNDING, Layer
 from residuum.attacks.unmixing.layers import fed_by_input, mixed
-from residuum.checkpoints import build_model
-from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface, noise_edge
 from residuum.errors import DataError, InconclusiveError, InputError, require_known
 from residuum.networks import MLP, ReLU, dense_chain
-from residuum.records import Checkpoint, Dataset, Knowledge, Record
+from residuum.networks.network import Network
+from residuum.networks.spectrum import noise_edge
+from residuum.records import Dataset, Knowledge, Record
 from residuum.records.results import CanaryBound, Exposure, GroupExposure, missing
 from residuum.risk.canaries import bound as bound_of
 from residuum.risk.gradients import Gradients, Multipliers, blocks, explained, gradients_of
 from residuum.similarity import chunks, ncc, standardise
 from residuum.stationarity import Rows, Theta, by_layer, norm
+from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, constraint_rows, margins, normalise_labels
 
@@ -140,7 +141,7 @@ class Inserted:
 
 
 def expose(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     data: Dataset,
     holdout: Dataset | None = None,
     knowledge: Knowledge | None = None,
@@ -212,7 +213,7 @@ class Case:
     @classmethod
     def of(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: Network,
         data: Dataset,
         holdout: Dataset | None,
         knowledge: Knowledge,
@@ -233,7 +234,7 @@ class Case:
             name = CHANGE
         chosen = SURFACES[name](checkpoint, knowledge)
         _check(data, holdout)
-        model = build_model(checkpoint, torch.float64).to(device).requires_grad_(False).eval()
+        model = checkpoint.copy_module(torch.float64).to(device).requires_grad_(False).eval()
         x = data.x.to(device, torch.float64)
         outputs = evaluate(model, x[:1]).shape[1]
         task = choose_task(checkpoint.task if task == "auto" and checkpoint.task else task, outputs)

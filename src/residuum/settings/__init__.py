@@ -315,7 +315,7 @@ class Growth(Settings):
 
 @dataclass(frozen=True)
 class Unmixing(Settings):
-    """How a layer is taken apart (``attacks/unmixing``); rank or strength named, restarts differ in their start."""
+    """Settings of unmixing. If rank or strength is set, restarts differ only in their random start."""
 
     prefix = "unmix_"
     domain: str = setting(

@@ -37,7 +37,8 @@ from residuum.attacks import AttackConfig, attack, select
 from residuum.attacks.run import advance
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.errors import InputError, MissingExtraError
-from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction
 from residuum.sweeping.space import COMPLETE, EXPECTED, FAILED, SEEDS, Params, Trial, configured
 
 MEMORY = "out of memory"
@@ -54,7 +55,7 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 class Task:
     """What all trials share; it travels to a worker once. config: resolved; threads: of each worker."""
 
-    checkpoint: Checkpoint
+    checkpoint: Network
     knowledge: Knowledge
     config: AttackConfig
     threads: int = 1

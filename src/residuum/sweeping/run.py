@@ -32,12 +32,13 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.registry import ATTACKS
 from residuum.attacks.run import resolve
 from residuum.attacks.stationarity.attack import prepare
-from residuum.checkpoints import as_checkpoint, weights_hash
-from residuum.checkpoints.surfaces import SURFACES
 from residuum.errors import InputError, require_known
-from residuum.records import Checkpoint, Dataset, Knowledge, write_atomic, write_json
+from residuum.io.checkpoints import as_checkpoint, weights_hash
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, write_atomic, write_json
 from residuum.records.inputs import samples_file
 from residuum.records.rundir import digest, environment, sha256
+from residuum.surfaces.surface import SURFACES
 from residuum.sweeping import executors, space
 from residuum.sweeping.executors import (
     ENGINES,
@@ -74,7 +75,7 @@ Watcher = Callable[[SweepProgress], None]
 
 
 def sweep(
-    model: Checkpoint | nn.Module | str | Path,
+    model: Network | nn.Module | str | Path,
     knowledge: Knowledge | None = None,
     plan: Plan | None = None,
     *,
@@ -129,7 +130,7 @@ def sweep(
     return done
 
 
-def _check(released: Checkpoint, knowledge: Knowledge, config: AttackConfig) -> None:
+def _check(released: Network, knowledge: Knowledge, config: AttackConfig) -> None:
     """What no trial can work with is said once, before the first one: on the CPU, with two candidates."""
     if not space.unmixes(config):
         prepare(

@@ -6,9 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from residuum.checkpoints import build_model, save_checkpoint
 from residuum.errors import InconclusiveError
-from residuum.records import Checkpoint, Dataset, Split, write_atomic, write_json
+from residuum.io.checkpoints import save_checkpoint
+from residuum.networks.network import Network
+from residuum.records import Dataset, Split, write_atomic, write_json
 from residuum.records.rundir import RunDir, environment, sha256
 from residuum.settings import TrainingConfig
 from residuum.theory.rows import accuracy, choose_task
@@ -71,7 +72,7 @@ def write_run(
     return summary
 
 
-def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict[str, Any]:
+def _summary(checkpoint: Network, split: Split, state: TrainingState) -> dict[str, Any]:
     diverged = state.status == DIVERGED
     last = state.history[-1] if state.history else {}
     return {
@@ -90,9 +91,9 @@ def _summary(checkpoint: Checkpoint, split: Split, state: TrainingState) -> dict
     }
 
 
-def _accuracy(checkpoint: Checkpoint, data: Dataset) -> float | None:
+def _accuracy(checkpoint: Network, data: Dataset) -> float | None:
     """Share of samples on the right side; None for a regression."""
     if checkpoint.task == "regression":
         return None
-    outputs = build_model(checkpoint)(data.x.to(next(iter(checkpoint.theta.values())).dtype))
+    outputs = checkpoint.module(data.x.to(next(iter(checkpoint.theta.values())).dtype))
     return accuracy(outputs, data.y, choose_task("auto", outputs.shape[1]))

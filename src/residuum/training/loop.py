@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
-from residuum.records import Checkpoint, Dataset, Record, make_directory
+from residuum.networks.network import Network
+from residuum.records import Dataset, Record, make_directory
 from residuum.records.rundir import another, digest
 from residuum.settings import TrainingConfig
 from residuum.stationarity import by_layer, norm, parameters, residual
@@ -110,9 +111,9 @@ def initialise(arch: Architecture, config: TrainingConfig) -> nn.Module:
     return model.to(getattr(torch, config.dtype))
 
 
-def released(state: TrainingState, arch: str, data: Dataset, task: str) -> Checkpoint:
+def released(state: TrainingState, arch: str, data: Dataset, task: str) -> Network:
     """The checkpoint of a run: weights, architecture and label names, nothing of the data."""
-    return Checkpoint(state.theta, arch, data.shape, data.classes, task)
+    return Network(state.theta, arch, data.shape, data.classes, task)
 
 
 class _Run:

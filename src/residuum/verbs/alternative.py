@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from residuum.checkpoints import as_checkpoint, build_model
 from residuum.errors import require_known
-from residuum.records import Checkpoint, Dataset, write_atomic, write_json
+from residuum.io.checkpoints import as_checkpoint
+from residuum.networks.network import Network
+from residuum.records import Dataset, write_atomic, write_json
 from residuum.records.inputs import write_npz
 from residuum.records.rundir import refuse_foreign
 from residuum.report.figures import alternatives_figure
@@ -61,7 +62,7 @@ class Alternatives:
 
 
 def alternatives(
-    model: Checkpoint | nn.Module | str | Path,
+    model: Network | nn.Module | str | Path,
     data: Dataset,
     *,
     far: float | None = None,
@@ -86,7 +87,7 @@ def alternatives(
         refuse_foreign(Path(out), "alternatives", {SUMMARY})
     released = as_checkpoint(model, arch)
     task = released.task if task == "auto" and released.task else task
-    given = KKTSet.of(build_model(released), data.x, data.y, task=task)
+    given = KKTSet.of(released.module, data.x, data.y, task=task)
     if merge:
         found = kinds.merge_alternative(given)
     elif far is not None:

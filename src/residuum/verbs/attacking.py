@@ -11,11 +11,12 @@ from typing import Any
 
 from residuum.attacks import AttackConfig, attack
 from residuum.attacks.base import Watcher
-from residuum.checkpoints import build_model, load_checkpoint, weights_hash
 from residuum.errors import InputError, require_known
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction, Scores, rundir, same
+from residuum.io.checkpoints import load_checkpoint, weights_hash
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Reconstruction, Scores, rundir, same
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report import figures
 from residuum.theory.kkt import evaluate
@@ -42,7 +43,7 @@ class AttackRun(RunDir):
 
     def attack(
         self,
-        released: Checkpoint,
+        released: Network,
         knowledge: Knowledge,
         config: AttackConfig,
         request: dict[str, Any],
@@ -68,7 +69,7 @@ class AttackRun(RunDir):
         return found
 
 
-def request_of(path: Path, released: Checkpoint, config: AttackConfig) -> dict[str, Any]:
+def request_of(path: Path, released: Network, config: AttackConfig) -> dict[str, Any]:
     """All that was asked for, but the wall clock: what decides whether two attacks are the same."""
     settings = {name: value for name, value in config.to_json().items() if name != "seconds"}
     return {"settings": settings, "arch": released.arch, "checkpoint_sha256": weights_hash(path)}
@@ -108,7 +109,7 @@ def score_run(
     require_known(which, CANDIDATES, "No candidates")
     found, outputs, other = load_run(run), None, False
     if ckpt is not None:
-        model = build_model(load_checkpoint(ckpt, asked_for(run).get("arch")))
+        model = load_checkpoint(ckpt, asked_for(run).get("arch")).module
         outputs = evaluate(model, train.x.to(next(model.parameters()).dtype)).detach()
         other = attacked_other(ckpt, run)
 

@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 
 from residuum.attacks.stationarity.solution import Solution, best_residual, solution
-from residuum.checkpoints import as_checkpoint, build_model
-from residuum.records import Certificate, Checkpoint, Dataset, Reconstruction, Uniqueness
+from residuum.io.checkpoints import as_checkpoint
+from residuum.networks.network import Network
+from residuum.records import Certificate, Dataset, Reconstruction, Uniqueness
 from residuum.records.base import plain
 from residuum.records.inputs import own_data
 from residuum.records.rundir import write_json
@@ -77,14 +78,14 @@ def kkt(
     given = Dataset.from_npz(own_data(checkpoint, data))
     task = released.task if task == "auto" and released.task else task
     how: dict[str, Any] = {"rivals": rivals, "kink_tolerance": kink_tolerance, "task": task}
-    found = certify(build_model(released), given.x, given.y, **how)
+    found = certify(released.module, given.x, given.y, **how)
     if out is not None:
         write_json(out / KKT, found.to_json())
     return found, f"{released.arch} on {found.samples} samples"
 
 
 def uniqueness(
-    model: Checkpoint | nn.Module | str | Path,
+    model: Network | nn.Module | str | Path,
     found: Reconstruction | str | Path,
     *,
     candidates: str = "selected",
@@ -106,7 +107,7 @@ def uniqueness(
 
 
 def certified(
-    model: Checkpoint | nn.Module | str | Path,
+    model: Network | nn.Module | str | Path,
     found: Reconstruction | str | Path,
     candidates: str,
     samples: int | None,
@@ -120,7 +121,7 @@ def certified(
     """:func:`uniqueness` with all that belongs to it; say: told the cost before the work."""
     part = found if isinstance(found, Reconstruction) else load_run(Path(found))
     released = as_checkpoint(model, arch)
-    network = build_model(released).double()
+    network = released.double_module
     chosen = solution(network, part, candidates)
     box = part.knowledge.box(chosen.x[0])
     cost = theory.estimate(chosen.kkt, box=box, samples=samples, device=device)

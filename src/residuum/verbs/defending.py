@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from residuum.attacks import PRESETS
-from residuum.checkpoints import save_checkpoint
 from residuum.datasets import load_dataset
 from residuum.defenses import Conditions, Defense, Outcome, Training, find, run_trial
 from residuum.errors import InputError
 from residuum.evaluation.null import MIN_SUBSETS
+from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
 from residuum.records import Knowledge, Split, make_directory, write_atomic, write_json
 from residuum.records.rundir import RunDir, digest, environment

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from residuum.checkpoints import as_checkpoint
-from residuum.checkpoints.contents import with_release
 from residuum.datasets.given import both
 from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import whole_pool
-from residuum.records import Checkpoint, Dataset, Exposure, Knowledge, Reconstruction, read_npz
+from residuum.io.checkpoints import as_checkpoint
+from residuum.io.release_knowledge import with_release
+from residuum.networks.network import Network
+from residuum.records import Dataset, Exposure, Knowledge, Reconstruction, read_npz
 from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
 from residuum.report.exposure import Published, histogram_figure, top_figure
 from residuum.risk.run import AUTO, TOP, Inserted, Part, Watcher, expose
@@ -63,7 +64,7 @@ class ExposureRun(RunDir):
 
 
 def exposure(
-    model: Checkpoint | nn.Module | str | Path,
+    model: Network | nn.Module | str | Path,
     data: Any,
     holdout: Any = None,
     *,

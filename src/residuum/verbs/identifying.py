@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from residuum.attacks.exact import polynomial as attacks
-from residuum.checkpoints import as_checkpoint
-from residuum.records import Checkpoint, Dataset, make_directory, write_atomic, write_json
+from residuum.io.checkpoints import as_checkpoint
+from residuum.networks.network import Network
+from residuum.records import Dataset, make_directory, write_atomic, write_json
 from residuum.records.results import Identification
 from residuum.report.figures import identified_figure
 from residuum.verbs.attacking import write_figures
@@ -18,7 +19,7 @@ SUMMARY, SAMPLES, PICTURE = "identify.json", "identification.safetensors", "iden
 
 
 def identify(
-    model: Checkpoint | nn.Module | str | Path,
+    model: Network | nn.Module | str | Path,
     activation: str | None = None,
     *,
     rank: int | None = None,

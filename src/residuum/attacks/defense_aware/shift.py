@@ -26,10 +26,9 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from residuum.checkpoints import build_model
 from residuum.errors import InputError
 from residuum.networks import MLP, dense_chain
-from residuum.records import Checkpoint
+from residuum.networks.network import Network
 
 EXACT = 1e-6  # relative imbalance that only a common root explains
 BALANCED = 0.05  # relative imbalance of a network that training left near balance
@@ -74,7 +73,7 @@ class ShiftInference:
         return {"kind": "constant", "shift_per_pixel": self.shift, **part}
 
 
-def move_biases(checkpoint: Checkpoint, shift: float | Tensor) -> Checkpoint:
+def move_biases(checkpoint: Network, shift: float | Tensor) -> Network:
     """The checkpoint with b + W u; u one number for every pixel, or a vector. u = 0 changes no bit."""
     weight, bias = _first(checkpoint)
     u = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(weight.shape[1])
@@ -82,7 +81,7 @@ def move_biases(checkpoint: Checkpoint, shift: float | Tensor) -> Checkpoint:
     return checkpoint.replace(theta={**checkpoint.theta, BIAS: moved})
 
 
-def infer_constant_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInference:
+def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     """c with b'_j + c <w_j, 1> balanced over all neurons, or no consensus.
 
     Training leaves |w_j|^2 + b_j^2 = v_j^2, below deeper layers up to an offset common to the neurons;
@@ -114,7 +113,7 @@ def infer_constant_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInfer
     return ShiftInference(float(c), imbalance, before, uncertainty, p_value, neurons, *verdict)
 
 
-def infer_vector_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInference:
+def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     """u, any vector, from |b'_j + <w_j, u>| = sqrt(v_j^2 - |w_j|^2): least squares from many signs.
 
     A sign per neuron is unknown. More different neurons than directions settle it; where several
@@ -154,7 +153,7 @@ def infer_vector_shift(checkpoint: Checkpoint, *, seed: int = 0) -> ShiftInferen
 
 
 def fit_shift(
-    checkpoint: Checkpoint, z: Tensor, labels: Tensor, lam: Tensor, basis: Tensor | None = None
+    checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor, basis: Tensor | None = None
 ) -> tuple[Tensor, float]:
     """The shift u = basis^T a that the first layer's stationarity asks for at samples z; its residual.
 
@@ -176,7 +175,7 @@ def fit_shift(
 
 
 def shift_residual(
-    checkpoint: Checkpoint, z: Tensor, labels: Tensor, lam: Tensor, shift: float | Tensor
+    checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor, shift: float | Tensor
 ) -> float:
     """First-layer KKT residual, over its norm, of samples z - u in the network with b' + W u."""
     weight, bias, rest, total = _first_layer_sums(checkpoint, z, labels, lam)
@@ -187,7 +186,7 @@ def shift_residual(
     return float((left / size).sqrt())
 
 
-def infer_mean(checkpoint: Checkpoint) -> Tensor:
+def infer_mean(checkpoint: Network) -> Tensor:
     """(d,) W^T b / |b|^2: the mean of the inputs as the network received them, weighted by its sums.
 
     W = sum_i c_i x_i^T and b = sum_i c_i, so this is the m that leaves least of W - b m^T. A shift
@@ -256,7 +255,7 @@ def _different(weight: Array, bias: Array, out: Array) -> int:
 
 
 def _first_layer_sums(
-    checkpoint: Checkpoint, z: Tensor, labels: Tensor, lam: Tensor
+    checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """W, b', W - sum_i d_i z_i^T and sum_i d_i."""
     weight, bias = _first(checkpoint)
@@ -272,15 +271,15 @@ def _first_layer_sums(
     return weight, bias, weight - d.T @ z, d.sum(0)
 
 
-def _neurons(checkpoint: Checkpoint) -> tuple[Array, Array, Array]:
+def _neurons(checkpoint: Network) -> tuple[Array, Array, Array]:
     """W (h, d), b' (h,) and the squared outgoing norms (h,)."""
     weight, bias = _first(checkpoint)
     upper = _mlp(checkpoint).linears[1].weight.detach()
     return weight.numpy(), bias.numpy(), upper.square().sum(0).numpy()
 
 
-def _mlp(checkpoint: Checkpoint) -> MLP:
-    model = dense_chain(build_model(checkpoint, torch.float64))
+def _mlp(checkpoint: Network) -> MLP:
+    model = dense_chain(checkpoint.double_module)
     if model is None or len(model.linears) < 2:
         raise InputError(
             f"Balance is a property of hidden neurons of an MLP; this network is {checkpoint.arch}.",
@@ -289,7 +288,7 @@ def _mlp(checkpoint: Checkpoint) -> MLP:
     return model
 
 
-def _first(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
+def _first(checkpoint: Network) -> tuple[Tensor, Tensor]:
     """W and b' in float64."""
     if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(

@@ -28,8 +28,8 @@ from residuum.attacks.defense_aware.shift import (
     move_biases,
 )
 from residuum.attacks.run import attack
-from residuum.checkpoints import first_layer
-from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.networks.network import Network, first_layer
+from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
 
 PROBE = 4  # a probing attack has this share of the steps, and one restart
@@ -44,7 +44,7 @@ class Released:
     facts: what is public about the defense, such as its weight decay or the initial weights.
     """
 
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[Network, ...]
     knowledge: Knowledge
     config: AttackConfig
     facts: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Adapted:
     shift: (d,) taken off inputs that were shifted during training, inferred or told; else None.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Network
     knowledge: Knowledge
     config: AttackConfig
     findings: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def cut_noise(released: Released) -> Adapted:
     return _better(released, checkpoint=cut, findings=findings)
 
 
-def without_noise(checkpoint: Checkpoint) -> tuple[Checkpoint, int, int]:
+def without_noise(checkpoint: Network) -> tuple[Network, int, int]:
     """First-layer singular values below those of noise set to zero; how many are kept, and of how many.
 
     Gavish and Donoho 2014, unknown noise level: threshold omega(beta) times the median singular
@@ -167,7 +167,7 @@ def told_the_shift(released: Released) -> Adapted:
     return _recentred(released, shift, "told")
 
 
-def without_shift(checkpoint: Checkpoint, theta0: dict[str, Tensor], shift: Tensor) -> Checkpoint:
+def without_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) -> Network:
     """W - (b - b0) u^T in place of W: what the first layer would mix had there been no shift.
 
     Trained on x + u, W - W0 = C (X + 1 u^T) and b - b0 = C 1, so C X is left, whatever C. The bias stays:

@@ -27,12 +27,13 @@ from torch import Tensor, nn
 from residuum.attacks.base import AtOnce
 from residuum.attacks.exact.power import BUDGET, Grown, grow, levenberg_marquardt, refinement_cost
 from residuum.attacks.random_streams import stream
-from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
-from residuum.records import Checkpoint, Dataset, Knowledge, Reconstruction
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Reconstruction
 from residuum.records.results import Identification
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import Surface
 from residuum.theory.polynomial import (
     Interpolant,
     conditions,
@@ -249,7 +250,7 @@ class PolynomialAttack(AtOnce):
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
         """A polynomial network."""
-        kind = Architecture.parse(surface.checkpoint.arch).kind
+        kind = surface.checkpoint.architecture.kind
         return "" if kind == "polynomial" else f"needs a polynomial network, not {kind}"
 
     def why(self, surface: Surface) -> str:
@@ -269,7 +270,7 @@ class PolynomialAttack(AtOnce):
 
 
 def identify(
-    released: Checkpoint,
+    released: Network,
     activation: str | None = None,
     *,
     rank: int | None = None,
@@ -296,10 +297,10 @@ def identify(
 
 
 def polynomial_network(
-    released: Checkpoint, activation: str | None = None
+    released: Network, activation: str | None = None
 ) -> tuple[PolynomialNetwork, bool]:
     """The network, and whether its last input is a constant 1 that stands for a first-layer bias."""
-    arch = Architecture.parse(released.arch)
+    arch = released.architecture
     given = None if activation is None else parse_activation(activation)
     tensors = _parts(arch, released.theta)
     if tensors is None or (given is None and arch.kind != "polynomial"):

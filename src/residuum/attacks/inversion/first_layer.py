@@ -7,10 +7,10 @@ import math
 import torch
 
 from residuum.attacks.inversion.model_inversion import Baseline
-from residuum.checkpoints import first_layer
-from residuum.checkpoints.surfaces import Surface
+from residuum.networks.network import first_layer
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import Surface
 
 
 class FirstLayerWeights(Baseline):

@@ -33,12 +33,11 @@ from residuum.attacks.random_streams import stream
 from residuum.attacks.selection import select
 from residuum.attacks.stationarity.objectives import Moment
 from residuum.attacks.stationarity.priors import PRIORS, Prior
-from residuum.checkpoints.surfaces import CHANGE, MOMENT, Surface
-from residuum.networks import dense_chain
 from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
 from residuum.stationarity import Theta, by_layer, parameters
+from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
 LOOK = 25  # steps between two looks at the residuals
 LEAST = 1e-30  # of a norm that is divided by
@@ -126,7 +125,7 @@ class Invert(Attack):
 
     def matched(self, surface: Surface) -> Matching:
         """How gradients of this network are compared: see the head of this file."""
-        chain = not self.floor and dense_chain(surface.model()) is not None
+        chain = not self.floor and surface.chain is not None
         return DENSE if chain else self.matching
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -148,7 +147,7 @@ class Invert(Attack):
         """A floor is for comparisons; a chain of dense layers is taken apart faster."""
         if self.floor:
             return "a published floor that invert is measured against; name it to run it"
-        if dense_chain(surface.model()) is None:
+        if surface.chain is None:
             return ""
         return "a chain of dense layers: moment, ntk and unmix are closer; name it to run it"
 

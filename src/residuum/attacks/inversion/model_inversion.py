@@ -11,9 +11,9 @@ from torch import Tensor
 from residuum.attacks.base import AtOnce
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.priors import box
-from residuum.checkpoints.surfaces import Surface
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import Surface
 
 
 class Baseline(AtOnce):

@@ -15,14 +15,10 @@ from residuum.attacks.selection import select
 from residuum.attacks.stationarity.growth import Grower
 from residuum.attacks.stationarity.objectives import OBJECTIVES, Objective
 from residuum.attacks.stationarity.solver import Population, Solver, SolverState, load_state
-from residuum.checkpoints import build_model
-from residuum.checkpoints.surfaces import (
-    Surface,
-    sample_shape,
-)
-from residuum.networks import Architecture
-from residuum.records import Checkpoint, Knowledge, Reconstruction
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import Surface
 
 SAVE_EVERY = 20.0  # seconds between saves of an attack that is kept
 
@@ -156,7 +152,7 @@ def grown_facts(
 
 
 def prepare(
-    checkpoint: Checkpoint,
+    checkpoint: Network,
     knowledge: Knowledge,
     config: AttackConfig,
     per_run: Sequence[AttackConfig] | None = None,
@@ -167,10 +163,10 @@ def prepare(
     kind: the objective where it is not the one that the configuration names.
     """
     objective = (kind or OBJECTIVES[config.objective]).configured(config, knowledge)
-    shape = sample_shape(checkpoint, knowledge)
-    outputs = Architecture.parse(checkpoint.arch).outputs
+    shape = checkpoint.sample_shape(knowledge)
+    outputs = checkpoint.architecture.outputs
     objective.check(outputs, knowledge)
-    model = build_model(checkpoint)
+    model = checkpoint.copy_module()
     return Solver(model, objective, knowledge, config, shape, outputs, config.candidates, per_run)
 
 

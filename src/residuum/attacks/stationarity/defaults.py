@@ -11,15 +11,10 @@ from torch import Tensor
 
 from residuum.attacks.base import Attack
 from residuum.attacks.stationarity.attack import Stationarity
-from residuum.checkpoints import first_layer
-from residuum.checkpoints.surfaces import (
-    CHANGE,
-    MOMENT,
-    SURFACES,
-    sample_shape,
-)
-from residuum.records import Checkpoint, Knowledge
+from residuum.networks.network import Network, first_layer
+from residuum.records import Knowledge
 from residuum.settings import LR_LAM, AttackConfig
+from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 
 TYPED = 0.01  # weight of the columns' types
 SPARSE, SLOW = 60.0, 0.003  # SLOW: the rate of multipliers beside a sparse prior
@@ -31,7 +26,7 @@ LEADING = 0.1  # share of the largest singular value down to which vectors are l
 
 
 def with_defaults(
-    checkpoint: Checkpoint, knowledge: Knowledge, config: AttackConfig, method: Attack
+    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, method: Attack
 ) -> AttackConfig:
     """Fill in the priors that suit the appearance of the data in the first layer, if none are set.
 
@@ -44,7 +39,7 @@ def with_defaults(
     if None not in (config.priors, config.lr_lam):
         return config
     signed = isinstance(method, Stationarity) and not method.objective.nonnegative
-    rows, shape = shown_rows(checkpoint, knowledge, method), sample_shape(checkpoint, knowledge)
+    rows, shape = shown_rows(checkpoint, knowledge, method), checkpoint.sample_shape(knowledge)
     dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
     seen = appearance(rows, shape) if dense else Appearance()
     free = SIGNED_SPARSE if seen.photographs else SIGNED_STROKES
@@ -59,7 +54,7 @@ def with_defaults(
     return config.changed(**open_)
 
 
-def shown_rows(checkpoint: Checkpoint, knowledge: Knowledge, method: Attack) -> Tensor:
+def shown_rows(checkpoint: Network, knowledge: Knowledge, method: Attack) -> Tensor:
     """First-layer rows that mix training samples: after a large start the weights themselves do not."""
     if method.surface == MOMENT:
         return first_layer({**checkpoint.theta, **(knowledge.moment or {})})

@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from residuum.checkpoints.surfaces import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface, order_of
 from residuum.errors import InputError, require_known
+from residuum.networks.network import Network
 from residuum.plugins import Table
-from residuum.records import Checkpoint, Knowledge
+from residuum.records import Knowledge
 from residuum.settings import AttackConfig, settings_of
 from residuum.stationarity import Theta
+from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Objective(ABC):
 
     def surface_of(self, theta: Theta, knowledge: Knowledge) -> Surface:
         """Where these weights, of whatever network, must be explained."""
-        return SURFACES[self.surface](Checkpoint(theta, ""), knowledge)
+        return SURFACES[self.surface](Network(theta, ""), knowledge)
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """(count,) a label for every candidate; first half -1 as in the released code of [H]."""
@@ -131,7 +132,7 @@ class MarginKKT(Objective):
 
     def why(self, surface: Surface) -> str:
         """What homogeneity says."""
-        if (order := order_of(surface.checkpoint)) is None:
+        if (order := surface.checkpoint.homogeneity_order) is None:
             return (
                 "not homogeneous: the KKT theorem does not cover it, published attacks still worked"
             )

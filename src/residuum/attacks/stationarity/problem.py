@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from residuum.attacks.stationarity.objectives import Objective
-from residuum.checkpoints.surfaces import CHANGE
 from residuum.engine.explicit import Candidates, ExplicitEquation
 from residuum.engine.generic import GenericEquation
 from residuum.errors import InputError, require_known
 from residuum.networks import SURROGATES, Activation, dense_chain, with_surrogate
 from residuum.records import Knowledge
 from residuum.stationarity import Theta, by_layer, layer_squares, parameters
+from residuum.surfaces.surface import CHANGE
 from residuum.theory.multipliers import factor_gram, solve
 
 MAX_UNKNOWNS = 2000  # multipliers of a run: the Gram matrix takes an evaluation for each of them

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from residuum.attacks.stationarity.objectives import OBJECTIVES, Objective
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.stationarity.solver import sharpness_at
-from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError, require_known
 from residuum.records import Reconstruction, Record
 from residuum.settings import AttackConfig
 from residuum.stationarity import parameters
+from residuum.surfaces.surface import Surface
 from residuum.theory.kkt import evaluate
 from residuum.theory.kkt_sets import KKTSet
 

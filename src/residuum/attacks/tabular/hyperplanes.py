@@ -32,12 +32,11 @@ from torch.nn import functional as F
 
 from residuum.attacks.base import AtOnce, said_labels
 from residuum.attacks.random_streams import stream
-from residuum.checkpoints.surfaces import Surface
 from residuum.errors import InputError
-from residuum.networks import dense_chain
 from residuum.networks.kinds import MLP
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
 LEAST, MOST = 4, 10  # columns
@@ -302,7 +301,7 @@ class Corners(AtOnce):
         columns = math.prod(surface.shape(knowledge))
         if not LEAST <= columns <= MOST:
             return f"needs {LEAST} to {MOST} columns; samples here have {columns} values"
-        chain = dense_chain(surface.model())
+        chain = surface.chain
         if chain is None or not any(isinstance(part, nn.ReLU) for part in chain.modules()):
             return "needs a chain of dense layers with ReLU between them"
         if chain.hidden < 1 or chain.linears[0].bias is None:
@@ -321,7 +320,7 @@ class Corners(AtOnce):
 
     def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
         """As many lines as ``config.seconds`` allow by RATE; candidates: most telling first."""
-        chain, shape = dense_chain(surface.model()), surface.shape(knowledge)
+        chain, shape = surface.chain, surface.shape(knowledge)
         assert chain is not None
         first = chain.linears[0]
         assert first.bias is not None

@@ -12,9 +12,9 @@ from torch import Tensor
 from residuum.attacks.base import AtOnce
 from residuum.attacks.unmixing.ica import DOMAINS, SOUND, Effort, Sources, domain_of, unmix
 from residuum.attacks.unmixing.layers import Mixed, mixed
-from residuum.checkpoints.surfaces import Surface
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import Surface
 
 SPEED = {"cpu": 1e10, "cuda": 1e12}  # of products and tanh a second, on the cautious side
 LADDER = (  # from one rank, one strength and one start to all

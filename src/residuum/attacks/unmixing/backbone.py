@@ -36,10 +36,10 @@ from residuum.attacks.stationarity.priors import Prior, SparseGradients
 from residuum.attacks.unmixing.attack import within
 from residuum.attacks.unmixing.ica import ROUNDING, Layer, distinct, unmix
 from residuum.attacks.unmixing.layers import MOST_BYTES, VISIBLE, layer_bytes, left_of
-from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import AttackConfig
+from residuum.surfaces.surface import WEIGHTS, Surface
 
 LEADING = 0.03  # of the largest singular value: directions that sources are looked for in
 DRIFT = 3e-4  # likewise: the wider span that features kept to while they changed in training

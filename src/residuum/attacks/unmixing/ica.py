@@ -45,8 +45,8 @@ from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from residuum.attacks.random_streams import stream
-from residuum.checkpoints.surfaces import noise_edge
 from residuum.errors import InputError
+from residuum.networks.spectrum import noise_edge
 
 ROUNDING = 1e-7  # of float32, as a share of the largest singular value
 CLIFF = 10.0  # fall between two singular values that only the end of the samples explains

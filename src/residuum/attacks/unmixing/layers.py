@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from residuum.attacks.random_streams import stream
 from residuum.attacks.unmixing.ica import COLUMNS, DOMAINS, ROUNDING, Effort, Layer, domain_of
-from residuum.checkpoints.surfaces import WEIGHTS, Surface
 from residuum.records import Knowledge
+from residuum.surfaces.surface import WEIGHTS, Surface
 
 # ---- the attack: which layer, what of it, how hard to look, and what a source is in pixels ----
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from residuum.checkpoints.inert import Block, Thing
+from residuum.io.inert import Block, Thing
 
 TREE = "sklearn.tree._tree.Tree"
 # Models whose trees are not fitted to the targets themselves.

@@ -16,18 +16,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from residuum.checkpoints.compared import compared
-from residuum.checkpoints.contents import CODE, KINDS, STORED, Finding, findings, printable, rank
-from residuum.checkpoints.releases import (
-    ADAPTER_CONFIG,
-    Release,
-    is_release,
-    look_into,
-    open_release,
-)
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
+from residuum.io.release import ADAPTER_CONFIG, Release, is_release, look_into, open_release
 from residuum.records import Record
 from residuum.records.base import json_schema
+from residuum.scanning.base_comparison import compared
+from residuum.scanning.findings import CODE, KINDS, STORED, Finding, findings, printable, rank
 
 # Models, entries and folders in each other: more is no release but somebody's whole disk.
 MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16

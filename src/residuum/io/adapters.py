@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from residuum.checkpoints.inert import Block
-from residuum.checkpoints.reading import load_checkpoint, locate
-from residuum.checkpoints.releases import Release, open_release, walk
 from residuum.errors import CheckpointError
-from residuum.records import Checkpoint
+from residuum.io.checkpoints import load_checkpoint, locate
+from residuum.io.inert import Block
+from residuum.io.release import Release, open_release, walk
+from residuum.networks.network import Network
 
 WRAPPED = re.compile(r"^(module\.|_orig_mod\.|base_model\.model\.|model\.)+")
 LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?$")
@@ -50,13 +50,13 @@ def adapter_in(path: str | Path) -> Release | None:
     return release if adapter_pairs(release.content) else None
 
 
-def load_tuned(path: str | Path, base: str | Path, arch: str | None = None) -> Checkpoint:
+def load_tuned(path: str | Path, base: str | Path, arch: str | None = None) -> Network:
     """The network that an adapter makes of its base, or the tuned network itself."""
     adapter = adapter_in(path)
     return load_checkpoint(path, arch) if adapter is None else merged(adapter, base, arch)
 
 
-def merged(adapter: Release, base: str | Path, arch: str | None = None) -> Checkpoint:
+def merged(adapter: Release, base: str | Path, arch: str | None = None) -> Network:
     """W + (alpha / r) B A for every layer that the adapter names."""
     start = load_checkpoint(base, arch)
     ours = {WRAPPED.sub("", theirs): name for name, theirs in start.source_names.items()}

@@ -17,13 +17,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.checkpoints.contents import FRAMES, STORED, Finding, findings, flat, weights_of
-from residuum.checkpoints.estimators import NETWORKS
-from residuum.checkpoints.inert import Block, Thing, refusal
-from residuum.checkpoints.reading import FORMAT_KEY, RULES, sort_header
-from residuum.checkpoints.releases import Release, look_into, open_release
 from residuum.errors import InputError, OutputError
+from residuum.io.estimators import NETWORKS
+from residuum.io.inert import Block, Thing, refusal
+from residuum.io.metadata import FORMAT_KEY, RULES
+from residuum.io.release import Release, look_into, open_release
+from residuum.io.release_weights import flat, weights_of
+from residuum.io.safetensors_files import sort_header
 from residuum.records import Record, write_atomic
+from residuum.scanning.findings import FRAMES, STORED, Finding, findings
 
 # What readers need: the kind of file, the architecture, labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)

@@ -4,8 +4,8 @@
 a file that begins          is read as
 ==========================  =======================================================================
 8 bytes, then ``{``         safetensors: its header; ``adapter_config.json`` beside it
-``PK\\x03\\x04``              torch.save or TorchScript: the pickle in the archive, over inert values
-``\\x80``, or a known name   a pickle of torch, scikit-learn or anything else, likewise
+``PK\x03\x04``              torch.save or TorchScript: the pickle in the archive, over inert values
+``\x80``, or a known name   a pickle of torch, scikit-learn or anything else, likewise
 a packer's mark             joblib's compressed pickles, unpacked as they are read, up to a limit
 any, named ``.onnx``        the initialisers of an ONNX graph (extra ``onnx``)
 ==========================  =======================================================================
@@ -31,10 +31,11 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from residuum.checkpoints import reading
-from residuum.checkpoints.inert import Block, Reader, Thing, refusal
-from residuum.checkpoints.pickles import LEGACY_MAGIC, Storage
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
+from residuum.io.inert import Block, Reader, Thing, refusal
+from residuum.io.pickles import LEGACY_MAGIC, Storage
+from residuum.io.safetensors_files import AGAIN, NUMBERS, checked_header
+from residuum.io.torch_files import PICKLE_MAGIC, ZIP_MAGIC, refuse_other_archives
 from residuum.records.inputs import may_hold, open_zip
 
 DEFAULT_MAX_BYTES = 64 << 30  # only headers and pickles are read until numbers are asked for
@@ -138,12 +139,12 @@ def _opened(path: Path, stream: BinaryIO, size: int) -> Release:
         return Release(path, "onnx", *_onnx(path))
     if head[8:9] == b"{":
         return Release(path, "safetensors", *_safetensors(path, stream, size), _config(path))
-    if head.startswith(reading.ZIP_MAGIC):
+    if head.startswith(ZIP_MAGIC):
         return _zip(path, stream, size)
     for magic, (what, remedy) in OTHERS.items():
         if head.startswith(magic):
             raise CheckpointError(f"{path.name!r} is {what}, which is not read.", remedy)
-    if head.startswith(reading.PICKLE_MAGIC):
+    if head.startswith(PICKLE_MAGIC):
         return _pickle(path, stream, size)
     for magic, unpacker in UNPACKERS.items():
         if head.startswith(magic):
@@ -277,13 +278,13 @@ def _pickle(
     keys = reader.run(source)  # type: ignore[arg-type]
     for key in keys if isinstance(keys, list) else ():
         if not isinstance(key, str) or (storage := reader.storages.get(key)) is None:
-            raise CheckpointError("The file must list the storages it refers to.", reading.AGAIN)
+            raise CheckpointError("The file must list the storages it refers to.", AGAIN)
         starts[key] = stream.seek(8, io.SEEK_CUR)
         if starts[key] + storage.nbytes > size:
-            raise CheckpointError("A storage must be in the file in full.", reading.AGAIN)
+            raise CheckpointError("A storage must be in the file in full.", AGAIN)
         stream.seek(storage.nbytes, io.SEEK_CUR)
     if {*starts} != {*reader.storages}:
-        raise CheckpointError("The file must list the storages it refers to.", reading.AGAIN)
+        raise CheckpointError("The file must list the storages it refers to.", AGAIN)
     return Release(
         path, "torch", content, unsafe=tuple(reader.unsafe), foreign=tuple(reader.foreign)
     )
@@ -304,8 +305,8 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
                 name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")
             ]
             if len({name.casefold() for name in names}) != len(names):
-                raise UnsafeFileError("An archive has distinct names.", reading.AGAIN)
-            reading.refuse_other_archives(names)
+                raise UnsafeFileError("An archive has distinct names.", AGAIN)
+            refuse_other_archives(names)
             if len(pickles) != 1:
                 raise CheckpointError(
                     f"A torch archive holds one data.pkl in its one folder; {path.name!r} does not.",
@@ -318,9 +319,7 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
             if f"{folder}byteorder" in by_name:
                 order = _stored(archive, by_name, f"{folder}byteorder", 100)
                 if order != b"little":
-                    raise CheckpointError(
-                        "Numbers must be little endian; these are not.", reading.AGAIN
-                    )
+                    raise CheckpointError("Numbers must be little endian; these are not.", AGAIN)
 
             def of(storage: Storage) -> bytes:
                 with path.open("rb") as again, open_zip(again) as whole:
@@ -338,7 +337,7 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
                 if record is None or record.file_size < storage.nbytes or record.file_size > size:
                     raise UnsafeFileError(
                         f"A storage must be in the file in full; {storage.key[:80]!r} is not.",
-                        reading.AGAIN,
+                        AGAIN,
                     )
             kind = "torchscript" if script else "torch"
             return Release(
@@ -347,7 +346,7 @@ def _zip(path: Path, stream: BinaryIO, size: int) -> Release:
     except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
         raise CheckpointError(
             f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).",
-            reading.AGAIN,
+            AGAIN,
         ) from problem
 
 
@@ -372,10 +371,10 @@ def _stored(
 def _safetensors(
     path: Path, stream: BinaryIO, size: int
 ) -> tuple[dict[str, Block], dict[str, str]]:
-    header, metadata, start = reading.checked_header(stream, size, DEFAULT_MAX_BYTES)
+    header, metadata, start = checked_header(stream, size, DEFAULT_MAX_BYTES)
 
     def block(entry: dict[str, Any]) -> Block:
-        kind, shape = reading.NUMBERS[entry["dtype"]], tuple(entry["shape"])
+        kind, shape = NUMBERS[entry["dtype"]], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
@@ -420,7 +419,7 @@ def _onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
     except Exception as problem:  # protobuf's own errors have no common base
         raise CheckpointError(
             f"{path.name!r} must be an ONNX graph; it cannot be read ({type(problem).__name__}).",
-            reading.AGAIN,
+            AGAIN,
         ) from problem
 
     def block(tensor: Any) -> Block:

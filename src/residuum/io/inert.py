@@ -35,7 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.checkpoints.pickle_names import (
+from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.pickle_names import (
     BASES,
     CONTAINERS,
     FOREIGN,
@@ -48,7 +49,7 @@ from residuum.checkpoints.pickle_names import (
     judge,
     modern,
 )
-from residuum.checkpoints.pickles import (
+from residuum.io.pickles import (
     KINDS,
     LEGACY_MAGIC,
     STORAGES,
@@ -59,7 +60,6 @@ from residuum.checkpoints.pickles import (
     Word,
     expect,
 )
-from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.inputs import is_size
 
 MAX_WORK, MAX_KEPT = 1_000_000, 48 << 20  # instructions, and bytes of small objects

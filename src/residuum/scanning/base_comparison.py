@@ -37,11 +37,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.checkpoints.adapters import WRAPPED, adapter_pairs, change_of
-from residuum.checkpoints.contents import ADAPTER, START, TOUCHED, Finding, flat, weights_of
-from residuum.checkpoints.inert import Block
-from residuum.checkpoints.releases import LONGEST, Release
 from residuum.errors import CheckpointError
+from residuum.io.adapters import WRAPPED, adapter_pairs, change_of
+from residuum.io.inert import Block
+from residuum.io.release import LONGEST, Release
+from residuum.io.release_weights import flat, weights_of
+from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
 LEAST_TABLE = 100  # rows: a smaller matrix is hardly a table of anything

@@ -28,13 +28,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.checkpoints.inert import Block, Thing
-from residuum.checkpoints.reading import MAX_DEPTH, MAX_TEXT, build_model, clean_state
-from residuum.checkpoints.releases import Release, open_release, walk
-from residuum.checkpoints.surfaces import moment_of, noise_edge
 from residuum.errors import CheckpointError, InputError, ResiduumError, UnsafeFileError
+from residuum.io.inert import Block, Thing
+from residuum.io.metadata import MAX_TEXT
+from residuum.io.optimizer_state import moment_of
+from residuum.io.release import Release, open_release, walk
+from residuum.io.state_dicts import MAX_DEPTH, clean_state
 from residuum.networks import Architecture
-from residuum.records import Checkpoint
+from residuum.networks.network import Network
+from residuum.networks.spectrum import noise_edge
 
 NETWORKS = ("MLPClassifier", "MLPRegressor")
 # The attribute that holds the shift of each scaler.
@@ -48,7 +50,7 @@ ROWS = 64  # of a matrix that are taken as float64 at a time
 MAX_SPECTRUM = 1_000_000  # of a layer whose singular values are counted: half a second
 
 
-def network_of(model: Any) -> Checkpoint:
+def network_of(model: Any) -> Network:
     """A fitted MLPClassifier or MLPRegressor; its outputs before softmax or sigmoid.
 
     Its activation is known, so nothing is assumed; labels are numbers of classes, in its order.
@@ -64,10 +66,10 @@ def network_of(model: Any) -> Checkpoint:
     theta, _, notes = clean_state(theta)
     task = "binary" if widths[-1] == 1 else "multiclass"
     task, arch = task if classes else "regression", str(Architecture.parse(said))
-    return Checkpoint(theta, arch, (), classes, task, tuple(notes))
+    return Network(theta, arch, (), classes, task, tuple(notes))
 
 
-def network_in(path: Path) -> Checkpoint | None:
+def network_in(path: Path) -> Network | None:
     """Return the network in a pickle, or None if the file holds none.
 
     Raises:
@@ -91,7 +93,7 @@ def network_in(path: Path) -> Checkpoint | None:
     note = f"the model file applies {steps} to samples before the network"
     try:
         checkpoint = network_of(alike)
-        build_model(checkpoint)
+        checkpoint.check_weights()
     except STRANGE as problem:
         raise CheckpointError(
             f"A fitted MLPClassifier or MLPRegressor must be whole; {path.name!r} holds one that is not "

@@ -1,0 +1,131 @@
+"""Knowledge that a release itself holds next to the weights: optimizer state and initial weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from residuum.errors import CheckpointError, ResiduumError
+from residuum.io.checkpoints import locate
+from residuum.io.estimators import moment_and_start
+from residuum.io.inert import Block
+from residuum.io.optimizer_state import MOMENTS, without_decay
+from residuum.io.release import (
+    Release,
+    open_release,
+    walk,
+)
+from residuum.io.release_weights import flat, weights_of
+from residuum.networks.network import Network
+from residuum.records import Knowledge
+
+RELEASE = "release"  # where a fact comes from that the file itself holds
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What a file holds beside the weights, by our parameter names; notes: how it was matched."""
+
+    moment: dict[str, Tensor] | None = None
+    theta0: dict[str, Tensor] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def with_release(path: str | Path, checkpoint: Network, knowledge: Knowledge) -> Knowledge:
+    """The knowledge, and what the file itself grants: whoever has the weights has that as well."""
+    found = beside(path, checkpoint)
+    facts: dict[str, Any] = {}
+    if found.moment is not None and knowledge.moment is None:
+        facts["moment"] = found.moment
+    if found.theta0 is not None and knowledge.theta0 is None:
+        facts["theta0"] = found.theta0
+    provenance = {**knowledge.provenance, **dict.fromkeys(facts, RELEASE)}
+    return knowledge.replace(**facts, provenance=provenance) if facts else knowledge
+
+
+def beside(path: str | Path, checkpoint: Network) -> Beside:
+    """What lies beside the weights in the file that ``checkpoint`` was read from."""
+    try:
+        release = open_release(locate(path))
+    except ResiduumError:  # what could be read as weights and no further has nothing to add
+        return Beside()
+    if release.kind == "pickle":
+        return Beside(*moment_and_start(release))
+    if release.kind != "torch":
+        return Beside()
+    moment, notes = _of_optimiser(release, checkpoint)
+    return Beside(moment or None, None, notes)
+
+
+def _of_optimiser(
+    release: Release, checkpoint: Network
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Moments of every parameter that an optimiser in the file keeps one of."""
+    ours = {theirs: name for name, theirs in checkpoint.source_names.items()}
+    try:
+        own = [name for name in flat(weights_of(release)) if name in ours]
+    except CheckpointError:
+        return {}, ()
+    found: dict[str, Tensor] = {}
+    notes: list[str] = []
+    for place in walk(release.content):
+        value = place.value
+        if not (isinstance(value, dict) and {"state", "param_groups"} <= {*value}):
+            continue
+        matched, how = _matched(value, own, checkpoint, ours)
+        for name, (kept, group) in matched.items():
+            weight = checkpoint.theta[ours[name]]
+            tensors = {k: kept[k].tensor().to(weight) for k in MOMENTS if k in kept}
+            # As torch says since 2.7; where nobody says, AdamW, whose decay stays out of the gradients.
+            said = group.get("decoupled_weight_decay")
+            apart = said if isinstance(said, bool) else "betas" in group
+            part = without_decay(tensors, group, weight, apart)
+            if part is not None and bool(part.isfinite().all()):
+                found[ours[name]] = part
+        notes += how if matched else []
+    return found, tuple(notes)
+
+
+def _matched(
+    optimiser: dict[str, Any], own: list[str], checkpoint: Network, ours: dict[str, str]
+) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
+    """State and group of the parameters, by the names in the file."""
+    shapes = {name: tuple(checkpoint.theta[ours[name]].shape) for name in own}
+    state, groups = optimiser["state"], optimiser["param_groups"]
+    state = state if isinstance(state, dict) else {}
+    entries: list[tuple[Any, str, dict[str, Block], dict[str, Any]]] = []
+    for group in groups if isinstance(groups, list) else ():
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+            continue
+        names = group.get("param_names")
+        named = names if isinstance(names, list) and len(names) == len(group["params"]) else None
+        for i, number in enumerate(group["params"]):
+            kept = state.get(number) if isinstance(number, str | int) else None
+            kept = kept if isinstance(kept, dict) else {}
+            blocks = {k: b for k, b in kept.items() if isinstance(b, Block)}
+            name = named[i] if named else number
+            entries.append((number, name if isinstance(name, str) else "", blocks, group))
+
+    def shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
+        return next((blocks[k].shape for k in MOMENTS if k in blocks), None)
+
+    by_name = {n: (b, g) for _, n, b, g in entries if n in shapes and shape(b) == shapes[n]}
+    if by_name:
+        return by_name, []
+    count = len(entries)
+    for first in reversed(range(len(own) - count + 1)):  # all, or else the last that fit: a head
+        pairs = list(zip(own[first : first + count], entries, strict=True))
+        if pairs and all(shape(b) in (None, shapes[n]) for n, (_, _, b, _) in pairs):
+            note = f"optimiser state of {count} parameters was taken as that of the last which fit"
+            found = {n: (b, g) for n, (_, _, b, g) in pairs if shape(b) is not None}
+            return found, [note] if count < len(own) else []
+    free, found = list(own), dict[str, tuple[dict[str, Block], dict[str, Any]]]()
+    for _, _, blocks, group in entries:
+        name = next((n for n in free if shapes[n] == shape(blocks)), None)
+        if name is not None:
+            free.remove(name)
+            found[name] = (blocks, group)
+    return found, ["optimiser state was matched with the weights by shape"]

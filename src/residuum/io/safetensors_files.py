@@ -1,0 +1,123 @@
+"""Read safetensors files, after their header was checked.
+
+A file is 8 bytes with the length n (little endian), n bytes of JSON ``{name: {dtype, shape, data_offsets}}``,
+then the bytes of the tensors without gaps. Every entry must agree with the size of the file before the
+library maps a byte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.pickles import MAX_DIMENSIONS
+from residuum.records.inputs import is_size
+
+MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
+NUMBERS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NUMBERS |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
+NUMBERS |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
+NUMBERS |= {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8}
+NUMBERS |= {"BOOL": torch.bool}
+AGAIN = "Copy or save the file again."
+
+
+def sort_header(content: bytes) -> bytes:
+    """The same file with its header's keys sorted: the library orders metadata at random."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(
+        json.loads(content[8:start]), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    ).encode()
+    header += b" " * (-len(header) % 8)  # tensors stay aligned
+    return len(header).to_bytes(8, "little") + header + content[start:]
+
+
+def read_safetensors(
+    path: Path, stream: BinaryIO, size: int, max_bytes: int
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of the file of ``size`` bytes at ``path``, open as ``stream``."""
+    header, metadata, _ = checked_header(stream, size, max_bytes)
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as archive:
+            return {name: archive.get_tensor(name) for name in header}, metadata
+    except (SafetensorError, RuntimeError, ValueError, TypeError, OSError) as problem:
+        _damaged(f"the library could not read it: {type(problem).__name__}", problem)
+
+
+def checked_header(
+    stream: BinaryIO, size: int, max_bytes: int
+) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Entries by tensor, known to fill the file, the metadata, and where the tensors' bytes begin."""
+    header, start = _parse(stream, size)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        _damaged("its metadata are not strings")
+    end = 0
+    for begin, over, claimed, name in sorted(_span(*item) for item in header.items()):
+        if begin != end or claimed != over - begin:
+            raise UnsafeFileError(
+                f"A tensor must fill the bytes its header gives it; {name[:80]!r} claims {claimed} "
+                f"bytes and has {max(over - begin, 0)} from {begin} (free from {end}).",
+                AGAIN,
+            )
+        end = over
+    _bound(end, max_bytes)
+    if start + end != size:
+        _damaged(f"its header describes {start + end} bytes and it has {size}")
+    return header, metadata, start
+
+
+def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """The header, its names known to be distinct, and where the tensors' bytes begin."""
+    stream.seek(0)
+    length = int.from_bytes(stream.read(8), "little")
+    if 8 + length > size:
+        _damaged(f"it has {size} bytes and its header claims {length}")
+    if length > MAX_HEADER_BYTES:
+        raise UnsafeFileError(
+            f"A safetensors header may have {MAX_HEADER_BYTES} bytes; this one has {length}.",
+            "Save fewer tensors and less metadata.",
+        )
+    try:
+        header = json.loads(stream.read(length), object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as problem:
+        _damaged(f"its header is not JSON: {type(problem).__name__}", problem)
+    if not isinstance(header, dict):
+        _damaged("its header is not a JSON object")
+    return header, 8 + length
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _span(name: str, entry: Any) -> tuple[int, int, int, str]:
+    """Where a tensor's bytes begin and end, how many its shape claims, and its name."""
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
+            sizes = len(shape) <= MAX_DIMENSIONS and all(map(is_size, (*shape, begin, end)))
+            if dtype in NUMBERS and sizes:
+                return begin, end, math.prod(shape) * NUMBERS[dtype].itemsize, name
+    _damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
+
+
+def _bound(claimed: int, max_bytes: int) -> None:
+    if claimed > max_bytes:
+        raise UnsafeFileError(
+            f"Weights may take {max_bytes} bytes; this file claims {claimed}.",
+            "Raise max_bytes for a large model.",
+        )
+
+
+def _damaged(why: str, cause: BaseException | None = None) -> NoReturn:
+    raise CheckpointError(f"A safetensors file must be complete; {why}.", AGAIN) from cause

@@ -1,0 +1,178 @@
+"""A network: weights, the module that they belong to, and facts about it that are computed once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from residuum.errors import ArchitectureError, InputError
+from residuum.networks.kinds import MLP, Architecture, dense_chain
+from residuum.networks.probing import homogeneity_order, probe_inputs
+from residuum.records import Knowledge, Record
+from residuum.records.base import UNSAVED
+
+
+@dataclass(frozen=True, eq=False)
+class Network(Record):
+    """Weights under the parameter names of a module, and the facts that follow from them.
+
+    The architecture is parsed once and the module is built once. A copy made with :meth:`replace` keeps
+    the parsed architecture.
+
+    Args:
+        theta: Weights by parameter name.
+        arch: Architecture string such as ``mlp:784-1000-1000-1``, or a parsed :class:`Architecture`.
+        input_shape: Shape of one sample, () if it is not known.
+        labels: Class names by output.
+        task: "binary", "multiclass" or "regression" if the releaser stated it, else "".
+        assumptions: Sentences about what had to be guessed while reading.
+        source_names: The names of the parameters in the file or module that they were read from.
+        live: A live module that no architecture string describes. It is code, so it is never saved.
+    """
+
+    theta: dict[str, Tensor]
+    arch: str
+    input_shape: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    task: str = ""
+    assumptions: tuple[str, ...] = ()
+    source_names: dict[str, str] = field(default_factory=dict)
+    live: nn.Module | None = field(default=None, metadata=UNSAVED)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arch, Architecture):
+            self.__dict__["architecture"] = self.arch
+            self.__dict__["arch"] = str(self.arch)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed."""
+        if "architecture" in self.__dict__:
+            changes.setdefault("arch", self.architecture)
+        copied = super().replace(**changes)
+        if "_skeleton" in self.__dict__ and copied.arch == self.arch:
+            copied.__dict__["_skeleton"] = self._skeleton
+        return copied
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """The parsed architecture."""
+        return Architecture.parse(self.arch)
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The module with these weights, in evaluation mode. It is shared, so do not change it."""
+        return self._load(torch.float64 if self._is_double else None)
+
+    @cached_property
+    def double_module(self) -> nn.Module:
+        """The module in float64, in evaluation mode. It is shared, so do not change it."""
+        return self.module if self._is_double else self._load(torch.float64)
+
+    def copy_module(self, dtype: torch.dtype | None = None) -> nn.Module:
+        """Return a module that the caller may change, in the given number format or its own."""
+        module = copy.deepcopy(self.double_module if dtype == torch.float64 else self.module)
+        return module if dtype is None else module.to(dtype)
+
+    def check_weights(self) -> None:
+        """Check that the weights fit the architecture.
+
+        Raises:
+            ArchitectureError: If names or shapes differ.
+        """
+        self.module  # noqa: B018  building it checks them
+
+    @cached_property
+    def chain(self) -> MLP | None:
+        """The module if it is a chain of dense layers, else None."""
+        return dense_chain(self.module)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs."""
+        return self.architecture.outputs
+
+    @property
+    def inferred_task(self) -> str:
+        """Task of the network: regression if the releaser stated it, else from the number of outputs."""
+        if self.task == "regression":
+            return "regression"
+        return "binary" if self.outputs == 1 else "multiclass"
+
+    @cached_property
+    @torch.no_grad()
+    def homogeneity_order(self) -> float | None:
+        """Measured order of homogeneity, None if the network is not homogeneous."""
+        inputs = probe_inputs(self.architecture.inputs)
+        if self.live is not None and math.prod(self.input_shape) == inputs.shape[1]:
+            inputs = inputs.reshape(len(inputs), *self.input_shape)  # user code may need the shape
+        return homogeneity_order(self.double_module, inputs)
+
+    def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
+        """Return the shape of one sample: as the attacker knows it, else as the network states it.
+
+        Raises:
+            InputError: If the attacker's knowledge does not fit the number of inputs.
+        """
+        architecture = self.architecture
+        inputs = architecture.inputs
+        shape = tuple(knowledge.shape or self.input_shape or architecture.image_shape or (inputs,))
+        if math.prod(shape) != inputs:
+            raise InputError(
+                f"A sample must have the network's {inputs} values; shape {shape} has "
+                f"{math.prod(shape)}.",
+                "Correct --shape.",
+            )
+        mean = knowledge.mean
+        if mean is not None and mean.numel() not in (1, inputs):
+            raise InputError(
+                f"The mean must be one number or have {inputs} values; got {mean.numel()}.",
+                "Grant the mean image of the data.",
+            )
+        last = max((columns.last for columns in knowledge.typed_columns), default=0)
+        if last >= inputs:
+            raise InputError(
+                f"Types are granted of columns up to {last}; a sample has {inputs}, counted from 0.",
+                "Correct --columns.",
+            )
+        return shape
+
+    @cached_property
+    def _skeleton(self) -> nn.Module:
+        """The module on the meta device, with shapes and without numbers."""
+        with torch.device("meta"):
+            return self.architecture.build()
+
+    @property
+    def _is_double(self) -> bool:
+        return any(tensor.dtype == torch.float64 for tensor in self.theta.values())
+
+    def _load(self, dtype: torch.dtype | None) -> nn.Module:
+        """Return a module with these weights. It shares their memory if the number format is the same."""
+        module = copy.deepcopy(self._skeleton if self.live is None else self.live)
+        theta = {name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()}
+        expected = dict(module.named_parameters()) if self.live is not None else module.state_dict()
+        shapes = {name: t.shape for name, t in theta.items()}
+        if {name: t.shape for name, t in expected.items()} != shapes:
+            raise ArchitectureError(
+                f"The weights must fit {self.arch}; they are "
+                f"{', '.join(f'{name} {list(shape)}' for name, shape in list(shapes.items())[:6])}.",
+                "Read the file with load_checkpoint, which matches the names.",
+            )
+        if self.live is None:
+            module.load_state_dict(theta, strict=True, assign=True)
+        else:
+            module.to(next(iter(theta.values())).dtype)  # buffers too
+            module.load_state_dict({**module.state_dict(), **theta}, strict=True)
+        return module.eval()
+
+
+def first_layer(theta: Mapping[str, Tensor]) -> Tensor:
+    """Return the weight of the layer that receives the input: the first tensor that is not a vector."""
+    return next(t for t in theta.values() if t.ndim >= 2)

@@ -1,0 +1,1 @@
+"""Attack surfaces of a release."""

@@ -1,0 +1,177 @@
+"""Attack surfaces: things in a release on which a sum over training samples must equal a target.
+
+    target = sum_i grad_theta <u_i, Phi(theta; x_i)>
+
+===============  ===============  =================================================================
+surface          target           why the target is such a sum
+===============  ===============  =================================================================
+weights          theta            in the limit: training has converged (KKT, weight decay)
+weights - start  theta - theta0   every training step added gradients at the samples
+moment           m                momentum and Adam keep a mean of the last gradients
+===============  ===============  =================================================================
+
+An attack that finds nothing is evidence of absence only if it fits the layers that carry information.
+If the initial weights are known, these are the layers that moved by more than rounding. A frozen layer
+has a gradient that training did not follow, so no candidate has to fit it. If the first layer itself was
+frozen, the network saw the inputs only through fixed features, and many images share one feature. Fitting
+the layers above then says little about images. If the initial weights are not known, only the first layer
+is known to have moved far. The other layers are measured and not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from residuum.errors import InputError, require_known
+from residuum.networks import MLP
+from residuum.networks.network import Network
+from residuum.records import Knowledge
+from residuum.stationarity import Theta, by_layer, moved_layers
+
+WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
+FROZEN_FIRST = (
+    "the first layer did not move from its start, so images were seen through fixed features only"
+)
+NOTHING_MOVED = "no layer moved from its start"
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """One thing in a release that training samples left their trace in.
+
+    checkpoint: the weights at which gradients are taken, and the network they belong to.
+    target: by parameter name, in their numbers.
+    layers: those that carry information.
+    silent: why even a small residual there would say nothing, "" where it speaks.
+    """
+
+    name: str
+    checkpoint: Network
+    target: Theta
+    layers: tuple[str, ...]
+    silent: str = ""
+
+    @property
+    def equations(self) -> tuple[str, ...]:
+        """Layers in which the sum must equal the target: those that moved, or that kept a moment."""
+        if self.name == MOMENT:
+            own = by_layer(self.target).items()
+            return tuple(layer for layer, names in own if any(self.target[n].any() for n in names))
+        return self.layers if self.name == CHANGE else tuple(by_layer(self.target))
+
+    @property
+    def chain(self) -> MLP | None:
+        """The network if it is a chain of dense layers, else None."""
+        return self.checkpoint.chain
+
+    def model(self) -> nn.Module:
+        """Return a copy of the network with these weights. The caller may change it."""
+        return self.checkpoint.copy_module()
+
+    @property
+    def outputs(self) -> int:
+        """Of the network."""
+        return self.checkpoint.architecture.outputs
+
+    @property
+    def task(self) -> str:
+        """Of the network."""
+        return self.checkpoint.inferred_task
+
+    def shape(self, knowledge: Knowledge) -> tuple[int, ...]:
+        """Of one sample."""
+        return self.checkpoint.sample_shape(knowledge)
+
+
+def weights(checkpoint: Network, knowledge: Knowledge) -> Surface:
+    """The weights themselves."""
+    target = {name: t.detach() for name, t in checkpoint.theta.items()}
+    # Which layer of a network kept as given meets the input is not known: none may be left out.
+    first = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
+    if knowledge.theta0 is None:
+        return Surface(WEIGHTS, checkpoint, target, first)
+    moved = _moved(checkpoint, knowledge.theta0)
+    silent = "" if moved[: len(first)] == first else FROZEN_FIRST if moved else NOTHING_MOVED
+    return Surface(WEIGHTS, checkpoint, target, moved, silent)
+
+
+def change(checkpoint: Network, knowledge: Knowledge) -> Surface:
+    """What training added to the start that was granted."""
+    if (start := knowledge.theta0) is None:
+        raise InputError(
+            "The change of the weights needs the initial weights theta0; none were granted.",
+            "Say --init init.safetensors, or use another objective.",
+        )
+    whole = weights(checkpoint, knowledge)
+    if not whole.layers:
+        raise InputError(
+            "An attack on the change of the weights explains how far they moved; these equal the "
+            "start that was granted.",
+            "Grant the weights before training, not those after it.",
+        )
+    target = {name: t - start[name].to(t) for name, t in whole.target.items()}
+    return Surface(CHANGE, checkpoint, target, whole.layers, whole.silent)
+
+
+def moment(checkpoint: Network, knowledge: Knowledge) -> Surface:
+    """What the optimiser kept of the gradients."""
+    if (kept := knowledge.moment) is None:
+        raise InputError(
+            "The moment of an optimiser must be in the file or handed over; there is none.",
+            "Give the training checkpoint, or Knowledge(moment=rs.moment_of(optimiser, model)).",
+        )
+    shapes = {name: t.shape for name, t in checkpoint.theta.items()}
+    if wrong := [name for name, t in kept.items() if t.shape != shapes.get(name)]:
+        raise InputError(
+            f"A moment has the names and shapes of the weights; {wrong[0]!r} has others.",
+            "Grant that of the optimiser of this very network.",
+        )
+    # A parameter without state was frozen: nothing is asked of it.
+    there = {name: kept.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
+    target = {name: t.detach().to(checkpoint.theta[name]) for name, t in there.items()}
+    layers = tuple(name for name, own in by_layer(target).items() if {*own} & {*kept})
+    # As of weights without a start, only the first layer of a network is judged.
+    return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.live is None else None])
+
+
+SURFACES: dict[str, Callable[[Network, Knowledge], Surface]] = {
+    WEIGHTS: weights,
+    CHANGE: change,
+    MOMENT: moment,
+}
+
+
+CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}  # as a user names them
+
+
+def chosen(name: str, knowledge: Knowledge) -> str:
+    """The surface that a user names, which must be there."""
+    require_known(name, CHOICES, "No surface")
+    missing = {"change": knowledge.theta0, "moment": knowledge.moment}
+    if name in missing and missing[name] is None:
+        what = "a start (--init, --base)" if name == "change" else "the state of an optimiser"
+        raise InputError(f"--surface {name} needs {what}; there is none.", "Leave --surface out.")
+    return CHOICES[name]
+
+
+def surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surface]:
+    """All that a release has, with what is granted."""
+    needs = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
+    names = [name for name in SURFACES if name not in needs or needs[name] is not None]
+    return {name: SURFACES[name](checkpoint, knowledge) for name in names}
+
+
+def _moved(checkpoint: Network, start: Theta) -> tuple[str, ...]:
+    """Layers that left a start of the same network."""
+    shapes = {name: t.shape for name, t in checkpoint.theta.items()}
+    if {name: t.shape for name, t in start.items()} != shapes:
+        raise InputError(
+            f"The initial weights must be weights of {checkpoint.arch or 'the same network'}; "
+            "theirs have other names or shapes.",
+            "Grant the initial weights of this very network.",
+        )
+    return moved_layers(checkpoint.theta, start)
