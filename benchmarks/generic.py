@@ -32,7 +32,7 @@ from residuum.attacks.run import resolve
 from residuum.attacks.stationarity import plain
 from residuum.attacks.stationarity.attack import prepare
 from residuum.attacks.stationarity.objectives import MulticlassKKT
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives
 from residuum.records import Dataset, Knowledge, write_json
@@ -145,7 +145,7 @@ def solver(
         layers="all",
         priors=(),
     )
-    checkpoint, knowledge = as_checkpoint(model, shape=shape), Knowledge(shape=shape)
+    checkpoint, knowledge = as_network(model, shape=shape), Knowledge(shape=shape)
     return prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
 
 

@@ -42,7 +42,7 @@ from residuum.auditing.verdict import CLASS_LIKE, GRADES, LEAK, NEAR_COPY, RESEM
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import as_array
 from residuum.evaluation.scoring import CandidatePool, whole_pool
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Split, write_json
@@ -503,7 +503,7 @@ def _pooled_as_strided(split: Split, seed: int) -> Network:
     )
     read[0].load_state_dict(true[0].state_dict())
     read[3].load_state_dict(true[4].state_dict())
-    return as_checkpoint(read, None, (1, 8, 8))
+    return as_network(read, None, (1, 8, 8))
 
 
 # grades

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import residuum as rs
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 
 Pair = tuple[Tensor, Tensor]
 
@@ -272,7 +272,7 @@ def tried(case: Case, model: Any, options: argparse.Namespace) -> tuple[str, str
     if options.quick:
         knowledge = told.get("knowledge") or rs.Knowledge()
         knowledge = knowledge.replace(shape=tuple(case.data[0].shape[1:]))
-        read = as_checkpoint(model, told.get("arch"), knowledge.shape)
+        read = as_network(model, told.get("arch"), knowledge.shape)
         read = read.replace(task=told.get("task", read.task))
         config = rs.AttackConfig(steps=2, restarts=1, candidates=10)
         found = rs.attack(read, knowledge, config)

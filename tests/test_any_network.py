@@ -22,7 +22,7 @@ from residuum.auditing.stages import _kkt
 from residuum.cli.main import main
 from residuum.engine.generic import GRAPHS
 from residuum.errors import ArchitectureError, CheckpointError, InputError
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.io.modules import _keep
 from residuum.io.trusted_code import load_with_code, made
 from residuum.networks import ConvNet, Kinks, SigmoidReLU, Softplus, dense_chain, with_surrogate
@@ -166,7 +166,7 @@ def test_estimators_of_scikit_learn_are_networks(activation: str) -> None:
         (MLPClassifier(**settings, random_state=0).fit(x, y % 3), "multiclass"),
         (MLPRegressor(**settings, random_state=0).fit(x, y), "regression"),
     ):
-        checkpoint = as_checkpoint(estimator)
+        checkpoint = as_network(estimator)
         outputs = checkpoint.copy_module()(torch.from_numpy(x)).detach()
         assert checkpoint.task == task
         if task == "binary":
@@ -258,7 +258,7 @@ def test_a_scripted_network_hides_its_kinks_and_its_weights_do() -> None:
     with pytest.raises(ArchitectureError, match="TorchScript hides") as caught:
         rs.attack(scripted, rs.Knowledge(shape=(4,)), SHORT)
     assert "scripted.state_dict()" in caught.value.remedy
-    assert as_checkpoint(scripted.state_dict()).arch == "mlp:4-3-2,bias=all"
+    assert as_network(scripted.state_dict()).arch == "mlp:4-3-2,bias=all"
 
 
 def test_one_output_may_come_without_a_dimension() -> None:

@@ -30,7 +30,7 @@ from residuum.errors import (
     ResiduumError,
     UnsafeFileError,
 )
-from residuum.io.checkpoints import as_checkpoint, load_checkpoint, save_checkpoint
+from residuum.io.checkpoints import as_network, load_checkpoint, save_checkpoint
 from residuum.io.modules import checkpoint_from_module
 from residuum.io.pickles import Machine
 from residuum.networks import MLP, Architecture, ConvNet, Polynomial, PolynomialNetwork, ReLU
@@ -1018,15 +1018,15 @@ def test_a_state_dict_is_read_as_its_file(tmp_path: Path) -> None:
     state = OrderedDict(weights())
     nested = {"epoch": 3, "model_state_dict": state}
     from_file = load_checkpoint(write_torch(tmp_path / "m.pt", state))
-    assert same(as_checkpoint(state), from_file)
-    assert same(as_checkpoint(nested), from_file)
-    assert as_checkpoint(state, ARCH + ",activation=linear").arch == ARCH + ",activation=linear"
-    as_checkpoint(state).theta["layers.0.weight"].zero_()
+    assert same(as_network(state), from_file)
+    assert same(as_network(nested), from_file)
+    assert as_network(state, ARCH + ",activation=linear").arch == ARCH + ",activation=linear"
+    as_network(state).theta["layers.0.weight"].zero_()
     assert state["layers.0.weight"].any()
     with pytest.raises(CheckpointError, match="must hold tensors"):
-        as_checkpoint({"value_range": (0, 1)})
+        as_network({"value_range": (0, 1)})
     with pytest.raises(CheckpointError, match="got list"):
-        as_checkpoint([state])  # type: ignore[arg-type]
+        as_network([state])  # type: ignore[arg-type]
 
 
 def test_module_input_shape() -> None:

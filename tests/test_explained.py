@@ -20,7 +20,7 @@ from residuum.attacks.stationarity.solver import sharpness_at
 from residuum.auditing.budget import Batch
 from residuum.auditing.verdict import NO_LEAK_FOUND
 from residuum.errors import InputError
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Knowledge
 from residuum.stationarity import by_layer, moved_layers, parameters
@@ -74,7 +74,7 @@ def test_a_fine_tune_of_some_layers_is_never_passed(seed: int, trained: str) -> 
     known = Knowledge(
         value_range=(0.0, 1.0),
         sample_count=50,
-        theta0=as_checkpoint(base).theta,
+        theta0=as_network(base).theta,
         provenance={"theta0": "user"},
     )
     batches = [Batch(name, 1, 100, 0) for name in ("multiclass-kkt", "ntk")]

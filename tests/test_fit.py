@@ -15,7 +15,7 @@ import residuum as rs
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import fit_of
 from residuum.cli.main import main
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.records import Dataset
 from tests.victims import knowledge, leaky, write
@@ -178,7 +178,7 @@ def test_a_live_module_is_measured_as_it_was_given() -> None:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x, y = torch.randn(30, 4), torch.arange(30) % 3
-    fit = fit_of(as_checkpoint(net), Dataset(x, y), None, "auto")
+    fit = fit_of(as_network(net), Dataset(x, y), None, "auto")
     assert fit is not None
     assert fit.train == pytest.approx(float((net(x).argmax(1) == y).double().mean()))
     assert fit.base == pytest.approx(1 / 3)

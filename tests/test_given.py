@@ -19,7 +19,7 @@ from residuum.auditing.inputs import as_knowledge, check_fit, scale_notes, suite
 from residuum.cli.main import main
 from residuum.datasets.given import as_dataset, both, hash_of, read_samples
 from residuum.errors import DataError, InputError
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.report.html import TOLERANCE, items_of, render
@@ -184,7 +184,7 @@ def network(inputs: int = 4, outputs: int = 1) -> Network:
             p.zero_()
         model[0].weight[0, 0] = model[2].weight[outputs - 1, 0] = 1.0
         model[2].bias[outputs - 1] = -0.5
-    return as_checkpoint(model, None, (inputs,))
+    return as_network(model, None, (inputs,))
 
 
 def samples(n: int = 40, inputs: int = 4) -> Dataset:

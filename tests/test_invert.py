@@ -19,7 +19,7 @@ from residuum.attacks.inversion.gradient_matching import (
     gradient_like,
 )
 from residuum.errors import InputError
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks import Architecture
 from residuum.similarity import ncc
 from residuum.surfaces.surface import SURFACES, surfaces
@@ -53,7 +53,7 @@ def granted(model: nn.Module, x: Tensor, y: Tensor) -> rs.Knowledge:
 
 
 def problem(model: nn.Module, knowledge: rs.Knowledge, matching=GEIPING, m: int = 3) -> Problem:
-    surface = SURFACES["moment"](as_checkpoint(model, shape=SHAPE), knowledge)
+    surface = SURFACES["moment"](as_network(model, shape=SHAPE), knowledge)
     return Problem(surface, knowledge, rs.AttackConfig(candidates=m), matching)
 
 
@@ -82,7 +82,7 @@ def test_the_change_of_the_weights_is_turned_into_a_gradient() -> None:
     model = network()
     start = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
     surface = SURFACES["weights - start"](
-        as_checkpoint(model, shape=SHAPE), rs.Knowledge(shape=SHAPE, theta0=start)
+        as_network(model, shape=SHAPE), rs.Knowledge(shape=SHAPE, theta0=start)
     )
     for part in gradient_like(surface).values():
         assert torch.allclose(part, torch.full_like(part, 0.1), atol=1e-6)
@@ -115,7 +115,7 @@ def test_a_chain_of_dense_layers_is_matched_as_one_and_gives_its_samples_back() 
     assert float(ncc(images, smooth(3, seed=9).double()).amax(0).min()) < 0.9
     ours, floor = (every_attack()[name] for name in ("invert-moment", "geiping2020-moment"))
     dense, trunk = (
-        SURFACES["weights"](as_checkpoint(model, shape=SHAPE), rs.Knowledge(shape=SHAPE))
+        SURFACES["weights"](as_network(model, shape=SHAPE), rs.Knowledge(shape=SHAPE))
         for model in (chain, network())
     )
     assert (ours.matched(dense), ours.matched(trunk)) == (DENSE, OURS)
@@ -135,14 +135,14 @@ def test_a_clock_shortens_it_and_says_so() -> None:
 def test_when_it_applies_and_what_an_audit_leaves_to_others() -> None:
     model, chain = network(), nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
     knowledge = granted(model, smooth(1), torch.tensor([0]))
-    surface = surfaces(as_checkpoint(model, shape=SHAPE), knowledge)["moment"]
-    weights = surfaces(as_checkpoint(model, shape=SHAPE), knowledge)["weights"]
+    surface = surfaces(as_network(model, shape=SHAPE), knowledge)["moment"]
+    weights = surfaces(as_network(model, shape=SHAPE), knowledge)["weights"]
     ours, floor = (every_attack()[name] for name in ("invert-moment", "geiping2020-moment"))
     assert ours.why_not(surface, knowledge) == ours.left_out(surface, knowledge) == ""
     assert "optimiser" in ours.why_not(weights, knowledge)
     assert "floor" in floor.left_out(surface, knowledge)
     assert "theta0" in every_attack()["invert"].why_not(weights, knowledge)
-    dense = as_checkpoint(chain)
+    dense = as_network(chain)
     assert "closer" in ours.left_out(surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge())
     with pytest.raises(InputError, match="initial weights"):
         rs.attack(model, knowledge, rs.AttackConfig(objective="invert"))

@@ -24,7 +24,7 @@ from residuum.attacks.unmixing.backbone import (
     outside,
 )
 from residuum.errors import InputError
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.similarity import ncc
 from residuum.surfaces.surface import SURFACES
 from tests.test_unmix import QUICK, SHAPE, blocks
@@ -71,14 +71,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> rs.AttackConfig:
 
 
 def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
-    checkpoint = as_checkpoint(model, shape=SHAPE)
+    checkpoint = as_network(model, shape=SHAPE)
     one = every_attack()[name]
     kind = "weights" if knowledge.moment is None else one.surface
     return one.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
 
 
 def layer_of(model: nn.Module, knowledge: rs.Knowledge) -> Behind:
-    surface = SURFACES["moment"](as_checkpoint(model, shape=SHAPE), knowledge)
+    surface = SURFACES["moment"](as_network(model, shape=SHAPE), knowledge)
     found = behind(surface, knowledge)
     assert isinstance(found, Behind)
     return found

@@ -17,7 +17,8 @@ from residuum.attacks.stationarity.defaults import with_defaults
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.priors import PRIORS
 from residuum.errors import InputError, require_known
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
+from residuum.io.release import open_release
 from residuum.io.release_knowledge import RELEASE, with_release
 from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge, Reconstruction
@@ -46,9 +47,10 @@ def attack(
     """
     plugins.load()
     knowledge = knowledge or Knowledge()
-    path, checkpoint = checkpoint, as_checkpoint(checkpoint, shape=knowledge.shape)
-    if isinstance(path, str | Path):
-        knowledge = with_release(path, checkpoint, knowledge)
+    release = open_release(checkpoint) if isinstance(checkpoint, str | Path) else None
+    checkpoint = as_network(release or checkpoint, shape=knowledge.shape)
+    if release is not None:
+        knowledge = with_release(release, checkpoint, knowledge)
     config = on_surface(surface, knowledge, config or AttackConfig())
     config = resolve(checkpoint, knowledge, config)
     per_run = None if per_run is None else [resolve(checkpoint, knowledge, one) for one in per_run]

@@ -90,10 +90,10 @@ from residuum.auditing.verdict import (
 from residuum.datasets.given import both
 from residuum.errors import ResiduumError, require_known
 from residuum.evaluation.null import SIGNIFICANCE, SUBSETS
-from residuum.io.checkpoints import as_checkpoint, locate, weights_hash
+from residuum.io.checkpoints import as_network
 from residuum.io.estimators import scalings_in
 from residuum.io.inert import Thing
-from residuum.io.release import open_release
+from residuum.io.release import Release, open_release
 from residuum.io.release_knowledge import with_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Selection
@@ -195,17 +195,17 @@ def audit(
         "surface": surface,
         "plugins": {one.name: one.version for one in plugged},
     }
-    path = model if isinstance(model, str | Path) else None
-    if path is not None:
-        model, stored = network_and_records(path, lambda: as_checkpoint(path, arch, shape))
+    release = open_release(model) if isinstance(model, str | Path | Release) else None
+    if release is not None:
+        model, stored = network_and_records(release, lambda: as_network(release, arch, shape))
         if model is None:
-            settings |= {"file": str(Path(path).resolve())}
-            hashes = hashes or {"checkpoint": weights_hash(path)}
+            settings |= {"file": str(release.path.resolve())}
+            hashes = hashes or {"checkpoint": release.sha256}
     if model is None and stored is not None:
         return audit_records(stored, train, control, knowledge, settings, dict(hashes or {}))
-    checkpoint = as_checkpoint(model, arch, shape)
-    if path is not None:
-        knowledge = with_release(path, checkpoint, knowledge)
+    checkpoint = as_network(model, arch, shape)
+    if release is not None:
+        knowledge = with_release(release, checkpoint, knowledge)
     knowledge = with_source_of_mean(knowledge, train)
     checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
     train, control = suited(checkpoint, train, control, knowledge, task)
@@ -515,10 +515,9 @@ def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
     return tuple(f"not confirmed: {row.reason}" for row in rows if not row.stands)
 
 
-def stored_in(path: str | Path) -> Stored | None:
-    """What a file holds outright; None where it holds nothing, or cannot be looked through."""
+def stored_in(release: Release) -> Stored | None:
+    """Return the records that a release stores, or None if it stores none."""
     try:
-        release = open_release(locate(path))
         kept = tuple(records_in(release))
         scalings = tuple(scalings_in(release)) if kept else ()
     except ResiduumError:
@@ -530,10 +529,14 @@ def stored_in(path: str | Path) -> Stored | None:
 
 
 def network_and_records(
-    path: str | Path, load: Callable[[], Network]
+    release: Release, load: Callable[[], Network]
 ) -> tuple[Network | None, Stored | None]:
-    """The network that ``load`` reads, and what the file holds outright: one of them at least."""
-    stored = stored_in(path)
+    """Return the network that ``load`` reads, and the records that the release stores.
+
+    Raises:
+        ResiduumError: If there is neither.
+    """
+    stored = stored_in(release)
     try:
         checkpoint = load()
     except ResiduumError as problem:

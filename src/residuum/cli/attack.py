@@ -73,6 +73,7 @@ def command(
     from residuum.attacks import estimate
     from residuum.attacks.run import on_surface
     from residuum.errors import InconclusiveError, InputError
+    from residuum.io.release import open_release
     from residuum.records.rundir import read_json
     from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
 
@@ -80,8 +81,9 @@ def command(
     options.check_device(config.device)
     shape = options.shape_of(granted.shape)
     checkpoint, base = options.tuned(checkpoint, tuning.base, tuning.adapter)
-    released = options.load(checkpoint, arch, model, trust_code, shape, base)
-    knowledge = options.grant(checkpoint, released, base=base, **vars(granted))
+    release = open_release(checkpoint)
+    released = options.load(release, arch, model, trust_code, shape, base)
+    knowledge = options.grant(release, released, base=base, **vars(granted))
     config = on_surface(surface or "", knowledge, config)
     if dry_run:
         cost = estimate(released, knowledge, config)
@@ -89,7 +91,7 @@ def command(
         return
     if out is None:
         raise InputError("An attack needs a folder to write.", "Say --out runs/a, or --dry-run.")
-    request = request_of(checkpoint, released, config)
+    request = request_of(release, released, config)
     with AttackRun.open(out) as run:
         found = run.finished(request, knowledge)
         reused = found is not None

@@ -39,7 +39,6 @@ from residuum.cli.output import (
     progress,
 )
 from residuum.errors import InputError
-from residuum.networks.network import Network
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
     from residuum.auditing import AuditResult
     from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun
+    from residuum.io.release import Release
+    from residuum.networks.network import Network
     from residuum.records import Dataset, Knowledge
 
 FACTS = (
@@ -283,18 +284,19 @@ def audit_into(
     from residuum.auditing.run import attack_config, network_and_records
     from residuum.auditing.twin import Recipe
     from residuum.datasets.given import hash_of
-    from residuum.io.checkpoints import locate, weights_hash
+    from residuum.io.release import open_release
     from residuum.records import Knowledge
 
     assert settings.checkpoint is not None
     path = Path(settings.checkpoint)
     data, files = _samples(settings)
     shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
+    release = open_release(path)
     released, stored = network_and_records(
-        path,
-        lambda: options.load(path, settings.arch, settings.model, trusted, shown, settings.base),
+        release,
+        lambda: options.load(release, settings.arch, settings.model, trusted, shown, settings.base),
     )
-    hashes = {"checkpoint": weights_hash(path), **{name: hash_of(f) for name, f in files.items()}}
+    hashes = {"checkpoint": release.sha256, **{name: hash_of(f) for name, f in files.items()}}
     for name, digest in settings.sha256.items():
         if hashes.get(name, digest) != digest:
             raise InputError(
@@ -303,7 +305,7 @@ def audit_into(
             )
     knowledge = Knowledge(shape=options.shape_of(settings.shape))
     if released is not None:
-        knowledge = _knowledge(path, released, settings, data)
+        knowledge = _knowledge(release, released, settings, data)
     how = {name: getattr(settings, name) for name in HOW}
     # What is wrong is refused before a folder is there.
     seconds_of("1min" if how["budget"] is None else how["budget"])
@@ -350,7 +352,7 @@ def audit_into(
             inputs["base"] = Path(settings.base)
         sources = {name: str(file.resolve()) for name, file in inputs.items()}
         summary = write_artifacts(
-            folder, result, request=request, sources=sources, file=str(locate(path)), blur=blur
+            folder, result, request=request, sources=sources, file=str(release.path), blur=blur
         )
     return summary, result
 
@@ -380,9 +382,9 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
     from residuum.auditing.dryrun import dry_run
     from residuum.auditing.run import Stored, attack_config, foretold, network_and_records
     from residuum.datasets.given import both
+    from residuum.io.release import open_release
 
     assert settings.checkpoint is not None
-    path = Path(settings.checkpoint)
     data: dict[str, Dataset] = {}
 
     def read(name: str) -> Dataset | None:
@@ -393,13 +395,15 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
         return found
 
     outright: list[Stored] = []
+    releases: list[Release] = []
 
     def network() -> Network | None:
         shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
+        releases.append(open_release(settings.checkpoint or ""))
         released, stored = network_and_records(
-            path,
+            releases[0],
             lambda: options.load(
-                path, settings.arch, settings.model, trusted, shown, settings.base
+                releases[0], settings.arch, settings.model, trusted, shown, settings.base
             ),
         )
         outright.extend(filter(None, [stored]))
@@ -411,7 +415,7 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
         network,
         partial(read, "data"),
         partial(read, "holdout"),
-        lambda released: _knowledge(path, released, settings, data),
+        lambda released: _knowledge(releases[0], released, settings, data),
         config,
         seconds_of("1min" if settings.budget is None else settings.budget),
         task=settings.task or "auto",
@@ -435,7 +439,7 @@ def _show_dry_run(found: DryRun) -> None:
 
 
 def _knowledge(
-    path: Path, released: Network, settings: AuditSettings, data: dict[str, Dataset]
+    release: Release, released: Network, settings: AuditSettings, data: dict[str, Dataset]
 ) -> Knowledge:
     """What is granted: a file of it, or the options; "train" and "holdout" name a stored mean."""
     facts = {name: getattr(settings, name) for name in FACTS}
@@ -450,7 +454,7 @@ def _knowledge(
     source_of_mean = settings.mean_provenance
     if settings.mean not in ("train", "holdout"):
         facts["mean"] = settings.mean
-        return options.grant(path, released, mean_provenance=source_of_mean or "user", **facts)
+        return options.grant(release, released, mean_provenance=source_of_mean or "user", **facts)
     if source_of_mean not in (None, settings.mean):
         raise InputError(
             f"--mean {settings.mean} is from {settings.mean}, not from {source_of_mean}.",
@@ -462,7 +466,7 @@ def _knowledge(
             f"--mean {settings.mean} grants the mean stored in that file; there is none.",
             "Save the mean that was subtracted as array 'mean', or leave --mean out.",
         )
-    knowledge = options.grant(path, released, **facts)
+    knowledge = options.grant(release, released, **facts)
     provenance = {**knowledge.provenance, "mean": settings.mean}
     return knowledge.replace(mean=source.mean.double(), provenance=provenance)
 

@@ -83,16 +83,18 @@ def command(
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
     from residuum.datasets.given import place_of, read_samples
     from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.release import open_release
     from residuum.verbs.exposing import exposure, read_groups
 
     options.check_device(device)
     if canaries is None and (confidence, delta) != (0.95, 0.0):
         raise InputError("--confidence and --delta are of canaries.", "Say --canaries FILE.")
-    released = load_checkpoint(checkpoint, arch)
+    release = open_release(checkpoint)
+    released = load_checkpoint(release, arch)
     file = place_of(data, "data")
     records, _ = read_samples(file)
     control = read_samples(place_of(holdout, "holdout"))[0] if holdout else None
-    knowledge = options.grant(checkpoint, released, init=init, weight_decay=weight_decay)
+    knowledge = options.grant(release, released, init=init, weight_decay=weight_decay)
     with exposure_progress(voice.spoken) as watch:
         how: dict[str, Any] = {"surface": surface, "task": task, "top": top, "device": device}
         how |= {"canaries": canaries, "confidence": confidence, "delta": delta, "found": attack}

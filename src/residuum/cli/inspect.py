@@ -24,6 +24,7 @@ def command(checkpoint: CheckpointPath, *, arch: str | None = ARCH, voice: Voice
     from residuum.attacks import every_attack
     from residuum.errors import InputError
     from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.release import open_release
     from residuum.records import Knowledge
     from residuum.surfaces.inspection import inspect_checkpoint
     from residuum.surfaces.surface import WEIGHTS, surfaces
@@ -31,7 +32,7 @@ def command(checkpoint: CheckpointPath, *, arch: str | None = ARCH, voice: Voice
     released = load_checkpoint(checkpoint, arch)
     found = inspect_checkpoint(released)
     own = checkpoint.is_dir() and (checkpoint / INIT_FILE).is_file()
-    knowledge = grant(checkpoint, released, init=OWN if own else None)
+    knowledge = grant(open_release(checkpoint), released, init=OWN if own else None)
     there = surfaces(released, Knowledge())
     with suppress(InputError):  # a start that equals the weights leaves no change to look at
         there = surfaces(released, knowledge)

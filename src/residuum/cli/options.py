@@ -19,7 +19,6 @@ from typer.core import TyperCommand
 
 from residuum.cli.output import print_json
 from residuum.errors import DataError, InputError, did_you_mean, require_known
-from residuum.networks.network import Network
 from residuum.settings import (
     LOSSES,
     PLACES,
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from residuum.io.release import Release
+    from residuum.networks.network import Network
     from residuum.records import Knowledge
 
 PROVENANCES = ("user", "train", "holdout", "release")
@@ -436,7 +437,7 @@ def tuned(path: Path, base: str | None, adapter: str | None) -> tuple[Path, str 
 
 
 def load(
-    path: Path,
+    path: str | Path | Release,
     arch: str | None,
     model: str | None,
     trusted: bool,
@@ -449,21 +450,23 @@ def load(
     """
     from residuum.io.adapters import load_tuned
     from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.release import open_release
     from residuum.io.trusted_code import load_with_code
 
     if model is None:
-        return load_checkpoint(path, arch) if base is None else load_tuned(path, base, arch)
+        release = open_release(path)
+        return load_checkpoint(release, arch) if base is None else load_tuned(release, base, arch)
     if arch is not None:
         raise InputError("--model makes the network, so --arch says nothing.", "Leave one out.")
     return load_with_code(path, model, shape, trusted=trusted)
 
 
 def grant(
-    path: Path, released: Network, *, mean_provenance: str = "user", **said: Any
+    release: Release, released: Network, *, mean_provenance: str = "user", **said: Any
 ) -> Knowledge:
     """The Knowledge that these options amount to.
 
-    path: of the checkpoint, for ``--init own``.
+    release: the file, which may hold initial weights and optimizer state, too.
     said: fields of ``Granted``, None where one was not used.
     """
     from residuum.io.release_knowledge import with_release
@@ -474,8 +477,8 @@ def grant(
         "value_range": value_range_of,
         "mean": _mean,
         "label_balance": lambda text: _balance(text, released),
-        "init": lambda text: _initial(text, path, released),
-        "base": lambda text: _base(text, path, released),
+        "init": lambda text: _initial(text, release, released),
+        "base": lambda text: _base(text, release, released),
         "loss": str,
         "weight_decay": _decay,
         "sample_count": int,
@@ -488,10 +491,10 @@ def grant(
         facts["theta0"] = facts.pop(name)
     knowledge = Knowledge(**facts, provenance={"mean": mean_provenance} if "mean" in facts else {})
     check_mean(knowledge)
-    return with_release(path, released, knowledge)
+    return with_release(release, released, knowledge)
 
 
-def _base(text: str, path: Path, released: Network) -> dict[str, Tensor]:
+def _base(text: str, release: Release, released: Network) -> dict[str, Tensor]:
     """Return the weights of ``--base``; refuse a file that is itself a difference to them.
 
     Trained weights resemble the base that they began from. A weight difference or a gradient is smaller
@@ -499,7 +502,7 @@ def _base(text: str, path: Path, released: Network) -> dict[str, Tensor]:
     """
     import torch
 
-    base = _initial(text, path, released)
+    base = _initial(text, release, released)
     shared = [name for name in base if name in released.theta and base[name].ndim > 1]
     if shared:
         now, then = (
@@ -510,7 +513,7 @@ def _base(text: str, path: Path, released: Network) -> dict[str, Tensor]:
         size = float(now.norm() / then.norm().clamp(min=1e-300))
         if abs(alike) < UNLIKE and size < SMALLER:
             raise InputError(
-                f"--base takes trained weights that began from it; {path.name!r} looks like a weight "
+                f"--base takes trained weights that began from it; {release.path.name!r} looks like a weight "
                 f"difference or a gradient (correlation {alike:.2f} with the base, {size:.2g} of its size).",
                 "Leave --base out to attack the difference itself, or use --init for weights that training "
                 "moved so far.",
@@ -602,16 +605,17 @@ def _balance(text: str, released: Network) -> tuple[float, ...]:
     return shares
 
 
-def _initial(text: str, path: Path, released: Network) -> dict[str, Tensor]:
+def _initial(text: str, release: Release, released: Network) -> dict[str, Tensor]:
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.trusted_code import start_of
 
-    if text == OWN and not (path / INIT_FILE).is_file():
+    folder = release.path.parent
+    if text == OWN and not (folder / INIT_FILE).is_file():
         raise InputError(
-            f"`--init own` needs {INIT_FILE} in a training directory; {str(path)!r} has none.",
+            f"`--init own` needs {INIT_FILE} in a training directory; {str(folder)!r} has none.",
             "Name the file of the initial weights.",
         )
-    file = path / INIT_FILE if text == OWN else Path(text)
+    file = folder / INIT_FILE if text == OWN else Path(text)
     if released.live is not None:
         return start_of(file, released)
     return load_checkpoint(file, released.arch).theta

@@ -102,6 +102,7 @@ def command(
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
     from residuum.attacks import estimate
     from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.release import open_release
     from residuum.sweeping import SPACE, Plan, sweep
     from residuum.sweeping.executors import Resources
     from residuum.sweeping.space import cost
@@ -113,8 +114,9 @@ def command(
     ranked = tuple(part.strip() for part in rank_by.split(",")) if rank_by else ()
     how = (trials, sampler, settings.seed, config, space, batch)
     plan = Plan(*how, rungs=rungs, objectives=ranked)
-    released = load_checkpoint(checkpoint, arch)
-    knowledge = options.grant(checkpoint, released, **vars(granted))
+    release = open_release(checkpoint)
+    released = load_checkpoint(release, arch)
+    knowledge = options.grant(release, released, **vars(granted))
     if dry_run:  # one trial, measured, times the number of trials that run to their end
         figures = cost(plan, estimate(released, knowledge, config))
         rows = [(name.replace("_", " "), number(value)) for name, value in figures.items()]

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from residuum.errors import CheckpointError
-from residuum.io.checkpoints import load_checkpoint, locate
+from residuum.io.checkpoints import load_checkpoint
 from residuum.io.inert import Block
-from residuum.io.release import Release, open_release, walk
+from residuum.io.release import Release
+from residuum.io.tree import walk
 from residuum.networks.network import Network
 
 WRAPPED = re.compile(r"^(module\.|_orig_mod\.|base_model\.model\.|model\.)+")
@@ -44,16 +45,11 @@ def change_of(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
     return factor * (B @ A)
 
 
-def adapter_in(path: str | Path) -> Release | None:
-    """The adapter in a file, None where it is none."""
-    release = open_release(locate(path))
-    return release if adapter_pairs(release.content) else None
-
-
-def load_tuned(path: str | Path, base: str | Path, arch: str | None = None) -> Network:
-    """The network that an adapter makes of its base, or the tuned network itself."""
-    adapter = adapter_in(path)
-    return load_checkpoint(path, arch) if adapter is None else merged(adapter, base, arch)
+def load_tuned(release: Release, base: str | Path, arch: str | None = None) -> Network:
+    """Return the network that an adapter makes of its base, or the tuned network itself."""
+    if adapter_pairs(release.content):
+        return merged(release, base, arch)
+    return load_checkpoint(release, arch)
 
 
 def merged(adapter: Release, base: str | Path, arch: str | None = None) -> Network:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,12 +27,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.errors import CheckpointError, InputError, ResiduumError, UnsafeFileError
+from residuum.errors import CheckpointError, InputError
 from residuum.io.inert import Block, Thing
 from residuum.io.metadata import MAX_TEXT
 from residuum.io.optimizer_state import moment_of
-from residuum.io.release import Release, open_release, walk
+from residuum.io.release import Release
 from residuum.io.state_dicts import MAX_DEPTH, clean_state
+from residuum.io.tree import walk
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.networks.spectrum import noise_edge
@@ -69,45 +69,38 @@ def network_of(model: Any) -> Network:
     return Network(theta, arch, (), classes, task, tuple(notes))
 
 
-def network_in(path: Path) -> Network | None:
-    """Return the network in a pickle, or None if the file holds none.
+def network_in(release: Release) -> Network | None:
+    """Return the network in a pickle, or None if the pickle holds none.
 
     Raises:
-        UnsafeFileError: if loading the file would run code or exhaust memory.
-        CheckpointError: if the file is an estimator of scikit-learn that is no network.
+        CheckpointError: If the pickle is another estimator of scikit-learn, or a damaged network.
     """
-    try:
-        release = open_release(path)
-        found = _network(release) if release.kind == "pickle" else None
-        alike = None if found is None or "coefs_" not in found.attributes else _alike(found)
-    except UnsafeFileError:
-        raise
-    except ResiduumError:
-        return None
-    if alike is None:
-        _refuse(path, release.content)
+    thing = _network(release)
+    if thing is None or "coefs_" not in thing.attributes:
+        _refuse(release)
         return None
     kinds = ("Scaler", "Transformer", "PCA")
     before = [thing.short for thing in _things(release) if thing.short.endswith(kinds)]
     steps = ", ".join(dict.fromkeys(before))
     note = f"the model file applies {steps} to samples before the network"
     try:
-        checkpoint = network_of(alike)
-        checkpoint.check_weights()
+        network = network_of(_alike(thing))
+        network.check_weights()
     except STRANGE as problem:
         raise CheckpointError(
-            f"A fitted MLPClassifier or MLPRegressor must be whole; {path.name!r} holds one that is not "
-            f"({type(problem).__name__}).",
+            f"A fitted MLPClassifier or MLPRegressor must be whole; {release.path.name!r} holds one that "
+            f"is not ({type(problem).__name__}).",
             "Save it again.",
         ) from problem
-    return checkpoint.replace(assumptions=(*checkpoint.assumptions, *([note] if before else [])))
+    return network.replace(assumptions=(*network.assumptions, *([note] if before else [])))
 
 
-def _refuse(path: Path, content: Any) -> None:
+def _refuse(release: Release) -> None:
     """Say which estimator it is, and what can be done with it."""
+    content = release.content
     if isinstance(content, Thing) and content.name.startswith("sklearn."):
         raise CheckpointError(
-            f"residuum attacks neural networks; {path.name[:80]!r} is a pickle of a "
+            f"residuum attacks neural networks; {release.path.name[:80]!r} is a pickle of a "
             f"{content.short[:60]}, for which it has no attack.",
             "Go by the findings of the scan alone, or train an MLPClassifier or MLPRegressor and audit that.",
         )

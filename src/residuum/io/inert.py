@@ -28,7 +28,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
 import numpy as np
@@ -84,11 +84,7 @@ UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, OSError, EOFEr
 PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
 
 
-class Storages(Protocol):
-    """Where the numbers of torch's tensors lie."""
-
-    def __call__(self, storage: Storage) -> bytes:
-        """All bytes of a storage."""
+Storages = Callable[[Storage], bytearray]  # returns the bytes of a storage of torch
 
 
 @dataclass(eq=False, slots=True)
@@ -511,7 +507,7 @@ class Reader(Machine):
         self._embedded[key] = numbers
         return Storage(key, storage.numel, storage.itemsize, storage.kind)
 
-    def _bytes_of(self, storage: Storage) -> bytes | memoryview:
+    def _bytes_of(self, storage: Storage) -> bytearray | memoryview:
         if storage.key in self._embedded:
             return self._embedded[storage.key]
         if self._storages_of is None:
@@ -541,7 +537,9 @@ class Reader(Machine):
             def numbers() -> Tensor:
                 if not view.storage.numel:
                     return torch.zeros(view.size, dtype=dtype)
-                whole = torch.frombuffer(bytearray(bytes_of(view.storage)), dtype=dtype)
+                raw = bytes_of(view.storage)
+                owned = raw if isinstance(raw, bytearray) else bytearray(raw)
+                whole = torch.frombuffer(owned, dtype=dtype)
                 return whole.as_strided(view.size, view.stride, view.offset).clone()
 
             read = numbers

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from residuum.errors import CheckpointError, ResiduumError
-from residuum.io.checkpoints import locate
+from residuum.errors import CheckpointError
 from residuum.io.estimators import moment_and_start
 from residuum.io.inert import Block
 from residuum.io.optimizer_state import MOMENTS, without_decay
-from residuum.io.release import (
-    Release,
-    open_release,
-    walk,
-)
+from residuum.io.release import Release
 from residuum.io.release_weights import flat, weights_of
+from residuum.io.tree import walk
 from residuum.networks.network import Network
 from residuum.records import Knowledge
 
@@ -34,9 +29,12 @@ class Beside:
     notes: tuple[str, ...] = ()
 
 
-def with_release(path: str | Path, checkpoint: Network, knowledge: Knowledge) -> Knowledge:
-    """The knowledge, and what the file itself grants: whoever has the weights has that as well."""
-    found = beside(path, checkpoint)
+def with_release(release: Release, checkpoint: Network, knowledge: Knowledge) -> Knowledge:
+    """Return the knowledge together with what the release itself holds.
+
+    Everybody who has the weights also has the optimizer state and the initial weights in the same file.
+    """
+    found = beside(release, checkpoint)
     facts: dict[str, Any] = {}
     if found.moment is not None and knowledge.moment is None:
         facts["moment"] = found.moment
@@ -46,12 +44,8 @@ def with_release(path: str | Path, checkpoint: Network, knowledge: Knowledge) ->
     return knowledge.replace(**facts, provenance=provenance) if facts else knowledge
 
 
-def beside(path: str | Path, checkpoint: Network) -> Beside:
-    """What lies beside the weights in the file that ``checkpoint`` was read from."""
-    try:
-        release = open_release(locate(path))
-    except ResiduumError:  # what could be read as weights and no further has nothing to add
-        return Beside()
+def beside(release: Release, checkpoint: Network) -> Beside:
+    """Return what the release of ``checkpoint`` holds next to the weights."""
     if release.kind == "pickle":
         return Beside(*moment_and_start(release))
     if release.kind != "torch":

@@ -7,11 +7,9 @@ from typing import Any
 from residuum.errors import CheckpointError
 from residuum.io.inert import Block, Thing
 from residuum.io.optimizer_state import FIRST, SECOND
-from residuum.io.release import (
-    AVERAGES,
-    Release,
-)
+from residuum.io.release import Release
 from residuum.io.state_dicts import MAX_DEPTH, WRAPPERS
+from residuum.io.tree import AVERAGES
 
 
 def weights_of(release: Release) -> dict[str, Any]:

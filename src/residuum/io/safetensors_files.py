@@ -1,8 +1,8 @@
 """Read safetensors files, after their header was checked.
 
 A file is 8 bytes with the length n (little endian), n bytes of JSON ``{name: {dtype, shape, data_offsets}}``,
-then the bytes of the tensors without gaps. Every entry must agree with the size of the file before the
-library maps a byte.
+then the bytes of the tensors without gaps. Every entry must agree with the size of the file before a
+number is read.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.inert import Block
 from residuum.io.pickles import MAX_DIMENSIONS
 from residuum.records.inputs import is_size
 
@@ -40,21 +40,45 @@ def sort_header(content: bytes) -> bytes:
 
 
 def read_safetensors(
-    path: Path, stream: BinaryIO, size: int, max_bytes: int
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of the file of ``size`` bytes at ``path``, open as ``stream``."""
-    header, metadata, _ = checked_header(stream, size, max_bytes)
-    try:
-        with safe_open(str(path), framework="pt", device="cpu") as archive:
-            return {name: archive.get_tensor(name) for name in header}, metadata
-    except (SafetensorError, RuntimeError, ValueError, TypeError, OSError) as problem:
-        _damaged(f"the library could not read it: {type(problem).__name__}", problem)
+    path: Path, stream: BinaryIO, size: int
+) -> tuple[dict[str, Block], dict[str, str]]:
+    """Return the tensors of a file by name, and its metadata. Numbers are read on demand.
+
+    Args:
+        path: The file.
+        stream: The same file, open.
+        size: Its bytes.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+        UnsafeFileError: If its header claims what the file does not hold.
+    """
+    header, metadata, start = checked_header(stream, size)
+
+    def block(entry: dict[str, Any]) -> Block:
+        dtype, shape = NUMBERS[entry["dtype"]], tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
+
+        def read() -> Tensor:
+            with path.open("rb") as again:
+                again.seek(start + begin)
+                raw = bytearray(end - begin)
+                if again.readinto(raw) != len(raw):
+                    raise ValueError("it ends before what it claims")
+            if not raw:
+                return torch.zeros(shape, dtype=dtype)
+            return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+
+        return Block(shape, str(dtype).removeprefix("torch."), read)
+
+    return {name: block(entry) for name, entry in header.items()}, metadata
 
 
-def checked_header(
-    stream: BinaryIO, size: int, max_bytes: int
-) -> tuple[dict[str, Any], dict[str, str], int]:
-    """Entries by tensor, known to fill the file, the metadata, and where the tensors' bytes begin."""
+def checked_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Return the entries by tensor, the metadata, and where the bytes of the tensors begin.
+
+    The entries are known to fill the file.
+    """
     header, start = _parse(stream, size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -68,7 +92,6 @@ def checked_header(
                 AGAIN,
             )
         end = over
-    _bound(end, max_bytes)
     if start + end != size:
         _damaged(f"its header describes {start + end} bytes and it has {size}")
     return header, metadata, start
@@ -109,14 +132,6 @@ def _span(name: str, entry: Any) -> tuple[int, int, int, str]:
             if dtype in NUMBERS and sizes:
                 return begin, end, math.prod(shape) * NUMBERS[dtype].itemsize, name
     _damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
-
-
-def _bound(claimed: int, max_bytes: int) -> None:
-    if claimed > max_bytes:
-        raise UnsafeFileError(
-            f"Weights may take {max_bytes} bytes; this file claims {claimed}.",
-            "Raise max_bytes for a large model.",
-        )
 
 
 def _damaged(why: str, cause: BaseException | None = None) -> NoReturn:

@@ -5,12 +5,14 @@ Clean tensors are dense, real, finite and own their memory. Names of wrappers ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.inert import Block, Thing
 from residuum.io.pickles import EXPORT
 from residuum.networks import (
     refuse_by_name,
@@ -25,29 +27,43 @@ MAX_TENSORS = 1000  # 500 layers; what recognises them looks at pairs
 MAX_SHARING = 4  # tied weights appear under several names, a memory bomb under thousands
 
 
-def find_state(content: Any) -> dict[str, Tensor]:
-    """The state dict in a loaded object: itself, or under one of the names in ``WRAPPERS``."""
+def find_state(content: Any) -> dict[str, Tensor | Block]:
+    """Return the state dict in what a file or a program holds: itself, or under one of ``WRAPPERS``.
+
+    Raises:
+        CheckpointError: If there is no dict of tensors.
+    """
     for _ in range(MAX_DEPTH):
         if not isinstance(content, dict):
             break
-        # By the class: a file can give the object an attribute named ``items``.
+        # By the class: an object in memory can have an attribute named ``items``.
         wrapper = next((k for k in WRAPPERS if isinstance(dict.get(content, k), dict)), None)
         if wrapper is None:
-            return {name: t for name, t in dict.items(content) if isinstance(t, Tensor)}
+            return {n: t for n, t in dict.items(content) if isinstance(t, Tensor | Block)}
         content = content[wrapper]
-    held = type(content).__name__
+    held = content.short if isinstance(content, Thing) else type(content).__name__
     raise CheckpointError(
         f"A checkpoint must hold a dict of tensors; this one holds a {held}.", EXPORT
     )
 
 
 def clean_state(
-    state: dict[str, Tensor], held: int | None = None
+    state: Mapping[str, Tensor | Block], held: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
-    """Checked float tensors of one dtype, the file's name for each, and what was converted.
+    """Check a state dict and read its tensors.
 
-    held: bytes of the file, which bounds what its tensors may take together; None for tensors that
-    are in memory already.
+    Args:
+        state: Tensors in memory, or blocks of a file, by name.
+        held: Bytes of the file, which limits what its tensors may take together. None for tensors that
+            are in memory already.
+
+    Returns:
+        Float tensors of one dtype by name, the file's name for each of them, and notes about what was
+        converted.
+
+    Raises:
+        CheckpointError: If the tensors are not the weights of a network.
+        UnsafeFileError: If the tensors claim more memory than the file holds.
     """
     if not state:
         raise CheckpointError("A checkpoint must hold tensors; this one has none.", EXPORT)
@@ -58,31 +74,28 @@ def clean_state(
                 f"{str(name)[:40]!r}.",
                 EXPORT,
             )
-    refuse_by_name(state)
-    for name, tensor in state.items():
-        _check_tensor(name, tensor)
+    shapes = {name: _described(value) for name, value in state.items()}
+    refuse_by_name(shapes)
+    for name, value in state.items():
+        _check_value(name, value)
     if len(state) > MAX_TENSORS:
         raise CheckpointError(
             f"A network may have {MAX_TENSORS} tensors; this one has {len(state)}.",
             "Save the weights of one network alone.",
         )
-    found = {t.dtype for t in state.values()}
-    dtype = torch.float64 if torch.float64 in found else torch.float32
+    kinds = {tensor.dtype for tensor in shapes.values()}
+    dtype = torch.float64 if torch.float64 in kinds else torch.float32
     to = f"weights converted to {dtype}".replace("torch.", "")
-    others = sorted(str(other).removeprefix("torch.") for other in found - {dtype})
+    others = sorted(str(other).removeprefix("torch.") for other in kinds - {dtype})
     notes = [f"{other} {to}" for other in others]
-    total = sum(t.numel() * dtype.itemsize for t in state.values())
+    total = sum(tensor.numel() * dtype.itemsize for tensor in shapes.values())
     if held is not None and total > MAX_SHARING * held:
         raise UnsafeFileError(
             f"Tensors may share memory {MAX_SHARING}-fold; these claim {total} of {held} bytes.",
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
         )
-    short = _strip_prefixes(list(state))
-    # Copies: tied weights and memory maps would make one tensor's change another's.
-    owned = {
-        short[name]: t.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
-        for name, t in state.items()
-    }
+    short = strip_prefixes(list(state))
+    owned = {short[name]: _owned(value, dtype) for name, value in state.items()}
     for name, tensor in owned.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(
@@ -92,8 +105,40 @@ def clean_state(
     return owned, {ours: name for name, ours in short.items()}, notes
 
 
+def _described(value: Tensor | Block) -> Tensor:
+    """Return a tensor of the same shape and dtype. That of a block holds no numbers."""
+    if isinstance(value, Tensor):
+        return value
+    dtype = getattr(torch, value.kind, None)
+    if not isinstance(dtype, torch.dtype):
+        dtype = torch.uint8  # objects and texts: refused by _check_value
+    return torch.empty(value.shape, dtype=dtype, device="meta")
+
+
+def _owned(value: Tensor | Block, dtype: torch.dtype) -> Tensor:
+    """Return the numbers in memory of their own. Else a change of tied weights would change two tensors."""
+    if isinstance(value, Block):
+        return value.tensor().to(dtype).contiguous()
+    return value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _check_value(name: str, value: Tensor | Block) -> None:
+    """Check that a value is a tensor of real numbers with entries."""
+    if isinstance(value, Tensor):
+        _check_tensor(name, value)
+    elif value.read is None or getattr(torch, value.kind, None) not in DTYPES:
+        raise CheckpointError(
+            f"Weights must be real floating-point tensors; {name!r} is {value.kind or 'no array'}.",
+            "Leave it out, or convert it with .float() before saving.",
+        )
+    elif value.numel == 0:
+        raise CheckpointError(
+            f"Weights need entries; {name!r} is empty.", "Save the network again."
+        )
+
+
 def _check_tensor(name: str, tensor: Tensor) -> None:
-    """A tensor that attacks can use, and that holds what it claims: an expanded one would claim any size."""
+    """Check that attacks can use a tensor, and that it holds what it claims."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(
             f"Weights must be dense tensors with data; {name!r} is not.",
@@ -116,8 +161,8 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         )
 
 
-def _strip_prefixes(names: list[str]) -> dict[str, str]:
-    """Each name without the prefixes that all of them share."""
+def strip_prefixes(names: list[str]) -> dict[str, str]:
+    """Return each name without the prefixes that all of them share."""
     short = dict(zip(names, names, strict=True))
     while prefix := next((p for p in PREFIXES if all(s.startswith(p) for s in short.values())), ""):
         short = {name: s.removeprefix(prefix) for name, s in short.items()}

@@ -1,118 +1,198 @@
-"""Read files of ``torch.save``, after everything they claim was checked.
+"""Read files of ``torch.save`` and TorchScript as trees of inert values.
 
-The checks allocate nothing that the file does not hold. Members of the archive are stored, not compressed,
-and do not overlap. The pickle is read as inert values (:mod:`.pickles`), and each storage must be in the
-file in full. Only then is ``torch.load(weights_only=True)`` called.
+The checks allocate nothing that the file does not hold. Members of an archive are stored, not compressed,
+and do not overlap. The pickle is read as inert values (:mod:`.inert`), and each storage must be in the
+file in full. Numbers are read when they are asked for, and their checksum is checked then.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
-import re
 import struct
 import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.io.pickles import EXPORT, LEGACY_MAGIC, MAX_PICKLE_BYTES, Machine
-from residuum.io.safetensors_files import AGAIN, _bound
+from residuum.io.inert import Reader
+from residuum.io.pickles import EXPORT, LEGACY_MAGIC, Storage
+from residuum.io.safetensors_files import AGAIN
+from residuum.io.streams import Source, open_source
 from residuum.records.inputs import MAX_GROWTH, open_zip
 
-# What torch raises on damaged files.
-UNREADABLE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
-ENDED = (EOFError, OSError, OverflowError, struct.error)
 ZIP_MAGIC = b"PK\x03\x04"
-PICKLE_MAGIC = b"\x80"
 LEGACY_PROTOCOL = 1001
-MEMBER = re.compile(r"(?P<archive>[^/\\\x00]+)/(?!.*\.\.)(?P<record>[\w./-]+)")
+MAX_DATA_PKL = 64 << 20  # bytes of the pickle in an archive, without the numbers
+LOCAL_HEADER = struct.Struct(
+    "<26x2H"
+)  # of a zip member: the lengths of its name and its extra field
+CHECKSUM = "The members of an archive must fit their checksums; {!r} does not."
+KEEP_CHECKSUMS = "Copy or save the file again, not under torch's set_crc32_options(False)."
 
 
-def read_zip(stream: BinaryIO, size: int) -> Any:
-    """The object in a zipped torch file of ``size`` bytes.
+@dataclass(frozen=True)
+class Pickled:
+    """What the pickle of a file holds, and what loading it would run.
 
-    Three readings: members against their checksums, which torch leaves out; the pickle by a machine
-    that knows a few words, to learn every storage it claims; torch itself with weights_only, once all
-    claims are met.
+    Attributes:
+        kind: torch, torchscript or pickle.
+        content: The tree of inert values.
+        unsafe: Calls of unknown functions, such as "call os.system".
+        foreign: Classes and functions of other packages that the pickle names.
+    """
+
+    kind: str
+    content: Any
+    unsafe: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+def read_archive(path: Path, stream: BinaryIO, size: int) -> Pickled:
+    """Read the zip archive of ``torch.save`` or TorchScript.
+
+    Args:
+        path: The file.
+        stream: The same file, open.
+        size: Its bytes.
+
+    Raises:
+        CheckpointError: If the archive is damaged or written by another library.
+        UnsafeFileError: If it claims more than it holds.
     """
     try:
         with open_zip(stream) as archive:
-            records = _check_members(archive, size)
-            if "data.pkl" not in records or records["data.pkl"].file_size > MAX_PICKLE_BYTES:
-                raise CheckpointError(
-                    f"A torch archive needs a data.pkl of at most {MAX_PICKLE_BYTES} bytes; "
-                    f"this archive holds {sorted(records)[:5]}.",
-                    EXPORT,
-                )
-            if damaged := archive.testzip():  # torch does not look
-                raise CheckpointError(
-                    f"The members of an archive must fit their checksums; {damaged!r} does not.",
-                    "Copy or save the file again, not under torch's set_crc32_options(False).",
-                )
-            content = archive.read(records["data.pkl"])
-    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, struct.error) as problem:
+            members = {member.filename: member for member in archive.infolist()}
+            _check_members(archive.infolist(), size)
+            folder = _folder(members, path.name)
+            content = _read_member(path, members.get(f"{folder}data.pkl"), MAX_DATA_PKL)
+            order = members.get(f"{folder}byteorder")
+            if order is not None and _read_member(path, order, 100) != b"little":
+                raise CheckpointError("Numbers must be little endian; these are not.", AGAIN)
+    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
         raise CheckpointError(
-            f"The file must be a complete zip archive; it is damaged ({problem}).", AGAIN
+            f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", AGAIN
         ) from problem
-    machine = Machine(len(content))
-    machine.run(io.BytesIO(content))
-    for storage in machine.storages.values():
-        record = records.get(f"data/{storage.key}")
-        held = record.file_size if record else 0
+
+    def member_of(storage: Storage) -> zipfile.ZipInfo | None:
+        places = (members.get(f"{folder}{part}/{storage.key}") for part in ("data", "constants"))
+        return next((member for member in places if member is not None), None)
+
+    def read_storage(storage: Storage) -> bytearray:
+        return _read_member(path, member_of(storage), storage.nbytes)
+
+    reader = Reader(len(content), read_last(read_storage))
+    tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
+    for storage in reader.storages.values():
+        member = member_of(storage)
+        held = member.file_size if member else 0
         if storage.nbytes != held:
             raise UnsafeFileError(
                 f"A storage must be in the file in full; {storage.key[:80]!r} claims "
                 f"{storage.nbytes} bytes and {held} are there.",
                 AGAIN,
             )
-    stream.seek(0)
-    return _load(stream)
+    kind = "torchscript" if f"{folder}constants.pkl" in members else "torch"
+    return Pickled(kind, tree, tuple(reader.unsafe), tuple(reader.foreign))
 
 
-def read_legacy(stream: BinaryIO, size: int, max_bytes: int) -> Any:
-    """The object in a torch file of the time before zip: five pickles, then the storages.
+def read_pickle(
+    path: Path, stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None = None
+) -> Pickled:
+    """Read one pickle, or the five pickles of torch's legacy format before its storages.
 
-    The storages follow in the order of the last pickle, each with its length before it; all must be
-    there in full before torch is let at the file.
+    Args:
+        path: The file.
+        stream: The same file, open.
+        size: Its bytes.
+        unpacker: Makes the decompressor of a packed file.
     """
-    stream.seek(0)
-    head = io.BytesIO(stream.read(MAX_PICKLE_BYTES))
-    machine = Machine(min(size, MAX_PICKLE_BYTES))
-    if machine.run(head) != LEGACY_MAGIC or machine.run(head) != LEGACY_PROTOCOL:
-        raise CheckpointError("A pickle must come from torch.save; this one does not.", EXPORT)
-    machine.run(head)  # what the writing machine was like
-    machine.run(head)
-    keys = machine.run(head)
+    starts: dict[str, int] = {}
+
+    def read_storage(storage: Storage) -> bytearray:
+        raw = bytearray(storage.nbytes)
+        with path.open("rb") as again:
+            again.seek(starts[storage.key])
+            if again.readinto(raw) != len(raw):
+                raise ValueError("it ends before what it claims")
+        return raw
+
+    reader = Reader(size, read_last(read_storage))
+    source: Any = open_source(stream, size, unpacker)
+    content, kind = reader.run(source), "pickle"
+    if content == LEGACY_MAGIC and unpacker is None:
+        kind = "torch"
+        if reader.run(source) != LEGACY_PROTOCOL:
+            raise CheckpointError("A pickle must come from torch.save; this one does not.", EXPORT)
+        reader.run(source)  # what the writing machine was like
+        content = reader.run(source)
+        starts |= _storage_positions(reader.run(source), reader.storages, stream, size)
+    unsafe = [*reader.unsafe]
+    if reader.has_joblib_arrays:
+        unsafe += _run_without_joblib(open_source(stream, size, unpacker), size)
+    return Pickled(kind, content, tuple(dict.fromkeys(unsafe)), tuple(reader.foreign))
+
+
+def read_last(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
+    """Return ``read`` with a memory of its last result, because tensors often share one storage."""
+    last: list[tuple[Storage, bytearray]] = []
+
+    def remember(storage: Storage) -> bytearray:
+        if not last or last[0][0] != storage:
+            last.clear()  # before the next one is read, so that two are never held
+            last.append((storage, read(storage)))
+        return last[0][1]
+
+    return remember
+
+
+def _storage_positions(
+    keys: Any, storages: dict[str, Storage], stream: BinaryIO, size: int
+) -> dict[str, int]:
+    """Return where each storage of a legacy file begins. Each has its length in front of it."""
     listed = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    if not listed or sorted(keys) != sorted(machine.storages):
+    if not listed or sorted(keys) != sorted(storages):
         raise CheckpointError("The file must list the storages it refers to; it does not.", AGAIN)
-    _bound(sum(storage.nbytes for storage in machine.storages.values()), max_bytes)
-    stream.seek(head.tell())
+    starts = {}
     for key in keys:
-        storage = machine.storages[key]
+        storage = storages[key]
         numel = int.from_bytes(stream.read(8), "little")
-        if numel != storage.numel or stream.tell() + storage.nbytes > size:
-            said = f"Storage {key!r} must hold {storage.nbytes} bytes; the file ends before."
-            raise CheckpointError(said, AGAIN)
+        starts[key] = stream.tell()
+        if numel != storage.numel or starts[key] + storage.nbytes > size:
+            raise CheckpointError(
+                f"Storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends before.",
+                AGAIN,
+            )
         stream.seek(storage.nbytes, io.SEEK_CUR)
-    stream.seek(0)
-    return _load(io.BytesIO(stream.read()))  # torch would first parse an open file as a tar
+    return starts
 
 
-def _check_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """Members by record name; refuses compression, overlaps and names that two readers differ on."""
-    members = archive.infolist()
-    refuse_other_archives([member.filename for member in members])
-    if any(member.filename.endswith("/constants.pkl") for member in members):
-        raise CheckpointError(
-            "A checkpoint holds weights; this is a TorchScript program.",
-            "If you trust it, save its weights alone: "
-            "torch.save(torch.jit.load(path).state_dict(), 'weights.pt').",
-        )
+def _run_without_joblib(source: Source, size: int) -> list[str]:
+    """List what ``pickle.load`` would run in a file of joblib.
+
+    ``pickle.load`` does not know the numbers that follow an array and takes them for instructions.
+    """
+    reader = Reader(size, joblib=False)
+    try:
+        reader.run(source)  # type: ignore[arg-type]
+    except CheckpointError:  # as with every honest file: numbers are no instructions
+        return []
+    except UnsafeFileError:
+        if not reader.unsafe:  # more work than a file may ask for
+            raise
+    return [*reader.unsafe]
+
+
+def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
+    """Refuse archives of other libraries, bombs, and names that two readers would take differently."""
+    names = [member.filename for member in members]
+    refuse_other_archives(names)
+    if len({name.casefold() for name in names}) != len(names):
+        raise UnsafeFileError("A torch archive has distinct names.", EXPORT)
     total = sum(member.file_size for member in members)
-    is_packed = any(m.compress_type != zipfile.ZIP_STORED for m in members)
+    is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
     if total > size or is_packed:
         is_bomb = total > MAX_GROWTH * size or not is_packed  # unpacked members must not overlap
         raise (UnsafeFileError if is_bomb else CheckpointError)(
@@ -120,20 +200,52 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.Zip
             f"claims to unpack to {total}.",
             "Write it with torch.save.",
         )
-    names = [MEMBER.fullmatch(member.filename) for member in members]
-    folders = {match["archive"] for match in names if match}
-    distinct = {member.filename.casefold() for member in members}
-    if None in names or len(folders) != 1 or len(distinct) != len(members):
-        rule = "A torch archive has one folder of distinct plain names"
-        raise UnsafeFileError(f"{rule}; this one has duplicate or odd names.", EXPORT)
-    return {match["record"]: m for match, m in zip(names, members, strict=True) if match}
+
+
+def _folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
+    """Return the one folder of an archive, with its slash."""
+    pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise CheckpointError(
+            f"A torch archive holds one data.pkl in its one folder; {file!r} does not.",
+            "Write it with torch.save.",
+        )
+    return pickles[0].removesuffix("data.pkl")
+
+
+def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:
+    """Return the bytes of a stored member, checked against its checksum.
+
+    The position comes from the directory that was read before. Opening the archive again for each of a
+    thousand tensors would parse that directory a thousand times.
+    """
+    if member is None:
+        raise ValueError("a member of the archive is missing")
+    if member.file_size > limit:
+        raise UnsafeFileError(
+            f"{member.filename[:80]!r} in a torch archive may have {limit} bytes; it has "
+            f"{member.file_size}.",
+            "Write it with torch.save.",
+        )
+    raw = bytearray(member.file_size)
+    with path.open("rb") as stream:
+        stream.seek(member.header_offset)
+        header = stream.read(LOCAL_HEADER.size)
+        if len(header) < LOCAL_HEADER.size or not header.startswith(ZIP_MAGIC):
+            raise zipfile.BadZipFile("a member does not begin where the directory says")
+        stream.seek(sum(LOCAL_HEADER.unpack(header)), io.SEEK_CUR)
+        if stream.readinto(raw) != len(raw):
+            raise zipfile.BadZipFile("a member ends before what it claims")
+    if zlib.crc32(raw) != member.CRC:
+        raise CheckpointError(CHECKSUM.format(member.filename[:80]), KEEP_CHECKSUMS)
+    return raw
 
 
 def refuse_other_archives(names: list[str]) -> None:
     """Refuse zip archives that other libraries write, each with what to do.
 
     Raises:
-        CheckpointError: if the archive is not one of ``torch.save`` or TorchScript.
+        CheckpointError: If the archive is not one of ``torch.save`` or TorchScript.
     """
     if any(name.endswith("/data.pkl") for name in names):
         return
@@ -155,17 +267,3 @@ def refuse_other_archives(names: list[str]) -> None:
         what = "an archive of skops"
         remedy = "If you trust it, load it with skops.io.load and save it with joblib.dump."
     raise CheckpointError(f"residuum reads zip archives of torch.save; this is {what}.", remedy)
-
-
-def _load(stream: BinaryIO) -> Any:
-    """torch's own reader with weights_only, after the file was checked; its many errors become two of
-    ours.
-    """
-    try:
-        return torch.load(stream, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as problem:
-        rule = "A checkpoint must load with weights_only=True; torch refused this one."
-        raise CheckpointError(rule, EXPORT) from problem
-    except (*UNREADABLE, *ENDED) as problem:
-        said = f"torch must be able to read the file; it could not ({type(problem).__name__})."
-        raise CheckpointError(said, AGAIN) from problem

@@ -16,16 +16,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from residuum.errors import CheckpointError, InputError, UnsafeFileError
-from residuum.io.checkpoints import DEFAULT_MAX_BYTES, _read, locate
+from residuum.io.inert import Block
 from residuum.io.modules import checkpoint_from_module
-from residuum.io.state_dicts import _strip_prefixes, find_state
+from residuum.io.release import Release, open_release
+from residuum.io.state_dicts import find_state, strip_prefixes
 from residuum.networks.network import Network
 
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def load_with_code(
-    path: str | Path, factory: str, shape: tuple[int, ...] | None, *, trusted: bool
+    path: str | Path | Release, factory: str, shape: tuple[int, ...] | None, *, trusted: bool
 ) -> Network:
     """The weights in a file, in the network that ``factory`` makes.
 
@@ -38,7 +39,7 @@ def load_with_code(
     return checkpoint_from_module(network, shape_if_kept=shape)
 
 
-def start_of(path: str | Path, checkpoint: Network) -> dict[str, Tensor]:
+def start_of(path: str | Path | Release, checkpoint: Network) -> dict[str, Tensor]:
     """Initial weights of a network that is kept as given, from a file of its state dict."""
     assert checkpoint.live is not None
     network = copy.deepcopy(checkpoint.live)
@@ -81,11 +82,14 @@ def made(factory: str, *, trusted: bool) -> nn.Module:
     return network
 
 
-def _fitting(path: str | Path, network: nn.Module) -> dict[str, Tensor]:
+def _fitting(path: str | Path | Release, network: nn.Module) -> dict[str, Tensor]:
     """The file's tensors under the network's names, buffers too, or what does not fit."""
-    state = find_state(_read(locate(path), DEFAULT_MAX_BYTES)[0])
-    short = _strip_prefixes(list(state))
-    own = {short[name]: t for name, t in state.items()}
+    state = find_state(open_release(path).content)
+    short = strip_prefixes(list(state))
+    own = {
+        short[name]: value.tensor() if isinstance(value, Block) else value
+        for name, value in state.items()
+    }
     wanted = network.state_dict()
     missing, beyond = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
     both = sorted(wanted.keys() & own.keys())

@@ -40,8 +40,9 @@ from torch import Tensor
 from residuum.errors import CheckpointError
 from residuum.io.adapters import WRAPPED, adapter_pairs, change_of
 from residuum.io.inert import Block
-from residuum.io.release import LONGEST, Release
+from residuum.io.release import Release
 from residuum.io.release_weights import flat, weights_of
+from residuum.io.tree import LONGEST
 from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)

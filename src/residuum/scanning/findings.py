@@ -39,15 +39,9 @@ from residuum.io.adapters import adapter_pairs
 from residuum.io.estimators import NETWORKS, proved_start
 from residuum.io.inert import Block, Thing, key_of
 from residuum.io.optimizer_state import FIRST, SECOND
-from residuum.io.release import (
-    LONGEST,
-    OPTIMISERS,
-    Place,
-    Release,
-    joined,
-    walk,
-)
+from residuum.io.release import Release
 from residuum.io.release_weights import weights_of
+from residuum.io.tree import LONGEST, OPTIMISERS, Place, joined, walk
 from residuum.io.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, tree_model
 from residuum.records import Record
 from residuum.records.inputs import is_size

@@ -33,7 +33,8 @@ from residuum.attacks.registry import ATTACKS
 from residuum.attacks.run import resolve
 from residuum.attacks.stationarity.attack import prepare
 from residuum.errors import InputError, require_known
-from residuum.io.checkpoints import as_checkpoint, weights_hash
+from residuum.io.checkpoints import as_network
+from residuum.io.release import open_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, write_atomic, write_json
 from residuum.records.inputs import samples_file
@@ -97,10 +98,10 @@ def sweep(
     storage: a database's URL as Optuna takes it, by default a journal in ``out``.
     """
     require_known(engine, ENGINES, "No engine")
-    released, knowledge = as_checkpoint(model, arch), knowledge or Knowledge()
+    release = open_release(model) if isinstance(model, str | Path) else None
+    released, knowledge = as_network(release or model, arch), knowledge or Knowledge()
     plan, resources = plan or Plan(), resources or Resources()
-    named = isinstance(model, str | Path)
-    hashed = {"checkpoint_sha256": weights_hash(str(model))} if named else {}
+    hashed = {} if release is None else {"checkpoint_sha256": release.sha256}
     request = {**hashed, "arch": released.arch}
     config = resolve(released, knowledge, plan.config)
     _check(released, knowledge, config)
@@ -120,7 +121,7 @@ def sweep(
         driver = Driver(plan, task, folder, study, resources, watch)
         driver.run(engine, stack)
         done = driver.result(request, engine)
-        subject = Path(str(model)).name if named else released.arch
+        subject = Path(str(model)).name if release else released.arch
         _write(out, done, request, subject)
         if data is not None and done.found is not None:
             train = _samples(data, "train.npz")

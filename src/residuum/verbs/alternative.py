@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from residuum.errors import require_known
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Dataset, write_atomic, write_json
 from residuum.records.inputs import write_npz
@@ -85,7 +85,7 @@ def alternatives(
     require_known(direction, DIRECTIONS, "No direction")
     if out is not None:
         refuse_foreign(Path(out), "alternatives", {SUMMARY})
-    released = as_checkpoint(model, arch)
+    released = as_network(model, arch)
     task = released.task if task == "auto" and released.task else task
     given = KKTSet.of(released.module, data.x, data.y, task=task)
     if merge:

@@ -14,7 +14,8 @@ from residuum.attacks.base import Watcher
 from residuum.errors import InputError, require_known
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
-from residuum.io.checkpoints import load_checkpoint, weights_hash
+from residuum.io.checkpoints import load_checkpoint
+from residuum.io.release import Release, locate
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores, rundir, same
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
@@ -69,10 +70,10 @@ class AttackRun(RunDir):
         return found
 
 
-def request_of(path: Path, released: Network, config: AttackConfig) -> dict[str, Any]:
+def request_of(release: Release, released: Network, config: AttackConfig) -> dict[str, Any]:
     """All that was asked for, but the wall clock: what decides whether two attacks are the same."""
     settings = {name: value for name, value in config.to_json().items() if name != "seconds"}
-    return {"settings": settings, "arch": released.arch, "checkpoint_sha256": weights_hash(path)}
+    return {"settings": settings, "arch": released.arch, "checkpoint_sha256": release.sha256}
 
 
 def load_run(out: Path) -> Reconstruction:
@@ -94,7 +95,7 @@ def asked_for(out: Path) -> dict[str, Any]:
 def attacked_other(checkpoint: Path, out: Path) -> bool:
     """Whether the folder is known to be of an attack on another checkpoint."""
     attacked = asked_for(out).get("checkpoint_sha256")  # unknown where there is no attack.json
-    return attacked is not None and attacked != weights_hash(checkpoint)
+    return attacked is not None and attacked != sha256(locate(checkpoint))
 
 
 def score_run(

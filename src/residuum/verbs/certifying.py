@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from residuum.attacks.stationarity.solution import Solution, best_residual, solution
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Certificate, Dataset, Reconstruction, Uniqueness
 from residuum.records.base import plain
@@ -74,7 +74,7 @@ def kkt(
     out: Path | None,
 ) -> tuple[Certificate, str]:
     """How close a checkpoint is to a KKT point on samples of a file, and what that is of."""
-    released = as_checkpoint(checkpoint, arch)
+    released = as_network(checkpoint, arch)
     given = Dataset.from_npz(own_data(checkpoint, data))
     task = released.task if task == "auto" and released.task else task
     how: dict[str, Any] = {"rivals": rivals, "kink_tolerance": kink_tolerance, "task": task}
@@ -120,7 +120,7 @@ def certified(
 ) -> Certified:
     """:func:`uniqueness` with all that belongs to it; say: told the cost before the work."""
     part = found if isinstance(found, Reconstruction) else load_run(Path(found))
-    released = as_checkpoint(model, arch)
+    released = as_network(model, arch)
     network = released.double_module
     chosen = solution(network, part, candidates)
     box = part.knowledge.box(chosen.x[0])

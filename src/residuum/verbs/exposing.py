@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from residuum.datasets.given import both
 from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import whole_pool
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
+from residuum.io.release import Release, open_release
 from residuum.io.release_knowledge import with_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Exposure, Knowledge, Reconstruction, read_npz
@@ -110,9 +111,10 @@ def exposure(
     if records is None:
         raise InputError("Exposure needs the training records; got none.", "Pass data=(x, y).")
     data = records
-    released = as_checkpoint(model, arch, shape=data.shape)
-    if isinstance(model, str | Path):
-        knowledge = with_release(model, released, knowledge)
+    release = open_release(model) if isinstance(model, str | Path | Release) else None
+    released = as_network(release or model, arch, shape=data.shape)
+    if release is not None:
+        knowledge = with_release(release, released, knowledge)
     attack = load_run(Path(found)) if isinstance(found, str | Path) else found
     candidates = None if attack is None else whole_pool(attack).x
     if isinstance(canaries, str | Path):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from residuum.attacks.exact import polynomial as attacks
-from residuum.io.checkpoints import as_checkpoint
+from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Dataset, make_directory, write_atomic, write_json
 from residuum.records.results import Identification
@@ -40,7 +40,7 @@ def identify(
     out: folder for samples, figures and a picture.
     """
     known: dict[str, Any] = {"rank": rank, "norm": norm, "augmented": augmented}
-    found = attacks.identify(as_checkpoint(model, arch), activation, **known, data=data, seed=seed)
+    found = attacks.identify(as_network(model, arch), activation, **known, data=data, seed=seed)
     if out is not None:
         folder = make_directory(out)
         write_atomic(folder / ".gitignore", "*\n")  # samples are private

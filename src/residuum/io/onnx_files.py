@@ -1,0 +1,58 @@
+"""Read the initializers of ONNX graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
+from residuum.io.inert import Block
+from residuum.io.safetensors_files import AGAIN
+from residuum.io.streams import MAX_PICKLED
+
+
+def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
+    """Return the initializers of a graph by name, and its metadata.
+
+    Numbers in other files are not followed.
+
+    Raises:
+        MissingExtraError: If the package onnx is not installed.
+        UnsafeFileError: If the file is too large.
+        CheckpointError: If the file is no ONNX graph.
+    """
+    try:
+        import onnx
+        from onnx import numpy_helper
+    except ImportError:
+        raise MissingExtraError(
+            "An ONNX graph needs the extra 'onnx'; it is not installed.",
+            'In a clone of residuum: pip install ".[onnx]"',
+        ) from None
+    if path.stat().st_size > MAX_PICKLED:
+        raise UnsafeFileError(f"{path.name!r} is larger than {MAX_PICKLED} bytes.", "Split it.")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as problem:  # protobuf's own errors have no common base
+        raise CheckpointError(
+            f"{path.name!r} must be an ONNX graph; it cannot be read ({type(problem).__name__}).",
+            AGAIN,
+        ) from problem
+
+    def block(tensor: Any) -> Block:
+        def read() -> Tensor:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                raise ValueError("its numbers are in another file")
+            return torch.from_numpy(numpy_helper.to_array(tensor).copy())
+
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        return Block(
+            tuple(tensor.dims), {"float": "float32", "double": "float64"}.get(kind, kind), read
+        )
+
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    metadata |= {k: v for k in ("producer_name", "doc_string") if (v := getattr(model, k, ""))}
+    return {tensor.name: block(tensor) for tensor in model.graph.initializer}, metadata
