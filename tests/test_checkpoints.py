@@ -692,8 +692,8 @@ def test_only_finite_dense_real_tensors(tmp_path: Path, name: str) -> None:
 
 def test_subclasses_and_batch_norm(tmp_path: Path) -> None:
     buffer = nn.Buffer(torch.ones(1, 2))
-    with pytest.raises((CheckpointError, UnsafeFileError)):
-        load_checkpoint(write_torch(tmp_path / "b.pt", {"w": buffer.as_subclass(Marked)}))
+    marked = load_checkpoint(write_torch(tmp_path / "b.pt", {"w": buffer.as_subclass(Marked)}))
+    assert type(marked.theta["layers.0.weight"]) is Tensor
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     with pytest.raises(CheckpointError, match=r"batch norm \('1.running_mean' .* and 2 more"):
         load_checkpoint(write_torch(tmp_path / "m.pt", model.state_dict()), "mlp:3-4-1")
@@ -766,7 +766,7 @@ def test_files_that_are_not_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("a,b,c\n1,2,3\n" * 10)
     (tmp_path / "noise.pt").write_bytes(b"\x80" + os.urandom(300))
     (tmp_path / "net.onnx").write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x05" + bytes(40))
-    with pytest.raises(CheckpointError, match=r"is an ONNX graph.* torch\.save\(model\.state_dict"):
+    with pytest.raises(CheckpointError, match="must be an ONNX graph"):
         load_checkpoint(tmp_path / "net.onnx")
     os.mkfifo(tmp_path / "pipe")
     for name in ("empty", "text.pt", "noise.pt", "missing.pt", "pipe", "."):
@@ -940,14 +940,14 @@ def test_any_other_module_is_kept_as_given(name: str, tmp_path: Path) -> None:
         checkpoint.copy_module(torch.float64)(x.double()), own.double()(x.double())
     )
     assert same(checkpoint.theta, {n: p.detach().float() for n, p in model.named_parameters()})
-    next(iter(checkpoint.theta.values())).zero_()
-    assert not next(checkpoint.copy_module().parameters()).any()
+    zeros = checkpoint.replace(theta={n: torch.zeros_like(t) for n, t in checkpoint.theta.items()})
+    assert not next(zeros.copy_module().parameters()).any()
     assert next(model.parameters()).any()
     with pytest.raises(ArchitectureError, match="kept as given; a file holds its weights, not the"):
         load_checkpoint(save_checkpoint(checkpoint, tmp_path / "m"))
     back = Network.load(checkpoint.save(tmp_path / "record"))
-    assert back.module is None
-    assert same(back, checkpoint.replace(module=None))
+    assert back.live is None
+    assert same(back, checkpoint.replace(live=None))
 
 
 def test_weights_that_two_layers_share_stay_shared() -> None:

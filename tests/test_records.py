@@ -261,6 +261,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "Inspection": lambda: Inspection(
         "mlp:3-1",
         (3,),
+        3,
         1,
         (ParameterSummary("w", (1, 3), 3, 1.0),),
         3,
@@ -309,7 +310,8 @@ RECORDS: dict[str, Callable[[], Record]] = {
 
 
 def test_every_record_has_an_example() -> None:
-    homes = tuple(f"residuum.{home}." for home in ("records", "checkpoints", "training", "attacks"))
+    packages = ("records", "networks", "surfaces", "training", "attacks")
+    homes = (*(f"residuum.{name}." for name in packages), "residuum.scanning.findings")
     known = {name for name, kind in Record.known.items() if kind.__module__.startswith(homes)}
     assert known == set(RECORDS)
 

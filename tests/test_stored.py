@@ -102,7 +102,7 @@ def test_sparse_records_are_compared_as_well(
         assert found.attacks[0].recovered == N
     wrong = model._fit_X
     wrong.indices = wrong.indices + 10**6  # beyond the columns: not read outside of memory
-    kept = stored_in(saved(model, tmp_path / "m.pkl"))
+    kept = stored_in(open_release(saved(model, tmp_path / "m.pkl")))
     assert kept is not None
     assert kept.kept[0].records is None
 
@@ -172,7 +172,7 @@ def test_damaged_records_are_an_error_that_says_so_or_said_to_be_there(
     raw, numbers = (tmp_path / "m.pt").read_bytes(), held.numpy().tobytes()
     assert numbers in raw
     (tmp_path / "m.pt").write_bytes(raw.replace(numbers, b"\1" + numbers[1:]))  # no longer its sum
-    kept = stored_in(tmp_path / "m.pt")
+    kept = stored_in(open_release(tmp_path / "m.pt"))
     assert kept is not None
     assert (kept.count, kept.kept[0].records) == (N, None)
     block = open_release(tmp_path / "m.pt").content["X_train"]
@@ -189,7 +189,7 @@ def test_a_parameter_is_no_record_whatever_it_is_called(tmp_path: Path) -> None:
 
     torch.save(Named().state_dict(), tmp_path / "m.pt")
     assert rs.audit(tmp_path / "m.pt", budget=2, steps=5).exit_code == 3
-    assert stored_in(tmp_path / "m.pt") is not None  # its name alone says so
+    assert stored_in(open_release(tmp_path / "m.pt")) is not None  # its name alone says so
 
 
 def test_the_command_writes_every_artifact_and_repeats_itself(

@@ -21,14 +21,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import refusal
 from residuum.io.onnx_files import read_onnx
 from residuum.io.safetensors_files import read_safetensors
-from residuum.io.streams import MAX_PICKLED, UNPACKERS
+from residuum.io.streams import UNPACKERS
 from residuum.io.torch_files import ZIP_MAGIC, Pickled, read_archive, read_pickle
 from residuum.records.rundir import sha256
 
@@ -148,7 +149,7 @@ def is_release(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def _opened(path: Path, stream: BinaryIO, size: int) -> Release:
+def _opened(path: Path, stream: BufferedReader, size: int) -> Release:
     """Choose the reader by the first bytes, because people name files as they like."""
     head = stream.read(16)
     stream.seek(0)
@@ -168,10 +169,6 @@ def _opened(path: Path, stream: BinaryIO, size: int) -> Release:
     )
     has_first_byte = head[:1] != b"" and head[:1] in FIRST_BYTES and path.suffix in PICKLES
     if head.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
-        if size > MAX_PICKLED:
-            raise UnsafeFileError(
-                f"A pickle may have {MAX_PICKLED} bytes; {path.name!r} has {size}.", "Split it."
-            )
         return _from_pickled(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
         f"A release is a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "

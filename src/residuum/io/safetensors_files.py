@@ -20,6 +20,7 @@ from residuum.io.inert import Block
 from residuum.io.pickles import MAX_DIMENSIONS
 from residuum.records.inputs import is_size
 
+MAX_CLAIMED = 64 << 30  # bytes of the tensors of one file
 MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
 NUMBERS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NUMBERS |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
@@ -92,6 +93,10 @@ def checked_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[st
                 AGAIN,
             )
         end = over
+    if end > MAX_CLAIMED:
+        raise UnsafeFileError(
+            f"Tensors may take {MAX_CLAIMED} bytes; this header claims {end}.", AGAIN
+        )
     if start + end != size:
         _damaged(f"its header describes {start + end} bytes and it has {size}")
     return header, metadata, start

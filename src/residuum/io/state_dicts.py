@@ -13,7 +13,7 @@ from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import Block, Thing
-from residuum.io.pickles import EXPORT
+from residuum.io.pickles import EXPORT, UNSUPPORTED
 from residuum.networks import (
     refuse_by_name,
 )
@@ -39,12 +39,24 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
         # By the class: an object in memory can have an attribute named ``items``.
         wrapper = next((k for k in WRAPPERS if isinstance(dict.get(content, k), dict)), None)
         if wrapper is None:
+            _refuse_unsupported(content)
             return {n: t for n, t in dict.items(content) if isinstance(t, Tensor | Block)}
         content = content[wrapper]
     held = content.short if isinstance(content, Thing) else type(content).__name__
     raise CheckpointError(
         f"A checkpoint must hold a dict of tensors; this one holds a {held}.", EXPORT
     )
+
+
+def _refuse_unsupported(state: dict[Any, Any]) -> None:
+    """Refuse tensors that are not dense arrays of real numbers."""
+    for name, value in dict.items(state):
+        if isinstance(value, Thing) and value.name in UNSUPPORTED:
+            raise CheckpointError(
+                f"Weights must be dense tensors of real numbers; {str(name)[:80]!r} is "
+                f"{UNSUPPORTED[value.name]}.",
+                "Convert it before saving, e.g. with .to_dense() or .dequantize().",
+            )
 
 
 def clean_state(

@@ -8,6 +8,8 @@ file in full. Numbers are read when they are asked for, and their checksum is ch
 from __future__ import annotations
 
 import io
+import pickle
+import re
 import struct
 import zipfile
 import zlib
@@ -20,15 +22,17 @@ from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import Reader
 from residuum.io.pickles import EXPORT, LEGACY_MAGIC, Storage
 from residuum.io.safetensors_files import AGAIN
-from residuum.io.streams import Source, open_source
+from residuum.io.streams import MAX_PICKLED, Source, open_source
 from residuum.records.inputs import MAX_GROWTH, open_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_PROTOCOL = 1001
+LEGACY_HEAD = pickle.dumps(LEGACY_MAGIC, protocol=2)
 MAX_DATA_PKL = 64 << 20  # bytes of the pickle in an archive, without the numbers
 LOCAL_HEADER = struct.Struct(
     "<26x2H"
 )  # of a zip member: the lengths of its name and its extra field
+MEMBER = re.compile(r"(?P<folder>[^/\\\x00]+)/(?!.*\.\.)[\w./-]+")
 CHECKSUM = "The members of an archive must fit their checksums; {!r} does not."
 KEEP_CHECKSUMS = "Copy or save the file again, not under torch's set_crc32_options(False)."
 
@@ -99,7 +103,7 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> Pickled:
 
 
 def read_pickle(
-    path: Path, stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None = None
+    path: Path, stream: io.BufferedReader, size: int, unpacker: Callable[[], Any] | None = None
 ) -> Pickled:
     """Read one pickle, or the five pickles of torch's legacy format before its storages.
 
@@ -119,10 +123,15 @@ def read_pickle(
                 raise ValueError("it ends before what it claims")
         return raw
 
+    is_legacy = unpacker is None and stream.peek(len(LEGACY_HEAD)).startswith(LEGACY_HEAD)
+    if size > MAX_PICKLED and not is_legacy:  # whose numbers stay in the file
+        raise UnsafeFileError(
+            f"A pickle may have {MAX_PICKLED} bytes; {path.name!r} has {size}.", "Split it."
+        )
     reader = Reader(size, read_last(read_storage))
     source: Any = open_source(stream, size, unpacker)
     content, kind = reader.run(source), "pickle"
-    if content == LEGACY_MAGIC and unpacker is None:
+    if is_legacy:
         kind = "torch"
         if reader.run(source) != LEGACY_PROTOCOL:
             raise CheckpointError("A pickle must come from torch.save; this one does not.", EXPORT)
@@ -158,6 +167,12 @@ def _storage_positions(
     starts = {}
     for key in keys:
         storage = storages[key]
+        if storage.nbytes > size:
+            raise UnsafeFileError(
+                f"A storage must be in the file in full; {key[:80]!r} claims {storage.nbytes} bytes of "
+                f"{size}.",
+                AGAIN,
+            )
         numel = int.from_bytes(stream.read(8), "little")
         starts[key] = stream.tell()
         if numel != storage.numel or starts[key] + storage.nbytes > size:
@@ -187,18 +202,22 @@ def _run_without_joblib(source: Source, size: int) -> list[str]:
 
 def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
     """Refuse archives of other libraries, bombs, and names that two readers would take differently."""
-    names = [member.filename for member in members]
-    refuse_other_archives(names)
-    if len({name.casefold() for name in names}) != len(names):
-        raise UnsafeFileError("A torch archive has distinct names.", EXPORT)
+    refuse_other_archives([member.filename for member in members])
     total = sum(member.file_size for member in members)
-    is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    if total > size or is_packed:
-        is_bomb = total > MAX_GROWTH * size or not is_packed  # unpacked members must not overlap
-        raise (UnsafeFileError if is_bomb else CheckpointError)(
-            f"A torch archive stores its members uncompressed and apart; this one of {size} bytes "
-            f"claims to unpack to {total}.",
+    stored = sum(m.file_size for m in members if m.compress_type == zipfile.ZIP_STORED)
+    if stored > size or total > MAX_GROWTH * size:
+        raise UnsafeFileError(
+            f"A torch archive stores its members apart from each other; this one of {size} bytes claims "
+            f"to unpack to {total}.",
             "Write it with torch.save.",
+        )
+    names = [MEMBER.fullmatch(member.filename) for member in members]
+    folders = {match["folder"] for match in names if match}
+    distinct = {member.filename.casefold() for member in members}
+    if None in names or len(folders) != 1 or len(distinct) != len(members):
+        raise UnsafeFileError(
+            "A torch archive has one folder of distinct plain names; this one has duplicate or odd names.",
+            EXPORT,
         )
 
 
@@ -219,8 +238,11 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
     The position comes from the directory that was read before. Opening the archive again for each of a
     thousand tensors would parse that directory a thousand times.
     """
-    if member is None:
-        raise ValueError("a member of the archive is missing")
+    if member is None or member.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointError(
+            "A torch archive stores its members uncompressed; one is missing or compressed.",
+            "Write it with torch.save.",
+        )
     if member.file_size > limit:
         raise UnsafeFileError(
             f"{member.filename[:80]!r} in a torch archive may have {limit} bytes; it has "
