@@ -20,8 +20,8 @@ from PIL import Image
 from safetensors.torch import save
 
 from residuum.io.checkpoints import save_checkpoint
-from residuum.io.pickles import LEGACY_MAGIC
-from residuum.io.torch_files import LEGACY_PROTOCOL
+from residuum.io.pickle_files import LEGACY_PROTOCOL
+from residuum.io.pickle_reader import LEGACY_MAGIC
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from tests.confined import confined

@@ -1,8 +1,8 @@
 """Reading the files MNIST and CIFAR-10 are published in, without trusting them.
 
 An IDX file states its sizes; they are checked against the file's length before anything is read.
-A CIFAR-10 batch is a pickle; it is read with stand-ins for the few numpy names it needs, so that no
-code named by the file ever runs and no array is larger than the bytes that fill it.
+A CIFAR-10 batch is a pickle. It is read as inert values, so that no code named by the file ever runs and no
+array is larger than the bytes that fill it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Collection
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from residuum.errors import CheckpointError, DataError, UnsafeFileError
-from residuum.io.pickles import Machine, expect
+from residuum.io.inert import Block
+from residuum.io.pickle_files import read_pickle
 from residuum.records.inputs import MAX_BYTES, may_hold
 
 MAX_BATCH_BYTES = 256 << 20  # eight times a published batch
@@ -54,7 +52,12 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 
 
 def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) uint8 and labels (N,) int64 of one CIFAR-10 python batch."""
+    """Return the images (N, 3, 32, 32) uint8 and labels (N,) int64 of one CIFAR-10 python batch.
+
+    Raises:
+        DataError: If the file is no such batch.
+        UnsafeFileError: If it names functions, or if it is too large.
+    """
     try:
         if (length := path.stat().st_size) > MAX_BATCH_BYTES:
             raise UnsafeFileError(
@@ -62,95 +65,31 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
                 "Download the batch again.",
             )
         with path.open("rb") as stream:
-            batch = _Batch(path, length).run(stream)
+            pickled = read_pickle(path, stream, length)
     except OSError as problem:
         raise _broken_batch(path, problem.strerror or "it cannot be read") from problem
     except CheckpointError as problem:
         raise _broken_batch(path, "it is no pickle of plain data") from problem
-    if not isinstance(batch, dict):
-        raise _broken_batch(path, "it holds no dictionary")
-    labels = batch.get("labels")
-    if (images := _decode(batch.get("data"))) is None:
-        raise _broken_batch(path, "its 'data' is no matrix of unsigned bytes")
-    if images.shape[1] != 3 * 32 * 32:
-        raise _broken_batch(path, f"its 'data' has shape {images.shape}, not (N, 3072)")
-    if not isinstance(labels, list) or not all(type(y) is int and 0 <= y <= 9 for y in labels):
-        raise _broken_batch(path, "its 'labels' are no list of classes 0 to 9")
-    if len(labels) != len(images):
-        raise _broken_batch(path, f"it has {len(images)} images and {len(labels)} labels")
-    return images.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
-
-
-@dataclass
-class _Made:
-    """Stand-in for what a call would have made: its arguments, and the state that was set."""
-
-    arguments: tuple[Any, ...]
-    state: Any = None
-
-
-def _decode(data: Any) -> np.ndarray | None:
-    """The array that was pickled, if it is a matrix of unsigned bytes."""
-    match data:
-        case _Made(
-            state=(_, (int(rows), int(width)), _Made(arguments=("u1" | "|u1", *_)), order, str(raw))
-        ) if 0 <= min(rows, width) <= max(rows, width) <= len(raw):
-            flat = np.frombuffer(bytearray(raw, "latin-1", "ignore"), np.uint8)
-            if len(flat) == rows * width:
-                matrix = flat.reshape((rows, width), order="F" if order else "C")
-                return np.ascontiguousarray(matrix)
-    return None
-
-
-class _Batch(Machine):
-    """Reads dictionaries, lists, numbers, text and numpy arrays; bytes are text of as many letters.
-
-    Python 2 wrote both alike, and what encodes text as bytes in protocol 2 has nothing left to do.
-    """
-
-    words: ClassVar[Collection[str]] = ("numpy.ndarray",)
-
-    def __init__(self, path: Path, size: int) -> None:
-        super().__init__(size)
-        self.path = path
-
-    def refuse(self, what: str) -> NoReturn:
-        """Say what the batch names that is neither an array nor plain."""
+    if names := (*pickled.unsafe, *pickled.foreign):
         raise UnsafeFileError(
-            f"A CIFAR-10 batch may hold arrays and plain data only; {str(self.path)!r} names "
-            f"{what[:80]!r}, which could run code.",
+            f"A CIFAR-10 batch may hold arrays and plain data only; {str(path)!r} names "
+            f"{names[0][:80]!r}, which could run code.",
             "Do not open it with other tools; download the batch again.",
         )
-
-    def make_dict(self, _: None) -> None:
-        """Protocol 0 opens a dictionary so."""
-        items = self._above_mark()
-        self.push({})
-        self._set(items)
-
-    def set_state(self, _: None) -> None:
-        """Keep the state of an array, or of its dtype."""
-        state = expect(self.stack.pop(), tuple)
-        self.charge(len(state))
-        expect(self.stack[-1], _Made).state = state
-
-
-_Batch.steps = {
-    **Machine.steps,
-    **dict.fromkeys(("BINSTRING", "UNICODE"), Machine.push),
-    **dict.fromkeys(
-        ("SHORT_BINBYTES", "BINBYTES"), lambda batch, raw: batch.push(raw.decode("latin-1"))
-    ),
-    "PUT": Machine.steps["BINPUT"],
-    "DICT": _Batch.make_dict,
-    "BUILD": _Batch.set_state,
-}
-_Batch.calls = {
-    "_codecs.encode": lambda text, _codec: text,
-    "numpy.dtype": lambda *arguments: _Made(arguments),
-    "numpy.core.multiarray._reconstruct": lambda *arguments: _Made(arguments),
-    "numpy._core.multiarray._reconstruct": lambda *arguments: _Made(arguments),
-}
+    batch = pickled.content
+    if not isinstance(batch, dict):
+        raise _broken_batch(path, "it holds no dictionary")
+    data, labels = batch.get("data"), batch.get("labels")
+    if not isinstance(data, Block) or data.kind != "uint8" or len(data.shape) != 2:
+        raise _broken_batch(path, "its 'data' is no matrix of unsigned bytes")
+    if data.shape[1] != 3 * 32 * 32:
+        raise _broken_batch(path, f"its 'data' has shape {data.shape}, not (N, 3072)")
+    if not isinstance(labels, list) or not all(type(y) is int and 0 <= y <= 9 for y in labels):
+        raise _broken_batch(path, "its 'labels' are no list of classes 0 to 9")
+    if len(labels) != data.shape[0]:
+        raise _broken_batch(path, f"it has {data.shape[0]} images and {len(labels)} labels")
+    images = data.tensor().numpy().reshape(-1, 3, 32, 32)
+    return images, np.array(labels, dtype=np.int64)
 
 
 def _broken(what: str, path: Path, why: str) -> DataError:

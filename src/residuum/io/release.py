@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.io.inert import refusal
 from residuum.io.onnx_files import read_onnx
+from residuum.io.pickle_files import ZIP_MAGIC, Pickled, read_archive, read_pickle
+from residuum.io.pickle_reader import refusal
 from residuum.io.safetensors_files import read_safetensors
 from residuum.io.streams import UNPACKERS
-from residuum.io.torch_files import ZIP_MAGIC, Pickled, read_archive, read_pickle
 from residuum.records.rundir import sha256
 
 DEFAULT_MAX_BYTES = 64 << 30  # only headers and pickles are read until numbers are asked for

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.io.inert import Block
-from residuum.io.pickles import MAX_DIMENSIONS
+from residuum.io.inert import MAX_DIMENSIONS, Block
 from residuum.records.inputs import is_size
 
 MAX_CLAIMED = 64 << 30  # bytes of the tensors of one file

@@ -13,11 +13,23 @@ from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import Block, Thing
-from residuum.io.pickles import EXPORT, UNSUPPORTED
+from residuum.io.pickle_files import EXPORT
 from residuum.networks import (
     refuse_by_name,
 )
 
+UNSUPPORTED = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a tensor without data (meta device)",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor",
+    "torch._utils._rebuild_tensor_v3": "a tensor of an unusual dtype",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor subclass",
+    "torch._tensor._rebuild_from_type_v2": "a tensor subclass",
+    **dict.fromkeys(("torch.qint8", "torch.quint8", "torch.qint32"), "a quantized tensor"),
+    **dict.fromkeys(("torch.QInt8Storage", "torch.QUInt8Storage"), "a quantized tensor"),
+    **dict.fromkeys(("torch.per_tensor_affine", "torch.per_channel_affine"), "a quantized tensor"),
+}
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}

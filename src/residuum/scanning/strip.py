@@ -19,8 +19,9 @@ from torch import Tensor
 
 from residuum.errors import InputError, OutputError
 from residuum.io.estimators import NETWORKS
-from residuum.io.inert import Block, Thing, refusal
+from residuum.io.inert import Block, Thing
 from residuum.io.metadata import FORMAT_KEY, RULES
+from residuum.io.pickle_reader import refusal
 from residuum.io.release import Release, look_into, open_release
 from residuum.io.release_weights import flat, weights_of
 from residuum.io.safetensors_files import sort_header

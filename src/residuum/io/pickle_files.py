@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.io.inert import Reader
-from residuum.io.pickles import EXPORT, LEGACY_MAGIC, Storage
+from residuum.io.inert import Storage
+from residuum.io.pickle_reader import LEGACY_MAGIC, PickleReader
 from residuum.io.safetensors_files import AGAIN
 from residuum.io.streams import MAX_PICKLED, Source, open_source
 from residuum.records.inputs import MAX_GROWTH, open_zip
@@ -29,6 +29,10 @@ ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_PROTOCOL = 1001
 LEGACY_HEAD = pickle.dumps(LEGACY_MAGIC, protocol=2)
 MAX_DATA_PKL = 64 << 20  # bytes of the pickle in an archive, without the numbers
+EXPORT = (
+    "Export the weights alone: torch.save(model.state_dict(), path), or "
+    "safetensors.torch.save_file(model.state_dict(), path)."
+)
 LOCAL_HEADER = struct.Struct(
     "<26x2H"
 )  # of a zip member: the lengths of its name and its extra field
@@ -87,7 +91,7 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> Pickled:
     def read_storage(storage: Storage) -> bytearray:
         return _read_member(path, member_of(storage), storage.nbytes)
 
-    reader = Reader(len(content), read_last(read_storage))
+    reader = PickleReader(read_last(read_storage))
     tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
     for storage in reader.storages.values():
         member = member_of(storage)
@@ -128,7 +132,7 @@ def read_pickle(
         raise UnsafeFileError(
             f"A pickle may have {MAX_PICKLED} bytes; {path.name!r} has {size}.", "Split it."
         )
-    reader = Reader(size, read_last(read_storage))
+    reader = PickleReader(read_last(read_storage))
     source: Any = open_source(stream, size, unpacker)
     content, kind = reader.run(source), "pickle"
     if is_legacy:
@@ -140,7 +144,7 @@ def read_pickle(
         starts |= _storage_positions(reader.run(source), reader.storages, stream, size)
     unsafe = [*reader.unsafe]
     if reader.has_joblib_arrays:
-        unsafe += _run_without_joblib(open_source(stream, size, unpacker), size)
+        unsafe += _run_without_joblib(open_source(stream, size, unpacker))
     return Pickled(kind, content, tuple(dict.fromkeys(unsafe)), tuple(reader.foreign))
 
 
@@ -184,12 +188,12 @@ def _storage_positions(
     return starts
 
 
-def _run_without_joblib(source: Source, size: int) -> list[str]:
+def _run_without_joblib(source: Source) -> list[str]:
     """List what ``pickle.load`` would run in a file of joblib.
 
     ``pickle.load`` does not know the numbers that follow an array and takes them for instructions.
     """
-    reader = Reader(size, joblib=False)
+    reader = PickleReader(joblib=False)
     try:
         reader.run(source)  # type: ignore[arg-type]
     except CheckpointError:  # as with every honest file: numbers are no instructions

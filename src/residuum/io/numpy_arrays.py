@@ -1,0 +1,113 @@
+"""Arrays and numbers of numpy as a pickle describes them, read without numpy's own constructors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from residuum.io.inert import Block, Thing, Word, expect
+from residuum.records.inputs import is_size
+
+MAX_ITEM = 1 << 16  # bytes of one number or text of an array
+PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
+
+
+@dataclass(eq=False, slots=True)
+class Kind:
+    """The dtype of a numpy array: a letter and a size, such as f8, and ``>`` where bytes are swapped."""
+
+    code: str
+    order: str = "<"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        size = np.dtype(self.code).itemsize
+        if size > MAX_ITEM:
+            raise ValueError("an entry of an array has at most 65536 bytes")
+        return size
+
+
+def kind_of(code: Any = "", *_: Any) -> Kind | Thing:
+    """``numpy.dtype('f8', False, True)``; what is no plain kind is kept as it is."""
+    if isinstance(code, Word):  # numpy.dtype(numpy.float64)
+        code = np.dtype(getattr(np, code.name.rpartition(".")[2], "V1")).str[1:]
+    if type(code) is not str or not PLAIN_KIND.fullmatch(code):
+        return Thing("numpy.dtype", (code,))
+    return Kind(code)
+
+
+def array_of(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None = None) -> Block:
+    """Return an array from its bytes or its list of objects.
+
+    Args:
+        raw: The bytes. Files of Python 2 hold them as text with one letter for each byte.
+        kind: The stand-in of its dtype.
+        shape: Its shape.
+        fortran: Whether the first index runs fastest.
+        block: The stand-in to fill, a new one if None.
+    """
+    block = block or Block()
+    block.shape = (expect(shape, int),) if type(shape) is int else tuple(expect(shape, tuple, list))
+    if len(block.shape) > 32 or not all(map(is_size, block.shape)):
+        raise ValueError("an array has at most 32 dimensions, none negative")
+    if type(raw) is list:
+        block.kind, block.objects = "object", raw
+        return block
+    if not isinstance(kind, Kind):
+        block.kind = "structured"
+        return block
+    size = kind.itemsize
+    if block.numel * size != len(expect(raw, bytes, bytearray, str)):
+        raise ValueError("an array must fill the bytes that it is given")
+    block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {size}"
+    if kind.code[0] == "V" and size and not isinstance(raw, str):
+        block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, size)
+    if kind.code[0] in "US":
+        block.kind = "text"
+        block.objects = _Texts(raw, kind, block.numel)
+    elif kind.code[0] in "fiubc":
+        order: Any = "F" if fortran else "C"
+
+        def read() -> Tensor:
+            buffer = raw.encode("latin-1") if isinstance(raw, str) else raw
+            array = np.frombuffer(buffer, np.dtype(kind.order + kind.code))
+            array = array.reshape(block.shape, order=order)
+            wide = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+            return torch.from_numpy(np.array(array, dtype=wide))
+
+        block.read = read
+    return block
+
+
+@dataclass(eq=False)
+class _Texts:
+    """The texts of an array, made when they are asked for."""
+
+    raw: Any
+    kind: Kind
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[str]:
+        if isinstance(self.raw, str):
+            return iter(())
+        array = np.frombuffer(self.raw, np.dtype(self.kind.order + self.kind.code))
+        return (str(text)[:200] for text in array)
+
+
+def scalar_of(kind: Any, raw: Any = b"") -> Any:
+    """``numpy.core.multiarray.scalar``: one number."""
+    if isinstance(kind, Kind) and kind.code[0] in "fiub" and isinstance(raw, bytes):
+        if len(raw) != kind.itemsize:
+            raise ValueError("a number must fill its bytes")
+        return np.frombuffer(raw, np.dtype(kind.order + kind.code))[0].item()
+    return Thing("numpy.scalar", (kind, raw))
