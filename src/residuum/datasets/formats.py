@@ -73,13 +73,13 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if names := (*pickled.unsafe, *pickled.foreign):
         raise UnsafeFileError(
             f"A CIFAR-10 batch may hold arrays and plain data only; {str(path)!r} names "
-            f"{names[0][:80]!r}, which could run code.",
+            f"{names[0].rpartition(' ')[2]!r}, which could run code.",
             "Do not open it with other tools; download the batch again.",
         )
     batch = pickled.content
     if not isinstance(batch, dict):
         raise _broken_batch(path, "it holds no dictionary")
-    data, labels = batch.get("data"), batch.get("labels")
+    data, labels = (batch.get(name, batch.get(name.encode())) for name in ("data", "labels"))
     if not isinstance(data, Block) or data.kind != "uint8" or len(data.shape) != 2:
         raise _broken_batch(path, "its 'data' is no matrix of unsigned bytes")
     if data.shape[1] != 3 * 32 * 32:

@@ -169,7 +169,7 @@ class Opaque:
 def key_of(value: Any) -> Any:
     """Return a key that hashes in no time. Anything long or nested becomes an :class:`Opaque`."""
     plain = value is None or type(value) in (bool, float)
-    if plain or (type(value) is str and len(value) <= 1000):
+    if plain or (type(value) in (str, bytes) and len(value) <= 1000):
         return value
     return value if type(value) is int and abs(value) < 2**60 else Opaque()
 

@@ -37,7 +37,7 @@ LOCAL_HEADER = struct.Struct(
     "<26x2H"
 )  # of a zip member: the lengths of its name and its extra field
 MEMBER = re.compile(r"(?P<folder>[^/\\\x00]+)/(?!.*\.\.)[\w./-]+")
-CHECKSUM = "The members of an archive must fit their checksums; {!r} does not."
+CHECKSUM = "The members of an archive must fit their checksums (CRC); {!r} does not."
 KEEP_CHECKSUMS = "Copy or save the file again, not under torch's set_crc32_options(False)."
 
 
@@ -211,7 +211,7 @@ def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
     stored = sum(m.file_size for m in members if m.compress_type == zipfile.ZIP_STORED)
     if stored > size or total > MAX_GROWTH * size:
         raise UnsafeFileError(
-            f"A torch archive stores its members apart from each other; this one of {size} bytes claims "
+            f"A torch archive stores its members uncompressed and apart; this one of {size} bytes claims "
             f"to unpack to {total}.",
             "Write it with torch.save.",
         )
