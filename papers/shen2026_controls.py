@@ -170,10 +170,10 @@ def random_places(now: Round) -> tuple[Tensor, Tensor, list[int]]:
 def distinct_places(x: Tensor, value: Tensor, labels: Tensor) -> list[int]:
     """Return places by their value, least first, without those near a better one of the same label."""
     unit = x.flatten(1) / x.flatten(1).norm(dim=1, keepdim=True).clamp(min=1e-12)
-    near = (((unit @ unit.T) > SAME) & (labels[:, None] == labels[None])).tolist()
+    same = (((unit @ unit.T) > SAME) & (labels[:, None] == labels[None])).tolist()
     chosen: list[int] = []
     for i in value.argsort().tolist():
-        if not any(near[i][j] for j in chosen):
+        if not any(same[i][j] for j in chosen):
             chosen.append(i)
     return chosen
 

@@ -115,7 +115,7 @@ class Curvature:
 def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Tensor:
     """Return sqrt(w) r as rows (R, P), whose squared norms are the loss up to a constant."""
     curvature = Curvature(problem, x, lam, sharpness)
-    parts = []
+    blocks = []
     layers = zip(problem.groups.values(), problem.layer_weights, strict=True)
     for i, (names, w) in enumerate(layers):
         if w == 0:
@@ -126,8 +126,8 @@ def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tenso
             tensors = [t for t in error if t is not None]
         else:
             tensors = [torch.stack([r[n] for r in curvature.residuals]) for n in names]
-        parts += [t.flatten(1) / (-2 * w**0.5) for t in tensors]
-    return torch.cat(parts, 1)
+        blocks += [t.flatten(1) / (-2 * w**0.5) for t in tensors]
+    return torch.cat(blocks, 1)
 
 
 def _hessian_product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:

@@ -84,8 +84,8 @@ class Round:
 
     def clamp(self, x: Tensor) -> Tensor:
         """Project candidates into the known box."""
-        known = self.solver.box
-        return x if known is None else x.clamp(*box(known, x))
+        knowledge = self.solver.box
+        return x if knowledge is None else x.clamp(*box(knowledge, x))
 
     def length(self) -> Tensor:
         """Return the median length of every run's candidates (R,)."""

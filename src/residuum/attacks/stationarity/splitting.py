@@ -86,21 +86,25 @@ class SampleSplitting(GrowthStrategy):
         newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
         for run, slot in step.eta.nonzero().tolist():
             eta, value = step.eta[run, slot], values[run, slot]
-            figures = {"eigenvalue": value, "eta": eta, "predicted": eta**2 * value / 2}
             x, shift = now.x[run, slot], eta * lowest.vectors[run, slot]
             plus, minus = (now.clamp((x + sign * shift)[None, None])[0, 0] for sign in (1, -1))
             half, label = now.lam[run, slot] / 2, now.problem.labels_of(run)[slot]
-            numbers = {name: float(figure) for name, figure in figures.items()}
-            newcomers[run].append(Newcomer(minus, half, label, slot, plus, numbers))
+            predicted = eta**2 * value / 2
+            figures = {
+                "eigenvalue": float(value),
+                "eta": float(eta),
+                "predicted": float(predicted),
+            }
+            newcomers[run].append(Newcomer(minus, half, label, slot, plus, figures))
         return Proposal(newcomers, step.before, step.after, values.amin(1), flat_note(now))
 
 
 def flat_note(now: Round) -> str:
     """Return a note if the surrogate is so sharp that S vanishes for most candidates, else ""."""
-    equation, activation = now.problem.explicit, now.problem.activation
+    equation = now.problem.explicit
     if equation is None:
         return ""
-    surrogate = activation(now.sharpness)
+    surrogate = now.problem.activation(now.sharpness)
     if not isinstance(surrogate, SigmoidReLU | Softplus):
         return ""
     hidden = equation.pre_activations(now.x.flatten(2), surrogate)
