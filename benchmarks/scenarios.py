@@ -1,7 +1,8 @@
 """Small attacks of which two versions of residuum must bring back the same: run by ``goldens.py``.
 
 This one file runs under the code of either version, so it uses only what every version has: names in
-``rs`` and the command line. Networks come from seeds; what was found goes into one file.
+``rs`` and the command line. Where versions differ, it looks at which one it runs under. Networks come from
+seeds; what was found goes into one file.
 """
 
 from __future__ import annotations
@@ -153,6 +154,23 @@ def attacked(
     config = configured(**{**COMMON, **settings})
     config = replace(config, steps=min(config.steps, most))
     return brought_back(rs.attack(checkpoint, knowledge, config))
+
+
+def control_arm(
+    _: Path, most: int, *, network: str, arm: str, settings: Words
+) -> tuple[Numbers, Words]:
+    """Growth by a control arm of Shen et al. 2026: a setting of older code, and now part of the papers."""
+    root = Path(rs.__file__).parents[2]
+    if not (root / "papers" / "shen2026_controls.py").exists():
+        return attacked(_, most, network=network, settings={**settings, "split": arm})
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    from papers.shen2026_controls import CONTROLS, attack
+
+    checkpoint, knowledge = case(network)
+    config = configured(**{**COMMON, **settings})
+    config = replace(config, steps=min(config.steps, most))
+    return brought_back(attack(checkpoint, knowledge, config, CONTROLS[arm]))
 
 
 def preset(_: Path, most: int, *, name: str) -> tuple[Numbers, Words]:
@@ -370,9 +388,15 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
             continue
         kept = {"outputs": outputs, "granted": granted, "settings": settings}
         yield f"{network}: {name}", partial(attacked, network=network, **kept)
-    for network, split in itertools.product(NETWORKS, ("curvature", "random", "frank-wolfe")):
-        settings = {**GROWING, "split": split, "steps": 60 if network == "convnet" else 120}
-        yield f"{network}: grown by {split}", partial(attacked, network=network, settings=settings)
+    for network in NETWORKS:
+        settings = {**GROWING, "split": "curvature", "steps": 60 if network == "convnet" else 120}
+        yield (
+            f"{network}: grown by curvature",
+            partial(attacked, network=network, settings=settings),
+        )
+        for arm in ("random", "frank-wolfe"):
+            run_arm = partial(control_arm, network=network, arm=arm, settings=settings)
+            yield f"{network}: grown by {arm}", run_arm
     for name, change in {
         "without merging": {"split_merge": False},
         "and merged, from candidates that are nearly one": {"sigma": 1e-5},

@@ -13,6 +13,7 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.stationarity.growth import Grower
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver
+from residuum.attacks.stationarity.splitting import SampleSplitting
 from residuum.networks import MLP
 from residuum.records import Knowledge
 
@@ -40,11 +41,11 @@ def splitting(device: str) -> Report:
         sharpness_from=10.0,
     )
     solver = Solver(MLP(WIDTHS), BinaryKKT(), Knowledge(), config, WIDTHS[:1], 1, m)
-    state, grower = solver.solve(solver.start(), 0), Grower(solver)
+    state, grower = solver.solve(solver.start(), 0), Grower(solver, SampleSplitting())
     solver.advance(state, 25, True)
     step = median_time(lambda: solver.advance(state, 1000, True), 3, 1, device)[1] / 1000
     due = state.replace(step=STEPS)
-    solver.config = grower.config = config.changed(steps=2 * STEPS + 1, anneal="none")
+    solver.config = config.changed(steps=2 * STEPS + 1, anneal="none")
     solver.sharpness = 10.0
     grown, seconds = median_time(lambda: grower.after(due), 3, 1, device)
     share = seconds / (STEPS * step)

@@ -16,8 +16,10 @@ import residuum as rs
 from papers import buzaglo2023, drawing, loo2024
 from papers.points import ExactPoint, noisy, normal, polynomial_point
 from papers.runs import Array, Context, Figure, ImageRun, Outcome, Victim, as_bytes, attack_identity
+from papers.shen2026_controls import CONTROLS, attack
 from residuum.attacks import GROWTH_PRESETS, AttackConfig
 from residuum.attacks.exact.polynomial import identify, recover
+from residuum.attacks.stationarity.growth import GrowthStrategy
 from residuum.cli.output import attack_progress
 from residuum.records import Dataset, Knowledge, Reconstruction, Record, Split
 from residuum.records.inputs import with_mean
@@ -295,8 +297,8 @@ def bootstrap(difference: Array, seed: int = 0) -> tuple[float, float, float]:
 # none          no growth
 # paper         splitting as published: eigenvalue below -0.1, at most half of the candidates, eta <= 0.01
 # curvature     splitting with a threshold relative to the loss and steps as long as they lower it
-# random        random new candidates, as many per round as curvature added
-# frank-wolfe   new candidates at maxima of |<r, f(x)>|, as many per round
+# random        control arm: random new candidates, as many per round as curvature added
+# frank-wolfe   control arm: new candidates at maxima of |<r, f(x)>|, as many per round
 # wide          no growth, from the start with as many candidates as curvature ends with
 #
 # Differences are to ``none``, per sample, mean over seeds, with a bootstrap interval over ALL samples;
@@ -314,7 +316,11 @@ def grown(context: Context, case: Case, seeds: int) -> Outcome:
     final = base.candidates
     for arm in ARMS:
         config = arm_config(arm, base, ready.every, final)
-        found[arm] = done = context.attack(ready.victim.checkpoint, ready.known, config)
+        if arm in CONTROLS:
+            done = control_arm(context, ready, config, CONTROLS[arm])
+        else:
+            done = context.attack(ready.victim.checkpoint, ready.known, config)
+        found[arm] = done
         final = round(len(done.x) / base.restarts) if arm == "curvature" else final
         said = {"settings": done.settings, "seconds": done.seconds, "notes": list(done.notes)}
         said["first_layer_residual"] = done.layers[:, -1, 0].clamp(min=0).sqrt().tolist()
@@ -327,8 +333,24 @@ def grown(context: Context, case: Case, seeds: int) -> Outcome:
     return out
 
 
+def control_arm(
+    context: Context, ready: Prepared, config: AttackConfig, strategy: GrowthStrategy
+) -> Reconstruction:
+    """Attack with candidates that grow by this strategy, or take the attack from the cache."""
+    target, known = ready.victim.checkpoint, ready.known
+
+    def make(partial: Path) -> Reconstruction:
+        on_device = replace(config, device=context.device)
+        with attack_progress(context.visible) as watch:
+            found = attack(target, known, on_device, strategy, state_path=partial, watch=watch)
+        return found.replace(knowledge=Knowledge())
+
+    identity = attack_identity(target, known, config)
+    return context.kept(Reconstruction, make, strategy.event, *identity)
+
+
 def arm_config(arm: str, base: AttackConfig, every: int, final: int) -> AttackConfig:
-    """The settings of one arm; random and frank-wolfe add what curvature added, on average."""
+    """Return the settings of one arm; the control arms add what curvature added, on average."""
     growth: dict[str, Any] = {"split_trigger": "period", "split_every": every}
     growth |= {"split_cap": 0.5, "split_merge": False, "split_limit": 8 * base.candidates}
     if arm in ("none", "wide"):
@@ -339,7 +361,7 @@ def arm_config(arm: str, base: AttackConfig, every: int, final: int) -> AttackCo
         rounds = max(1, (base.steps - 1) // every)
         rate = (max(final, base.candidates + rounds) / base.candidates) ** (1 / rounds) - 1
         growth |= {"split_cap": rate, "split_limit": final}
-    return base.changed(split=arm, **growth)
+    return base.changed(split="curvature", **growth)
 
 
 # Section 4: exact recovery from cubic networks, aggregates below degree 3.

@@ -15,16 +15,14 @@ def test_the_pictures_tell_what_happened():
     events = (
         {"step": 10, "run": 0, "kind": "split", "parent": 1, "children": [3, 2]},
         {"step": 20, "run": 0, "kind": "merge", "parent": 2, "children": [0]},
-        {"step": 30, "run": 0, "kind": "random", "children": [4]},
-        {"step": 40, "run": 0, "kind": "prune", "parent": 4},
+        {"step": 40, "run": 0, "kind": "prune", "parent": 3},
     )
     known = lives(events, 2)
     assert {number: (life.born, life.parent, life.died) for number, life in known.items()} == {
         0: (0, None, None),
         1: (0, None, 10),
         2: (10, 1, 20),
-        3: (10, 1, None),
-        4: (30, None, 40),
+        3: (10, 1, 40),
     }
     assert known[1].children == (3, 2)
     grown, seen = SMALL.changed(surrogate="softplus"), Follow(torch.zeros(5))

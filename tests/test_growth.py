@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
-from residuum.attacks.stationarity.attack import search
-from residuum.attacks.stationarity.growth import GROWTH, Grower
+from residuum.attacks.stationarity.attack import SPLITTING, make_grower, search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.stationarity.solver import Solver
 from residuum.cli.main import main
@@ -19,7 +18,6 @@ from residuum.errors import InputError
 from residuum.networks import MLP
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, same
-from residuum.settings import SPLITS
 from residuum.similarity import cosine
 from tests.cases import polynomial_point
 
@@ -96,16 +94,6 @@ def test_the_grown_attack_recovers_every_sample_and_the_fixed_one_does_not(k):
         assert counts["none"] <= k
 
 
-def test_other_ways_to_grow_recover_it_too():
-    """The curvature direction is not what makes the difference on the exact instance."""
-    point, model = cubic(10, 12, 0)
-    for split in ("random", "frank-wolfe"):
-        config = CUBIC.changed(split=split)
-        state = search(Solver(model, BinaryKKT(), Knowledge(), config, (12,), 1, 3))
-        assert recovered(living(state, 0), point.x) == 10
-        assert {e["kind"] for e in state.population.events} <= {split, "merge", "prune", "stable"}
-
-
 def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events():
     _, model = cubic(4, 6, 0)
     config = CUBIC.changed(split="curvature", steps=900, split_trigger="period")
@@ -126,22 +114,19 @@ def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events
     assert set(state.population.ident[0][state.population.active[0]].tolist()) <= known
 
 
-@pytest.mark.parametrize("split", [name for name in GROWTH if name != "none"])
-@pytest.mark.parametrize(
-    ("objective", "outputs"),
-    [
-        (BinaryKKT(), 1),
-        (MulticlassKKT(), 3),
-        (WeightDecay(), 1),
-        (NTK("both"), 1),
-        (WeightDecay(tied=0.7, loss="squared"), 1),
-    ],
-)
-def test_every_objective_grows_and_no_round_raises_the_loss(split, objective, outputs):
-    s = small_solver(SMALL.changed(split=split, surrogate="softplus"), objective, outputs)
-    state = search(s)
+OBJECTIVES = [
+    (BinaryKKT(), 1),
+    (MulticlassKKT(), 3),
+    (WeightDecay(), 1),
+    (NTK("both"), 1),
+    (WeightDecay(tied=0.7, loss="squared"), 1),
+]
+
+
+def check_rounds(state, event):
+    """Check a small attack whose new candidates have events of this kind: no round raised the loss."""
     events = [e for e in state.population.events if "loss_after" in e]
-    assert any(e["kind"] in ("split", "random", "frank-wolfe") for e in events)
+    assert any(e["kind"] == event for e in events)
     assert all(e["loss_after"] <= e["loss_before"] for e in events)
     active = state.population.active
     assert state.x.shape[1] == active.shape[1] >= active.sum(1).max() > 4
@@ -152,46 +137,56 @@ def test_every_objective_grows_and_no_round_raises_the_loss(split, objective, ou
         assert (moment[~active] == 0).all()
 
 
+@pytest.mark.parametrize(("objective", "outputs"), OBJECTIVES)
+def test_every_objective_grows_and_no_round_raises_the_loss(objective, outputs):
+    s = small_solver(SMALL.changed(surrogate="softplus"), objective, outputs)
+    check_rounds(search(s), "split")
+
+
+def check_runs_of_a_batch(folder, tolerance, strategy=SPLITTING, **settings):
+    """Check that each run of a batch ends as it does alone, although it has empty slots in the batch."""
+    config = SMALL.changed(
+        surrogate="softplus",
+        split_trigger="stagnation",
+        split_tolerance=0.3,
+        split_every=25,
+        **settings,
+    )
+    together = small_solver(config)
+    start = together.start()
+    end = search(together, grower=make_grower(together, strategy))
+    sizes = end.population.active.sum(1).tolist()
+    assert sizes[0] != sizes[1]
+    for run in range(2):
+        alone = small_solver(replace(config, restarts=1))
+        # the second restart's random numbers are those of its own place in the batch
+        grower, own_numbers = (
+            make_grower(alone, strategy),
+            make_grower(together, strategy).generator,
+        )
+        grower.generator = lambda step, _, f=own_numbers, run=run: f(step, run)
+        one = alone.start()
+        x, lam = start.x[[run]], start.lam[[run]]
+        path = folder / f"{run}-{'-'.join(settings)}"
+        one.replace(x=x, lam=lam, best_x=x, best_lam=lam).save(path)
+        own = search(alone, path, grower=grower)
+        assert int(own.population.active.sum()) == sizes[run]
+        found = end.x[run][end.population.active[run]]
+        wanted = own.x[0][own.population.active[0]]
+        assert torch.allclose(found, wanted, atol=tolerance)
+        history = torch.stack(end.loss)[:, run], torch.stack(own.loss)[:, 0]
+        assert torch.allclose(*history, rtol=tolerance)
+
+
 def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
     """Runs grow apart, so one has empty slots: they must not matter, priors included.
 
     Closed-form multipliers come from a Gram matrix, which magnifies rounding: 1e-5 there.
     """
-    for extra, tolerance in (
-        ({"lam_min": 0.05}, 1e-10),
-        (
-            {"priors": (("haim2022-box", 0.1), ("multiplier-floor", 1.0)), "constraint": "penalty"},
-            1e-10,
-        ),
-        ({"lam_every": 40, "split": "random"}, 1e-5),
-    ):
-        config = SMALL.changed(
-            surrogate="softplus",
-            split_trigger="stagnation",
-            split_tolerance=0.3,
-            split_every=25,
-            **extra,
-        )
-        together = small_solver(config)
-        start, end = together.start(), search(together)
-        sizes = end.population.active.sum(1).tolist()
-        assert sizes[0] != sizes[1]
-        for run in range(2):
-            alone = small_solver(replace(config, restarts=1))
-            # the second restart's random numbers are those of its own place in the batch
-            grower, own_numbers = Grower(alone), Grower(together).generator
-            grower.generator = lambda step, _, f=own_numbers, run=run: f(step, run)
-            one = alone.start()
-            x, lam = start.x[[run]], start.lam[[run]]
-            path = tmp_path / f"{run}-{len(extra)}-{config.growth.how}"
-            one.replace(x=x, lam=lam, best_x=x, best_lam=lam).save(path)
-            own = search(alone, path, grower=grower)
-            assert int(own.population.active.sum()) == sizes[run]
-            found = end.x[run][end.population.active[run]]
-            wanted = own.x[0][own.population.active[0]]
-            assert torch.allclose(found, wanted, atol=tolerance)
-            history = torch.stack(end.loss)[:, run], torch.stack(own.loss)[:, 0]
-            assert torch.allclose(*history, rtol=tolerance)
+    check_runs_of_a_batch(tmp_path, 1e-10, lam_min=0.05)
+    priors = (("haim2022-box", 0.1), ("multiplier-floor", 1.0))
+    check_runs_of_a_batch(tmp_path, 1e-10, priors=priors, constraint="penalty")
+    check_runs_of_a_batch(tmp_path, 1e-5, lam_every=40)
 
 
 def test_a_grown_attack_goes_on_from_where_it_was_stopped(tmp_path):
@@ -214,7 +209,6 @@ def test_without_growth_nothing_is_different():
     assert torch.equal(a.x, b.x)
     assert torch.equal(a.lam, b.lam)
     assert a.population is None
-    assert set(GROWTH) == set(SPLITS)
 
 
 def released(seed=0):
@@ -226,9 +220,6 @@ def released(seed=0):
 def test_true_relu_is_refused_and_a_sharp_surrogate_is_named():
     with pytest.raises(InputError, match="S is zero almost everywhere"):
         attack(released(), None, SMALL.changed(surrogate="none"))
-    for split in ("random", "frank-wolfe"):
-        grown = attack(released(), None, SMALL.changed(surrogate="none", split=split))
-        assert any(event["kind"] == split for event in grown.events)
     sharp = attack(released(), None, SMALL.changed(sharpness=1e5))
     assert any("S vanishes for" in note for note in sharp.notes)
     assert not any("S vanishes for" in note for note in attack(released(), None, SMALL).notes)
@@ -263,7 +254,7 @@ def test_the_reconstruction_holds_the_living_alone_and_says_how_it_ended(tmp_pat
 
 
 def test_growth_stops_at_its_limit_and_says_when_no_round_was_due():
-    found = attack(released(), None, SMALL.changed(split="random", split_limit=5))
+    found = attack(released(), None, SMALL.changed(split_limit=5))
     assert all(int((found.run == run).sum()) <= 5 for run in range(2))
     assert any("limit of candidates" in note for note in found.notes)
     quiet = attack(released(), None, SMALL.changed(split_every=500))

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from residuum.attacks.stationarity.growth import (
-    Newcomer,
-    merge,
-    patterns,
-    population_of,
-    prune,
-    remove,
-    settle,
-)
+from residuum.attacks.stationarity.merging import merge, patterns, prune
 from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.slots import Newcomer, population_of, remove, settle
 from residuum.attacks.stationarity.solver import Population, Solver
 from residuum.records import Knowledge
 from tests.cases import relu_point
@@ -47,9 +40,7 @@ def test_optimiser_state_goes_to_both_children():
 def exact_state(point, copies):
     """Every candidate of an exact point ``copies`` times, slightly apart, with shared multipliers."""
     m = copies * len(point.x)
-    config = SMALL.changed(
-        restarts=1, candidates=m, surrogate="none", split="random", lam_scale="one"
-    )
+    config = SMALL.changed(restarts=1, candidates=m, surrogate="none", lam_scale="one")
     s = Solver(point.model, BinaryKKT(), Knowledge(), config, (point.x.shape[1],), 1, m)
     direction = torch.randn(point.x.shape, generator=torch.Generator().manual_seed(0)).double()
     shifts = [1e-3 * (2 * k / max(1, copies - 1) - 1) * direction for k in range(copies)]

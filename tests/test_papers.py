@@ -647,7 +647,8 @@ def test_a_watched_attack_that_was_killed_goes_on_and_has_seen_the_same(tmp_path
 
     def seen(folder: Path):
         context = Context(SCALES["tiny"], folder, seed=SEED)
-        return traced(context, case.prepared(context), restarts=1, split="random", split_every=100)
+        splitting = {"split": "curvature", "split_every": 100, "split_threshold": 0.0}
+        return traced(context, case.prepared(context), restarts=1, **splitting)
 
     whole = seen(tmp_path / "whole")
     for step in (150, 300):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from residuum.attacks.stationarity.objectives import BinaryKKT
-from residuum.attacks.stationarity.splitting import (
+from residuum.attacks.stationarity.curvature import (
     Curvature,
-    joint_step,
     lowest_curvature,
     residuals,
     second_order,
 )
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.splitting import joint_step
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
 from tests.cases import AllLayers

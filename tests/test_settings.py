@@ -12,7 +12,6 @@ import typer
 from typer.testing import CliRunner
 
 from residuum.attacks import GROWTH_PRESETS, PRESETS, PRIORS, every_attack
-from residuum.attacks.stationarity.growth import GROWTH
 from residuum.attacks.unmixing.ica import DOMAINS
 from residuum.cli import options
 from residuum.errors import InputError
@@ -141,9 +140,8 @@ def test_lists_that_must_not_need_torch_name_what_there_is() -> None:
     assert {*ATTACKS} == {*every_attack()}
     assert {*PRIOR_NAMES} == {*PRIORS}
     assert {*LOSSES} == {*methods.LOSSES}
-    assert words(AttackConfig, "split") == {*GROWTH}
     assert words(AttackConfig, "domain") == {"auto", *DOMAINS}
     assert words(AttackConfig, "surrogate") == {"none", *SURROGATES}
     assert options.PROVENANCES == PROVENANCES
     assert options.PRESET.choices == (*PRESETS,)
-    assert {*GROWTH_PRESETS} == {"none", "paper", "auto", "random", "frank-wolfe"}
+    assert {*GROWTH_PRESETS} == {"none", "paper", "auto"}

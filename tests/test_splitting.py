@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks.stationarity.objectives import BinaryKKT
-from residuum.attacks.stationarity.splitting import (
+from residuum.attacks.stationarity.curvature import (
     Curvature,
-    exact_degree,
-    joint_step,
     lanczos,
     lowest_curvature,
-    offspring,
     residuals,
 )
+from residuum.attacks.stationarity.objectives import BinaryKKT
+from residuum.attacks.stationarity.splitting import has_exact_degree, joint_step, offspring
 from residuum.networks import MLP
 from residuum.records import Knowledge
 from tests.cases import SPREAD, AllLayers, attack_case, polynomial_point
@@ -98,7 +96,6 @@ def test_the_engine_and_the_generic_path_agree(objective, outputs):
         known = (objective, case.knowledge, case.labels)
         generic = AllLayers(Wrapped(case.model), *known, surrogate=surrogate)
         v, both = random_like(case.x), []
-        labels = case.labels.expand(2, -1)
         for problem in (explicit, generic):
             curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
             both.append(
@@ -106,7 +103,6 @@ def test_the_engine_and_the_generic_path_agree(objective, outputs):
                     curvature.split(v),
                     curvature.full(v),
                     curvature.split(v[:, 1:3], slice(1, 3)),
-                    *curvature.slope(case.x, case.lam, labels),
                     residuals(problem, case.x, case.lam, SHARPNESS),
                 )
             )
@@ -114,16 +110,7 @@ def test_the_engine_and_the_generic_path_agree(objective, outputs):
             assert close(a, b, 1e-10)
         assert close(both[0][2], both[0][0][:, 1:3], 1e-12)
         loss = explicit.evaluate(case.x, case.lam, SHARPNESS).loss
-        assert close(both[0][5].square().sum(1), loss, 1e-12)
-
-
-def test_the_slope_is_the_derivative_along_the_multiplier():
-    case, problem = case_of(BinaryKKT(), 1)
-    found = problem.evaluate(case.x, case.lam, SHARPNESS)
-    curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
-    gradient, value = curvature.slope(case.x, torch.ones_like(case.lam), case.labels.expand(2, -1))
-    assert close(value, found.grad_lam, 1e-10)
-    assert close(gradient * case.lam[..., None], found.grad_x, 1e-10)
+        assert close(both[0][3].square().sum(1), loss, 1e-12)
 
 
 def test_chunks_change_nothing():
@@ -189,7 +176,7 @@ def cubic_problem(n=4, d=6, m=3, seed=0):
 def test_one_cubic_split_takes_the_closed_form_step():
     for seed in range(3):
         point, problem, x, lam = cubic_problem(seed=seed)
-        assert exact_degree(point.model)
+        assert has_exact_degree(point.model)
         curvature = Curvature(problem, x, lam, 1.0)
         low = lowest_curvature(curvature, random_like(x))
         chosen = torch.zeros(2, 3, dtype=torch.bool)

@@ -14,8 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from residuum.attacks.registry import ATTACKS
 from residuum.attacks.run import resolve
-from residuum.attacks.stationarity.attack import prepare
-from residuum.attacks.stationarity.growth import Grower
+from residuum.attacks.stationarity.attack import make_grower, prepare
 from residuum.attacks.stationarity.problem import MAX_UNKNOWNS
 from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver
 from residuum.engine.explicit import EvaluationCost, evaluation_cost
@@ -100,8 +99,7 @@ def estimate(
     found, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURED if measured is None else measured)
     names = solver.problem.layer_names
-    if config.growth.how != "none":
-        Grower(solver)  # refuses what it cannot do
+    if make_grower(solver) is not None:  # refuses what it cannot do
         notes += ("the time is that of the first candidates; growth adds",)
     return Estimate(
         checkpoint.arch,

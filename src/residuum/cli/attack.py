@@ -131,7 +131,7 @@ def show(found: Reconstruction, out: Path) -> None:
 
 
 def _show_growth(found: Reconstruction) -> None:
-    """How many candidates each way added or removed, and where the restarts ended."""
+    """Print how many events of each kind there were, and where the restarts ended."""
     kinds = [event["kind"] for event in found.events]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     print_line(f"growth: {counts or 'no round'}")

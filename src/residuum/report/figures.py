@@ -27,7 +27,6 @@ from residuum.report import drawing
 from residuum.report.drawing import SHOWN, Cell, positive
 
 LINES = 80  # of a family tree; a larger one shows the families with the most descendants
-GROWN = ("split", "random", "frank-wolfe")
 Matched = tuple[SampleScore, SampleMatch]
 
 
@@ -258,8 +257,6 @@ def family_figure(found: Reconstruction, run: int = 0) -> bytes | None:
         end = last if life.died is None else life.died
         colour = drawing.GREY if life.died is not None and not life.children else drawing.BLUE
         axes.plot([life.born, end], [y, y], color=colour, linewidth=1.1)
-        if life.parent is None and life.born > 0:
-            axes.plot([life.born], [y], "o", color=drawing.GREEN, markersize=3.5)
         for child in life.children:
             if child in place:
                 axes.plot([end, end], [y, place[child]], color=drawing.ORANGE, linewidth=0.9)
@@ -270,7 +267,7 @@ def family_figure(found: Reconstruction, run: int = 0) -> bytes | None:
     axes.set_title(
         f"restart {run}: {int(found.settings['candidates'])} candidates at the start, {alive} at the "
         f"end{'' if len(order) == len(known) else f'; {len(order)} of {len(known)} lines drawn'}\n"
-        "orange fork: split; dot: new candidate; cross: merged or dropped",
+        "orange fork: split; cross: merged or dropped",
         fontsize=9,
     )
     return drawing.png(figure)
@@ -416,8 +413,7 @@ def lives(events: Sequence[dict[str, Any]], first: int) -> dict[int, _Life]:
         if kind == "split":
             known[event["parent"]].died = step
             known[event["parent"]].children = children
-        if kind in GROWN:
-            known.update({child: _Life(step, event.get("parent")) for child in children})
+            known.update({child: _Life(step, event["parent"]) for child in children})
         if kind in ("merge", "prune"):
             known[event["parent"]].died = step
     return known

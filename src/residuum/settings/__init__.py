@@ -217,7 +217,6 @@ PRIOR_NAMES = (  # built in; the keys of ``PRIORS``
     *("total-variation", "high-frequency", "sparse-gradients", "columns"),
     "none",
 )
-SPLITS = ("none", "curvature", "random", "frank-wolfe")  # the keys of growth.GROWTH
 LR_LAM = 0.01  # rate of the multipliers where neither anybody nor the data says otherwise
 LEFT_OPEN = {"lr_lam": LR_LAM}  # numbers that data decides, where it says nothing
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
@@ -282,10 +281,15 @@ class Numerics(Settings):
 
 @dataclass(frozen=True)
 class Growth(Settings):
-    """How the candidate set grows (``growth.py``)."""
+    """How the candidate set grows by sample splitting (``growth.py``)."""
 
     prefix = "split_"
-    how: str = setting("none", "Where new candidates come from.", name="split", choices=SPLITS)
+    how: str = setting(
+        "none",
+        "Whether candidates are split along negative curvature (Shen et al. 2026).",
+        name="split",
+        choices=("none", "curvature"),
+    )
     trigger: str = setting(
         "stagnation",
         "When a round is due: every split_every steps (period), when the loss fell by less than the "

@@ -96,7 +96,7 @@ PRESETS: dict[str, AttackConfig] = {
     "first-layer-weights": AttackConfig.of(objective="first-layer-weights", restarts=1, steps=1),
 }
 
-# How the candidate set grows; each is laid over a preset (``residuum attack --split NAME``).
+# How the candidate set grows. Each is laid over a preset (``residuum attack --split NAME``).
 GROWTH_PRESETS: dict[str, dict[str, Any]] = {
     "none": {"split": "none"},
     # Shen et al. 2026: every 20-40 thousand steps (the middle), eigenvalue below -0.1, at most half
@@ -114,6 +114,4 @@ GROWTH_PRESETS: dict[str, dict[str, Any]] = {
     # When the loss stagnates, few at a time, threshold relative to the loss, steps as long as they
     # lower it. First guesses, tried on exact cubic networks with seeds 100-102 (in no test) only.
     "auto": {"split": "curvature"},
-    "random": {"split": "random"},
-    "frank-wolfe": {"split": "frank-wolfe"},
 }

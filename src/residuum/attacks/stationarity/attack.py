@@ -12,15 +12,22 @@ from torch import Tensor
 
 from residuum.attacks.base import Attack, Watcher
 from residuum.attacks.selection import select
-from residuum.attacks.stationarity.growth import Grower
+from residuum.attacks.stationarity.growth import Grower, GrowthStrategy
 from residuum.attacks.stationarity.objectives import OBJECTIVES, Objective
 from residuum.attacks.stationarity.solver import Population, Solver, SolverState, load_state
+from residuum.attacks.stationarity.splitting import SampleSplitting
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackConfig
 from residuum.surfaces.surface import Surface
 
 SAVE_EVERY = 20.0  # seconds between saves of an attack that is kept
+SPLITTING = SampleSplitting()
+
+
+def make_grower(solver: Solver, strategy: GrowthStrategy = SPLITTING) -> Grower | None:
+    """Return what grows the candidates of this solver, None if its settings ask for no growth."""
+    return None if solver.config.growth.how == "none" else Grower(solver, strategy)
 
 
 def search(
@@ -35,10 +42,10 @@ def search(
     path: where the state is kept, and taken up again.
     until: pause at the first look from this step on; the state that comes back has not stopped, and
         is gone on with.
+    grower: Grows the candidates; by default :func:`make_grower` of this solver.
     """
     config, path = solver.config, None if path is None else Path(path)
-    if grower is None and config.growth.how != "none":
-        grower = Grower(solver)
+    grower = grower or make_grower(solver)
     start = saved = time.monotonic()
     solver.deadline = start + config.seconds
     state = load_state(path, solver.fingerprint, config.device) or solver.start()
@@ -65,13 +72,19 @@ def search(
 
 
 class Stationarity(Attack):
-    """Descent on the residual of the surface's equation, with the covectors of an objective."""
+    """Descent on the residual of the surface's equation, with the covectors of an objective.
+
+    strategy: how candidates grow, in attacks whose settings ask for growth.
+    """
 
     acquits: ClassVar[bool] = True
     pace: ClassVar[str] = "batches"
 
-    def __init__(self, name: str, objective: type[Objective]) -> None:
+    def __init__(
+        self, name: str, objective: type[Objective], strategy: GrowthStrategy = SPLITTING
+    ) -> None:
         self.name, self.objective, self.surface = name, objective, objective.surface
+        self.strategy = strategy
 
     @property
     def outside(self) -> bool:
@@ -104,7 +117,7 @@ class Stationarity(Attack):
         """All restarts side by side; a saved state is gone on with."""
         start = time.monotonic()
         solver = prepare(surface.checkpoint, knowledge, config, per_run, self.objective)
-        grower = None if config.growth.how == "none" else Grower(solver)
+        grower = make_grower(solver, self.strategy)
         state = search(solver, state_path, watch, grower=grower)
         runs = config.restarts
         status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
@@ -137,18 +150,18 @@ class Stationarity(Attack):
 def grown_facts(
     grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
-    """What an attack that grew says of itself: notes, stationarity of its end."""
+    """Return the notes of an attack that grew, and the stationarity of its end."""
     if grower is None or state.population is None:
         return (), ()
-    found, notes = grower.verdict(state), list(grower.notes.values())
+    notes = [grower.note] if grower.note else []
     kinds = {event["kind"] for event in state.population.events}
-    if not kinds & {"split", "random", "frank-wolfe"}:
+    if grower.strategy.event not in kinds:
         why = "no candidate was unstable" if kinds else "no round was due within the steps"
         notes.append(f"growth: no candidate was added, {why}")
     for run, reason in enumerate(state.population.stopped):
         if reason == "limit":
             notes.append(f"growth: restart {run} stopped growing at its limit of candidates")
-    return tuple(notes), tuple(found)
+    return tuple(notes), tuple(grower.stationarity(state))
 
 
 def prepare(

@@ -327,14 +327,9 @@ class Solver:
             return state
         return state.replace(population=Population.start(config.restarts, self.problem.labels))
 
-    def draw(self, run: int, count: int, generator: torch.Generator) -> Tensor:
-        """So many more candidates for this run, as at its start."""
-        return self._draw(self.settings.one(run).sigma, generator, count)
-
-    def _draw(self, sigma: float, generator: torch.Generator, count: int = 0) -> Tensor:
-        """Draw (count, *shape) normal numbers with standard deviation ``sigma``."""
-        count = count or self.sizes[1]
-        x = torch.randn(count, *self.shape, generator=generator, dtype=torch.float64)
+    def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
+        """Draw the candidates of one run, normal numbers with standard deviation ``sigma``."""
+        x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
         return x.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:

@@ -1,279 +1,134 @@
-"""Which candidates to split, along what, and how far (Shen et al. 2026, section 5).
+"""Sample splitting: which candidates split, along what, and how far (Shen et al. 2026, section 5).
 
-The splitting matrix is an operator:
-
-    S(x_i) = -2 sum_p w_p r_p Hess_x f_p(x_i),     f(x_i) = grad_theta <u_i, Phi(theta; x_i)>
-
-r = target - sum_i f(x_i) is held fixed, w are the layers' weights in the loss, and u_i carries the
-multiplier lam_i, so that no factor lam_i is written. Splitting x_i into x_i +- eta v, half the
-multiplier each, keeps the loss even in eta and changes it by
+A candidate x_i is unstable if its splitting matrix S(x_i) has a negative eigenvalue (``curvature.py``). It
+is split along the eigenvector v: x_i becomes x_i + eta v and x_i - eta v, each with half the multiplier. The
+loss is even in eta and changes by
 
     eta^2 / 2 v'S v + O(eta^4)
 
-so a direction of negative curvature of S lowers it, also where the Hessian of the loss, which is S
-plus the square 2 |sum_i f'(x_i)[v_i]|^2, has none. Tied multipliers move with the candidates'
-outputs inside f; which rivals count in a multiclass objective is held fixed.
+so a split along negative curvature lowers the loss, even where the Hessian of the loss is positive definite.
 
-x, v: (R, m, *shape); lam: (R, m, ...); the products are forward-mode derivatives of the engine's
-gradient for MLPs, and automatic differentiation three times over for any other network.
-
-Lanczos gives the least eigenpair of every splitting matrix S(x_i) at once. Several candidates split
-in one round share one residual, so their gains do not add up: the steps are found jointly. Where f
-has degree at most 3 in x the loss is exactly
+All splits of a round share one residual, so their gains do not add up and their steps are found jointly. If f
+is a polynomial of degree at most 3 in x, the loss is exactly
 
     L(eta) = || r - 1/2 sum_i eta_i^2 f''(x_i)[v_i, v_i] ||_w^2
 
-nonnegative least squares in eta_i^2; for one candidate eta^2 = -v'Sv / |f''[v, v]|_w^2 and the gain
-is the share cos^2(r, f''[v, v]) of the loss. Elsewhere one line search along eta_i^2 ~ -v_i'S v_i,
-the steepest descent in eta^2.
+which is a nonnegative least-squares problem in eta_i^2. For one candidate its solution is
+eta^2 = -v'S v / |f''[v, v]|_w^2, and the gain is the share cos^2(r, f''[v, v]) of the loss. For any other f
+there is one line search along eta_i^2 ~ -v_i'S v_i, the steepest descent in eta^2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from residuum.attacks.stationarity.curvature import Curvature, lowest_curvature, residuals
+from residuum.attacks.stationarity.growth import GrowthStrategy, Proposal, Round
 from residuum.attacks.stationarity.problem import Problem
-from residuum.engine.explicit import Candidates
-from residuum.networks import Polynomial
+from residuum.attacks.stationarity.slots import Newcomer
+from residuum.attacks.stationarity.solver import Solver
+from residuum.errors import InputError
+from residuum.networks import Polynomial, SigmoidReLU, Softplus
 from residuum.theory.multipliers import factor_dense, solve
 
-ITERATIONS = 20  # of Lanczos: a direction of negative curvature is wanted, not its last digits
 HALVINGS = 14  # step lengths that a line search tries, each half of the one before
-Product = Callable[[Tensor], Tensor]
+VANISHING = 20.0  # sharpness times pre-activation above which a surrogate has no curvature left
 
 
-class Curvature:
-    """Products with S at one point (x, lam), for all candidates at once; r is computed here."""
+class SampleSplitting(GrowthStrategy):
+    """Split the most unstable candidates of every run along their least eigenvectors.
 
-    def __init__(self, problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> None:
-        self.problem, self.x, self.lam, self.sharpness = problem, x, lam, sharpness
-        if (equation := problem.explicit) is None:
-            self.residuals = [self._residual(run) for run in range(len(x))]
-            return
-        self.given = problem.objective, problem.activation(sharpness)
-        with torch.no_grad():
-            self.errors = equation.errors(problem.candidates(x, lam), *self.given)
+    A candidate is unstable if its least eigenvalue lies below minus a threshold. The threshold is absolute
+    as published, or relative to the loss over a squared length, which is the unit of an eigenvalue of S. A
+    run whose loss would not fall keeps its candidates.
+    """
 
-    def split(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
-        """S(x_i) v_i for these candidates; v: like x[:, rows]."""
-        if (equation := self.problem.explicit) is None:
-            return torch.stack([self._split_generic(run, part, rows) for run, part in enumerate(v)])
-        at = self.problem.candidates(self.x, self.lam)[rows]
-        return _along(at, v, lambda dual: equation.pull(dual, self.errors, *self.given)[0])
+    event: ClassVar[str] = "split"
 
-    def slope(self, x: Tensor, lam: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient in x and values (R, k) of sum_p -2 w_p r_p f_p for NEW candidates, r fixed.
+    def check(self, solver: Solver) -> None:
+        """Refuse true ReLU derivatives.
 
-        labels: (R, k). A value is the derivative of the loss along the candidate's multipliers.
+        Raises:
+            InputError: If the network has ReLUs and nothing replaces their derivative.
         """
-        if (equation := self.problem.explicit) is None:
-            each = enumerate(zip(x, lam, labels, strict=True))
-            pairs = [self._slope_generic(run, *own) for run, own in each]
-            return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
-        at = self.problem.with_labels(labels).candidates(x, lam)
-        with torch.no_grad():
-            gradient, value = equation.pull(at, self.errors, *self.given)
-        return gradient.view_as(x), value
+        has_relu = any(isinstance(module, nn.ReLU) for module in solver.model.modules())
+        if solver.problem.surrogate == "none" and has_relu:
+            raise InputError(
+                "Splitting needs curvature, and with true ReLU derivatives there is none: inside "
+                "an activation pattern f is affine in x, so S is zero almost everywhere.",
+                "Use --surrogate sigmoid or softplus.",
+            )
 
-    def full(self, v: Tensor) -> Tensor:
-        """Hess_x L v, the whole Hessian of the loss: candidates influence each other through r."""
-        if (equation := self.problem.explicit) is None:
-            return torch.stack([self._full_generic(run, part) for run, part in enumerate(v)])
-        at = self.problem.candidates(self.x, self.lam)
-        return _along(at, v, lambda dual: equation.evaluate(dual, *self.given, False)[1])
-
-    def _sum(self, run: int, x: Tensor, lam: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        total: dict[str, Tensor] = {}
-        for i, model in enumerate(self.problem.models(self.sharpness, run)):
-            for name, term in self.problem.sum_of_gradients(model, i, x, lam, labels).items():
-                total[name] = total[name] + term if name in total else term
-        return total
-
-    def _left(self, run: int, x: Tensor) -> dict[str, Tensor]:
-        problem, models = self.problem, self.problem.models(self.sharpness, run)
-        return problem.residual(models, x, self.lam[run].detach(), problem.labels_of(run))
-
-    @torch.enable_grad()
-    def _residual(self, run: int) -> dict[str, Tensor]:
-        """-2 w r of one run by parameter name."""
-        left = self._left(run, self.x[run].detach())
-        weights = zip(self.problem.groups.values(), self.problem.layer_weights, strict=True)
-        return {name: (-2 * w * left[name]).detach() for names, w in weights for name in names}
-
-    @torch.enable_grad()
-    def _slope_generic(
-        self, run: int, x: Tensor, lam: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Gradient in x and per-candidate values of <-2 w r, f>; the values candidate by candidate."""
-        xr = x.detach().requires_grad_()
-        values = []
-        for i in range(len(x)):
-            total = self._sum(run, xr[i : i + 1], lam[i : i + 1].detach(), labels[i : i + 1])
-            values.append(_inner(self.residuals[run], total))
-        (gradient,) = torch.autograd.grad(torch.stack(values).sum(), xr)
-        return gradient, torch.stack(values).detach()
-
-    @torch.enable_grad()
-    def _split_generic(self, run: int, v: Tensor, rows: slice) -> Tensor:
-        xr = self.x[run, rows].detach().requires_grad_()
-        total = self._sum(run, xr, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows])
-        return _product(_inner(self.residuals[run], total), xr, v)
-
-    @torch.enable_grad()
-    def _full_generic(self, run: int, v: Tensor) -> Tensor:
-        xr = self.x[run].detach().requires_grad_()
-        return _product(self.problem.squares(self._left(run, xr)) @ self.problem.weights, xr, v)
+    def propose(self, now: Round) -> Proposal:
+        """Propose one newcomer per split; its parent takes the other half."""
+        settings, exact = now.config.growth, has_exact_degree(now.solver.model)
+        curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
+        lowest = lowest_curvature(curvature, now.noise, now.free)
+        values = lowest.values.masked_fill(~now.active, torch.inf)
+        values = torch.where(torch.isfinite(values) | ~now.active, values, torch.inf)
+        threshold = now.x.new_full((now.runs,), settings.threshold)
+        if settings.relative:
+            loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
+            threshold = threshold * loss / now.length().square().clamp(min=1e-12)
+        rank = values.argsort(1).argsort(1)  # 0 for the least
+        quota = torch.tensor(now.quota, device=now.x.device)
+        chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
+        longest = torch.full_like(threshold, torch.inf) if exact else now.length() / 2
+        if settings.eta > 0:
+            longest = torch.full_like(threshold, settings.eta)
+        bend = values.nan_to_num(posinf=0.0)
+        step = joint_step(curvature, lowest.vectors, bend, chosen, longest, exact, now.clamp)
+        newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
+        for run, slot in step.eta.nonzero().tolist():
+            eta, value = step.eta[run, slot], values[run, slot]
+            x, shift = now.x[run, slot], eta * lowest.vectors[run, slot]
+            plus, minus = (now.clamp((x + sign * shift)[None, None])[0, 0] for sign in (1, -1))
+            half, label = now.lam[run, slot] / 2, now.problem.labels_of(run)[slot]
+            predicted = eta**2 * value / 2
+            figures = {
+                "eigenvalue": float(value),
+                "eta": float(eta),
+                "predicted": float(predicted),
+            }
+            newcomers[run].append(Newcomer(minus, half, label, slot, plus, figures))
+        return Proposal(newcomers, step.before, step.after, values.amin(1), flat_note(now))
 
 
-def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Tensor:
-    """(R, P) sqrt(w) r, so that the loss is the squared norm of a row (up to a constant outside)."""
-    curvature = Curvature(problem, x, lam, sharpness)
-    parts = []
-    layers = zip(problem.groups.values(), problem.layer_weights, strict=True)
-    for i, (names, w) in enumerate(layers):
-        if w == 0:
-            continue
-        if problem.explicit is not None:
-            error = curvature.errors[i]
-            assert error is not None
-            tensors = [t for t in error if t is not None]
-        else:
-            tensors = [torch.stack([r[n] for r in curvature.residuals]) for n in names]
-        parts += [t.flatten(1) / (-2 * w**0.5) for t in tensors]
-    return torch.cat(parts, 1)
+def flat_note(now: Round) -> str:
+    """Return a note if the surrogate is so sharp that S vanishes for most candidates, else ""."""
+    equation = now.problem.explicit
+    if equation is None:
+        return ""
+    surrogate = now.problem.activation(now.sharpness)
+    if not isinstance(surrogate, SigmoidReLU | Softplus):
+        return ""
+    hidden = equation.pre_activations(now.x.flatten(2), surrogate)
+    nearest = torch.stack([(z * now.sharpness).abs().amin(2) for z in hidden]).amin(0)
+    is_flat = nearest[now.active] > VANISHING
+    if not bool(is_flat.double().mean() > 0.5):
+        return ""
+    return (
+        f"splitting: at step {now.step} the surrogate is so sharp that S vanishes for "
+        f"{int(is_flat.sum())} of {len(is_flat)} candidates (sharpness times the nearest "
+        f"pre-activation above {VANISHING:g}); lower --sharpness to let them split"
+    )
 
 
-def exact_degree(model: nn.Module) -> bool:
-    """Whether f is a polynomial of degree at most 3 in x: then L is exactly quadratic in eta^2."""
+def has_exact_degree(model: nn.Module) -> bool:
+    """Return True if f is a polynomial of degree at most 3 in x, so that L is quadratic in eta^2."""
     activation = getattr(model, "activation", None)
     one_layer = getattr(model, "hidden", 0) == 1
     return isinstance(activation, Polynomial) and activation.degree <= 3 and one_layer
 
 
-def _product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:
-    """Hessian of ``value`` in x times v; zero where x does not enter twice."""
-    (gradient,) = torch.autograd.grad(value, x, create_graph=True, materialize_grads=True)
-    if not gradient.requires_grad:
-        return torch.zeros_like(x)
-    (found,) = torch.autograd.grad(gradient, x, v, allow_unused=True)
-    return torch.zeros_like(x) if found is None else found
-
-
-def _inner(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
-    return torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
-
-
-def _along(at: Candidates, v: Tensor, gradient: Callable[[Candidates], Tensor]) -> Tensor:
-    """Derivative of a gradient in x along v, in forward mode."""
-    # Gradients are enabled for the surrogate's own derivative rule; nothing requires any.
-    with torch.enable_grad(), forward_ad.dual_level():
-        dual = replace(at, x=forward_ad.make_dual(at.x, v.flatten(2)))
-        tangent = forward_ad.unpack_dual(gradient(dual)).tangent
-    return torch.zeros_like(v) if tangent is None else tangent.view_as(v)
-
-
-@dataclass(frozen=True)
-class Lowest:
-    """values: (R, m) least eigenvalue of S(x_i); vectors: like x, unit length."""
-
-    values: Tensor
-    vectors: Tensor
-
-
-def lowest_curvature(
-    curvature: Curvature,
-    start: Tensor,
-    free: Tensor | None = None,
-    iterations: int = ITERATIONS,
-    workspace: int = 2**31,
-) -> Lowest:
-    """Least eigenpair of every S(x_i), candidates in chunks whose vectors fit the workspace.
-
-    start: like x, random.
-    free: like x, 1 where a coordinate may move both ways (inside the box).
-    """
-    x = curvature.x
-    one = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
-    equation = curvature.problem.explicit
-    if equation is not None:
-        one += 30 * x.element_size() * len(x) * sum(equation.widths[1:]) * len(equation.points)
-    chunk = max(1, workspace // one)
-    values, vectors = [], []
-    for i in range(0, x.shape[1], chunk):
-        rows = slice(i, min(i + chunk, x.shape[1]))
-        mask = x.new_ones(()) if free is None else free[:, rows]
-
-        def product(v: Tensor, rows: slice = rows, mask: Tensor = mask) -> Tensor:
-            return (curvature.split(v.view_as(x[:, rows]) * mask, rows) * mask).flatten(2)
-
-        found = lanczos(product, (start[:, rows] * mask).flatten(2), iterations)
-        values.append(found[0])
-        vectors.append(found[1].view_as(x[:, rows]))
-    return Lowest(torch.cat(values, 1), torch.cat(vectors, 1))
-
-
-def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Least eigenvalues (...) and unit eigenvectors (..., d) of a batch of symmetric operators.
-
-    start: (..., d). Every vector is orthogonalised twice against all before it. A space that is
-    exhausted early goes on with zero vectors, whose diagonal entries are set above all others.
-    """
-    iterations = min(iterations, start.shape[-1])
-    tiny = torch.finfo(start.dtype).eps ** 0.75
-    q = start / start.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(start.dtype).tiny)
-    basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
-    diagonal = start.new_zeros(*start.shape[:-1], iterations)
-    off = torch.zeros_like(diagonal)
-    scale = start.new_zeros(start.shape[:-1])
-    for j in range(iterations):
-        basis[..., j, :] = q
-        w = product(q)
-        diagonal[..., j] = (w * q).sum(-1)
-        known = basis[..., : j + 1, :]
-        for _ in range(2):
-            w = w - ((known @ w[..., None]) * known).sum(-2)
-        beta = w.norm(dim=-1)
-        scale = torch.maximum(scale, torch.maximum(diagonal[..., j].abs(), beta))
-        going = beta > tiny * scale
-        off[..., j] = torch.where(going, beta, 0.0)
-        q = torch.where(going[..., None], w / torch.where(going, beta, 1.0)[..., None], 0.0)
-    dead = basis.square().sum(-1) < 0.5
-    dead[..., 0] = False  # a start of zero: the value is 0 and its vector too
-    diagonal = torch.where(dead, 4 * scale[..., None] + 1, diagonal)
-    inner = off[..., : iterations - 1]
-    matrix = torch.diag_embed(diagonal) + torch.diag_embed(inner, 1) + torch.diag_embed(inner, -1)
-    values, vectors = torch.linalg.eigh(matrix)
-    combined = (vectors[..., :, :1] * basis).sum(-2)
-    length = combined.norm(dim=-1, keepdim=True)
-    return values[..., 0], combined / torch.where(length > 0.5, length, 1.0)
-
-
-def second_order(
-    problem: Problem,
-    x: Tensor,
-    lam: Tensor,
-    sharpness: float | Tensor,
-    start: Tensor,
-    iterations: int = 2 * ITERATIONS,
-) -> tuple[Tensor, Tensor]:
-    """(R,) |grad_x L| and lam_min(Hess_x L) of the equation's loss, Lanczos on the full Hessian."""
-    gradient = problem.evaluate(x, lam, sharpness).grad_x.flatten(1).norm(dim=1)
-    curvature = Curvature(problem, x, lam, sharpness)
-
-    def product(v: Tensor) -> Tensor:
-        return curvature.full(v.view_as(x)).flatten(1)
-
-    return gradient, lanczos(product, start.flatten(1), iterations)[0]
-
-
 @dataclass(frozen=True)
 class JointStep:
-    """eta: (R, m), 0 where a candidate stays whole; before, after: (R,) loss of the equation."""
+    """Step lengths (R, m), 0 for a candidate that is not split, and the loss (R,) before and after."""
 
     eta: Tensor
     before: Tensor
@@ -289,21 +144,25 @@ def joint_step(
     exact: bool = False,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> JointStep:
-    """Step lengths of all chosen candidates together; a run whose loss would not fall stays as it is.
+    """Find the step lengths of all chosen candidates together; they are 0 in a run whose loss would not fall.
 
-    bend: (R, m) v'Sv.
-    chosen: (R, m).
-    longest: (R,) bound on every eta.
-    exact: f has degree <= 3.
+    Args:
+        curvature: The splitting matrices, with the candidates and their multipliers.
+        v: Directions with the shape of x.
+        bend: v'Sv (R, m).
+        chosen: The candidates to split (R, m).
+        longest: Bound on every eta of a run (R,).
+        exact: Whether f has a degree of at most 3, so that the steps are known in closed form.
+        clamp: Projection into the known box.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
-    wanted = (-bend).clamp(min=0) * chosen
+    descent = (-bend).clamp(min=0) * chosen
     if exact:
         base = torch.stack([_closed_form(curvature, run, v, chosen[run]) for run in range(len(x))])
         base = torch.minimum(base, longest[:, None])
     else:
-        top = wanted.amax(1, keepdim=True)
-        base = longest[:, None] * (wanted / torch.where(top > 0, top, 1.0)).sqrt()
+        top = descent.amax(1, keepdim=True)
+        base = longest[:, None] * (descent / torch.where(top > 0, top, 1.0)).sqrt()
     before = problem.evaluate(x, lam, curvature.sharpness).loss
     best, eta = before.clone(), torch.zeros_like(base)
     for halving in range(HALVINGS):
@@ -325,37 +184,41 @@ def offspring(
     eta: Tensor,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> tuple[Tensor, Tensor, Problem]:
-    """2m candidates: x + eta v, then x - eta v, half the multiplier each; 0 in place of no sibling.
+    """Return 2m candidates x + eta v and x - eta v, their multipliers, and the problem with their labels.
 
-    Slots of all runs stay aligned, so that runs with different splits are evaluated in one batch.
-    x, v: (R, m, *shape); eta: (R, m).
+    Each half has half the multiplier. A candidate that is not split (eta = 0) keeps its multiplier, and its
+    second half has none. The slots of all runs stay aligned, so that runs with different splits are
+    evaluated in one batch.
     """
-    moved = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
+    shift = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
     half = lam / 2
     labels = problem.labels.expand(len(x), -1)
     return (
-        torch.cat([clamp(x + moved), clamp(x - moved)], 1),
+        torch.cat([clamp(x + shift), clamp(x - shift)], 1),
         torch.cat([torch.where(split, half, lam), torch.where(split, half, 0.0)], 1),
         problem.with_labels(torch.cat([labels, labels], 1)),
     )
 
 
 def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> Tensor:
-    """(m,) eta of one run by nonnegative least squares; f of degree <= 3.
+    """Return eta (m,) of one run by nonnegative least squares; f has a degree of at most 3.
 
-    f''[v, v] = f(x + v) + f(x - v) - 2 f(x) exactly, each candidate taken as a run of its own.
+    Then f''[v, v] = f(x + v) + f(x - v) - 2 f(x) exactly. Each candidate is evaluated as a run of its own.
     """
     eta, index = chosen.to(v.dtype) * 0, chosen.nonzero()[:, 0]
     if not len(index):
         return eta
     x, lam = curvature.x[run, index][:, None], curvature.lam[run, index][:, None]
     problem, labels = curvature.problem, curvature.problem.labels_of(run)
-    alone, step = problem.with_labels(labels[index][:, None]), v[run, index][:, None]
-    at = [residuals(alone, x + t * step, lam, curvature.sharpness) for t in (-1, 0, 1)]
-    columns = -(at[0] + at[2] - 2 * at[1]) / 2
-    own = problem.with_labels(labels[None]), curvature.x[run][None], curvature.lam[run][None]
-    target = residuals(*own, curvature.sharpness)[0]
+    single, step = problem.with_labels(labels[index][:, None]), v[run, index][:, None]
+    minus, center, plus = (
+        residuals(single, x + t * step, lam, curvature.sharpness) for t in (-1, 0, 1)
+    )
+    columns = -(minus + plus - 2 * center) / 2
+    run_problem = problem.with_labels(labels[None])
+    run_x, run_lam = curvature.x[run][None], curvature.lam[run][None]
+    target = residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
     squares = solve(factor_dense(columns.cpu().double(), target.cpu().double()), free=False)
     eta[index] = squares.clamp(min=0).sqrt().to(eta)
     return eta

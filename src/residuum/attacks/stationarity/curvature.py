@@ -1,0 +1,258 @@
+"""The splitting matrix of every candidate and its least eigenpair (Shen et al. 2026, section 5).
+
+The splitting matrix of candidate x_i is
+
+    S(x_i) = -2 sum_p w_p r_p Hess_x f_p(x_i),     f(x_i) = grad_theta <u_i, Phi(theta; x_i)>
+
+The residual r = target - sum_i f(x_i) is held fixed, and w are the weights of the layers in the loss. The
+multiplier lam_i is part of u_i, so no factor lam_i is written. Tied multipliers move with the outputs of the
+candidates inside f. The rivals that count in a multiclass objective are held fixed.
+
+The Hessian of the loss in all candidates is S plus the square 2 |sum_i f'(x_i)[v_i]|^2. S can therefore have
+negative curvature where the Hessian has none.
+
+S is never formed. Its products S v are forward-mode derivatives of the engine's gradient for MLPs, and
+automatic differentiation three times over for any other network. Lanczos gives the least eigenpairs of all
+candidates at once. Shapes: x and v are (R, m, *shape), lam is (R, m, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from residuum.attacks.stationarity.problem import Problem
+from residuum.engine.explicit import Candidates
+
+ITERATIONS = 20  # of Lanczos: enough for a direction of negative curvature, not for its last digits
+Product = Callable[[Tensor], Tensor]
+
+
+class Curvature:
+    """Products with S and with the whole Hessian at one point (x, lam), for all candidates at once.
+
+    The residual is computed once, when the object is made.
+    """
+
+    def __init__(self, problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> None:
+        self.problem, self.x, self.lam, self.sharpness = problem, x, lam, sharpness
+        if (equation := problem.explicit) is None:
+            self.residuals = [self._residual(run) for run in range(len(x))]
+            return
+        self.activation = problem.activation(sharpness)
+        with torch.no_grad():
+            candidates = problem.candidates(x, lam)
+            self.errors = equation.errors(candidates, problem.objective, self.activation)
+
+    def split(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Return S(x_i) v_i for the candidates in ``rows``; v has the shape of x[:, rows]."""
+        if (equation := self.problem.explicit) is None:
+            return torch.stack(
+                [self._split_generic(run, vectors, rows) for run, vectors in enumerate(v)]
+            )
+        candidates, objective = (
+            self.problem.candidates(self.x, self.lam)[rows],
+            self.problem.objective,
+        )
+
+        def gradient(dual: Candidates) -> Tensor:
+            return equation.pull(dual, self.errors, objective, self.activation)[0]
+
+        return _derivative_along(v, gradient, candidates)
+
+    def full(self, v: Tensor) -> Tensor:
+        """Return Hess_x L v for the whole Hessian, in which candidates meet through r."""
+        if (equation := self.problem.explicit) is None:
+            return torch.stack([self._full_generic(run, vectors) for run, vectors in enumerate(v)])
+        candidates, objective = self.problem.candidates(self.x, self.lam), self.problem.objective
+
+        def gradient(dual: Candidates) -> Tensor:
+            return equation.evaluate(dual, objective, self.activation, False)[1]
+
+        return _derivative_along(v, gradient, candidates)
+
+    def sum_of_gradients(
+        self, run: int, x: Tensor, lam: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """Return sum_i f(x_i) of one run by parameter name, for any network."""
+        total: dict[str, Tensor] = {}
+        for i, model in enumerate(self.problem.models(self.sharpness, run)):
+            for name, term in self.problem.sum_of_gradients(model, i, x, lam, labels).items():
+                total[name] = total[name] + term if name in total else term
+        return total
+
+    def _residual_at(self, run: int, x: Tensor) -> dict[str, Tensor]:
+        problem, models = self.problem, self.problem.models(self.sharpness, run)
+        return problem.residual(models, x, self.lam[run].detach(), problem.labels_of(run))
+
+    @torch.enable_grad()
+    def _residual(self, run: int) -> dict[str, Tensor]:
+        """Return -2 w r of one run by parameter name."""
+        residual = self._residual_at(run, self.x[run].detach())
+        weights = zip(self.problem.groups.values(), self.problem.layer_weights, strict=True)
+        return {name: (-2 * w * residual[name]).detach() for names, w in weights for name in names}
+
+    @torch.enable_grad()
+    def _split_generic(self, run: int, v: Tensor, rows: slice) -> Tensor:
+        xr = self.x[run, rows].detach().requires_grad_()
+        total = self.sum_of_gradients(
+            run, xr, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows]
+        )
+        return _hessian_product(inner(self.residuals[run], total), xr, v)
+
+    @torch.enable_grad()
+    def _full_generic(self, run: int, v: Tensor) -> Tensor:
+        xr = self.x[run].detach().requires_grad_()
+        return _hessian_product(
+            self.problem.squares(self._residual_at(run, xr)) @ self.problem.weights, xr, v
+        )
+
+
+def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Tensor:
+    """Return sqrt(w) r as rows (R, P), whose squared norms are the loss up to a constant."""
+    curvature = Curvature(problem, x, lam, sharpness)
+    blocks = []
+    layers = zip(problem.groups.values(), problem.layer_weights, strict=True)
+    for i, (names, w) in enumerate(layers):
+        if w == 0:
+            continue
+        if problem.explicit is not None:
+            error = curvature.errors[i]
+            assert error is not None
+            tensors = [t for t in error if t is not None]
+        else:
+            tensors = [torch.stack([r[n] for r in curvature.residuals]) for n in names]
+        blocks += [t.flatten(1) / (-2 * w**0.5) for t in tensors]
+    return torch.cat(blocks, 1)
+
+
+def _hessian_product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:
+    """Return the Hessian of ``value`` in x times v, zero if ``value`` is linear in x."""
+    (gradient,) = torch.autograd.grad(value, x, create_graph=True, materialize_grads=True)
+    if not gradient.requires_grad:
+        return torch.zeros_like(x)
+    (product,) = torch.autograd.grad(gradient, x, v, allow_unused=True)
+    return torch.zeros_like(x) if product is None else product
+
+
+def inner(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
+    """Return the inner product over the parameters of ``b``."""
+    return torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
+
+
+def _derivative_along(
+    v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
+) -> Tensor:
+    """Return the derivative of a gradient in x along v, in forward mode."""
+    # Gradients are enabled for the surrogate's derivative rule. No tensor requires any.
+    with torch.enable_grad(), forward_ad.dual_level():
+        dual = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
+        tangent = forward_ad.unpack_dual(gradient(dual)).tangent
+    return torch.zeros_like(v) if tangent is None else tangent.view_as(v)
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """Least eigenvalues (R, m) of every S(x_i), and unit eigenvectors with the shape of x."""
+
+    values: Tensor
+    vectors: Tensor
+
+
+def lowest_curvature(
+    curvature: Curvature,
+    start: Tensor,
+    free: Tensor | None = None,
+    iterations: int = ITERATIONS,
+    workspace: int = 2**31,
+) -> Lowest:
+    """Find the least eigenpair of every S(x_i), in chunks of candidates that fit the workspace.
+
+    Args:
+        curvature: The splitting matrices.
+        start: Random numbers with the shape of x.
+        free: 1 where a coordinate may move both ways and 0 elsewhere, with the shape of x; None if all may.
+        iterations: Steps of Lanczos.
+        workspace: Bytes that the vectors of a chunk may take.
+    """
+    x = curvature.x
+    candidate_bytes = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
+    equation = curvature.problem.explicit
+    if equation is not None:
+        candidate_bytes += (
+            30 * x.element_size() * len(x) * sum(equation.widths[1:]) * len(equation.points)
+        )
+    chunk = max(1, workspace // candidate_bytes)
+    values, vectors = [], []
+    for i in range(0, x.shape[1], chunk):
+        rows = slice(i, min(i + chunk, x.shape[1]))
+        mask = x.new_ones(()) if free is None else free[:, rows]
+
+        def product(v: Tensor, rows: slice = rows, mask: Tensor = mask) -> Tensor:
+            return (curvature.split(v.view_as(x[:, rows]) * mask, rows) * mask).flatten(2)
+
+        value, vector = lanczos(product, (start[:, rows] * mask).flatten(2), iterations)
+        values.append(value)
+        vectors.append(vector.view_as(x[:, rows]))
+    return Lowest(torch.cat(values, 1), torch.cat(vectors, 1))
+
+
+def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Return least eigenvalues (...) and unit eigenvectors (..., d) of a batch of symmetric operators.
+
+    Every vector is orthogonalized twice against all earlier ones. If a Krylov space is exhausted early, zero
+    vectors follow, whose diagonal entries are set above all others. ``start`` has the shape (..., d).
+    """
+    iterations = min(iterations, start.shape[-1])
+    tiny = torch.finfo(start.dtype).eps ** 0.75
+    q = start / start.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(start.dtype).tiny)
+    basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
+    diagonal = start.new_zeros(*start.shape[:-1], iterations)
+    off = torch.zeros_like(diagonal)
+    scale = start.new_zeros(start.shape[:-1])
+    for j in range(iterations):
+        basis[..., j, :] = q
+        w = product(q)
+        diagonal[..., j] = (w * q).sum(-1)
+        earlier = basis[..., : j + 1, :]
+        for _ in range(2):
+            w = w - ((earlier @ w[..., None]) * earlier).sum(-2)
+        beta = w.norm(dim=-1)
+        scale = torch.maximum(scale, torch.maximum(diagonal[..., j].abs(), beta))
+        is_new = beta > tiny * scale
+        off[..., j] = torch.where(is_new, beta, 0.0)
+        q = torch.where(is_new[..., None], w / torch.where(is_new, beta, 1.0)[..., None], 0.0)
+    is_zero = basis.square().sum(-1) < 0.5
+    is_zero[..., 0] = False  # a start of zero: the value is 0 and its vector too
+    diagonal = torch.where(is_zero, 4 * scale[..., None] + 1, diagonal)
+    side = off[..., : iterations - 1]
+    matrix = torch.diag_embed(diagonal) + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    combined = (vectors[..., :, :1] * basis).sum(-2)
+    length = combined.norm(dim=-1, keepdim=True)
+    return values[..., 0], combined / torch.where(length > 0.5, length, 1.0)
+
+
+def second_order(
+    problem: Problem,
+    x: Tensor,
+    lam: Tensor,
+    sharpness: float | Tensor,
+    start: Tensor,
+    iterations: int = 2 * ITERATIONS,
+) -> tuple[Tensor, Tensor]:
+    """Return |grad_x L| and lam_min(Hess_x L) of the equation's loss, (R,) each.
+
+    The eigenvalue comes from Lanczos on the whole Hessian.
+    """
+    gradient = problem.evaluate(x, lam, sharpness).grad_x.flatten(1).norm(dim=1)
+    curvature = Curvature(problem, x, lam, sharpness)
+
+    def product(v: Tensor) -> Tensor:
+        return curvature.full(v.view_as(x)).flatten(1)
+
+    return gradient, lanczos(product, start.flatten(1), iterations)[0]
