@@ -40,13 +40,13 @@ from residuum.attacks import AttackConfig, attack
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation import score
+from residuum.evaluation.roc import area_under_curve
 from residuum.evaluation.scoring import whole_pool
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Split, write_json
 from residuum.records.results import Exposure
 from residuum.records.rundir import environment
-from residuum.risk.canaries import auc
 from residuum.risk.run import Inserted, expose
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise, train
@@ -332,8 +332,8 @@ def has_ranking(outcome: np.ndarray[Any, Any]) -> bool:
 
 def area(values: Iterable[float | None], outcome: np.ndarray[Any, Any], sign: int = 1) -> float:
     """Of a figure for an outcome."""
-    found = torch.tensor([sign * (-1e9 if v is None else v) for v in values], dtype=torch.float64)
-    return auc(found, torch.from_numpy(outcome))
+    scores = np.array([sign * (-1e9 if v is None else v) for v in values], dtype=float)
+    return area_under_curve(scores, outcome)
 
 
 def fit() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import bootstrap
 from torch import Tensor
 
 import residuum as rs
@@ -213,10 +214,12 @@ def compared(
         within = [(part < bar).sum(1).tolist() for part in (values, chance)]
         what = f"{name}: samples within the threshold, {how}"
         out.row(what, _one(within[0]), None, _one(within[1]))
-    mean, low, high = bootstrap((before - after).mean(0))
+    gain = (before - after).mean(0)
+    drawn = bootstrap((gain,), np.mean, n_resamples=BOOTSTRAPS, method="percentile", rng=0)
+    low, high = drawn.confidence_interval
     what = f"{name}: mean gain in {metric} by splitting, all samples"
     note = f"95% interval {low:.3g} to {high:.3g}; chance: held-out samples"
-    out.row(what, mean, None, float((before_held - after_held).mean()), note=note)
+    out.row(what, float(gain.mean()), None, float((before_held - after_held).mean()), note=note)
     out.row(f"{name}: mean {metric} with splitting", float(abs(after.mean())))
     losses = [found.loss[:runs].nan_to_num(nan=math.inf).amin(1).tolist() for found in (none, arm)]
     out.row(f"{name}: final loss, without and with splitting", list(map(_one, losses)))
@@ -281,14 +284,6 @@ def top_kept(after: Array, before: Array, threshold: float) -> list[int]:
     """The samples the rule looks at, best first."""
     best = np.minimum(after, before)
     return [int(i) for i in np.argsort(best) if best[i] < threshold][:TOP]
-
-
-def bootstrap(difference: Array, seed: int = 0) -> tuple[float, float, float]:
-    """Mean over samples and its 95% percentile interval; samples are drawn again, all of them."""
-    rng = np.random.default_rng(seed)
-    draws = difference[rng.integers(0, len(difference), (BOOTSTRAPS, len(difference)))].mean(1)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(difference.mean()), float(low), float(high)
 
 
 # Does growing the candidate set help, and is it the curvature direction that helps? One victim; every

@@ -371,6 +371,7 @@ def _inspection() -> Inspection:
     return Inspection(
         "mlp:64-1000-1000-1",
         (64,),
+        64,
         1,
         (),
         1_066_001,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import jsonschema
 import pytest
 
 from residuum.auditing import AuditResult
-from residuum.auditing.artifacts import SCHEMA_VERSION, result_schema
+from residuum.auditing.artifacts import SCHEMA_VERSION, AuditRun, result_schema, write_artifacts
 from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
 from residuum.cli.main import COMMANDS, main
 from residuum.cli.options import flat
+from residuum.errors import OutputError
 from residuum.records import Knowledge
 from residuum.report.html import STATUS, model_card
 from residuum.report.sarif import RULE, sarif
@@ -144,6 +146,25 @@ def test_names_stay_text_in_the_model_card() -> None:
     assert "\n# head" not in text
     assert "a\\|b" in text
     assert "no guarantee" in text
+
+
+@pytest.mark.parametrize("name", ['a "b" \\ c\n\x7f\x00.npz', "données-\U0001f512.npz"])
+def test_any_file_name_is_kept_in_the_configuration(run: Path, tmp_path: Path, name: str) -> None:
+    result = AuditResult.load(run)
+    with AuditRun.open(tmp_path / "a") as folder:
+        write_artifacts(folder, result, sources={"checkpoint": "m.pt", "data": name})
+    text = (tmp_path / "a" / "config.toml").read_text(encoding="utf-8")
+    assert text.startswith("# Repeats this audit: residuum audit --config config.toml")
+    assert tomllib.loads(text)["data"] == name
+
+
+def test_a_file_name_that_is_no_text_is_refused(run: Path, tmp_path: Path) -> None:
+    sources = {"checkpoint": "m.pt", "data": "data-\udcff.npz"}
+    with (
+        AuditRun.open(tmp_path / "a") as folder,
+        pytest.raises(OutputError, match=r"Unicode text; 'data = \"data-\\udcff'"),
+    ):
+        write_artifacts(folder, AuditResult.load(run), sources=sources)
 
 
 def entry(page: str, name: str) -> str:

@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, false_discovery_control
 from torch import Tensor, nn
 
 import residuum as rs
@@ -337,14 +337,28 @@ def test_p_values_are_ranks_among_held_out_records() -> None:
     assert figures.ranked(own, held).tolist() == pytest.approx(naive)
 
 
-def test_discoveries_are_benjamini_and_hochbergs() -> None:
-    generator = torch.Generator().manual_seed(8)
-    for _ in range(50):
-        p = torch.rand(12, generator=generator, dtype=DOUBLE) ** 3
-        ordered = sorted(p.tolist())
-        passing = [k for k in range(12) if ordered[k] <= 0.05 * (k + 1) / 12]
-        bar = ordered[max(passing)] if passing else -1.0
-        assert figures.discoveries(p).tolist() == [value <= bar for value in p.tolist()]
+def test_kinks_call_records_by_the_rule_of_benjamini_and_hochberg(
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
+) -> None:
+    checkpoint, split, _ = digits
+    exposure = expose(checkpoint, split.train, split.holdout)
+    ordered = sorted(exposure.kink_p.tolist())
+    passing = [k for k in range(30) if ordered[k] <= 0.05 * (k + 1) / 30]
+    called = [value <= ordered[max(passing)] for value in exposure.kink_p.tolist()]
+    assert (exposure.kink_q <= 0.05).tolist() == called
+    assert exposure.called == sum(called) >= 5
+
+
+def test_intervals_of_a_mean_hold_it_as_often_as_they_say() -> None:
+    generator = torch.Generator().manual_seed(12)
+    draws = torch.rand(300, 40, generator=generator, dtype=DOUBLE) ** 2
+    intervals = [figures.mean_interval(row) for row in draws]
+    assert sum(low <= 1 / 3 <= high for low, high in intervals) >= 270
+    many = torch.rand(3000, generator=generator, dtype=DOUBLE)
+    assert figures.mean_interval(many) == pytest.approx(
+        figures.mean_interval(many[:2000]), abs=0.02
+    )
+    assert figures.mean_interval(torch.tensor([0.25], dtype=DOUBLE)) == (0.25, 0.25)
 
 
 def test_records_that_are_no_members_are_hardly_ever_called() -> None:
@@ -352,7 +366,8 @@ def test_records_that_are_no_members_are_hardly_ever_called() -> None:
     calls = 0
     for _ in range(400):
         counts = torch.poisson(torch.full((260,), 0.6), generator=generator)
-        calls += bool(figures.discoveries(figures.ranked(counts[:60], counts[60:])).any())
+        p_values = figures.ranked(counts[:60], counts[60:])
+        calls += bool((false_discovery_control(p_values) <= figures.LEVEL).any())
     assert calls <= 32  # 5% of 400, and three deviations
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from numpy.lib import format as npy
 from sklearn.datasets import load_digits
 
 from residuum.auditing import AuditResult
-from residuum.auditing.artifacts import read_settings, write_toml
+from residuum.auditing.artifacts import read_settings
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError, ResiduumError, UnsafeFileError
 from residuum.io.checkpoints import load_checkpoint, save_checkpoint
@@ -75,7 +76,7 @@ def toml(folder: Path) -> bytes:
         "sha256": {"data": "00"},
         "batches": [{"attack": "binary-kkt", "restarts": 1, "steps": 5, "seed": 0}],
     }
-    return write_toml(values).encode()
+    return tomli_w.dumps(values).encode()
 
 
 def read_checkpoint(path: Path) -> None:

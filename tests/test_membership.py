@@ -55,6 +55,15 @@ def test_apart_and_alike() -> None:
     assert np.mean([one.at_1 for one in areas]) == pytest.approx(0.01, abs=0.004)
 
 
+def test_a_loss_without_a_number_counts_as_a_large_loss() -> None:
+    rng = np.random.default_rng(2)
+    members, others = rng.random(30), 0.5 + rng.random(200)
+    finite = separation("loss", np.append(members, 9), np.append(others, 8))
+    for unbounded in (math.inf, math.nan):
+        extreme = separation("loss", np.append(members, unbounded), np.append(others, 8))
+        assert (extreme.auc, extreme.at_1) == (finite.auc, finite.at_1)
+
+
 def samples(task: str) -> tuple[Dataset, Dataset]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(150, 6, generator=generator)

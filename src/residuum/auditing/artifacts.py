@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from residuum.auditing.budget import Batch
@@ -147,9 +148,18 @@ def _config(result: AuditResult, sources: dict[str, Any]) -> str:
         "sha256": hashes,
         "batches": [vars(batch) for batch in result.batches],
     }
-    comment = "Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
+    known = {name: value for name, value in values.items() if value is not None}
+    comment = "# Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
     comment += " --trust-code" if model else ""
-    return write_toml(values, (comment,))
+    text = f"{comment}\n{tomli_w.dumps(known)}"
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        line = text[: problem.end].splitlines()[-1]
+        raise OutputError(
+            f"Names in a configuration must be Unicode text; {line!r} is not.", "Rename the file."
+        ) from problem
+    return text
 
 
 def _scores(result: AuditResult) -> dict[str, Any]:
@@ -293,46 +303,12 @@ def read_settings(path: Path) -> AuditSettings:
     return found.model_copy(update=placed)
 
 
-def write_toml(values: dict[str, Any], comments: tuple[str, ...] = ()) -> str:
-    """TOML of strings, numbers, truth values, one level of tables, and lists of tables."""
-    lines = [f"# {' '.join(line.split())}" for line in comments]
-    tables: list[str] = []
-    for name, value in values.items():
-        if value is None:
-            continue
-        if isinstance(value, dict):
-            tables += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in value.items())]
-        elif isinstance(value, list):
-            for row in value:
-                tables += ["", f"[[{name}]]", *(f"{k} = {_toml(v)}" for k, v in row.items())]
-        else:
-            lines.append(f"{name} = {_toml(value)}")
-    return "\n".join([*lines, *tables]) + "\n"
-
-
 def _beside(path: Path, name: str | None) -> str | None:
     """A file beside the configuration where there is one of that name; anything else as it is."""
     if name is None or Path(name).is_absolute():
         return name
     beside = path.parent / name
     return str(beside) if beside.exists() else name
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return _text(str(value)) if isinstance(value, str | Path) else repr(value)
-
-
-def _text(text: str) -> str:
-    """A basic string: quotes, backslashes and control characters escaped."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as problem:
-        raise OutputError(
-            f"Names in a configuration must be Unicode text; {text!r} is not.", "Rename the file."
-        ) from problem
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _reason(problem: Exception) -> str:

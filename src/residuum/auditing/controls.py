@@ -26,7 +26,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -41,6 +40,7 @@ from residuum.evaluation.matching import (
     why_not_calibrated,
 )
 from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, format_p, step_down
+from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.evaluation.scoring import DECIDING, control_of
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
@@ -534,16 +534,13 @@ def membership(checkpoint: Network, claim: Claim | None) -> Membership | None:
 def separation(by: str, mine: Array, others: Array) -> Separation:
     """Of a statistic that is small for training samples: ``mine`` are theirs."""
     n, pool = len(mine), len(others)
-    ranks = rankdata(np.concatenate([mine, others]))[:n]
-    auc = 1 - (ranks.sum() - n * (n + 1) / 2) / (n * pool)
+    scores, is_member = -np.concatenate([mine, others]), np.repeat([True, False], [n, pool])
     error = math.sqrt((n + pool + 1) / (12 * n * pool))
-    sorted_others = np.sort(others)
-
-    def found(rate: float) -> float | None:
-        allowed = math.floor(rate * pool + 1e-9)
-        return float((mine < sorted_others[allowed]).mean()) if allowed else None
-
-    return Separation(by, float(auc), error, *map(found, RATES))
+    shares = [
+        true_positive_rate(scores, is_member, rate) if rate * pool > 1 - 1e-9 else None
+        for rate in RATES
+    ]
+    return Separation(by, area_under_curve(scores, is_member), error, *shares)
 
 
 def _margins(checkpoint: Network, train: Dataset, pool: Dataset, outputs: Tensor) -> Array | None:

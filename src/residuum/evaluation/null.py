@@ -36,7 +36,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv
 
 from residuum.errors import InputError
 from residuum.evaluation.matching import STATE, Array, greedy_in_sets, why_not_calibrated
@@ -219,10 +218,10 @@ def count_interval(count: int, n: int, level: float = 0.95) -> tuple[float, floa
 
     Matches are one-to-one, so they are not; and chance is not subtracted.
     """
-    tail = (1 - level) / 2
-    low = 0.0 if count == 0 else betaincinv(count, n - count + 1, tail)
-    high = 1.0 if count == n else betaincinv(count + 1, n - count, 1 - tail)
-    return n * float(low), n * float(high)
+    from scipy.stats import binomtest
+
+    share = binomtest(count, n).proportion_ci(level, method="exact")
+    return n * float(share.low), n * float(share.high)
 
 
 def smallest_significant(n: int, pool: int) -> int | None:

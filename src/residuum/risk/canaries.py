@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 
-import torch
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 from torch import Tensor
 
 from residuum.errors import DataError
+from residuum.evaluation.matching import as_array
 from residuum.evaluation.null import count_interval
+from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.records.results import CanaryBound, Operating
 
 GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of all canaries that are guessed
@@ -91,13 +92,12 @@ def bound(
     part = 1 - (1 - confidence) / (len(GUESSES) * len(statistics))
     tried = []
     for name, statistic in statistics.items():
+        area = area_under_curve(as_array(statistic), as_array(inserted))
         for share in GUESSES:
             r, v = guessed(statistic, inserted, share)
-            tried.append(
-                (epsilon_bound(m, r, v, part, delta), auc(statistic, inserted), r, v, name)
-            )
+            tried.append((epsilon_bound(m, r, v, part, delta), area, r, v, name))
     epsilon, apart, r, v, named = max(tried)
-    chance = min(1.0, 2 * float(binom.cdf(min(count, m - count), m, 0.5)))
+    chance = binomtest(count, m).pvalue
     notes: tuple[str, ...] = ()
     if chance < UNFAIR:
         notes = (
@@ -107,19 +107,10 @@ def bound(
     return CanaryBound(m, count, epsilon, confidence, delta, r, v, named, points, apart, notes)
 
 
-def auc(statistic: Tensor, positive: Tensor) -> float:
-    """Probability that a positive has the larger statistic, ties counting half."""
-    own, other = statistic[positive].double(), statistic[~positive].double().sort().values
-    below = torch.searchsorted(other, own)
-    upto = torch.searchsorted(other, own, right=True)
-    return float((below + upto).double().mean() / (2 * len(other)))
-
-
 def _operating(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
     """True positives at a threshold that at most the share ``rate`` of canaries left out exceeds."""
-    out = statistic[~inserted].sort(descending=True).values
-    allowed = int(rate * len(out))
-    found = int((statistic[inserted] > out[allowed]).sum())
     total = int(inserted.sum())
-    low, high = count_interval(found, total)
-    return Operating(rate, allowed, found / total, (low / total, high / total))
+    allowed = int(rate * (len(inserted) - total))
+    share = true_positive_rate(as_array(statistic), as_array(inserted), rate)
+    low, high = count_interval(round(share * total), total)
+    return Operating(rate, allowed, share, (low / total, high / total))

@@ -59,7 +59,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from scipy.stats import bootstrap, false_discovery_control
 from torch import Tensor, nn
 
 from residuum.attacks.unmixing.ica import ROUNDING, Layer
@@ -388,7 +390,7 @@ class Case:
         else:
             control = kinks(chain, self.others).sum(1)
             found["p"] = ranked(counts.sum(1), control)
-            found["q"] = adjusted(found["p"])
+            found["q"] = torch.from_numpy(false_discovery_control(found["p"].numpy(force=True)))
         return Part({name: t.cpu() for name, t in found.items()}, notes=notes)
 
     def canaries_part(self, given: Inserted, watch: Watcher | None) -> Part:
@@ -718,21 +720,6 @@ def ranked(statistic: Tensor, held_out: Tensor) -> Tensor:
     return (1 + len(order) - below).double() / (len(order) + 1)
 
 
-def discoveries(p: Tensor, level: float = LEVEL) -> Tensor:
-    """(n,) which of the p-values Benjamini and Hochberg call at a false discovery rate of ``level``."""
-    return adjusted(p) <= level
-
-
-def adjusted(p: Tensor) -> Tensor:
-    """(n,) least level at which each would be called: min over k >= rank of n p_(k) / k."""
-    order = p.argsort()
-    steps = p[order] * len(p) / torch.arange(1, len(p) + 1, dtype=p.dtype, device=p.device)
-    least = steps.flip(0).cummin(0).values.flip(0).clamp(max=1)
-    found = torch.empty_like(p)
-    found[order] = least
-    return found
-
-
 def score(
     own: Tensor, heard: Tensor | None, reach: Tensor | None, values: int, rank: int | None
 ) -> Tensor:
@@ -810,13 +797,13 @@ def grouped(
     )
 
 
-def mean_interval(values: Tensor, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap of the mean over records, from the same draws every time; of many normal."""
-    n = len(values)
+def mean_interval(values: Tensor) -> tuple[float, float]:
+    """Return a 95% interval of the mean over records: a percentile bootstrap, normal for many records."""
+    n, mean = len(values), float(values.mean())
     if n > MANY:
         half = 1.96 * float(values.std()) / math.sqrt(n)
-        return float(values.mean()) - half, float(values.mean()) + half
-    generator = torch.Generator().manual_seed(0)
-    means = values[torch.randint(n, (DRAWS, n), generator=generator)].mean(1)
-    low, high = means.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(means)).tolist()
-    return low, high
+        return mean - half, mean + half
+    if n == 1:  # nothing to draw from, which scipy refuses
+        return mean, mean
+    drawn = bootstrap((values.numpy(),), np.mean, n_resamples=DRAWS, method="percentile", rng=0)
+    return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
