@@ -19,6 +19,7 @@ from residuum.attacks import AttackConfig
 from residuum.attacks.stationarity.objectives import Moment
 from residuum.cli.main import main
 from residuum.errors import InputError
+from residuum.io.release import open_release
 from residuum.io.release_knowledge import beside, with_release
 from residuum.surfaces.surface import MOMENT, SURFACES
 from tests.program import Capture, one_line, printed
@@ -80,7 +81,9 @@ def test_the_moment_in_a_file_is_that_of_the_live_optimiser(tmp_path: Path, name
                 if "param_names" in group:
                     group["param_names"] = [f"{prefix}{n}" for n in group["param_names"]]
         torch.save({"model": weights, "optimizer": state}, tmp_path / "m.pt")
-        found = beside(tmp_path / "m.pt", rs.load_checkpoint(tmp_path / "m.pt")).moment
+        found = beside(
+            open_release(tmp_path / "m.pt"), rs.load_checkpoint(tmp_path / "m.pt")
+        ).moment
         live = rs.moment_of(optimiser, model)
         assert found is not None
         assert {*found} == {*live}
@@ -93,9 +96,11 @@ def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
     optimiser = trained(model, torch.optim.SGD(head, 0.01, 0.9))
     torch.save({"model": model.state_dict(), "optim": optimiser.state_dict()}, tmp_path / "m.pt")
     released = rs.load_checkpoint(tmp_path / "m.pt")
-    knowledge = with_release(tmp_path / "m.pt", released, rs.Knowledge())
+    knowledge = with_release(open_release(tmp_path / "m.pt"), released, rs.Knowledge())
     surface = SURFACES[MOMENT](released, knowledge)
-    assert any("last which fit" in note for note in beside(tmp_path / "m.pt", released).notes)
+    assert any(
+        "last which fit" in note for note in beside(open_release(tmp_path / "m.pt"), released).notes
+    )
     assert surface.equations == ("layers.2", "layers.3")
     live = {n: optimiser.state[p]["momentum_buffer"] for n, p in zip("wbwb", head, strict=True)}
     assert torch.equal(surface.target["layers.3.bias"], live["b"])
@@ -105,13 +110,13 @@ def test_a_bare_or_foreign_file_grants_nothing(tmp_path: Path) -> None:
     model = network()
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     released = rs.load_checkpoint(tmp_path / "bare.pt")
-    assert with_release(tmp_path / "bare.pt", released, rs.Knowledge()).granted == ()
+    assert with_release(open_release(tmp_path / "bare.pt"), released, rs.Knowledge()).granted == ()
     other = nn.Linear(3, 2)
     state = torch.optim.SGD(other.parameters(), 0.1, 0.9)
     other(torch.randn(4, 3)).sum().backward()
     state.step()
     torch.save({"model": model.state_dict(), "optimizer": state.state_dict()}, tmp_path / "m.pt")
-    assert beside(tmp_path / "m.pt", released).moment is None
+    assert beside(open_release(tmp_path / "m.pt"), released).moment is None
 
 
 def estimator(**how: Any) -> tuple[Any, np.ndarray]:
@@ -131,7 +136,7 @@ def test_an_estimator_is_read_with_its_moment_and_start(
     model, x = estimator(solver=solver, random_state=3)
     joblib.dump(model, tmp_path / "m.joblib", compress=packed)
     released = rs.load_checkpoint(tmp_path / "m.joblib")
-    knowledge = with_release(tmp_path / "m.joblib", released, rs.Knowledge())
+    knowledge = with_release(open_release(tmp_path / "m.joblib"), released, rs.Knowledge())
     assert knowledge.provenance == {"theta0": "release", "moment": "release"}
     live = rs.moment_of(model)
     assert knowledge.moment is not None

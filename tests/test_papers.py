@@ -604,7 +604,7 @@ def test_an_attack_is_known_by_the_defaults_that_it_chooses(monkeypatch):
     chosen_by = {"SPARSE": (0,), "SIGNED_SPARSE": (1,)}
     for name, others in chosen_by.items():  # what was said outright follows no default
         with monkeypatch.context() as patch:
-            patch.setattr(f"residuum.attacks.run.{name}", 0.5)
+            patch.setattr(f"residuum.attacks.stationarity.defaults.{name}", 0.5)
             changed = [i for i, (a, b) in enumerate(zip(before, keys(), strict=True)) if a != b]
         assert tuple(changed) == others, name
     assert keys() == before

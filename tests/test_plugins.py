@@ -34,7 +34,7 @@ RAISES = "raise RuntimeError('no such library')"
 NONSENSE = """
 import torch
 from residuum.attacks import ATTACKS, OBJECTIVES, Attack
-from residuum.attacks.objectives import Objective
+from residuum.attacks.stationarity.objectives import Objective
 
 class Flat(Attack):
     name = "flat"

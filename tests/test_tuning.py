@@ -19,6 +19,7 @@ from residuum.auditing.verdict import STATE_THERE, AttackOutcome, Checks, Findin
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
 from residuum.io.adapters import load_tuned
+from residuum.io.release import open_release
 from residuum.io.release_knowledge import with_release
 from residuum.records import Dataset
 from residuum.surfaces.head import head_of
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_adapter_is_read_as_what_it_makes_of_its_base(folder: Path) -> None:
     base = torch.load(folder / "base.pt", weights_only=True)
-    found = load_tuned(folder / "adapter_model.safetensors", folder / "base.pt")
+    found = load_tuned(open_release(folder / "adapter_model.safetensors"), folder / "base.pt")
     release = _adapter(folder)
     wanted = base["0.weight"] + 2 * release["B"] @ release["A"]
     assert torch.allclose(found.theta["layers.0.weight"], wanted, atol=1e-6)
@@ -80,7 +81,7 @@ def test_an_adapter_of_another_base_is_refused(folder: Path, tmp_path: Path) -> 
     other = nn.Sequential(nn.Linear(32, 30), nn.ReLU(), nn.Linear(30, 1))
     torch.save(other.state_dict(), tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match="fits the layers of its base"):
-        load_tuned(folder / "adapter_model.safetensors", tmp_path / "other.pt")
+        load_tuned(open_release(folder / "adapter_model.safetensors"), tmp_path / "other.pt")
 
 
 def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) -> None:
@@ -150,7 +151,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     with pytest.raises(InputError, match="--surface change needs a start"):
         on_surface("change", rs.Knowledge())
     file = str(folder / "all-saved.pt")
-    there = with_release(file, rs.load_checkpoint(file), rs.Knowledge(theta0={}))
+    there = with_release(open_release(file), rs.load_checkpoint(file), rs.Knowledge(theta0={}))
     asked = {
         ("", "auto"): "auto",
         ("weights", "auto"): "auto",

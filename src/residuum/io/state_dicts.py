@@ -54,9 +54,11 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
             _refuse_unsupported(content)
             return {n: t for n, t in dict.items(content) if isinstance(t, Tensor | Block)}
         content = content[wrapper]
-    held = content.short if isinstance(content, Thing) else type(content).__name__
+    what = f"a {type(content).__name__}"
+    if isinstance(content, Thing):
+        what = f"an object of the class {content.name[:80]!r}, which residuum does not read"
     raise CheckpointError(
-        f"A checkpoint must hold a dict of tensors; this one holds a {held}.", EXPORT
+        f"A checkpoint must hold a dict of tensors; this one holds {what}.", EXPORT
     )
 
 

@@ -13,7 +13,7 @@ moment              m                -lam_i y_i, -sum_c lam_ic (e_y-e_c) lam >= 
 ==================  ===============  ==================================  ==========================
 
 [H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Targets are those of surfaces
-(``checkpoints/surfaces.py``). A new objective is one frozen class with its ``covectors``, here or in
+(``surfaces/surface.py``). A new objective is one frozen class with its ``covectors``, here or in
 an installed package, and one line in ``OBJECTIVES``; try it first with ``plain.attack``. What it is
 for, its options and when it applies are its own.
 """
