@@ -11,6 +11,13 @@ bytes and the file's own size. A scan thus stays within 50 MB and twice what the
 The reader also collects what loading the file with ``pickle`` would do beyond making values.
 ``PickleReader.unsafe`` lists calls of functions that are not known to be harmless (:mod:`.pickle_names`).
 ``PickleReader.foreign`` lists classes and functions of other packages that the file names.
+
+Why not ``pickle.Unpickler`` with inert classes, in a child process with a memory limit? We built it and
+measured it. It shows calls but not plain instructions. Dict keys that hash forever and containers without
+end can then only be stopped by time and memory limits, which differ between machines and are missing on
+Windows and macOS. joblib loads with another unpickler, which runs code behind an instruction that the C
+unpickler refuses. Sending the tree back breaks the memory bound above. Each file costs 25 ms instead of 0.4.
+Three tests of hostile files fail.
 """
 
 from __future__ import annotations
@@ -81,7 +88,7 @@ MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct
 
 
 def refusal(unsafe: Iterable[str]) -> UnsafeFileError:
-    """Return the error for a file that would run code, by ``Reader.unsafe``."""
+    """Return the error for a file that would run code, by ``PickleReader.unsafe``."""
     deeds = list(unsafe)
     more = f" and {len(deeds) - 3} more" if len(deeds) > 3 else ""
     return UnsafeFileError(
