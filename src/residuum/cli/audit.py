@@ -39,7 +39,6 @@ from residuum.cli.output import (
     progress,
 )
 from residuum.errors import InputError
-from residuum.networks.network import Network
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from residuum.auditing import AuditResult
     from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun
+    from residuum.networks.network import Network
     from residuum.records import Dataset, Knowledge
 
 FACTS = (

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from residuum.cli.options import Voice, option
 from residuum.cli.output import attack_progress, number, print_line, print_table, training_progress
-from residuum.networks.network import Network
 
 if TYPE_CHECKING:
     from residuum.auditing import AuditResult
+    from residuum.networks.network import Network
     from residuum.records import Split
 
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
@@ -228,5 +228,5 @@ def _check(results: dict[str, AuditResult]) -> None:
     if found["trained"] != LEAK or found["untrained"] == LEAK:
         raise InconclusiveError(
             f"The demo expects a leak from the trained network alone; it found {found}.",
-            "Report this with the output of residuum doctor.",
+            "Report this with the output of residuum --version --verbose.",
         )

@@ -19,7 +19,6 @@ from typer.core import TyperCommand
 
 from residuum.cli.output import print_json
 from residuum.errors import DataError, InputError, did_you_mean, require_known
-from residuum.networks.network import Network
 from residuum.settings import (
     LOSSES,
     PLACES,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from residuum.networks.network import Network
     from residuum.records import Knowledge
 
 PROVENANCES = ("user", "train", "holdout", "release")
