@@ -98,12 +98,13 @@ def show_network(network: Inspection) -> None:
     """Print the measurements of a network."""
     order = network.homogeneity_order
     shares = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
+    directions = "not known" if network.directions is None else str(network.directions)
     gap = "" if network.balance is None else f", balance gap {number(network.balance)}"
     lines = [
         f"inputs: {network.inputs}, outputs: {network.outputs}, weights: {network.parameters} "
         f"({network.dtype})",
         ("not homogeneous" if order is None else f"homogeneous of order {order:g}") + gap,
-        f"directions of the first layer: {number(network.directions)} ({network.directions_of})",
+        f"directions of the first layer: {directions} ({network.directions_of})",
         "singular values of the first layer, as a share of the largest: " + ", ".join(shares),
         *(f"assumed: {sentence}" for sentence in network.assumptions),
     ]
