@@ -127,7 +127,10 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
 
     row("came back", lambda x: _count(x.verdict))
     row("by chance", lambda x: _figure(x.verdict.expected_by_chance))
-    row("beyond chance, 99% confidence", lambda x: (i := x.verdict.interval) and f"{i[0]:.1f} to {i[1]:.1f}")
+    row(
+        "beyond chance, 99% confidence",
+        lambda x: (i := x.verdict.interval) and f"{i[0]:.1f} to {i[1]:.1f}",
+    )
     row("p", lambda x: _figure(x.verdict.p_value))
     row("right on training samples", lambda x: x.fit and x.fit.figure(x.fit.train))
     seen = "right on held-out samples"
