@@ -16,6 +16,7 @@ PRODUCT = re.compile(r"<(?=[\w']+, )")  # <nu, x>: an inner product, and no tag 
 CODE = re.compile(r"(^```.*?^```$|^ {4}.*?$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 LISTING = re.compile(r"^# listing: (\S+)$", re.MULTILINE)
 TABLES = re.compile(r"^# settings: (\w+)$", re.MULTILINE)
+SCHEMAS = "../src/residuum/schemas/"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
@@ -26,16 +27,28 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """Add the JSON Schemas of the package to the site."""
+    from mkdocs.structure.files import File
+
+    for path in sorted((Path(config["docs_dir"]) / SCHEMAS).glob("*.json")):
+        files.append(File.generated(config, f"schemas/{path.name}", abs_src_path=str(path)))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn links that leave ``docs/`` into text, since the site does not hold those files.
 
-    A link to nothing stays as it is, for mkdocs to refuse it. Inner products outside code are kept.
+    The site holds the JSON Schemas, so a link to one of them leads to the copy. A link to nothing stays as
+    it is, for mkdocs to refuse it. Inner products outside code are kept.
     A line `# listing: path` becomes the file at that path of the repository, `# settings: attack` the
     tables of an attack's settings.
     """
     folder = Path(config["docs_dir"]) / Path(page.file.src_path).parent
 
     def text(link: re.Match[str]) -> str:
+        if link[2].startswith(SCHEMAS):
+            return f"[{link[1]}](schemas/{link[2].removeprefix(SCHEMAS)})"
         target = folder / link[2].partition("#")[0]
         return link[1] if target.exists() else link[0]
 

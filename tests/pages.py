@@ -369,19 +369,19 @@ def _told(shape: tuple[int, ...], names: tuple[str, ...]) -> Knowledge:
 
 def _inspection() -> Inspection:
     return Inspection(
-        "mlp:64-1000-1000-1",
-        (64,),
-        64,
-        1,
-        (),
-        1_066_001,
-        4_264_004,
-        "torch.float32",
-        3.0,
-        12,
-        "above the noise edge",
-        (),
-        0.01,
+        arch="mlp:64-1000-1000-1",
+        input_shape=(64,),
+        inputs=64,
+        outputs=1,
+        layers=(),
+        parameters=1_066_001,
+        bytes=4_264_004,
+        dtype="torch.float32",
+        homogeneity_order=3.0,
+        directions=12,
+        directions_of="above the noise edge",
+        ranks={},
+        balance=0.01,
     )
 
 

@@ -716,7 +716,7 @@ class Strict(nn.Module):
 def test_a_network_is_measured_with_samples_of_its_own_shape() -> None:
     torch.manual_seed(0)
     checkpoint = rs.checkpoint_from_module(Strict(), shape_if_kept=(8, 8))
-    assert rs.inspect_checkpoint(checkpoint).homogeneity_order is None
+    assert checkpoint.homogeneity_order is None
 
 
 class Single(nn.Module):

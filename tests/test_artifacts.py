@@ -1,4 +1,4 @@
-"""What machines read of an audit: result.json and its schema, SARIF, the model card, doctor."""
+"""What machines read of an audit: result.json and its schema, SARIF, the model card."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 
 from residuum.auditing import AuditResult
-from residuum.auditing.artifacts import SCHEMA_VERSION, AuditRun, result_schema, write_artifacts
+from residuum.auditing.artifacts import AuditRun, write_artifacts
+from residuum.auditing.published import SCHEMA_VERSION
 from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
 from residuum.cli.main import COMMANDS, main
 from residuum.cli.options import flat
@@ -21,7 +22,7 @@ from residuum.errors import OutputError
 from residuum.records import Knowledge
 from residuum.report.html import STATUS, model_card
 from residuum.report.sarif import RULE, sarif
-from tests import pages
+from tests import pages, schemas
 from tests.victims import write
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "sarif-2.1.0-rtm.5.json").read_text())
@@ -43,13 +44,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_result_fits_its_published_schema(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert schema == result_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
+def test_result_fits_its_published_schema(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
-    jsonschema.validate(result, schema, jsonschema.Draft202012Validator)
+    schemas.check("result", result)
     assert result["schema_version"] == SCHEMA_VERSION
     assert result["uniqueness"] is None
     assert result["uniqueness_reason"]
@@ -85,7 +82,7 @@ def test_directions_of_the_first_layer_are_a_line_of_result_and_report(run: Path
 def test_other_results_do_not_fit(run: Path, change: dict[str, Any]) -> None:
     result = json.loads((run / "result.json").read_text()) | change
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(result, result_schema(), jsonschema.Draft202012Validator)
+        schemas.check("result", result)
 
 
 def test_the_written_sarif(run: Path) -> None:
@@ -238,24 +235,6 @@ def test_the_model_card_of_an_audit(run: Path) -> None:
         assert part in text
 
 
-def test_doctor(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("residuum.cli.doctor.MEASURED", 0.05)
-    monkeypatch.setenv("RESIDUUM_DATA", str(tmp_path))
-    assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["step"]["seconds"] > 0
-    assert found["data"]["digits"].startswith("found")
-    assert "mnist" in found["data"]
-    assert not found["data"]["mnist"].startswith("found")
-    assert set(found["extras"]) == {"cluster", "dp", "onnx"}
-    assert main(["doctor"]) == 0
-    shown = capsys.readouterr().out
-    assert "one step" in shown
-    assert "torch" in shown
-
-
 def test_every_command_has_json_and_quiet() -> None:
     from inspect import signature
 
@@ -264,7 +243,6 @@ def test_every_command_has_json_and_quiet() -> None:
 
 
 def test_quiet_commands_print_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "--quiet"]) == 0
     assert main(["report", str(run), "--redact", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
     assert main(["report", str(run), "--redact", "--json"]) == 0

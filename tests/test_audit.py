@@ -19,9 +19,10 @@ import torch
 import residuum as rs
 from residuum.attacks import ATTACKS
 from residuum.attacks.base import AttackProgress
-from residuum.auditing.artifacts import AuditRun, publish
+from residuum.auditing.artifacts import AuditRun
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
+from residuum.auditing.published import publish
 from residuum.auditing.stages import merged
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.cli.audit import AFTER, _progress

@@ -38,7 +38,7 @@ from residuum.networks.activations import Softplus
 from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
 from residuum.networks.network import Network
 from residuum.records import same
-from residuum.surfaces.inspection import TOLERANCES, Inspection, inspect_checkpoint
+from residuum.surfaces.inspection import TOLERANCES, Inspection, inspect_network
 
 ARCH = "mlp:5-7-6-2"
 
@@ -820,7 +820,7 @@ def test_mutated_files_raise_only_our_errors(
     path.write_bytes(content[: data.draw(st.sampled_from([None, None, len(content) // 2]))])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with contextlib.suppress(ResiduumError):
-        inspect_checkpoint(load_checkpoint(path, max_bytes=1 << 24))
+        inspect_network(load_checkpoint(path, max_bytes=1 << 24))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
@@ -1041,11 +1041,11 @@ def test_module_input_shape() -> None:
 def test_inspection_against_numpy() -> None:
     theta = weights("mlp:20-30-6-2,bias=hidden")
     theta["layers.0.weight"] *= torch.logspace(0, -5, 20)
-    found = inspect_checkpoint(Network(theta, "mlp:20-30-6-2,bias=hidden", assumptions=("a",)))
+    found = inspect_network(Network(theta, "mlp:20-30-6-2,bias=hidden", assumptions=("a",)))
     w = {name: t.double().numpy() for name, t in theta.items()}
     singular = np.linalg.svd(w["layers.0.weight"], compute_uv=False)
     ranks = [int((singular > t * singular[0]).sum()) for t in TOLERANCES]
-    assert [rank for _, rank in found.ranks] == ranks
+    assert [*found.ranks.values()] == ranks
     assert ranks == sorted(ranks)
     gap = larger = 0.0
     for i in range(2):
@@ -1076,33 +1076,33 @@ def test_inspection_against_numpy() -> None:
     ],
 )
 def test_measured_homogeneity(arch: str, order: float | None) -> None:
-    assert inspect_checkpoint(Network(weights(arch), arch)).homogeneity_order == order
+    assert inspect_network(Network(weights(arch), arch)).homogeneity_order == order
 
 
 def test_balance_of_a_balanced_network() -> None:
     theta = weights("mlp:5-7-1")
     size = (theta["layers.0.weight"].square().sum(1) + theta["layers.0.bias"].square()).sqrt()
     theta["layers.1.weight"] = size[None]
-    assert inspect_checkpoint(Network(theta, "mlp:5-7-1")).balance < 1e-6
+    assert inspect_network(Network(theta, "mlp:5-7-1")).balance < 1e-6
     theta["layers.0.bias"] = theta["layers.0.bias"] + 1
-    assert inspect_checkpoint(Network(theta, "mlp:5-7-1")).balance > 0.01
-    assert inspect_checkpoint(Network(weights("mlp:5-1"), "mlp:5-1")).balance is None
+    assert inspect_network(Network(theta, "mlp:5-7-1")).balance > 0.01
+    assert inspect_network(Network(weights("mlp:5-1"), "mlp:5-1")).balance is None
 
 
 def test_filters_of_a_convolution_have_ranks_and_no_directions() -> None:
     arch = "convnet:1x8x8-4-6-1"
-    found = inspect_checkpoint(Network(weights(arch), arch))
+    found = inspect_network(Network(weights(arch), arch))
     assert found.directions is None
     assert "convolution" in found.directions_of
-    assert dict(found.ranks)[1e-2] == 4  # filters, of nine weights each
+    assert found.ranks["0.01"] == 4  # filters, of nine weights each
 
 
 def test_inspection_as_json_and_as_record(tmp_path: Path) -> None:
     for scale in (0.0, 1.0, 1e200):
         theta = {name: scale * t.double() for name, t in weights("mlp:5-7-1").items()}
-        found = inspect_checkpoint(Network(theta, "mlp:5-7-1", (5,)))
+        found = inspect_network(Network(theta, "mlp:5-7-1", (5,)))
         published = json.loads(json.dumps(found.to_json(), allow_nan=False))
-        assert published["ranks"] == {f"{t:g}": rank for t, rank in found.ranks}
+        assert published["ranks"] == found.ranks
         assert published["directions"] == found.directions
         assert published["layers"][0]["shape"] == [7, 5]
     assert same(Inspection.load(found.save(tmp_path / "i")), found)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -115,41 +116,21 @@ def test_released_weights_hold_nothing_private(run: Path) -> None:
     assert private["mean"].tobytes() not in content
 
 
-def test_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(run), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert sorted(found) == [
-        "arch",
-        "assumptions",
-        "attacks",
-        "balance",
-        "bytes",
-        "directions",
-        "directions_of",
-        "dtype",
-        "homogeneity_order",
-        "input_shape",
-        "layers",
-        "outputs",
-        "parameters",
-        "ranks",
-    ]
-    assert (found["arch"], found["homogeneity_order"]) == ("mlp:64-8-1", 2.0)
-    attacks = {attack["attack"]: attack for attack in found["attacks"]}
-    assert list(attacks) == list(every_attack())
-    assert all(attack["reason"] for attack in attacks.values())
-    assert attacks["binary-kkt"]["applies"]
-    assert attacks["ntk"]["applies"]
-    assert not attacks["multiclass-kkt"]["applies"]
-    assert main(["inspect", str(run / "model.safetensors"), "--json"]) == 0
-    alone = {a["attack"]: a for a in json.loads(capsys.readouterr().out)["attacks"]}
-    assert not alone["ntk"]["applies"]
-    assert "--init" in alone["ntk"]["reason"]
-    assert main(["inspect", str(run)]) == 0
-    shown = capsys.readouterr().out
-    first = "directions of the first layer: "
-    for words in ("layers.0.weight", "homogeneity: order 2", first, "binary-kkt"):
-        assert words in shown
+def test_the_attacks_that_apply_are_listed_by_a_dry_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(*arguments: str) -> dict[str, tuple[str, str]]:
+        assert (
+            main(["audit", str(run / "model.safetensors"), "--dry-run", "--json", *arguments]) == 0
+        )
+        found = json.loads(capsys.readouterr().out)["applies"]
+        return {row["what"]: (row["status"], row["why"]) for row in found}
+
+    alone, started = rows(), rows("--init", str(run / "init.safetensors"))
+    assert {*every_attack()} <= {*alone}
+    assert alone["binary-kkt"][0] == started["ntk"][0] == "to be tried"
+    assert alone["ntk"][0] == alone["multiclass-kkt"][0] == "not tried"
+    assert "--init" in alone["ntk"][1]
 
 
 CERTIFICATE = [
@@ -376,7 +357,7 @@ def test_quiet_prints_nothing(
 ) -> None:
     for command in (
         [*TRAIN, "--out", str(tmp_path / "q")],
-        ["inspect", str(run)],
+        ["scan", str(run)],
         ["certify", str(run)],
         ["demo", "--out", str(tmp_path / "d")],
     ):
@@ -389,28 +370,52 @@ def test_json_is_all_that_is_printed(
 ) -> None:
     for command in (
         [*TRAIN, "--out", str(tmp_path / "j")],
-        ["inspect", str(run)],
+        ["scan", str(run)],
         ["certify", str(run)],
     ):
         assert main([*command, "--json"]) == 0
         out, err = capsys.readouterr()
         assert isinstance(json.loads(out), dict)
         assert err == ""
-    assert main(["inspect", str(tmp_path / "gone"), "--json"]) == 2
+    assert main(["scan", str(tmp_path / "gone"), "--json"]) == 2
     out, err = capsys.readouterr()
     assert json.loads(out) == {"error": err.strip().removeprefix("residuum: "), "exit_code": 2}
 
 
+def test_the_verbose_version_is_what_a_bug_report_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESIDUUM_DATA", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["--version", "--verbose"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == residuum_version()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "│" in line]
+    found = dict(row for row in rows if len(row) == 2)
+    assert found["torch"] == version("torch")
+    assert found["device"].startswith(("cpu", "cuda"))
+    assert found["self-test"].startswith("one attack step takes")
+    assert found["data digits"].startswith("found")
+    assert not found["data mnist"].startswith("found")
+    assert {name for name in found if name.startswith("extra ")} == {
+        f"extra {name}" for name in ("cluster", "dp", "onnx")
+    }
+
+
+def test_verbose_belongs_to_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--verbose"], ["--verbose", "scan", "m.pt"]):
+        assert main(arguments) == 2
+        assert "residuum --version --verbose" in one_line(capsys)
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == residuum_version()
+    assert capsys.readouterr().out == residuum_version() + "\n"
     assert main([]) == 0
     assert "Usage: residuum" in capsys.readouterr().out
 
 
 def residuum_version() -> str:
-    from importlib.metadata import version
-
     return version(residuum.__name__)
 
 
@@ -503,7 +508,7 @@ def test_bad_checkpoints(
     write(path)
     data = str(run / "private" / "train.npz")
     for command in (
-        ["inspect", str(path)],
+        ["attack", str(path), "--dry-run"],
         ["certify", str(path), "--data", data, "--out", str(tmp_path / "out")],
     ):
         assert main(command) == code
@@ -514,7 +519,7 @@ def test_bad_checkpoints(
 
 def test_a_wrong_architecture(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arch in ("mlp:64-9-1", "mlp:64-8-2", "mlp", "mpl:64-8-1", "convnet:1x8x8-4-1"):
-        assert main(["inspect", str(run), "--arch", arch]) == 2
+        assert main(["attack", str(run), "--dry-run", "--arch", arch]) == 2
         one_line(capsys)
 
 
@@ -627,7 +632,7 @@ def test_unwritable_output(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bogus"], ["--bogus"], ["train"], ["inspect"], ["inspect", "a", "b"]]
+    "arguments", [["bogus"], ["--bogus"], ["train"], ["scan"], ["scan", "a", "b"]]
 )
 def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
@@ -655,7 +660,7 @@ def test_a_diverged_run_releases_no_weights(
         "private/holdout.npz",
         "private/train.npz",
     ]
-    for command in (["inspect", str(out)], ["certify", str(out)]):
+    for command in (["attack", str(out), "--dry-run"], ["certify", str(out)]):
         assert main(command) == 2
         assert "model.safetensors" in one_line(capsys)
     assert main([*gd, "--lr", "0.01", "--quiet"]) == 0
@@ -676,7 +681,7 @@ def test_bugs_and_interrupts_have_their_own_codes(
 
     monkeypatch.setattr("residuum.io.checkpoints.load_checkpoint", fail)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
-    assert main(["inspect", "anything"]) == code
+    assert main(["attack", "anything"]) == code
     out, err = capsys.readouterr()
     assert out.strip() == ""
     lines = err.strip().splitlines()
@@ -691,7 +696,7 @@ def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("residuum.io.checkpoints.load_checkpoint", fail)
     monkeypatch.setenv("RESIDUUM_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
-        main(["inspect", "anything"])
+        main(["attack", "anything"])
 
 
 def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -714,11 +719,11 @@ def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> No
 
 
 def test_as_a_program(run: Path, tmp_path: Path) -> None:
-    process = start("inspect", str(run), "--json")
+    process = start("scan", str(run / "model.safetensors"), "--json")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
-    assert json.loads(out)["arch"] == "mlp:64-8-1"
-    process = start("inspect", "gone.pt", cwd=tmp_path)
+    assert json.loads(out)["files"][0]["network"]["arch"] == "mlp:64-8-1"
+    process = start("scan", "gone.pt", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
 

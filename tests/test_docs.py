@@ -29,6 +29,7 @@ from residuum.datasets import DATASETS, load_dataset
 from residuum.defenses import DEFENSES
 from residuum.evaluation import METRICS
 from residuum.report.glossary import GLOSSARY
+from residuum.schemas import derived_schemas
 from residuum.settings.presets import PRESETS
 from residuum.training import TrainingConfig, released, train
 from tests import documents
@@ -423,6 +424,10 @@ def test_the_site_builds_without_warnings_and_asks_nothing_of_the_network(tmp_pa
     assert "max_i |&lt;nu, x_i&gt;|" in (site / "theory.html").read_text(encoding="utf-8")
     words = html.unescape((site / "glossary.html").read_text(encoding="utf-8"))
     assert all(f"<strong>{word}</strong>: {text}" in words for word, text in GLOSSARY.items())
+    schemas = {path.name: path.read_text("utf-8") for path in (site / "schemas").iterdir()}
+    assert schemas == derived_schemas()
+    linked = re.findall(r'href="schemas/([^"]+)"', (site / "schemas.html").read_text("utf-8"))
+    assert {*linked} == {*schemas}
     start = (site / "start.html").read_text(encoding="utf-8")
     assert all(f"<td>{text}</td>" in start for text in COMMANDS_IN_WORDS.values())
     for path in site.glob("*.html"):

@@ -53,12 +53,12 @@ def test_a_failing_block_points_at_its_line(page: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "$ residuum schema\nwords that it does not print\n",
-        "$ residuum inspect missing.pt\n",
-        "$ residuum inspect missing.pt\n$ echo $?\n1\n",
-        "$ residuum inspect missing.pt\n$ residuum schema\n",
+        "$ residuum --version\nwords that it does not print\n",
+        "$ residuum scan missing.pt\n",
+        "$ residuum scan missing.pt\n$ echo $?\n1\n",
+        "$ residuum scan missing.pt\n$ residuum --version\n",
         "$ rm -r runs\n",
-        "residuum schema\n",
+        "residuum --version\n",
     ],
     ids=[
         "output",
@@ -79,5 +79,5 @@ def test_wrong_transcripts_are_noticed(
 def test_figures_and_widths_of_columns_may_differ(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "$ residuum --version\n99.9.9\n$ residuum inspect missing.pt\n$ echo $?\n2\n"
+    text = "$ residuum --version\n99.9.9\n$ residuum scan missing.pt\n$ echo $?\n2\n"
     run_console(page, Block("console", text, 1, ""), capsys)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 from torch import nn
 
 import residuum as rs
-from residuum.auditing.dryrun import dry_run_schema
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.cli.main import main
 from residuum.io.checkpoints import save_checkpoint
-from tests import victims
+from tests import schemas, victims
 from tests.victims import tight
 
 
@@ -41,7 +39,7 @@ def dry(
     wanted = ["audit", *(str(folder / s) if (folder / s).exists() else s for s in said)]
     assert main([*wanted, "--dry-run", "--json", "--budget", "5s"]) == code
     found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, dry_run_schema())
+    schemas.check("dry-run", found)
     return found
 
 

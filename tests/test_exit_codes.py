@@ -83,7 +83,7 @@ def test_formats_that_are_not_read_end_in_exit_code_2(
     (tmp_path / name).write_bytes(make())
     np.savez(tmp_path / "data-of-it.npz", x=X, y=Y)
     data = ["--data", str(tmp_path / "data-of-it.npz"), "--out", str(tmp_path / "run")]
-    for command in (["inspect"], ["audit", *data]):
+    for command in (["attack", "--dry-run"], ["audit", *data]):
         assert main([command[0], str(tmp_path / name), *command[1:]]) == 2
         error = " ".join(capsys.readouterr().err.split())
         assert word in error
@@ -98,7 +98,7 @@ def test_a_module_with_an_unknown_call_ends_in_exit_code_4(
     model = nn.Linear(4, 1)
     model.note = io.StringIO  # a class of the standard library that no list names
     (tmp_path / name).write_bytes(saved(model) if name == "m.pt" else pickle.dumps(model))
-    for command in ("inspect", "scan"):
-        assert main([command, str(tmp_path / name)]) == 4
+    for command in (["attack", "--dry-run"], ["scan"]):
+        assert main([*command, str(tmp_path / name)]) == 4
         captured = capsys.readouterr()
         assert "_io.StringIO" in captured.err + captured.out

@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -28,7 +27,6 @@ from residuum.networks import MLP, Architecture, ConvNet
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.results import COLUMNS, Exposure
-from residuum.report.exposure import exposure_schema
 from residuum.risk import canaries, gradients
 from residuum.risk import run as figures
 from residuum.risk.canaries import bound, epsilon_bound, guessed
@@ -36,7 +34,7 @@ from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.run import RIDGE, SOFT, Case, Span, covectors, expose, informed_estimate, located
 from residuum.similarity import ncc
 from residuum.stationarity import Rows, weighted_gradient
-from tests import reference
+from tests import reference, schemas
 from tests.cases import multiclass_point
 from tests.victims import tight
 
@@ -462,7 +460,7 @@ def test_exposure_of_digits_fits_its_schema_and_its_table(
     checkpoint, split, _ = digits
     found = rs.exposure(checkpoint, split.train, split.holdout, top=4)
     said = found.to_json()
-    jsonschema.validate(said, exposure_schema())
+    schemas.check("exposure", said)
     rows = list(csv.DictReader(io.StringIO(found.to_csv())))
     assert tuple(rows[0]) == COLUMNS
     assert [int(row["index"]) for row in rows] == found.order.tolist()
@@ -504,7 +502,7 @@ def test_a_probability_is_given_where_it_was_checked(
     large_images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = rs.exposure(large_images / "m.safetensors", large_images / "train.npz")
-    jsonschema.validate(found.to_json(), exposure_schema())
+    schemas.check("exposure", found.to_json())
     assert found.uncalibrated == ""
     torch.testing.assert_close(found.probability, torch.sigmoid(found.score))
     shares = found.probability.sort(descending=True).values
@@ -598,7 +596,7 @@ def test_other_networks_have_scores_and_baselines_and_say_what_they_lack() -> No
     assert found.reach.isnan().all()
     assert found.score.isfinite().all()
     assert {note.partition(":")[0] for note in found.notes} >= {"no kinks"}
-    jsonschema.validate(found.to_json(), exposure_schema())
+    schemas.check("exposure", found.to_json())
 
 
 def test_a_network_of_any_class_has_its_row_space() -> None:
@@ -633,7 +631,7 @@ def test_a_regression_has_no_margin_and_no_groups() -> None:
     found = rs.exposure(MLP((6, 20, 2)).double(), Dataset(x, torch.randn(12, 2)), task="regression")
     assert found.margin.isnan().all()
     assert found.by_group == ()
-    jsonschema.validate(found.to_json(), exposure_schema())
+    schemas.check("exposure", found.to_json())
 
 
 def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
@@ -813,7 +811,7 @@ def test_the_command_ranks_records_and_refuses_a_limit_on_probabilities(
     asked = ["exposure", model, "--data", model, "--holdout", model]
     assert main([*asked, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    jsonschema.validate(said, exposure_schema())
+    schemas.check("exposure", said)
     assert main([*asked, "--fail-above", "0.5", "--quiet"]) == 2
     assert "--fail-above needs a probability" in capsys.readouterr().err
     assert main([*asked, "--init", "own", "--out", str(tmp_path / "e")]) == 0

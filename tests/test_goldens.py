@@ -14,15 +14,7 @@ from residuum.cli.main import COMMANDS
 from tests import goldens
 from tests.documents import ROOT
 
-NO_FOLDER = {
-    "demo",
-    "inspect",
-    "schema",
-    "diff",
-    "doctor",
-    "scan",
-    "strip",
-}  # demo: two audits, and a picture of both
+NO_FOLDER = {"demo", "scan", "strip"}  # demo: two audits, and a picture of both
 IN_ANOTHER = {"score": ("attack", "scores.json"), "report": ("audit-leak", "report-redacted.html")}
 
 

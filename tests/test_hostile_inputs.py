@@ -31,7 +31,7 @@ from residuum.io.checkpoints import load_checkpoint, save_checkpoint
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, read_npz
-from residuum.surfaces.inspection import inspect_checkpoint
+from residuum.surfaces.inspection import inspect_network
 from tests.program import listing
 
 FUZZ = settings(
@@ -80,7 +80,7 @@ def toml(folder: Path) -> bytes:
 
 
 def read_checkpoint(path: Path) -> None:
-    inspect_checkpoint(load_checkpoint(path))
+    inspect_network(load_checkpoint(path))
 
 
 KINDS: dict[str, tuple[str, Callable[[Path], bytes], list[Callable[[Path], Any]]]] = {

@@ -52,8 +52,8 @@ def test_every_part_of_an_audit_says_whose_sentence_it_is(tmp_path: Path, capsys
         for file in out.rglob("*")
         if file.suffix in (".json", ".md", ".html", ".toml", ".sarif", ".txt")
     }
-    assert main(["inspect", str(path)]) == 0
-    texts["inspect"] = capsys.readouterr().out
+    assert main(["scan", str(path)]) == 0
+    texts["scan"] = capsys.readouterr().out
     assert sum(CLAIM in " ".join(text.split()) for text in texts.values()) >= 4
     assert {name: found for name, text in texts.items() if (found := unattributed(text))} == {}
 

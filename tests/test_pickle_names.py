@@ -100,7 +100,7 @@ def test_a_call_of_any_other_function_ends_in_exit_code_4(
         assert f"loading this file would call {function}" in " ".join(
             capsys.readouterr().out.split()
         )
-        assert main(["inspect", str(tmp_path / file)]) == 4
+        assert main(["attack", str(tmp_path / file), "--dry-run"]) == 4
         assert "would call" in capsys.readouterr().err
 
 
@@ -125,13 +125,13 @@ def test_a_working_network_with_such_an_attribute_is_refused(
     joblib.dump(model, tmp_path / "m.joblib")
     for file in ("m.pkl", "m.joblib"):
         assert main(["scan", str(tmp_path / file)]) == 4
-        assert main(["inspect", str(tmp_path / file)]) == 4
+        assert main(["attack", str(tmp_path / file), "--dry-run"]) == 4
         with pytest.raises(UnsafeFileError, match=function):
             open_release(tmp_path / file)
     capsys.readouterr()
     del model.note_
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(model))
-    assert main(["inspect", str(tmp_path / "m.pkl")]) == 0
+    assert main(["attack", str(tmp_path / "m.pkl"), "--dry-run"]) == 0
 
 
 # Ways to a call that name it otherwise. Each one leaves its mark when it is loaded.

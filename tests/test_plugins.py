@@ -206,9 +206,9 @@ def test_a_network_kind_that_cannot_recognise_its_own_is_named(
 ) -> None:
     install_example(tmp_path / "site", "skip-network")
     skip = ("--arch", "skip:64-30-1")
-    named = program(tmp_path / "site", "inspect", str(victims / "skip.pt"), *skip, "--json")
+    named = program(tmp_path / "site", "attack", str(victims / "skip.pt"), *skip, "--dry-run")
     assert named.returncode == 0, named.stderr
-    unknown = program(tmp_path / "empty", "inspect", str(victims / "skip.pt"), *skip)
+    unknown = program(tmp_path / "empty", "attack", str(victims / "skip.pt"), *skip, "--dry-run")
     assert unknown.returncode == 2
     assert "No network kind" in unknown.stderr
 

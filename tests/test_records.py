@@ -52,13 +52,17 @@ from residuum.records import (
     write_json,
 )
 from residuum.records.base import METADATA_KEY
+from residuum.records.inputs import Fact
+from residuum.records.published import Tool
 from residuum.records.results import (
     CanaryBound,
+    ExposedRecord,
     Exposure,
     GroupExposure,
     Identification,
     MetricScore,
     Operating,
+    PublishedExposure,
     SampleMatch,
     SampleScore,
     Scores,
@@ -66,6 +70,8 @@ from residuum.records.results import (
 )
 from residuum.records.rundir import digest, environment, sha256
 from residuum.scanning.findings import Finding
+from residuum.scanning.scan import Scan, ScannedFile, UnreadFile
+from residuum.scanning.strip import Stripped
 from residuum.surfaces.inspection import Inspection, ParameterSummary
 from residuum.training import TrainingState
 
@@ -259,27 +265,43 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "Explained": lambda: Explained({"layers.0": 0.5}, ("layers.0",), "a"),
     "ParameterSummary": lambda: ParameterSummary("w", (2, 3), 6, 0.5),
     "Inspection": lambda: Inspection(
-        "mlp:3-1",
-        (3,),
-        3,
-        1,
-        (ParameterSummary("w", (1, 3), 3, 1.0),),
-        3,
-        12,
-        "float32",
-        1.0,
-        1,
-        "above 1%",
-        ((0.1, 1),),
-        None,
+        arch="mlp:3-1",
+        input_shape=(3,),
+        inputs=3,
+        outputs=1,
+        layers=(ParameterSummary("w", (1, 3), 3, 1.0),),
+        parameters=3,
+        bytes=12,
+        dtype="float32",
+        homogeneity_order=1.0,
+        directions=1,
+        directions_of="above 1%",
+        ranks={"0.1": 1},
+        balance=None,
     ),
     "Finding": lambda: Finding(
         "stored", "high", "records", "_fit_X", "its rows are records", "leave it out", 2, 7, (1, 5)
     ),
+    "ScannedFile": lambda: ScannedFile("m.pt", "torch", 3, (), None, "no weights"),
+    "UnreadFile": lambda: UnreadFile("m.h5", "an HDF5 file", 2),
+    "Scan": lambda: Scan("m.pt", (ScannedFile("m.pt", "torch", 3, ()),), notes=("a",)),
+    "Stripped": lambda: Stripped("m.pt", "n.pt", 2, 7, (), ()),
+    "Tool": lambda: Tool("residuum", "1.0"),
+    "Fact": lambda: Fact("shape", "1, 8, 8", "user"),
     "Operating": lambda: POINT,
     "CanaryBound": lambda: BOUND,
     "GroupExposure": lambda: GROUP,
-    "Exposure": lambda: Exposure(
+    "ExposedRecord": lambda: ExposedRecord(**exposure().rows()[0]),
+    "ExposureSummary": lambda: exposure().summary(),
+    "PublishedExposure": lambda: PublishedExposure(
+        **vars(exposure().summary()), per_record=(ExposedRecord(**exposure().rows()[0]),)
+    ),
+    "Exposure": lambda: exposure(),
+}
+
+
+def exposure() -> Exposure:
+    return Exposure(
         "mlp:3-1",
         "weights",
         "binary",
@@ -305,13 +327,12 @@ RECORDS: dict[str, Callable[[], Record]] = {
         0.5,
         "probabilities were checked elsewhere",
         ("a",),
-    ),
-}
+    )
 
 
 def test_every_record_has_an_example() -> None:
-    packages = ("records", "networks", "surfaces", "training", "attacks")
-    homes = (*(f"residuum.{name}." for name in packages), "residuum.scanning.findings")
+    packages = ("records", "networks", "surfaces", "scanning", "training", "attacks")
+    homes = tuple(f"residuum.{package}." for package in packages)
     known = {name for name, kind in Record.known.items() if kind.__module__.startswith(homes)}
     assert known == set(RECORDS)
 

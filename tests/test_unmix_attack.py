@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import jsonschema
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,14 @@ from residuum.attacks.unmixing import ica, layers
 from residuum.attacks.unmixing.attack import LADDER, reach, within
 from residuum.attacks.unmixing.ica import Effort
 from residuum.attacks.unmixing.layers import fed_by_input, layer_bytes, left_of
-from residuum.auditing.artifacts import publish, result_schema
 from residuum.auditing.budget import Batch
+from residuum.auditing.published import publish
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.report.figures import selected_figure
 from residuum.similarity import ncc
 from residuum.surfaces.surface import SURFACES, surfaces
+from tests import schemas
 from tests.test_unmix import QUICK as EVERY_RANK
 from tests.test_unmix import SHAPE, blocks
 from tests.victims import knowledge, leaky
@@ -280,8 +280,8 @@ def test_confidence_is_withheld_for_small_samples() -> None:
     assert selected_figure(found) is not None
     batches = [Batch("unmix", 1, 1, 0)]
     result = rs.audit(checkpoint, knowledge={"shape": (1, 8, 8)}, batches=batches)
-    written = publish(result, None, {}).model_dump(mode="json")
-    jsonschema.validate(written, result_schema())
+    written = publish(result, None, {}).to_json()
+    schemas.check("result", written)
     assert {row["confidence"] for row in written["candidates"]} == {None}
     assert result.html()
 

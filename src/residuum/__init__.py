@@ -11,7 +11,7 @@ from typing import Any
 _NAMES = {  # by the module that they are in
     "attacks": "AttackConfig PRESETS attack",
     "auditing": "AuditResult audit",
-    "auditing.comparing": "diff",
+    "auditing.comparing": "compare",
     "io.checkpoints": "load_checkpoint save_checkpoint",
     "io.modules": "checkpoint_from_module",
     "io.optimizer_state": "moment_of",
@@ -23,7 +23,6 @@ _NAMES = {  # by the module that they are in
     "records": "Certificate Dataset Knowledge Reconstruction Scores Split same",
     "scanning.scan": "scan",
     "scanning.strip": "strip",
-    "surfaces.inspection": "Inspection inspect_checkpoint",
     "sweeping": "sweep",
     "theory": "certify",
     "training": "TrainingConfig TrainingState train",

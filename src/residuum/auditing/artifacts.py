@@ -2,8 +2,7 @@
 
 A folder belongs to an audit when it holds ``work/`` (one that can go on) or ``result.json`` (one that
 is complete, written last). ``config.toml`` is all that was asked for and the batches that repeat it.
-``result.json`` is the published form of an audit, versioned, with a JSON Schema (``residuum schema``): the
-minor version grows with fields that older readers may ignore, the major one with any other change.
+``result.json`` is the published form of an audit (:mod:`.published`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import shutil
 import tomllib
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,15 +19,12 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from residuum.auditing.budget import Batch
-from residuum.auditing.controls import Controls, Membership
-from residuum.auditing.inputs import Fit
-from residuum.auditing.result import Applies, AuditResult
-from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
+from residuum.auditing.published import PublishedAudit, publish
+from residuum.auditing.result import AuditResult
 from residuum.errors import InputError, OutputError
-from residuum.evaluation.null import SIGNIFICANCE
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Certificate, Reconstruction, Scores, Uniqueness
-from residuum.records.base import json_schema
+from residuum.records.published import published_form
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
 from residuum.report.html import model_card, render
 from residuum.report.sarif import sarif
@@ -46,10 +41,6 @@ MAIN = "reconstruction.safetensors"
 # Settings of an audit that are neither files nor facts nor what the network is.
 HOW = ["budget", "preset", "steps", "seed", "subsets", "device", "task", "baselines"]
 HOW += ["vouch", "twin", "recipe", "surface"]
-SCHEMA_VERSION = "4.0"
-Count = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-MOST_CANDIDATES, MOST_EXPOSED = 200, 20  # in result.json; files beside it have all
 
 
 def write_artifacts(
@@ -100,8 +91,8 @@ def write_artifacts(
     for name, content in texts.items():
         write_atomic(out / name, content)
     names = sorted([*written, *texts, AUDIT, KNOWLEDGE])
-    found = publish(result, request, {name: sha256(out / name) for name in names})
-    summary = found.model_dump(mode="json")
+    summary = publish(result, request, {name: sha256(out / name) for name in names}).to_json()
+    published_form(PublishedAudit).model_validate(summary)  # a bug is noticed before it is written
     write_json(out / RESULT, summary)
     folder.finish()
     return summary
@@ -110,8 +101,9 @@ def write_artifacts(
 def read_result(path: Path) -> dict[str, Any]:
     """What ``result.json`` of a finished audit says."""
     try:
-        values = json.loads((path / RESULT).read_text())
-        return Result.model_validate(values).model_dump(mode="json")
+        values: dict[str, Any] = json.loads((path / RESULT).read_text())
+        published_form(PublishedAudit).model_validate(values)
+        return values
     except (OSError, ValueError, RecursionError) as problem:
         raise InputError(
             f"{str(path)!r} must be the folder of a finished audit; its {RESULT} is missing or "
@@ -316,262 +308,3 @@ def _reason(problem: Exception) -> str:
         first = problem.errors()[0]
         return f"{'.'.join(map(str, first['loc']))[:60]}: {first['msg']}"
     return str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class Suite(_Model):
-    """The attacks that the audit could choose from; version: grows when one of them gets stronger."""
-
-    version: Count
-    attacks: list[str]
-
-
-class Tool(_Model):
-    """What wrote the result."""
-
-    name: Literal["residuum"]
-    version: str
-    suite: Suite | None = None
-
-
-class Step(_Model):
-    """What to do next, and the commands for it."""
-
-    text: str
-    commands: list[str]
-
-
-@dataclass(frozen=True, eq=False)
-class PublishedVerdict(Verdict):
-    """The row of the decision table and its numbers; counts are null without a control."""
-
-    exit_code: Literal[0, 1, 3] = 3
-    sentence: str = ""
-    significance: Share = SIGNIFICANCE
-
-
-class Network(_Model):
-    """What was audited, measured from its weights."""
-
-    arch: str
-    parameters: Count
-    input_shape: list[int]
-    outputs: Count
-    homogeneity_order: float | None
-    first_layer_directions: Count | None
-    first_layer_directions_of: str = Field(description="above what, or why it is null")
-    balance: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class FitRow(Fit):
-    """How well the network as read does: accuracy, or R^2; base: of the commonest class, the mean."""
-
-    line: str = ""
-
-
-class Fact(_Model):
-    """Something the attacker was told, and where it came from."""
-
-    fact: str
-    value: str
-    provenance: Literal["user", "train", "holdout", "release"]
-
-
-@dataclass(frozen=True, eq=False)
-class AttackRow(AttackOutcome):
-    """An attack that was run, which is a test where it decides, or the reason why not.
-
-    residuals: of every layer, norm over norm; judged: the layers that count; residual: their worst;
-    limit: the most that an explained surface leaves, half of ``permuted``.
-    """
-
-    status: str = ""
-    explained: bool = False
-    limit: float | None = None
-
-
-class Candidate(_Model):
-    """One reconstruction chosen without the data, by confidence."""
-
-    rank: Count
-    attack: str
-    label: float
-    confidence: Share | None = Field(description="null where the attack withholds it")
-    support: Count
-    restarts: Count
-    members: Count
-    multiplier: float
-
-
-class ScoreSummary(_Model):
-    """Counts under the deciding metric; everything else is in scores.json."""
-
-    n: Count
-    candidates: Count
-    calibrated: bool
-    recovered: Count | None
-    expected_by_chance: float | None
-    p_value: Share | None
-    threshold: float | None
-    pool: Count
-
-
-class PublishedChecks(_Model):
-    """What stands between "nothing was found" and "no leak found"."""
-
-    told_apart: Share | None = Field(description="p that losses do not tell data from held-out")
-    vouched: bool
-    positive_controls: list[Twin] = Field(description="empty if none was needed")
-    set_aside: list[Count] = Field(
-        description="rows of training samples that were not judged, because the held-out set holds them too"
-    )
-    stopped: str = Field(description="why the clock stopped the audit; empty if it did not")
-    budget_needed: float | None = Field(
-        description="seconds that the full plan takes; null if not known"
-    )
-    shown: str = Field(description="the attack whose candidates scores and gallery show")
-
-
-class Result(_Model):
-    """The whole of ``result.json``."""
-
-    schema_version: Literal["4.0"]
-    tool: Tool
-    created: str
-    subject: str
-    verdict: PublishedVerdict
-    network: Network
-    fit: FitRow | None
-    findings: Findings | None
-    controls: Controls
-    checks: PublishedChecks
-    membership: Membership | None = Field(
-        description="does the network tell its training samples from others: beside the verdict; null "
-        "without held-out samples and labels"
-    )
-    exposure: dict[str, Any] | None = Field(
-        description="which samples are at risk: beside the verdict; as in exposure.json, of the samples the "
-        f"{MOST_EXPOSED} most exposed"
-    )
-    applies: list[Applies] = Field(description="measured, tried, not tried, and why")
-    knowledge: list[Fact]
-    attacks: list[AttackRow]
-    scores: ScoreSummary | None
-    selected: ScoreSummary | None
-    candidates: list[Candidate]
-    certificate: dict[str, Any] | None
-    certificate_of: str = Field(description="what it is of, or why there is none")
-    uniqueness: dict[str, Any] | None
-    uniqueness_reason: str = Field(description="why it is null; empty otherwise")
-    batches: list[Batch]
-    seconds: dict[str, float]
-    settings: dict[str, Any]
-    request: dict[str, Any] | None
-    assumptions: list[str]
-    limitations: list[str]
-    warnings: list[str] = Field(default=[], description="what in the input may mislead")
-    notes: list[str]
-    next_step: Step
-    inputs: dict[str, str] = Field(description="sha256 of what was read")
-    artifacts: dict[str, str] = Field(description="sha256 of every other file of the run")
-
-
-def publish(
-    result: AuditResult, request: dict[str, Any] | None, artifacts: dict[str, str]
-) -> Result:
-    """The result's records as plain values.
-
-    Validated: what does not fit the schema is a fault of this program, found before writing.
-    """
-    verdict, network = result.verdict, result.inspection
-    directions, directions_of = result.directions
-    same = ["created", "subject", "certificate_of", "uniqueness_reason", "seconds", "settings"]
-    same += ["assumptions", "limitations", "warnings", "notes", "findings", "controls"]
-    same += ["membership", "applies", "batches"]
-    exposure = None
-    if (found := result.exposure) is not None:
-        rows = found.rows(MOST_EXPOSED)
-        exposure = {**found.summary(), "lines": list(found.lines), "per_record": rows}
-    measured = ("arch", "parameters", "input_shape", "outputs", "homogeneity_order", "balance")
-    return Result.model_validate(
-        {
-            **{name: getattr(result, name) for name in same},
-            "schema_version": SCHEMA_VERSION,
-            "tool": {
-                "name": "residuum",
-                "version": version("residuum"),
-                "suite": {"version": result.suite, "attacks": result.suite_attacks},
-            },
-            "next_step": vars(result.screen.next),
-            "verdict": vars(verdict)
-            | {"exit_code": verdict.exit_code, "sentence": verdict.sentence},
-            "network": {
-                **{name: getattr(network, name) for name in measured},
-                "first_layer_directions": directions,
-                "first_layer_directions_of": directions_of,
-            },
-            "fit": None if result.fit is None else vars(result.fit) | {"line": result.fit.line},
-            "knowledge": [fact._asdict() for fact in result.knowledge.facts],
-            "checks": {
-                **{
-                    name: getattr(result.checks, name)
-                    for name in ("told_apart", "vouched", "set_aside", "stopped", "budget_needed")
-                },
-                "positive_controls": result.checks.twins,
-                "shown": result.shown,
-            },
-            "exposure": exposure,
-            "attacks": [
-                vars(row) | {"status": row.status, "explained": row.explained, "limit": row.limit}
-                for row in result.attacks
-            ],
-            "scores": _counts(result.scores),
-            "selected": _counts(result.selected),
-            "candidates": _candidates(result),
-            "certificate": _plain(result.certificate),
-            "uniqueness": _plain(result.uniqueness),
-            "request": request,
-            "inputs": result.hashes,
-            "artifacts": artifacts,
-        }
-    )
-
-
-def _candidates(result: AuditResult) -> list[dict[str, Any]]:
-    """What the attacks chose without the data, best first."""
-    rows = []
-    for rank, (part, i) in enumerate(result.ranked[:MOST_CANDIDATES]):
-        chosen = part.selection
-        assert chosen is not None
-        rows.append(
-            {
-                "rank": rank,
-                "attack": part.attack,
-                "label": float(chosen.labels[i]),
-                "confidence": chosen.confidence_of(i),
-                "support": int(chosen.support[i]),
-                "restarts": part.restarts,
-                "members": int(chosen.members[i]),
-                "multiplier": float(chosen.lam[i]),
-            }
-        )
-    return rows
-
-
-def _counts(scores: Scores | None) -> dict[str, Any] | None:
-    if scores is None:
-        return None
-    names = ("n", "calibrated", "recovered", "expected_by_chance", "p_value", "pool")
-    return {name: getattr(scores, name) for name in names} | {
-        "candidates": scores.m,
-        "threshold": scores.metrics[scores.deciding].threshold_null99,
-    }
-
-
-def result_schema() -> dict[str, Any]:
-    """The JSON Schema of ``result.json``."""
-    return json_schema(Result, "result", SCHEMA_VERSION)

@@ -1,20 +1,21 @@
-"""Two audits side by side, as before and after a defense or another training.
+"""Compare two audits, such as before and after a defense or another training.
 
-Counts are put beside their chance and their intervals, so that a difference that chance explains is not
-read as one. Where the two were not made alike (samples, what was granted, budget, attacks), that is said.
+Counts stand next to what is expected by chance and to their intervals, so that nobody takes a difference
+for a change that chance can explain. If the two audits were not made alike (samples, attacker knowledge,
+budget, attacks), the comparison says so.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from residuum.auditing.budget import duration, seconds_of
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import GRADES, INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Verdict
 from residuum.records import Record
-from residuum.records.base import json_schema
+from residuum.records.published import SchemaRule
 
 BETTER, WORSE, ALIKE = "better", "worse", "alike"
 ORDER = (NO_LEAK_FOUND, INCONCLUSIVE, LEAK)  # the best first
@@ -30,19 +31,23 @@ class Row(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Difference(Record):
+class Comparison(Record):
     """What changed from one audit to another.
 
-    change: "better", "worse" or "alike".
-    sentence: in words.
-    gone, came: training samples that only the first, or only the second audit recovered, None where
-        they were not of the same samples.
-    unlike: in what the audits were not made alike, so that figures compare only with care.
+    Args:
+        before: Name of the audit before.
+        after: Name of the audit after.
+        change: "better", "worse" or "alike".
+        sentence: The change in words.
+        rows: Figures of both audits.
+        gone: Training samples that only the audit before recovered, None if the samples differ.
+        came: Training samples that only the audit after recovered, None if the samples differ.
+        unlike: In what the audits were not made alike, so that their figures compare only with care.
     """
 
     before: str
     after: str
-    change: str
+    change: Annotated[str, SchemaRule(enum=[BETTER, WORSE, ALIKE])]
     sentence: str
     rows: tuple[Row, ...]
     gone: tuple[int, ...] | None = None
@@ -50,8 +55,19 @@ class Difference(Record):
     unlike: tuple[str, ...] = ()
 
 
-def diff(before: AuditResult | str | Path, after: AuditResult | str | Path) -> Difference:
-    """Compare two audits, each a result or the folder of a finished one."""
+def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -> Comparison:
+    """Compare two audits.
+
+    Args:
+        before: The result of the audit before, or its folder.
+        after: The result of the audit after, or its folder.
+
+    Returns:
+        What changed, with the figures of both.
+
+    Raises:
+        InputError: If a folder does not hold a finished audit.
+    """
     a, b = (x if isinstance(x, AuditResult) else AuditResult.load(x) for x in (before, after))
     change, sentence = _change(a.verdict, b.verdict)
     unlike = _unlike(a, b)
@@ -63,12 +79,7 @@ def diff(before: AuditResult | str | Path, after: AuditResult | str | Path) -> D
     first_name, second_name = (
         x.subject if isinstance(x, AuditResult) else str(x) for x in (before, after)
     )
-    return Difference(first_name, second_name, change, sentence, _rows(a, b), gone, came, unlike)
-
-
-def diff_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``residuum diff --json`` prints."""
-    return json_schema(Difference, "diff", "1.0")
+    return Comparison(first_name, second_name, change, sentence, _rows(a, b), gone, came, unlike)
 
 
 def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
@@ -77,7 +88,9 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
     names = {LEAK: "a leak", NO_LEAK_FOUND: "no leak", INCONCLUSIVE: undecided}
     if a.outcome != b.outcome:
         better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
-        said = f"The first audit found {names[a.outcome]}, the second {names[b.outcome]}."
+        said = (
+            f"The audit before found {names[a.outcome]}. The audit after found {names[b.outcome]}."
+        )
         if b.outcome == INCONCLUSIVE:
             said += " That the leak is gone is not shown." if a.outcome == LEAK else ""
             return (ALIKE if a.outcome == LEAK else WORSE), said
@@ -87,15 +100,21 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
     worst = list(GRADES)
     if a.grade != b.grade and a.grade in worst and b.grade in worst:
         better = worst.index(b.grade) > worst.index(a.grade)
-        said = f"Both audits found a leak; its grade went from {a.grade} to {b.grade}."
+        said = f"Both audits found a leak. Its grade went from {a.grade} to {b.grade}."
         return (BETTER if better else WORSE), said
     if a.interval is None or b.interval is None or a.n != b.n:
         return ALIKE, "Both audits found a leak."
     if b.interval[1] < a.interval[0]:
-        return BETTER, "Both audits found a leak; the second brings back fewer, beyond chance."
+        return (
+            BETTER,
+            "Both audits found a leak. The audit after recovers fewer samples, beyond chance.",
+        )
     if b.interval[0] > a.interval[1]:
-        return WORSE, "Both audits found a leak; the second brings back more, beyond chance."
-    return ALIKE, "Both audits found a leak, and chance may explain that their counts differ."
+        return (
+            WORSE,
+            "Both audits found a leak. The audit after recovers more samples, beyond chance.",
+        )
+    return ALIKE, "Both audits found a leak. Chance may explain that their counts differ."
 
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
@@ -108,7 +127,10 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
 
     row("came back", lambda x: _count(x.verdict))
     row("by chance", lambda x: _figure(x.verdict.expected_by_chance))
-    row("beyond chance, 95%", lambda x: (i := x.verdict.interval) and f"{i[0]:.1f} to {i[1]:.1f}")
+    row(
+        "beyond chance, 99% confidence",
+        lambda x: (i := x.verdict.interval) and f"{i[0]:.1f} to {i[1]:.1f}",
+    )
     row("p", lambda x: _figure(x.verdict.p_value))
     row("right on training samples", lambda x: x.fit and x.fit.figure(x.fit.train))
     seen = "right on held-out samples"

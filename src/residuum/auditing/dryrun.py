@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from residuum.attacks import AttackConfig, every_attack
 from residuum.auditing.budget import ATTACK_SHARE, first_batch, forecast
@@ -21,8 +21,7 @@ from residuum.errors import ResiduumError
 from residuum.evaluation.matching import why_not_calibrated
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
-from residuum.records.base import json_schema
-from residuum.surfaces.inspection import inspect_checkpoint
+from residuum.surfaces.inspection import inspect_network
 from residuum.surfaces.surface import WEIGHTS, surfaces
 
 REACHABLE = "can be reached"
@@ -44,11 +43,6 @@ class DryRun(Record):
     cost: str = ""
     verdicts: dict[str, str] = field(default_factory=dict)
     exit_code: int = 0
-
-
-def dry_run_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``residuum audit --dry-run --json`` prints."""
-    return json_schema(DryRun, "dry-run", "1.0")
 
 
 def dry_run(
@@ -100,7 +94,7 @@ def dry_run(
     )
     attempt(lambda: check_fit(checkpoint, train, control, task))
     doubts += attempt(lambda: scale_notes(train, control, granted)) or ()
-    inspection = inspect_checkpoint(checkpoint)
+    inspection = inspect_network(checkpoint)
     fits = len(obstacles) == before
     fit = fit_of(checkpoint, train, control, checkpoint.task) if fits else None
     rows = _attacks(checkpoint, granted, baselines)

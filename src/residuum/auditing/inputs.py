@@ -324,6 +324,8 @@ class Fit(Record):
     base: what naming the commonest class, or the mean, would reach on the training samples.
     """
 
+    derived = ("line",)
+
     measure: str
     train: float
     holdout: float | None

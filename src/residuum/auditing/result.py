@@ -364,8 +364,8 @@ class Fact(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class NextStep:
+@dataclass(frozen=True, eq=False)
+class NextStep(Record):
     """What to do now, in sentences, and the commands for it, ready to copy."""
 
     text: str
@@ -430,9 +430,11 @@ def screen(result: AuditResult) -> Screen:
 def told(knowledge: Knowledge) -> str:
     """What the attacker was granted beside the weights, and where each fact is from."""
     said = [
-        TOLD.get(fact, fact).format(value.replace(", ", " to ") if fact == "value_range" else value)
-        + SOURCES.get(source, "")
-        for fact, value, source in knowledge.facts
+        TOLD.get(known.fact, known.fact).format(
+            known.value.replace(", ", " to ") if known.fact == "value_range" else known.value
+        )
+        + SOURCES.get(known.provenance, "")
+        for known in knowledge.facts
     ]
     return "; ".join(said)
 

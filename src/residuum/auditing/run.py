@@ -100,7 +100,7 @@ from residuum.records import Dataset, Knowledge, Reconstruction, Selection
 from residuum.records.rundir import environment
 from residuum.scanning.findings import Kept, records_in
 from residuum.surfaces.head import head_of
-from residuum.surfaces.inspection import Inspection, inspect_checkpoint
+from residuum.surfaces.inspection import Inspection, inspect_network
 from residuum.surfaces.surface import chosen
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def audit(
         train, control = (None if one is None else head.features(one) for one in (train, control))
     contradictions = scale_notes(train, control, knowledge)
     with clock("inspect"):
-        inspection = inspect_checkpoint(checkpoint)
+        inspection = inspect_network(checkpoint)
         fit = fit_of(checkpoint, train, control, checkpoint.task)
     for line in opening(checkpoint, fit):
         (say or (lambda _: None))(line)
@@ -622,7 +622,7 @@ def audit_records(
             homogeneity_order=None,
             directions=None,
             directions_of=NO_NETWORK,
-            ranks=(),
+            ranks={},
             balance=None,
         ),
         knowledge=knowledge,

@@ -28,6 +28,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import Fit
@@ -36,6 +37,7 @@ from residuum.evaluation.null import SIGNIFICANCE, format_p
 from residuum.io.metadata import METADATA_SAYS
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Record, Scores
+from residuum.records.published import SchemaRule, Share
 from residuum.surfaces.inspection import Inspection
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
@@ -101,6 +103,8 @@ class AttackOutcome(Record):
     unfinished: what of its planned steps and restarts did not run, "" if all did.
     restarts, steps, candidates: of all its batches; diverged: restarts that did.
     """
+
+    derived = ("status", "explained", "limit")
 
     name: str
     decides: bool
@@ -343,7 +347,9 @@ class Verdict(Record):
     stored: what the file holds outright.
     """
 
-    outcome: str
+    derived = ("exit_code", "sentence", "significance")
+
+    outcome: Annotated[str, SchemaRule(enum=[*EXIT_CODES])]
     reasons: tuple[str, ...] = ()
     n: int | None = None
     recovered: int | None = None
@@ -362,9 +368,14 @@ class Verdict(Record):
             raise ValueError(f"A verdict is one of {tuple(EXIT_CODES)}; got {self.outcome!r}.")
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> Annotated[int, SchemaRule(enum=[*EXIT_CODES.values()])]:
         """What ``residuum audit`` ends with."""
         return EXIT_CODES[self.outcome]
+
+    @property
+    def significance(self) -> Share:
+        """The largest adjusted p-value that shows a leak."""
+        return SIGNIFICANCE
 
     @property
     def headline(self) -> str:

@@ -228,5 +228,5 @@ def _check(results: dict[str, AuditResult]) -> None:
     if found["trained"] != LEAK or found["untrained"] == LEAK:
         raise InconclusiveError(
             f"The demo expects a leak from the trained network alone; it found {found}.",
-            "Report this with the output of residuum doctor.",
+            "Report this with the output of residuum --version --verbose.",
         )

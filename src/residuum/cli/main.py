@@ -17,7 +17,7 @@ import typer
 from residuum import plugins
 from residuum.cli.options import Grouped, flat
 from residuum.cli.output import print_json
-from residuum.errors import ResiduumError, did_you_mean
+from residuum.errors import InputError, ResiduumError, did_you_mean
 
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 # Some releases of typer bring their own click, others import it: this base class is right for both.
@@ -33,21 +33,33 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(version("residuum"))
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
-    version: bool = typer.Option(
-        False, "--version", help="Print the version.", callback=_print_version, is_eager=True
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    verbose: bool = typer.Option(
+        False,
+        "--verbose",
+        help="With --version: also print the versions of dependencies, the device, the extras, the data "
+        "that are found and a self-test.",
     ),
 ) -> None:
-    pass
+    if not version:
+        if verbose:
+            raise InputError(
+                "--verbose can only be used with --version.", "Run residuum --version --verbose."
+            )
+        if context.invoked_subcommand is None:
+            raise InputError("A command is missing.", "Run residuum --help, which lists them.")
+        return
+    from importlib.metadata import version as installed
+
+    typer.echo(installed("residuum"))
+    if verbose:
+        from residuum.cli.versions import show_versions
+
+        show_versions()
+    raise typer.Exit
 
 
 COMMANDS_IN_WORDS = {  # short enough for a line of 80 columns
@@ -61,18 +73,14 @@ COMMANDS_IN_WORDS = {  # short enough for a line of 80 columns
     "alternatives": "Write another training set for the same weights.",
     "identify": "Recover the samples of a polynomial network.",
     "defend": "Try defenses: what comes back before and after.",
-    "diff": "Compare two audits, before and after.",
     "sweep": "Try many settings of an attack; rank and pool them.",
-    "report": "Write the report of a finished audit again.",
+    "report": "Write the report of an audit again, or compare two audits.",
     "train": "Train a network to try things on.",
-    "inspect": "Show layers, and which attacks apply.",
     "demo": "Train, attack and audit on bundled data, in a minute.",
-    "schema": "Print the JSON Schema of what commands write.",
-    "doctor": "Show versions, device and extras.",
 }
 COMMANDS = {name: import_module(f"residuum.cli.{name}") for name in COMMANDS_IN_WORDS}
 # Installed plug-ins take part in these, from the reading of the architecture on.
-PLUGGED = ("inspect", "attack", "score", "exposure", "certify", "defend", "audit", "sweep")
+PLUGGED = ("scan", "attack", "score", "exposure", "certify", "defend", "audit", "sweep")
 for name, module in COMMANDS.items():
     _, heading, examples = (module.__doc__ or "").partition("Examples:")
     short = COMMANDS_IN_WORDS[name]

@@ -1,66 +1,124 @@
-"""``residuum report``: the report of a finished audit, written again.
+"""``residuum report``: the report of a finished audit, written again, or a comparison of two audits.
 
 Examples:
 
 residuum report runs/a --redact
 
 residuum report runs/a --blur --out for-review.html
+
+residuum report runs/after --against runs/before --fail-if-worse
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from residuum.cli.options import Voice, option
-from residuum.cli.output import print_line, print_wrapped
+from residuum.cli.output import print_line, print_notes, print_table, print_wrapped
+from residuum.errors import InputError
+
+if TYPE_CHECKING:
+    from residuum.auditing import AuditResult
+    from residuum.auditing.comparing import Comparison
 
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished audit.")],
     *,
+    against: Path | None = option(
+        "Compare RUN with the finished audit in this folder. OTHER is the audit before, RUN is the audit "
+        "after.",
+        metavar="OTHER",
+    ),
+    fail_if_worse: bool = option(
+        "With --against: exit with code 1 if RUN is worse than OTHER.", False, "--fail-if-worse"
+    ),
     redact: bool = option("Without any image.", False, "--redact"),
     blur: bool = option("Images are blurred until asked for.", False, "--blur"),
     out: Path | None = option(
-        "File to write (default: report-again.html or report-redacted.html in RUN)."
+        "File to write. The default is a file in RUN: report-again.html or report-redacted.html, with "
+        "--against comparison.html or comparison-redacted.html."
     ),
     open_report: bool = option("Open it in a browser.", False, "--open"),
     voice: Voice,
 ) -> None:
-    """Write the HTML report of a finished audit again, redacted or blurred where asked."""
+    """Write the HTML report of a finished audit again, or compare it with another audit."""
     from residuum.auditing import AuditResult
-    from residuum.errors import InputError
+    from residuum.auditing.comparing import WORSE
     from residuum.records import write_atomic
 
+    if against is None and fail_if_worse:
+        raise InputError("--fail-if-worse compares two audits.", "Pass --against OTHER.")
     result = AuditResult.load(run)
-    try:
-        text = result.html(blur=blur, redact=redact)
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
-        raise InputError(
-            f"{str(run)!r} holds an audit that cannot be drawn ({type(problem).__name__}).",
-            "Audit again with this version.",
-        ) from problem
-    target = out if out is not None else run / f"report-{'redacted' if redact else 'again'}.html"
-    write_atomic(target, text)
-    summary = {
-        "report": str(target),
-        "verdict": result.verdict.outcome,
-        "redacted": redact,
-        "newer": list(result.newer),
-    }
-    voice.answer(summary, lambda: _show(target, result.newer))
+    worse = False
+    if against is None:
+        target = out or run / f"report-{'redacted' if redact else 'again'}.html"
+        write_atomic(target, _drawn(run, lambda: result.html(blur=blur, redact=redact)))
+        summary = {
+            "report": str(target),
+            "verdict": result.verdict.outcome,
+            "redacted": redact,
+            "newer": list(result.newer),
+        }
+        voice.answer(summary, lambda: _show(target, result.newer))
+    else:
+        target = out or run / f"comparison{'-redacted' if redact else ''}.html"
+        found, text = _compared(against, run, result, blur, redact)
+        write_atomic(target, text)
+        voice.answer(found.to_json(), lambda: _show_comparison(found, target))
+        worse = found.change == WORSE
     if open_report:
         import webbrowser
 
         webbrowser.open(target.resolve().as_uri())
+    raise typer.Exit(1 if fail_if_worse and worse else 0)
+
+
+def _compared(
+    before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
+) -> tuple[Comparison, str]:
+    """Return the comparison of two audits and its page. ``result`` is the audit after."""
+    from residuum.auditing import AuditResult
+    from residuum.auditing.comparing import compare
+    from residuum.report.html import render_comparison
+
+    results = AuditResult.load(before), result
+    found = compare(*results).replace(before=str(before), after=str(after))
+    page = _drawn(after, lambda: render_comparison(found, results, blur=blur, redact=redact))
+    return found, page
+
+
+def _drawn(run: Path, draw: Callable[[], str]) -> str:
+    """Return the page. A result that was damaged can be read and still cannot be drawn."""
+    try:
+        return draw()
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
+        raise InputError(
+            f"{str(run)!r} must hold an audit that can be drawn; drawing it failed "
+            f"({type(problem).__name__}).",
+            "Audit again with this version.",
+        ) from problem
 
 
 def _show(target: Path, newer: tuple[str, ...]) -> None:
-    """Where it is; and that a new audit would try more, where it would."""
+    """Print where the report is. If a new audit would try more, say so."""
     for line in newer:
         print_wrapped(
             f"note: this version of residuum has {line}. Audit again to run them.", rest="  "
         )
+    print_line(f"report: {target}")
+
+
+def _show_comparison(found: Comparison, target: Path) -> None:
+    print_wrapped(f"{found.change.upper()}: {found.sentence}")
+    rows = [(row.what, row.before, row.after) for row in found.rows]
+    print_table(f"before: {found.before}, after: {found.after}", ("what", "before", "after"), rows)
+    for title, samples in (("no longer recovered", found.gone), ("newly recovered", found.came)):
+        if samples:
+            print_wrapped(", ".join(map(str, samples)), f"{title}: samples ", "  ")
+    print_notes(found.unlike)
     print_line(f"report: {target}")

@@ -1,5 +1,7 @@
 """``residuum scan``: what a file or folder gives away before any attack.
 
+If a file holds a network that residuum can read, its measurements follow the findings.
+
 Examples:
 
 residuum scan checkpoint.pt
@@ -19,12 +21,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from residuum.cli.options import Voice, option
-from residuum.cli.output import print_line, print_notes, print_wrapped, scan_progress
+from residuum.cli.output import number, print_line, print_notes, print_wrapped, scan_progress
 
 if TYPE_CHECKING:
     from residuum.scanning.scan import Scan
+    from residuum.surfaces.inspection import Inspection
 
-INDENT = 10 * " "
+INDENT, NETWORK = 10 * " ", "  network "
 
 
 def command(
@@ -76,12 +79,35 @@ def show(found: Scan) -> None:
             print_wrapped(f"{one.kind}: {one.what}{counted}", f"  {one.severity:<7} ")
             print_wrapped(f"at {one.where or 'the top'}{more}", INDENT)
             print_wrapped(f"{one.reason[:1].upper()}{one.reason[1:]}. {one.remedy}", INDENT)
+        if file.network is None:
+            print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
+        else:
+            show_network(file.network)
     for unread in found.unread:
         print_wrapped(f"not read: {unread.file}: {unread.reason}", rest="  ")
     print_notes(found.notes)
     if found.failed:
         print_line(f"found: {', '.join(found.failed)}")
     print_wrapped(
-        "The weights of a network can hold training data too: residuum audit tests networks of PyTorch "
-        "and the MLPs of scikit-learn."
+        "The weights of a network can hold training data too. residuum audit tests networks of PyTorch "
+        "and the MLPs of scikit-learn. With --dry-run it lists the attacks that apply."
     )
+
+
+def show_network(network: Inspection) -> None:
+    """Print the measurements of a network."""
+    order = network.homogeneity_order
+    shares = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
+    directions = "not known" if network.directions is None else str(network.directions)
+    gap = "" if network.balance is None else f", balance gap {number(network.balance)}"
+    lines = [
+        f"inputs: {network.inputs}, outputs: {network.outputs}, weights: {network.parameters} "
+        f"({network.dtype})",
+        ("not homogeneous" if order is None else f"homogeneous of order {order:g}") + gap,
+        f"directions of the first layer: {directions} ({network.directions_of})",
+        "singular values of the first layer, as a share of the largest: " + ", ".join(shares),
+        *(f"assumed: {sentence}" for sentence in network.assumptions),
+    ]
+    print_wrapped(network.arch, NETWORK)
+    for line in lines:
+        print_wrapped(line, INDENT)

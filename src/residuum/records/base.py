@@ -33,6 +33,7 @@ class Record:
     """Base of all records. Fields: tensors, numbers, strings, records, and dicts/tuples of them."""
 
     known: ClassVar[dict[str, type[Record]]] = {}
+    derived: ClassVar[tuple[str, ...]] = ()  # properties that the JSON holds next to the fields
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,8 +82,9 @@ class Record:
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """The published form: the fields by their names, as plain values."""
-        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        """Return the published form: fields and ``derived`` properties by their names, as plain values."""
+        names = (*(field.name for field in dataclasses.fields(self)), *self.derived)
+        return {name: plain(getattr(self, name)) for name in names}
 
 
 def plain(value: Any) -> Any:
@@ -96,14 +98,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tensor | np.generic):
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def json_schema(kind: type, name: str, version: str) -> dict[str, Any]:
-    """The JSON Schema of what is published as ``kind``, a record or a model of pydantic's."""
-    from pydantic import TypeAdapter
-
-    dialect, own = "https://json-schema.org/draft/2020-12/schema", TypeAdapter(kind).json_schema()
-    return {"$schema": dialect, "$id": f"urn:residuum:{name}:{version}", **own}
 
 
 def same(a: Any, b: Any) -> bool:

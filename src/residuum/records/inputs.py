@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Annotated, Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from residuum.errors import DataError, InputError, UnsafeFileError
 from residuum.records.base import Record
+from residuum.records.published import SchemaRule
 from residuum.records.rundir import digest, write_atomic
 
 MAX_BYTES = 4 << 30  # that a file may unpack to
@@ -353,12 +354,13 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
     return zipfile.ZipFile(stream)
 
 
-class Fact(NamedTuple):
-    """A granted fact in words."""
+@dataclass(frozen=True, eq=False)
+class Fact(Record):
+    """A fact that the attacker knows, in words, and where it came from."""
 
     fact: str
     value: str
-    provenance: str
+    provenance: Annotated[str, SchemaRule(enum=[*PROVENANCES])]
 
 
 class Columns(NamedTuple):
@@ -478,9 +480,9 @@ class Knowledge(Record):
     def line(self) -> str:
         """Every granted fact with where it came from, on one line."""
         said = []
-        for fact, value, source in self.facts:
-            shown = "" if fact in TENSORS else f" {value.replace(', ', ',')}"
-            said.append(f"{fact}{shown} ({source})")
+        for known in self.facts:
+            shown = "" if known.fact in TENSORS else f" {known.value.replace(', ', ',')}"
+            said.append(f"{known.fact}{shown} ({known.provenance})")
         return ", ".join(said) or "nothing but the weights"
 
     @property

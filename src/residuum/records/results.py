@@ -12,14 +12,15 @@ import csv
 import io
 import math
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from residuum.records.base import Record, plain
 from residuum.records.inputs import Knowledge
+from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 
 # What is published of each, by the names of its fields.
 OF_RECONSTRUCTION = ["attack", "restarts", "status", "seconds", "settings", "notes"]
@@ -37,12 +38,6 @@ HALF = 0.5  # of the exposure, that few records may carry
 SCHEMA_VERSION = "2.0"  # of exposure.json
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
-# Columns of the table and of the CSV, in this order; each is a field of ``Exposure`` but the first three.
-COLUMNS = (
-    "rank", "index", "group", "label", "probability", "score", "heard", "own_over_misfit", "multiplier",
-    "reach", "reach_ncc", "informed_ncc", "kinks", "kink_p", "kink_q", "kink_called", "dual", "dual_p",
-    "margin", "loss", "found_ncc",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -720,6 +715,89 @@ class GroupExposure(Record):
 
 
 @dataclass(frozen=True, eq=False)
+class ExposedRecord(Record):
+    """One row of the table and of the CSV. A figure that does not apply is null, and a note says why."""
+
+    rank: Annotated[int, SchemaRule(minimum=1)]
+    index: Annotated[Count, SchemaRule(description="of the record in the data, from 0")]
+    group: str | None
+    label: float | tuple[float, ...]
+    probability: Annotated[
+        Share | None,
+        SchemaRule(
+            description="of being recovered by the attacks named above; null where it is not calibrated"
+        ),
+    ]
+    score: Annotated[float, SchemaRule(description="log odds, by which records are ranked")]
+    heard: Share | None
+    own_over_misfit: float
+    multiplier: float
+    reach: Annotated[
+        Share | None, SchemaRule(description="largest cosine for attacks in the row space")
+    ]
+    reach_ncc: Annotated[
+        Share | None, SchemaRule(description="largest NCC for attacks in the row space")
+    ]
+    informed_ncc: float | None
+    kinks: Count | None
+    kink_p: Share | None
+    kink_q: Share | None
+    kink_called: bool | None
+    dual: Share | None
+    dual_p: Share | None
+    margin: float | None
+    loss: float
+    found_ncc: Annotated[Share | None, SchemaRule(description="of an attack that was handed over")]
+
+
+COLUMNS = tuple(one.name for one in fields(ExposedRecord))
+
+
+@dataclass(frozen=True, eq=False)
+class ExposureSummary(Record):
+    """What holds for all records of an exposure together."""
+
+    schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
+    arch: str
+    surface: str
+    task: str
+    holdout: Count
+    layers: tuple[str, ...]
+    attacks: Annotated[
+        str, SchemaRule(description="whose recoveries the probability is of, at which budget")
+    ]
+    rank: Count | None
+    misfit: float
+    gap: float
+    records: Count
+    level: Annotated[
+        Share, SchemaRule(description="false discovery rate at which kinks call a record")
+    ]
+    expected: float | None
+    carry_half: Count | None
+    called: Count | None
+    largest_probability: Share | None
+    uncalibrated: Annotated[
+        str, SchemaRule(description="why the score is no probability; empty where it is one")
+    ]
+    kink_layers: Count
+    grouped_by: str
+    groups: tuple[GroupExposure, ...]
+    canaries: CanaryBound | None
+    seconds: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedExposure(ExposureSummary):
+    """Everything that ``exposure.json`` holds."""
+
+    per_record: tuple[ExposedRecord, ...]
+    request: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    environment: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, eq=False)
 class Exposure(Record):
     """The exposure of n records in one network. What does not apply is NaN, and says why in the notes.
 
@@ -855,31 +933,37 @@ class Exposure(Record):
             columns[name] = [None] * len(order) if columns[name] is None else columns[name]
         return [dict(zip(COLUMNS, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def summary(self) -> dict[str, Any]:
-        """Everything that is not of one record."""
-        names = ("arch", "surface", "task", "holdout", "layers", "attacks", "rank", "misfit", "gap")
-        said = {name: plain(getattr(self, name)) for name in names}
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **said,
-            "records": len(self),
-            "level": self.level,
-            "expected": self.expected,
-            "carry_half": self.carry_half,
-            "called": self.called,
-            "largest_probability": None if self.uncalibrated else float(self.probability.max()),
-            "uncalibrated": self.uncalibrated,
-            "kink_layers": self.kinks.shape[1] if self.kinks.numel() else 0,
-            "grouped_by": self.grouped_by,
-            "groups": plain(self.by_group),
-            "canaries": plain(self.canaries),
-            "seconds": self.seconds,
-            "notes": list(self.notes),
-        }
+    def summary(self) -> ExposureSummary:
+        """Return what holds for all records together."""
+        return ExposureSummary(
+            schema_version=SCHEMA_VERSION,
+            arch=self.arch,
+            surface=self.surface,
+            task=self.task,
+            holdout=self.holdout,
+            layers=self.layers,
+            attacks=self.attacks,
+            rank=self.rank,
+            misfit=self.misfit,
+            gap=self.gap,
+            records=len(self),
+            level=self.level,
+            expected=self.expected,
+            carry_half=self.carry_half,
+            called=self.called,
+            largest_probability=None if self.uncalibrated else float(self.probability.max()),
+            uncalibrated=self.uncalibrated,
+            kink_layers=self.kinks.shape[1] if self.kinks.numel() else 0,
+            grouped_by=self.grouped_by,
+            groups=self.by_group,
+            canaries=self.canaries,
+            seconds=self.seconds,
+            notes=self.notes,
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """The published form (``residuum exposure --json``), without images."""
-        return {**self.summary(), "per_record": self.rows()}
+        """Return the published form (:class:`PublishedExposure`), without images."""
+        return {**self.summary().to_json(), "per_record": self.rows()}
 
     def to_csv(self) -> str:
         """One line per record, most exposed first; an empty cell where a figure does not apply."""

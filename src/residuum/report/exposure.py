@@ -1,90 +1,16 @@
-"""Exposure in pictures, and the schema of its JSON."""
+"""Exposure in pictures."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from residuum.records import Dataset
-from residuum.records.base import json_schema
 from residuum.records.inputs import with_mean
-from residuum.records.results import SCHEMA_VERSION, CanaryBound, Exposure, GroupExposure
+from residuum.records.results import Exposure
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 
 BINS = 20  # of probabilities, 5% each
-Count = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class ExposedRecord(_Model):
-    """One record; a figure that does not apply is null, and a note says why."""
-
-    rank: Annotated[int, Field(ge=1)]
-    index: Count = Field(description="of the record in the data, from 0")
-    group: str | None
-    label: float | list[float]
-    probability: Share | None = Field(
-        description="of being recovered by the attacks named above; null where it is not calibrated"
-    )
-    score: float = Field(description="log odds, by which records are ranked")
-    heard: Share | None
-    own_over_misfit: float
-    multiplier: float
-    reach: Share | None = Field(description="largest cosine for attacks in the row space")
-    reach_ncc: Share | None = Field(description="largest NCC for attacks in the row space")
-    informed_ncc: float | None
-    kinks: Count | None
-    kink_p: Share | None
-    kink_q: Share | None
-    kink_called: bool | None
-    dual: Share | None
-    dual_p: Share | None
-    margin: float | None
-    loss: float
-    found_ncc: Share | None = Field(description="of an attack that was handed over")
-
-
-class Published(_Model):
-    """The whole of ``exposure.json``."""
-
-    schema_version: Literal["2.0"]
-    arch: str
-    surface: str
-    task: str
-    holdout: Count
-    layers: list[str]
-    attacks: str = Field(description="whose recoveries the probability is of, at which budget")
-    rank: Count | None
-    misfit: float
-    gap: float
-    records: Count
-    level: Share = Field(description="false discovery rate at which kinks call a record")
-    expected: float | None
-    carry_half: Count | None
-    called: Count | None
-    largest_probability: Share | None
-    uncalibrated: str = Field(description="why the score is no probability; empty where it is one")
-    kink_layers: Count
-    grouped_by: str
-    groups: list[GroupExposure]
-    canaries: CanaryBound | None
-    seconds: float
-    notes: list[str]
-    per_record: list[ExposedRecord]
-    request: dict[str, Any] | None = None
-    environment: dict[str, Any] | None = None
-
-
-def exposure_schema() -> dict[str, Any]:
-    """The JSON Schema of ``exposure.json``."""
-    return json_schema(Published, "exposure", SCHEMA_VERSION)
 
 
 def top_figure(found: Exposure, data: Dataset) -> bytes | None:

@@ -37,7 +37,7 @@ from residuum.theory.kkt import EXACT, NEAR
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from residuum.auditing.comparing import Difference
+    from residuum.auditing.comparing import Comparison
     from residuum.auditing.result import AuditResult, Evidence
     from residuum.auditing.verdict import Verdict
     from residuum.records import Reconstruction
@@ -185,17 +185,37 @@ def render_sweep(
     )
 
 
-def render_difference(
-    found: Difference, results: tuple[AuditResult, AuditResult], *, redact: bool = False
+def render_comparison(
+    found: Comparison,
+    results: tuple[AuditResult, AuditResult],
+    *,
+    blur: bool = False,
+    redact: bool = False,
 ) -> str:
-    """Two audits on one page: the figures, and the best matches of each unless ``redact``."""
+    """Return a page with the figures of two audits and the best matches of each.
+
+    Args:
+        found: What changed.
+        results: The audit before and the audit after.
+        blur: Blur images until the reader asks for them.
+        redact: Leave out all images.
+
+    Returns:
+        One HTML file that needs no network.
+    """
     names = ("Before", found.before), ("After", found.after)
     sides = [
         (title, name, [] if redact else cards_of(items_of(one)[:BEST], one.shape))
         for (title, name), one in zip(names, results, strict=True)
     ]
-    subject = f"{found.before}, {found.after}"
-    return page("diff.html", subject=subject, found=found, sides=sides, redact=redact)
+    return page(
+        "comparison.html",
+        subject=f"{found.before}, {found.after}",
+        found=found,
+        sides=sides,
+        blur=blur and not redact,
+        redact=redact,
+    )
 
 
 def inline(result: AuditResult) -> str:

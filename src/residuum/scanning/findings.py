@@ -29,7 +29,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -45,12 +45,14 @@ from residuum.io.tree import LONGEST, OPTIMISERS, Place, joined, walk
 from residuum.io.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, tree_model
 from residuum.records import Record
 from residuum.records.inputs import is_size
+from residuum.records.published import Count, SchemaRule
 
 STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 CODE, CLASSES = "code", "classes"
 PROGRAM = "the pickle"  # where code is: in the instructions, not at a value
 KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
+Kind = Annotated[str, SchemaRule(enum=[*KINDS])]
 SEVERITIES = ("high", "medium", "low")
 MAX_NAMED = 20  # calls that are listed one by one: a hostile file may make any number
 MOST_DENSE = 1 << 24  # values of a sparse array that is compared
@@ -72,15 +74,15 @@ class Finding(Record):
     remedy: what to do before the release.
     """
 
-    kind: str
-    severity: str
+    kind: Kind
+    severity: Annotated[str, SchemaRule(enum=[*SEVERITIES])]
     what: str
     where: str
     reason: str
     remedy: str
-    places: int = 1
-    count: int | None = None
-    rows: tuple[int, ...] = ()
+    places: Count = 1
+    count: Count | None = None
+    rows: tuple[Count, ...] = ()
 
 
 # Of scikit-learn: attribute -> classes that it belongs to, () for any.

@@ -1,55 +1,66 @@
-"""Measure what the weights alone show before any attack: size, homogeneity, balance, spectrum."""
+"""Measure what the weights of a network show before any attack: size, homogeneity, balance, spectrum."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from residuum.networks import balance
 from residuum.networks.network import Network, first_layer
 from residuum.networks.spectrum import directions, rank_above, singular_values
 from residuum.records import Record
+from residuum.records.published import Count
 
-TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)  # of the ranks that are shown
+# Shares of the largest singular value above which ranks are counted.
+TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterSummary(Record):
-    """One parameter tensor: its name, shape, number of entries and Euclidean norm."""
+    """One parameter tensor: its name, shape, number of entries and Euclidean norm.
+
+    The norm is null in JSON if it is too large for a number.
+    """
 
     name: str
     shape: tuple[int, ...]
-    parameters: int
-    norm: float
+    parameters: Count
+    norm: float | None
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection(Record):
-    """What a checkpoint is, measured from its weights.
+    """What a network is, measured from its weights.
 
-    bytes: of the weights in memory.
-    homogeneity_order: measured, None when the network is not homogeneous.
-    directions: of the first layer, None where they cannot be told, directions_of: above what, or
-        why not.
-    ranks: (tolerance, rank) pairs of the first layer, whatever it is.
-    balance: for MLPs with a hidden layer, else None.
-    layers: name, shape, size and norm of every parameter.
-    parameters: how many numbers.
-    assumptions: what had to be guessed while reading.
+    Args:
+        arch: Architecture string.
+        input_shape: Shape of one sample, () if it is not known.
+        inputs: Number of values of one sample.
+        outputs: Number of outputs.
+        layers: Name, shape, size and norm of every parameter tensor.
+        parameters: Number of weights.
+        bytes: Size of the weights in memory.
+        dtype: Number format of the weights.
+        homogeneity_order: Measured order, None if the network is not homogeneous.
+        directions: Number of directions that training left in the first layer, None if it is not known.
+        directions_of: Above what they were counted, or why they are not known.
+        ranks: Number of singular values of the first layer above each share of the largest one.
+        balance: Gap between the incoming and outgoing norms of the hidden neurons of an MLP (0 if all are
+            balanced), None for other networks.
+        assumptions: Sentences about what had to be guessed while reading.
     """
 
     arch: str
     input_shape: tuple[int, ...]
-    inputs: int
-    outputs: int
+    inputs: Count
+    outputs: Count
     layers: tuple[ParameterSummary, ...]
-    parameters: int
-    bytes: int
+    parameters: Count
+    bytes: Count
     dtype: str
     homogeneity_order: float | None
-    directions: int | None
+    directions: Count | None
     directions_of: str
-    ranks: tuple[tuple[float, int], ...]
+    ranks: dict[str, Count]
     balance: float | None
     assumptions: tuple[str, ...] = ()
 
@@ -62,32 +73,33 @@ class Inspection(Record):
             return None, f"more samples ({samples}) than inputs ({self.inputs})"
         return self.directions, self.directions_of
 
-    def to_json(self) -> dict[str, Any]:
-        """The published form (``residuum inspect --json``)."""
-        ranks = {f"{tolerance:g}": rank for tolerance, rank in self.ranks}
-        return super().to_json() | {"ranks": ranks}
 
+def inspect_network(network: Network) -> Inspection:
+    """Measure a network. No data is needed.
 
-def inspect_checkpoint(checkpoint: Network) -> Inspection:
-    """Measure a checkpoint; needs no data.
+    Homogeneity and balance say whether the theory of the attacks applies. The directions of the first layer
+    are those that stand out of the noise of its initialization. None of this predicts how many samples can
+    be reconstructed.
 
-    Homogeneity and balance say whether the theory of the attacks applies, directions of the first layer
-    how many stand out of the noise of its start. None of it predicts how many samples come back.
+    Args:
+        network: The network to measure.
+
+    Returns:
+        The measurements.
     """
-    arch = checkpoint.architecture
-    model = checkpoint.double_module
-    theta = checkpoint.theta
+    arch = network.architecture
+    theta = network.theta
     weight = first_layer(theta)
     values = singular_values(weight)
-    if checkpoint.live is not None:
+    if network.live is not None:
         count, of = None, "which layer of a network kept as given meets the input is not known"
     elif weight.ndim > 2:
         count, of = None, "the first layer is a convolution: its filters see patches"
     else:
         count, of = directions(values, *weight.shape)
     return Inspection(
-        arch=checkpoint.arch,
-        input_shape=checkpoint.input_shape,
+        arch=network.arch,
+        input_shape=network.input_shape,
         inputs=arch.inputs,
         outputs=arch.outputs,
         layers=tuple(
@@ -97,10 +109,10 @@ def inspect_checkpoint(checkpoint: Network) -> Inspection:
         parameters=sum(t.numel() for t in theta.values()),
         bytes=sum(t.numel() * t.element_size() for t in theta.values()),
         dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
-        homogeneity_order=checkpoint.homogeneity_order,
+        homogeneity_order=network.homogeneity_order,
         directions=count,
         directions_of=of,
-        ranks=tuple((tolerance, rank_above(values, tolerance)) for tolerance in TOLERANCES),
-        balance=balance(model),
-        assumptions=checkpoint.assumptions,
+        ranks={f"{share:g}": rank_above(values, share) for share in TOLERANCES},
+        balance=balance(network.double_module),
+        assumptions=network.assumptions,
     )

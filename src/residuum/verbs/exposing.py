@@ -24,8 +24,10 @@ from residuum.io.release import Release, open_release
 from residuum.io.release_knowledge import with_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Exposure, Knowledge, Reconstruction, read_npz
+from residuum.records.published import published_form
+from residuum.records.results import PublishedExposure
 from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
-from residuum.report.exposure import Published, histogram_figure, top_figure
+from residuum.report.exposure import histogram_figure, top_figure
 from residuum.risk.run import AUTO, TOP, Inserted, Part, Watcher, expose
 from residuum.verbs.attacking import load_run, write_figures
 
@@ -59,7 +61,9 @@ class ExposureRun(RunDir):
         write_figures(self.path, pictures)
         found.save(self.path / RECORD)
         said = {**found.to_json(), "request": request, "environment": environment(device)}
-        Published.model_validate(said)  # what does not fit is found before it is written
+        published_form(PublishedExposure).model_validate(
+            said
+        )  # a bug is noticed before it is written
         write_json(self.path / SUMMARY, said)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 

@@ -85,7 +85,8 @@ class Objective(ABC):
         """Refuse a network or a lack of knowledge; whoever asks by name has seen to the task."""
         if why_not := self.why_not(outputs, "", knowledge):
             raise InputError(
-                f"`{type(self).__name__}` {why_not}.", "`residuum inspect` says what applies."
+                f"`{type(self).__name__}` {why_not}.",
+                "residuum audit CKPT --dry-run lists the attacks that apply.",
             )
 
     def surface_of(self, theta: Theta, knowledge: Knowledge) -> Surface:

@@ -1,0 +1,287 @@
+"""The published form of an audit: the records of which ``result.json`` is made.
+
+Records are published as they are. Those that hold more than a reader needs have a summary here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from residuum.auditing.budget import Batch
+from residuum.auditing.controls import Controls, Membership
+from residuum.auditing.inputs import Fit
+from residuum.auditing.result import Applies, AuditResult, NextStep
+from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
+from residuum.records import Record, Scores
+from residuum.records.base import plain
+from residuum.records.inputs import Fact
+from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
+
+# The minor version grows with fields that older readers may ignore, the major one with any other change.
+SCHEMA_VERSION = "4.0"
+MOST_CANDIDATES, MOST_EXPOSED = 200, 20  # in result.json; other files of the run hold all of them
+
+
+@dataclass(frozen=True, eq=False)
+class Suite(Record):
+    """The attacks that an audit can choose from. The version grows when one of them gets stronger."""
+
+    version: Count
+    attacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class AuditTool(Tool):
+    """The program that wrote a result, with its attacks."""
+
+    suite: Suite
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkSummary(Record):
+    """What was audited, measured from its weights."""
+
+    arch: str
+    parameters: Count
+    input_shape: tuple[int, ...]
+    outputs: Count
+    homogeneity_order: float | None
+    first_layer_directions: Count | None
+    first_layer_directions_of: Annotated[
+        str, SchemaRule(description="above what, or why it is null")
+    ]
+    balance: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class ChecksSummary(Record):
+    """What decides whether finding nothing means that there is no leak."""
+
+    told_apart: Annotated[
+        Share | None, SchemaRule(description="p that losses do not tell data from held-out")
+    ]
+    vouched: bool
+    positive_controls: Annotated[
+        tuple[Twin, ...], SchemaRule(description="empty if none was needed")
+    ]
+    set_aside: Annotated[
+        tuple[Count, ...],
+        SchemaRule(
+            description="rows of training samples that were not judged, because the held-out set holds "
+            "them too"
+        ),
+    ]
+    stopped: Annotated[
+        str, SchemaRule(description="why the clock stopped the audit; empty if it did not")
+    ]
+    budget_needed: Annotated[
+        float | None, SchemaRule(description="seconds that the full plan takes; null if not known")
+    ]
+    shown: Annotated[
+        str, SchemaRule(description="the attack whose candidates scores and gallery show")
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate(Record):
+    """One reconstruction, chosen without the data by its confidence."""
+
+    rank: Count
+    attack: str
+    label: float
+    confidence: Annotated[Share | None, SchemaRule(description="null if the attack withholds it")]
+    support: Count
+    restarts: Count
+    members: Count
+    multiplier: float
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSummary(Record):
+    """Counts under the deciding metric. Everything else is in scores.json."""
+
+    n: Count
+    candidates: Count
+    calibrated: bool
+    recovered: Count | None
+    expected_by_chance: float | None
+    p_value: Share | None
+    threshold: float | None
+    pool: Count
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedAudit(Record):
+    """Everything that ``result.json`` holds."""
+
+    schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
+    tool: AuditTool
+    created: str
+    subject: str
+    verdict: Verdict
+    network: NetworkSummary
+    fit: Fit | None
+    findings: Findings | None
+    controls: Controls
+    checks: ChecksSummary
+    membership: Annotated[
+        Membership | None,
+        SchemaRule(
+            description="whether the network tells its training samples from others. It does not enter the "
+            "verdict. Null without held-out samples and labels"
+        ),
+    ]
+    exposure: Annotated[
+        dict[str, Any] | None,
+        SchemaRule(
+            description="which samples are at risk, as in exposure.json, for the "
+            f"{MOST_EXPOSED} most exposed samples. It does not enter the verdict"
+        ),
+    ]
+    applies: Annotated[
+        tuple[Applies, ...],
+        SchemaRule(description="what was measured, tried and not tried, and why"),
+    ]
+    knowledge: tuple[Fact, ...]
+    attacks: tuple[AttackOutcome, ...]
+    scores: ScoreSummary | None
+    selected: ScoreSummary | None
+    candidates: tuple[Candidate, ...]
+    certificate: dict[str, Any] | None
+    certificate_of: Annotated[
+        str, SchemaRule(description="what it certifies, or why there is none")
+    ]
+    uniqueness: dict[str, Any] | None
+    uniqueness_reason: Annotated[str, SchemaRule(description="why it is null; empty otherwise")]
+    batches: tuple[Batch, ...]
+    seconds: dict[str, float]
+    settings: dict[str, Any]
+    request: dict[str, Any] | None
+    assumptions: tuple[str, ...]
+    limitations: tuple[str, ...]
+    warnings: Annotated[tuple[str, ...], SchemaRule(description="what in the input may mislead")]
+    notes: tuple[str, ...]
+    next_step: NextStep
+    inputs: Annotated[dict[str, str], SchemaRule(description="sha256 of what was read")]
+    artifacts: Annotated[
+        dict[str, str], SchemaRule(description="sha256 of every other file of the run")
+    ]
+
+
+def publish(
+    result: AuditResult, request: dict[str, Any] | None, artifacts: dict[str, str]
+) -> PublishedAudit:
+    """Return what ``result.json`` holds.
+
+    Args:
+        result: A finished audit.
+        request: What identifies the audit to the command that resumes it.
+        artifacts: SHA-256 of the other files of the run, by name.
+
+    Returns:
+        The published form. Its ``to_json`` is the file.
+    """
+    exposure = None
+    if (exposed := result.exposure) is not None:
+        rows = exposed.rows(MOST_EXPOSED)
+        exposure = {**exposed.summary().to_json(), "lines": list(exposed.lines), "per_record": rows}
+    return PublishedAudit(
+        schema_version=SCHEMA_VERSION,
+        tool=AuditTool(**vars(this_tool()), suite=Suite(result.suite, result.suite_attacks)),
+        created=result.created,
+        subject=result.subject,
+        verdict=result.verdict,
+        network=_network(result),
+        fit=result.fit,
+        findings=result.findings,
+        controls=result.controls,
+        checks=_checks(result),
+        membership=result.membership,
+        exposure=exposure,
+        applies=result.applies,
+        knowledge=result.knowledge.facts,
+        attacks=result.attacks,
+        scores=_counts(result.scores),
+        selected=_counts(result.selected),
+        candidates=_candidates(result),
+        certificate=plain(result.certificate),
+        certificate_of=result.certificate_of,
+        uniqueness=plain(result.uniqueness),
+        uniqueness_reason=result.uniqueness_reason,
+        batches=result.batches,
+        seconds=result.seconds,
+        settings=result.settings,
+        request=request,
+        assumptions=result.assumptions,
+        limitations=result.limitations,
+        warnings=result.warnings,
+        notes=result.notes,
+        next_step=result.screen.next,
+        inputs=result.hashes,
+        artifacts=artifacts,
+    )
+
+
+def _network(result: AuditResult) -> NetworkSummary:
+    measured = result.inspection
+    directions, directions_of = result.directions
+    return NetworkSummary(
+        arch=measured.arch,
+        parameters=measured.parameters,
+        input_shape=measured.input_shape,
+        outputs=measured.outputs,
+        homogeneity_order=measured.homogeneity_order,
+        first_layer_directions=directions,
+        first_layer_directions_of=directions_of,
+        balance=measured.balance,
+    )
+
+
+def _checks(result: AuditResult) -> ChecksSummary:
+    checks = result.checks
+    return ChecksSummary(
+        told_apart=checks.told_apart,
+        vouched=checks.vouched,
+        positive_controls=checks.twins,
+        set_aside=checks.set_aside,
+        stopped=checks.stopped,
+        budget_needed=checks.budget_needed,
+        shown=result.shown,
+    )
+
+
+def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
+    """Return the reconstructions that the attacks chose without the data, best first."""
+    rows = []
+    for rank, (part, i) in enumerate(result.ranked[:MOST_CANDIDATES]):
+        chosen = part.selection
+        assert chosen is not None
+        rows.append(
+            Candidate(
+                rank=rank,
+                attack=part.attack,
+                label=float(chosen.labels[i]),
+                confidence=chosen.confidence_of(i),
+                support=int(chosen.support[i]),
+                restarts=part.restarts,
+                members=int(chosen.members[i]),
+                multiplier=float(chosen.lam[i]),
+            )
+        )
+    return tuple(rows)
+
+
+def _counts(scores: Scores | None) -> ScoreSummary | None:
+    if scores is None:
+        return None
+    return ScoreSummary(
+        n=scores.n,
+        candidates=scores.m,
+        calibrated=scores.calibrated,
+        recovered=scores.recovered,
+        expected_by_chance=scores.expected_by_chance,
+        p_value=scores.p_value,
+        threshold=scores.metrics[scores.deciding].threshold_null99,
+        pool=scores.pool,
+    )

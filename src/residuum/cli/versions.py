@@ -1,0 +1,72 @@
+"""``residuum --version --verbose``: versions, device, extras, data that are found, a self-test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from residuum.cli.output import number, print_line, print_table
+
+EXTRAS = {"cluster": "ray", "dp": "opacus", "onnx": "onnx"}
+DATASETS = ("digits", "mnist", "cifar10")
+# The self-test is one step of the default attack on the network of the published experiments.
+ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0
+
+
+def show_versions() -> None:
+    """Print the versions of dependencies, the device, the extras, the data that are found and a self-test."""
+    from importlib.util import find_spec
+
+    import torch
+
+    from residuum.records.rundir import environment
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    installed = environment(device)
+    step = _step(device)
+    print_table(
+        "versions",
+        ("what", "version"),
+        [("python", installed["python"]), *installed["packages"].items()],
+    )
+    rows = [
+        ("device", f"{device}, {installed['cpus']} CPUs, {installed['threads']} threads"),
+        (
+            "self-test",
+            f"one attack step takes {number(1e3 * step['seconds'], 3)} ms ({ARCH}, "
+            f"{CANDIDATES} candidates, {step['dtype']})",
+        ),
+    ]
+    rows += [(f"data {name}", _data(name)) for name in DATASETS]
+    for name, package in EXTRAS.items():
+        missing = f'not installed (in a clone: pip install ".[{name}]")'
+        rows.append((f"extra {name}", "installed" if find_spec(package) else missing))
+    print_table("this machine", ("what", "state"), rows)
+    if device == "cpu":
+        print_line("No CUDA device was found. Everything runs on the CPU.")
+
+
+def _step(device: str) -> dict[str, Any]:
+    """Time one step of the default attack."""
+    import torch
+
+    from residuum.attacks import AttackConfig, estimate
+    from residuum.io.modules import checkpoint_from_module
+    from residuum.networks import Architecture
+
+    torch.manual_seed(0)
+    model = checkpoint_from_module(Architecture.parse(ARCH).build().double())
+    config = AttackConfig(restarts=1, candidates=CANDIDATES, device=device)
+    cost = estimate(model, None, config, measured=MEASURED)
+    return {"dtype": cost.dtype, "seconds": cost.step_seconds}
+
+
+def _data(name: str) -> str:
+    """Return whether a named dataset is found. It is read in full, because a file can be damaged."""
+    from residuum.datasets import load_dataset
+    from residuum.errors import ResiduumError
+
+    try:
+        split = load_dataset(name, 20)
+    except ResiduumError as problem:
+        return str(problem)
+    return f"found, samples of shape {'x'.join(map(str, split.train.shape))}"

@@ -1,0 +1,114 @@
+"""The published form of records: the keys of their JSON and the types of the values.
+
+The keys are the fields of a record and the properties that its class lists in ``derived``. The JSON Schemas
+in ``residuum/schemas`` are derived from the records in this way, so no class repeats a record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, reduce
+from importlib.metadata import version
+from operator import or_
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from residuum.records.base import Record
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+OPTIONAL = {"optional": True}  # metadata of a field whose key may be missing
+
+
+class SchemaRule:
+    """What a JSON Schema says about a value in addition to its type, such as ``minimum=0``."""
+
+    def __init__(self, **keywords: Any) -> None:
+        self.keywords = keywords
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        """Return the schema of the type with these keywords. Pydantic calls this method."""
+        return {**handler(core_schema), **self.keywords}
+
+
+Count = Annotated[int, SchemaRule(minimum=0)]
+Share = Annotated[float, SchemaRule(minimum=0, maximum=1)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tool(Record):
+    """The program that wrote a file."""
+
+    name: str
+    version: str
+
+
+def this_tool() -> Tool:
+    """Return the name and the version of this program."""
+    return Tool("residuum", version("residuum"))
+
+
+@cache
+def published_form(record: type[Record]) -> type[BaseModel]:
+    """Return the pydantic model of the JSON of a record. Other keys are refused.
+
+    Args:
+        record: The class of the record.
+
+    Returns:
+        A model that validates what ``Record.to_json`` returns.
+    """
+    from pydantic import ConfigDict, create_model
+
+    hints = get_type_hints(record, include_extras=True)
+    keys: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        default = None if field.metadata.get("optional") else ...
+        keys[field.name] = (_published_type(hints[field.name]), default)
+    for name in record.derived:
+        returned = get_type_hints(getattr(record, name).fget, include_extras=True)["return"]
+        keys[name] = (_published_type(returned), ...)
+    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model: type[BaseModel] = create_model(
+        record.__name__, __config__=config, __doc__=record.__doc__, **keys
+    )
+    return model
+
+
+def json_schema(record: type[Record], name: str, schema_version: str) -> dict[str, Any]:
+    """Return the JSON Schema of a record.
+
+    Args:
+        record: The class of the record.
+        name: What the JSON is, such as ``scan``.
+        schema_version: Version of the schema.
+
+    Returns:
+        The schema, with an identifier made of name and version.
+    """
+    derived = published_form(record).model_json_schema()  # type: ignore[arg-type]  # a class is hashable
+    return {"$schema": DIALECT, "$id": f"urn:residuum:{name}:{schema_version}", **derived}
+
+
+def _published_type(kind: Any) -> Any:
+    """Return the type, with each record in it replaced by the published form of that record."""
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return published_form(kind)  # type: ignore[arg-type]  # a class is hashable
+    origin, inner = get_origin(kind), get_args(kind)
+    if not inner or origin is Literal:
+        return kind
+    if origin is Annotated:
+        return Annotated[(_published_type(inner[0]), *inner[1:])]
+    published = tuple(_published_type(part) for part in inner)
+    return reduce(or_, published) if origin in (Union, UnionType) else origin[published]

@@ -1,0 +1,167 @@
+"""Two audits compared: what is called a change, what is not, and what they do not share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import residuum as rs
+from residuum.auditing.comparing import ALIKE, BETTER, WORSE, compare
+from residuum.auditing.result import AuditResult
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Findings, Verdict
+from residuum.cli.main import main
+from residuum.report.html import render_comparison
+from tests import pages, schemas
+
+
+def audit(verdict: Verdict, **changes: Any) -> AuditResult:
+    return pages.audited(12, every=1, verdict=verdict, **changes)
+
+
+def leak(count: int, low: float, high: float, grade: str = "near-copy") -> Verdict:
+    return Verdict(LEAK, (), 30, count, 0.3, (low, high), 0.001, "ncc", "ncc > 0.8", grade)
+
+
+NONE, OPEN = (
+    leak(0, 0, 0, "").replace(outcome=NO_LEAK_FOUND),
+    Verdict(INCONCLUSIVE, n=30, recovered=0),
+)
+CASES = [
+    (leak(9, 4, 14), NONE, BETTER, "The audit before found a leak. The audit after found no leak."),
+    (NONE, leak(9, 4, 14), WORSE, "The audit before found no leak. The audit after found a leak."),
+    (leak(9, 4, 14), OPEN, ALIKE, "That the leak is gone is not shown"),
+    (NONE, OPEN, WORSE, "nothing that could be decided"),
+    (OPEN, OPEN, ALIKE, "Both audits found nothing that could be decided"),
+    (leak(9, 4, 14), leak(9, 4, 14, "class-like"), BETTER, "from near-copy to class-like"),
+    (leak(9, 4, 14, "resembles"), leak(9, 4, 14), WORSE, "from resembles to near-copy"),
+    (leak(20, 12, 26), leak(4, 0.9, 9), BETTER, "fewer samples, beyond chance"),
+    (leak(4, 0.9, 9), leak(20, 12, 26), WORSE, "more samples, beyond chance"),
+    (leak(9, 4, 14), leak(6, 1.5, 11), ALIKE, "Chance may explain"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "change", "said"), CASES)
+def test_a_change_is_one_beyond_chance(
+    before: Verdict, after: Verdict, change: str, said: str
+) -> None:
+    found = compare(audit(before), audit(after))
+    assert found.change == change
+    assert said in found.sentence
+    schemas.check("comparison", found.to_json())
+
+
+def test_samples_that_are_gone_are_named_where_they_are_the_same_samples() -> None:
+    counts = [
+        audit(leak(3, 1, 5), findings=Findings(12, samples=samples))
+        for samples in ((1, 4, 7), (4, 9))
+    ]
+    found = compare(*counts)
+    assert (found.gone, found.came, found.unlike) == ((1, 7), (9,), ())
+    other = counts[1].replace(hashes={"data": "another"})
+    assert compare(counts[0], other).gone is None
+
+
+def test_what_was_not_made_alike_is_said() -> None:
+    one = audit(NONE)
+    other = one.replace(
+        hashes={**one.hashes, "data": "x"},
+        knowledge=rs.Knowledge(sample_count=3),
+        settings={"budget": 30},
+        suite=7,
+    )
+    said = " ".join(compare(one, other).unlike)
+    for part in ("training data", "told different things", "10m and 30s", "versions 0 and 7"):
+        assert part in said
+    assert compare(one, one).unlike == ()
+
+
+def test_the_page_has_both_sides_and_a_redacted_one_no_image() -> None:
+    sides = audit(leak(9, 4, 14)), audit(leak(6, 1.5, 11))
+    found = compare(*sides)
+    text = render_comparison(found, sides)
+    assert text.count("<img") == 12
+    assert found.sentence in text
+    for row in found.rows:
+        assert row.before in text
+    redacted = render_comparison(found, sides, redact=True)
+    assert "<img" not in redacted
+    assert "base64," not in redacted
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[str, str]:
+    """The folders of an audit without a leak, and of one with a leak."""
+    for name, verdict in (("before", NONE), ("after", leak(9, 4, 14))):
+        audit(verdict, settings=SETTINGS).save(tmp_path / name)
+    return str(tmp_path / "before"), str(tmp_path / "after")
+
+
+def test_a_report_against_another_audit(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = runs
+    assert main(["report", after, "--against", before]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("WORSE: The audit before found no leak.")
+    assert max(map(len, shown.splitlines()[:2])) <= 80
+    page = Path(after) / "comparison.html"
+    assert f"report: {page}" in shown
+    assert page.read_text().startswith("<!doctype html>")
+    assert main(["report", after, "--against", before, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    schemas.check("comparison", found)
+    assert (found["change"], found["before"], found["after"]) == (WORSE, before, after)
+    assert main(["report", before, "--against", after, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["change"] == BETTER
+
+
+def test_exit_codes_of_a_comparison(
+    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = runs
+    against = ["--against", before, "--fail-if-worse"]
+    assert main(["report", after, *against, "--out", str(tmp_path / "c.html")]) == 1
+    assert (tmp_path / "c.html").is_file()
+    capsys.readouterr()
+    assert main(["report", before, "--against", after, "--fail-if-worse", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    for wrong, words in (
+        ([after, "--against", str(tmp_path)], "must be the folder of a finished audit"),
+        ([str(tmp_path), "--against", before], "must be the folder of a finished audit"),
+        ([after, "--fail-if-worse"], "Pass --against OTHER"),
+    ):
+        assert main(["report", *wrong]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_options_of_a_report_apply_to_a_comparison(runs: tuple[str, str]) -> None:
+    before, after = runs
+    assert main(["report", after, "--against", before, "--redact", "--quiet"]) == 0
+    assert "<img" not in (Path(after) / "comparison-redacted.html").read_text()
+    assert main(["report", after, "--against", before, "--blur", "--quiet"]) == 0
+    assert 'class="blur"' in (Path(after) / "comparison.html").read_text()
+
+
+def test_folders_can_be_compared_from_python(runs: tuple[str, str]) -> None:
+    assert rs.compare(*runs).change == WORSE
+    assert rs.compare(AuditResult.load(runs[1]), runs[0]).change == BETTER
+
+
+SETTINGS = {
+    "task": "auto",
+    "preset": "residuum",
+    "budget": 60.0,
+    "steps": None,
+    "seed": 0,
+    "subsets": 300,
+    "device": "cpu",
+    "baselines": True,
+    "vouch": False,
+    "twin": True,
+    "recipe": "",
+    "surface": "all",
+    "arch": "mlp:64-1000-1000-1",
+}
