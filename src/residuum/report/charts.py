@@ -100,15 +100,11 @@ def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
         axes.stairs(share, edges, fill=True, gid=look)
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
-    marks = [
-        Mark("area k1", "held-out matches (chance)"),
-        Mark("area k0", "training samples"),
-    ]
-    line = _threshold_line(axes, threshold, "x", marks)
+    line = _threshold_line(axes, threshold, "x")
+    marks = (Mark("area k1", "held-out matches (chance)"), Mark("area k0", "training samples"))
     title = f"{metric.name} of training samples against held-out ones"
     summary = f"Median {_median(train)} on training samples, {_median(null)} by chance."
-    drawing = svg(figure)
-    return Chart(title, drawing, metric.name, "share", tuple(marks), summary, threshold=line)
+    return Chart(title, svg(figure), metric.name, "share", marks, summary, threshold=line)
 
 
 def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
@@ -119,18 +115,18 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     good, threshold = np.flatnonzero(np.isfinite(outputs) & np.isfinite(scores)), _threshold(metric)
     if not len(good):
         return None
-    shown = good[np.linspace(0, len(good) - 1, min(len(good), MAX_POINTS)).astype(int)]
-    known = len(evidence.labels) == len(scores)
-    labels = np.array(evidence.labels if known else [""] * len(scores), dtype=object)
-    names = sorted(set(labels[shown]))
+    picked = good[np.linspace(0, len(good) - 1, min(len(good), MAX_POINTS)).astype(int)]
+    has_labels = len(evidence.labels) == len(scores)
+    labels = np.array(evidence.labels if has_labels else [""] * len(scores), dtype=object)
+    names = sorted(set(labels[picked]))
     figure, axes = _axes()
     marks = []
     for k, name in enumerate(names):
-        rows = shown[labels[shown] == name]
+        rows = picked[labels[picked] == name]
         look = "dot k0" if len(names) > KINDS else f"dot k{k}"
         axes.plot(outputs[rows], scores[rows], "o", gid=look)
         marks += [Mark(look, name)] if name and len(names) <= KINDS else []
-    line = _threshold_line(axes, threshold, "y", marks)
+    line = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
         svg(figure),
@@ -138,7 +134,7 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
         metric.name,
         tuple(marks),
         f"{len(good)} training samples.",
-        f"{len(shown)} of {len(good)} points drawn." if len(shown) < len(good) else "",
+        f"{len(picked)} of {len(good)} points drawn." if len(picked) < len(good) else "",
         line,
     )
 
@@ -151,27 +147,28 @@ def residual_chart(reconstruction: Reconstruction, limit: float | None) -> Chart
     """
     residuals = positive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
     steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
-    drawn = np.append(finite(residuals), [limit] if limit else [])
     if not len(steps) or not np.isfinite(residuals).any():
         return None
     figure, axes = _axes()
-    shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
+    picked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
     marks = []
     for k, name in enumerate(reconstruction.layer_names):
-        values = residuals[:, shown, k]
-        known = np.isfinite(values).any(0)
-        values, at, kind = values[:, known], steps[shown][known], f"k{k % KINDS}"
+        columns = picked[np.isfinite(residuals[:, picked, k]).any(0)]
+        x, values, kind = steps[columns], residuals[:, columns, k], f"k{k % KINDS}"
         median = np.nanmedian(values, 0)
         if len(values) > 1:
-            low, high = np.nanmin(values, 0), np.nanmax(values, 0)
-            axes.fill_between(at, low, high, gid=f"band {kind}")
-        axes.plot(at, median, gid=f"line {kind}")
+            axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
+        axes.plot(x, median, gid=f"line {kind}")
         marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
     if limit:
         axes.axhline(limit, gid="limit")
         marks.append(Mark("limit", "half of what a permuted target keeps"))
-    _set_powers_of_ten(axes, drawn)
-    axes.margins(x=0)
+    # Whole powers of ten; a tenth of a decade beyond one does not earn the axis another.
+    powers = np.log10([*finite(residuals), limit or np.nanmax(residuals)])
+    low, high = math.floor(powers.min() + 0.1), math.ceil(powers.max() - 0.1)
+    axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
     title = f"Relative residual per layer, {reconstruction.attack}"
     return Chart(title, svg(figure), "step", "residual", tuple(marks))
 
@@ -234,11 +231,11 @@ def parallel(coordinates: Sequence[Coordinate]) -> Markup:
         for y, text in ticks:
             axes.text(x - 6, y, text, fontsize=TEXT, ha="right", va="center_baseline", gid="tick")
     best = max(1, round(BEST * count))
-    shown = sorted({*range(best), *range(best, count, -(-count // MAX_LINES))}, reverse=True)
-    for trial in shown:
-        known = np.isfinite(heights[trial])
+    trials = sorted({*range(best), *range(best, count, -(-count // MAX_LINES))}, reverse=True)
+    for trial in trials:
+        columns = np.isfinite(heights[trial])
         look = "trial best" if trial < best else "trial"
-        axes.plot(places[known], heights[trial, known], gid=look)
+        axes.plot(places[columns], heights[trial, columns], gid=look)
     return svg(figure)
 
 
@@ -246,9 +243,8 @@ def _upright(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
     """Return heights of the values on an axis, and its ticks: both ends and the middle."""
     values = np.array(coordinate.values, float)  # None becomes NaN
     values[~np.isfinite(values) | (coordinate.log and values <= 0)] = np.nan
-    known = finite(values)
-    low = coordinate.low if coordinate.low is not None else min(known, default=0.0)
-    high = coordinate.high if coordinate.high is not None else max(known, default=1.0)
+    low = coordinate.low if coordinate.low is not None else min(finite(values), default=0.0)
+    high = coordinate.high if coordinate.high is not None else max(finite(values), default=1.0)
     log = coordinate.log and low > 0
     start, end = (math.log(low), math.log(high)) if log else (low, high)
     end = end if end > start else start + 1.0
@@ -278,30 +274,13 @@ def _axes() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _set_powers_of_ten(axes: Axes, values: Array) -> None:
-    """Make the upright axis logarithmic from one power of ten to another, with seven ticks at most."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    # A tenth of a decade beyond a tick does not earn the axis another one.
-    low, high = math.floor(np.log10(values).min() + 0.1), math.ceil(np.log10(values).max() - 0.1)
-    axes.set_yscale("log")
-    axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
-    axes.yaxis.set_major_locator(LogLocator(numticks=7))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _threshold_line(
-    axes: Axes, threshold: float, axis: str, marks: list[Mark]
-) -> dict[str, float | str]:
+def _threshold_line(axes: Axes, threshold: float, axis: str) -> dict[str, float | str]:
     """Draw the threshold on the axis of the scores and return what the script needs to move it."""
     if not math.isfinite(threshold):
         return {}
     (axes.axvline if axis == "x" else axes.axhline)(threshold, gid="rule")
-    marks.append(Mark("rule", "threshold"))
-    (low, high), length = axes.get_ylim(), TOP + BOTTOM - HEIGHT  # heights count from above
-    if axis == "x":
-        (low, high), length = axes.get_xlim(), WIDTH - LEFT - RIGHT
+    low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    length = WIDTH - LEFT - RIGHT if axis == "x" else TOP + BOTTOM - HEIGHT  # counted from above
     return {"axis": axis, "value": threshold, "scale": length / (high - low)}
 
 
@@ -323,26 +302,20 @@ def _elements(parent: ElementTree.Element, look: str = "") -> Iterator[Markup]:
     """
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
-        x, y = (_short(element.get(at, "")) for at in "xy")
-        if tag == "g" and name.startswith("patch"):
-            continue  # grounds of figure and axes
-        if tag == "g":
+        # A tenth of a unit is the most that anybody sees.
+        x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
+        if tag == "g" and not name.startswith("patch"):  # patches: grounds of figure and axes
             yield from _elements(element, look if "_" in name else name or look)
         elif tag == "path":
-            path = re.sub(r"\s*([A-Za-z])\s*", r"\1", _short(element.get("d", "").strip()))
+            path = re.sub(r"\s*([A-Z])\s*", r"\1", d)
             yield Markup('<path class="{}" d="{}"/>').format(look, path)
         elif tag == "use":
-            mark = f"#mark{look[-1]}"
-            yield Markup('<use class="{}" href="{}" x="{}" y="{}"/>').format(look, mark, x, y)
+            form = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
+            yield form.format(look, look[-1], x, y)
         elif tag == "text":
             anchor = re.findall(r"text-anchor: (\w+)", element.get("style", ""))[0]
             form = Markup('<text class="{}" text-anchor="{}" x="{}" y="{}">{}</text>')
             yield form.format(look or "tick", anchor, x, y, element.text)
-
-
-def _short(numbers: str) -> str:
-    """Cut numbers after a tenth of a unit, which nobody sees."""
-    return re.sub(r"(\.\d)\d+", r"\1", numbers)
 
 
 def _threshold(metric: MetricScore) -> float:
