@@ -215,8 +215,8 @@ def compared(
         what = f"{name}: samples within the threshold, {how}"
         out.row(what, _one(within[0]), None, _one(within[1]))
     gain = (before - after).mean(0)
-    drawn = bootstrap((gain,), np.mean, n_resamples=BOOTSTRAPS, method="percentile", rng=0)
-    low, high = drawn.confidence_interval
+    means = bootstrap((gain,), np.mean, n_resamples=BOOTSTRAPS, method="percentile", rng=0)
+    low, high = means.confidence_interval
     what = f"{name}: mean gain in {metric} by splitting, all samples"
     note = f"95% interval {low:.3g} to {high:.3g}; chance: held-out samples"
     out.row(what, float(gain.mean()), None, float((before_held - after_held).mean()), note=note)

@@ -237,7 +237,7 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
             file.write_bytes(pickle.dumps(broken))
             assert main(["scan", str(file), "--quiet"]) in (0, 2, 4), (name, odd)
             with suppress(rs.ResiduumError):
-                with_release(file, rs.load_checkpoint(file), rs.Knowledge())
+                with_release(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
     for place in ("state", "param_groups"):
         for odd in ODD:
             inner = {**whole["optimizer"], place: odd}
@@ -245,7 +245,7 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
             torch.save({**whole, "optimizer": inner}, file)
             assert main(["scan", str(file), "--quiet"]) in (0, 2, 4), (place, odd)
             with suppress(rs.ResiduumError):
-                with_release(file, rs.load_checkpoint(file), rs.Knowledge())
+                with_release(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
 
 
 def test_names_out_of_a_file_reach_no_terminal_as_commands(tmp_path: Path, capsys: Capture) -> None:

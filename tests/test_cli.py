@@ -679,7 +679,7 @@ def test_bugs_and_interrupts_have_their_own_codes(
     def fail(*_: object, **__: object) -> None:
         raise problem
 
-    monkeypatch.setattr("residuum.io.checkpoints.load_checkpoint", fail)
+    monkeypatch.setattr("residuum.io.release.open_release", fail)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
     assert main(["attack", "anything"]) == code
     out, err = capsys.readouterr()
@@ -693,7 +693,7 @@ def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("residuum.io.checkpoints.load_checkpoint", fail)
+    monkeypatch.setattr("residuum.io.release.open_release", fail)
     monkeypatch.setenv("RESIDUUM_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["attack", "anything"])

@@ -417,7 +417,8 @@ def test_bad_attack_requests(
 
 
 def test_bad_files_granted(victim: Path, tmp_path: Path, capsys: Capture) -> None:
-    released, out = str(victim / "model.safetensors"), tmp_path / "r"
+    released, out = str(tmp_path / "alone.safetensors"), tmp_path / "r"
+    shutil.copy(victim / "model.safetensors", released)
     np.savez(tmp_path / "x.npz", x=np.ones((3, 64)))
     np.save(tmp_path / "wide.npy", np.ones(63))
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)

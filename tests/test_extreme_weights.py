@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from torch import Tensor
 import residuum as rs
 from residuum.cli.main import main
 from residuum.errors import InconclusiveError
-from residuum.report.drawing import _linear
+from residuum.report.charts import scatter
+from tests import pages
 from tests.victims import tight
 
 Weights = dict[str, Tensor]
@@ -80,6 +82,12 @@ def test_a_certificate_of_zero_weights_is_inconclusive() -> None:
 
 @pytest.mark.parametrize("high", [1e-300, 1.0, 1e38, 1e250])
 def test_axes_of_any_size_have_finite_ticks(high: float) -> None:
-    ticks = _linear(0.0, high, 0.0, 100.0).ticks
-    assert 3 <= len(ticks) <= 7
-    assert np.isfinite([at for at, _ in ticks]).all()
+    result = pages.audited(20)
+    assert result.evidence is not None
+    outputs = torch.linspace(0, high, 20, dtype=torch.float64)
+    chart = scatter(result.evidence.replace(outputs=outputs), result.control)
+    assert chart is not None
+    ticks = re.findall(r'<text [^>]*x="([^"]*)" y="([^"]*)">', chart.drawing)
+    assert 6 <= len(ticks) <= 14
+    assert np.isfinite([[float(x), float(y)] for x, y in ticks]).all()
+    assert chart.drawing.count("<use") == 20

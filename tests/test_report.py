@@ -16,6 +16,7 @@ from PIL import Image
 
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.report import html
+from residuum.report.charts import histogram
 from residuum.report.drawing import MAX_SIDE, data_uri, fitted
 from residuum.report.html import Item, frames, inline, isolated, items_of, render, visible
 from tests import pages
@@ -367,3 +368,29 @@ def test_only_a_leak_says_that_a_match_goes_beyond_chance() -> None:
         assert bool(matched) == (outcome == "leak")
         text = re.sub(r"<[^>]+>", " ", render(result))
         assert (": beyond chance" in text) == (outcome == "leak")
+
+
+def test_charts_leave_their_looks_to_the_style_sheet() -> None:
+    page = render(pages.audited(30))
+    charts = re.findall(r'<figure class="chart".*?</figure>', page, re.S)
+    assert len(charts) == 3
+    for chart in charts:
+        assert 'role="img" aria-label=' in chart
+        assert not re.search(r"style=|<style|<g|<defs|url\(|http:", chart)
+        looks = {look for text in re.findall(r'class="([^"]*)"', chart) for look in text.split()}
+        assert looks >= {"grid", "base", "tick"}
+        assert all(f".{look}" in page.split("</style>")[0] for look in looks), looks
+
+
+def test_the_threshold_line_lies_where_the_axis_says() -> None:
+    result = pages.audited(60)
+    assert result.evidence is not None
+    assert result.control is not None
+    chart = histogram(result.evidence, result.control)
+    assert chart is not None
+    line = re.findall(r'class="rule" d="M([\d.]+) ', chart.drawing)
+    ticks = re.findall(r'text-anchor="middle" x="([\d.]+)"[^>]*>([^<]+)', chart.drawing)
+    (x, value), *_ = [(float(x), float(text)) for x, text in ticks]
+    assert chart.threshold["axis"] == "x"
+    moved = (chart.threshold["value"] - value) * chart.threshold["scale"]
+    assert float(line[0]) == pytest.approx(x + moved, abs=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from residuum.attacks import estimate
 from residuum.cli.main import main
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Dataset, Knowledge, Reconstruction
-from residuum.report.drawing import Coordinate, parallel
+from residuum.report.charts import Coordinate, parallel
 from residuum.report.html import Item, render_sweep
 from residuum.sweeping import sweep
 from residuum.sweeping.pooling import Pool, pooled
@@ -188,17 +189,22 @@ def test_points_in_a_plane_are_pooled_by_distance() -> None:
 
 def test_parallel_coordinates_lie_on_their_axes() -> None:
     values = [1e-4, 1e-2, 1.0]
-    axes, lines = parallel(
+    drawing = parallel(
         [
             Coordinate("lr_x", values, True, 1e-4, 1.0),
             Coordinate("residual", [0.1, 0.2, None], False, 0.0, 0.2),
         ]
     )
-    assert [name for _, name, _ in axes] == ["lr_x", "residual"]
-    assert axes[0][2] == ((300.0, "0.0001"), (173.0, "0.01"), (46.0, "1"))
-    assert lines[-1] == ("M60.0,300.0L900.0,173.0", True), "the best is drawn last, on top"
-    assert lines[0] == ("M60.0,46.0", False), "what is not known is left out"
-    assert parallel([]) == ([], [])
+    names = re.findall(r'<text class="name"[^>]* x="(\d+)"[^>]*>([^<]*)', drawing)
+    assert names == [("60", "lr_x"), ("900", "residual")]
+    ticks = re.findall(r'<text class="tick"[^>]* y="([^"]*)">([^<]*)', drawing)
+    assert [text for _, text in ticks] == ["0.0001", "0.01", "1", "0", "0.1", "0.2"]
+    heights = [float(y) for y, _ in ticks[:3]]  # of the base line of the text
+    assert heights == pytest.approx([304, 177, 50], abs=1)
+    lines = re.findall(r'<path class="(trial[^"]*)" d="([^"]*)"', drawing)
+    assert lines[-1] == ("trial best", "M60 300L900 173"), "the best is drawn last, on top"
+    assert lines[0] == ("trial", "M60 46"), "what is not known is left out"
+    assert parallel([]) == ""
 
 
 def test_a_report_shows_hostile_names_as_text() -> None:

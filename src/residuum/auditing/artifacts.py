@@ -140,10 +140,10 @@ def _config(result: AuditResult, sources: dict[str, Any]) -> str:
         "sha256": hashes,
         "batches": [vars(batch) for batch in result.batches],
     }
-    known = {name: value for name, value in values.items() if value is not None}
+    present = {name: value for name, value in values.items() if value is not None}
     comment = "# Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
     comment += " --trust-code" if model else ""
-    text = f"{comment}\n{tomli_w.dumps(known)}"
+    text = f"{comment}\n{tomli_w.dumps(present)}"
     try:
         text.encode()
     except UnicodeEncodeError as problem:

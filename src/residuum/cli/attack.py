@@ -8,7 +8,7 @@ residuum attack runs/m --preset haim2022-cifar-b9dfyspx --steps 10000 --out runs
 
 residuum attack runs/m --shape 1,28,28 --value-range 0,1 --mean 0.13 --restarts 8 --out runs/c
 
-residuum attack runs/m --candidates 2000 --rank-tolerance 0.05 --dry-run
+residuum attack runs/m --candidates 2000 --dry-run
 
 residuum attack runs/m --objective ntk --init own --prior high-frequency:1e-8 --set momentum=0.8 --out runs/n
 """

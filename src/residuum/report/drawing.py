@@ -1,11 +1,9 @@
-"""Drawing: what the report's charts are in the units of an SVG view box, pictures as data URIs, PNGs.
+"""Drawing: pictures as data URIs, and PNGs.
 
-Charts are drawn on the server, so that a report without scripts shows them all; the script moves one
-line, the threshold, for which a chart carries the two ends of its axis. Samples on a page are small PNG
-data URIs, or numbers where they are no images. PNGs are made of image grids, small line panels and
-points in the plane. Colours are those of Okabe and Ito, told apart by colour-blind readers; none
-carries a meaning that a shape or a word does not carry too. matplotlib is imported where it is used,
-without pyplot.
+Samples on a page are small PNG data URIs, or numbers where they are no images. PNGs are made of image
+grids, small line panels and points in the plane. Colours are those of Okabe and Ito, told apart by
+colour-blind readers; none carries a meaning that a shape or a word does not carry too. matplotlib is
+imported where it is used, without pyplot.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from residuum.auditing.result import Evidence
-    from residuum.records import Reconstruction
-    from residuum.records.results import MetricScore
-
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, YELLOW, GREY, INK = "#56B4E9", "#E69F00", "#9A9A9A", "#222222"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, INK)
@@ -37,18 +31,6 @@ DPI = 120  # sharp on a screen, small in a mail
 SHOWN, PANELS = 30, 12  # images and curves of a figure
 CELL, GAP, CAPTION, MARGIN, TITLE = 0.8, 0.1, 0.2, 0.12, 0.34  # inches
 Array = np.ndarray[Any, Any]
-Ticks = tuple[tuple[float, str], ...]
-WIDTH, HEIGHT = 480, 280
-LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44
-BOX = (LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
-BINS = 36  # of a histogram: a few pixels each
-MAX_POINTS = 1500  # drawn in a scatter; more would only cover each other
-MAX_STEPS = 240  # drawn of a history
-STOPS = 200  # of the slider
-WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # of parallel coordinates
-MAX_LINES = 400  # drawn of them; more would only cover each other
-BEST = 0.1  # share of the trials drawn in colour
-KINDS = 6  # marks and dash patterns that the style sheet tells apart
 MAX_SIDE = 160  # pixels; larger images are reduced, a report is for looking, not for keeping them
 # Enlarged pixel by pixel: printers and mail programs smooth what the browser would not.
 MIN_SIDE = 56  # pixels: smaller images are enlarged by whole numbers
@@ -60,283 +42,10 @@ Colour = tuple[int, int, int]
 Content = tuple[str, tuple[str, ...]]  # a data URI, or numbers
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Values from low to high, placed at start to end; ticks as (position, text)."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    ticks: Ticks = ()
-
-    def at(self, value: float) -> float:
-        """Where a value lies, to a tenth of a unit."""
-        share = (value - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
-
-
-@dataclass(frozen=True)
-class Coordinate:
-    """One axis: values of the trials, best trial first; log: drawn on a log scale.
-
-    low, high: the range that was searched, or that of the values where there is none.
-    """
-
-    name: str
-    values: Sequence[float | None]
-    log: bool = False
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Something drawn: kind is its look, the others its place; name and value go into the legend."""
-
-    kind: int
-    name: str = ""
-    path: str = ""
-    value: str = ""
-    band: str = ""
-    points: tuple[tuple[float, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What the template draws. rule: position of the threshold line; across: it lies horizontally."""
-
-    title: str
-    x: Axis
-    y: Axis
-    x_name: str
-    y_name: str
-    summary: str
-    marks: tuple[Mark, ...]
-    rule: float | None = None
-    across: bool = False
-    limit: float | None = None
-    note: str = ""
-
-
-def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
-    """Shares of training samples and of held-out ones over the score."""
-    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
-    if not len(train) and not len(null):
-        return None
-    low, high = _span(np.concatenate([train, null, finite([threshold])]))
-    edges = np.linspace(low, high, BINS + 1)
-    shares = [np.histogram(v, edges)[0] / max(len(v), 1) for v in (null, train)]
-    x = _linear(low, high, LEFT, WIDTH - RIGHT)
-    y = _linear(0.0, float(max(s.max() for s in shares)) * 1.08, HEIGHT - BOTTOM, TOP, percent=True)
-    marks = (
-        Mark(1, "held-out matches (chance)", path=_steps(shares[0], edges, x, y)),
-        Mark(0, "training samples", path=_steps(shares[1], edges, x, y)),
-    )
-    title = f"{metric.name} of training samples against held-out ones"
-    summary = f"Median {_median(train)} on training samples, {_median(null)} by chance."
-    rule = x.at(threshold) if math.isfinite(threshold) else None
-    return Chart(title, x, y, metric.name, "share", summary, marks, rule)
-
-
-def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
-    """Score of every training sample against the network's output for it."""
-    if evidence.outputs is None or len(evidence.outputs) != len(evidence.values):
-        return None
-    outputs, scores = np.asarray(evidence.outputs, float), np.asarray(evidence.values, float)
-    good, threshold = np.flatnonzero(np.isfinite(outputs) & np.isfinite(scores)), _threshold(metric)
-    if not len(good):
-        return None
-    kept = good[np.linspace(0, len(good) - 1, min(len(good), MAX_POINTS)).astype(int)]
-    x = _linear(*_span(outputs[good]), LEFT, WIDTH - RIGHT)
-    y = _linear(*_span(np.append(scores[good], finite([threshold]))), HEIGHT - BOTTOM, TOP)
-    known = len(evidence.labels) == len(scores)
-    names = sorted({evidence.labels[i] for i in kept}) if known else [""]
-    many = len(names) > KINDS
-    marks = []
-    for k, name in enumerate(names):
-        mine = [i for i in kept if not known or evidence.labels[i] == name]
-        points = tuple((x.at(outputs[i]), y.at(scores[i])) for i in mine)
-        marks.append(Mark(0, points=points) if many else Mark(k, name, points=points))
-    title = f"{metric.name} against the {evidence.output_name}"
-    summary = f"{len(good)} training samples."
-    note = f"{len(kept)} of {len(good)} points drawn." if len(kept) < len(good) else ""
-    rule = y.at(threshold) if math.isfinite(threshold) else None
-    named = evidence.output_name, metric.name
-    return Chart(title, x, y, *named, summary, tuple(marks), rule, across=True, note=note)
-
-
-def residual_chart(found: Reconstruction, limit: float | None) -> Chart | None:
-    """Median and range of every layer's relative residual over the steps, on a log scale.
-
-    Residuals are norms, not squares; limit: what the judged layers must stay below to count as
-    explained, drawn as a line where it is known.
-    """
-    residuals = found.layers.double().clamp(min=0).sqrt()  # (restarts, steps, layers)
-    values = positive(residuals).numpy()
-    known, steps = finite(values), np.asarray(found.steps, float)
-    if not len(steps) or not len(known):
-        return None
-    x = _linear(float(steps.min()), float(steps.max()), LEFT, WIDTH - RIGHT)
-    drawn = np.append(known, [limit] if limit else [])
-    y = _logarithmic(np.log10(drawn), HEIGHT - BOTTOM, TOP)
-    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
-    layers = enumerate(found.layer_names)
-    marks = tuple(_curve(k, name, steps[kept], values[:, kept, k], x, y) for k, name in layers)
-    line = y.at(math.log10(limit)) if limit else None
-    title = f"Relative residual per layer, {found.attack}"
-    return Chart(title, x, y, "step", "residual", "", marks, limit=line)
-
-
-def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
-    """Counts at every position of the slider; the calibrated threshold is one of the positions.
-
-    A sample counts when it strictly beats the threshold, as in the verdict; held-out counts are
-    means over the sets, so that they stand beside a training set of the same size.
-    """
-    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
-    if not len(train):
-        return None
-    sign = 1 if metric.higher_is_better else -1
-    values = positions([*train, *null], threshold)
-    end = len(values) - 1 if sign > 0 else 0  # of the scale, where nothing counts
-    start = values.index(threshold) if math.isfinite(threshold) else end
-    sets = max(evidence.null_sets, 1)
-    return {
-        "metric": metric.name,
-        "values": values,
-        "start": start,
-        "sign": sign,
-        "texts": [f"{value:.4g}" for value in values],
-        "n": len(evidence.values),
-        "train": [int((sign * train > sign * v).sum()) for v in values],
-        "null": [round(float((sign * null > sign * v).sum() / sets), 4) for v in values],
-        "sets": sets,
-        "reachable": math.isfinite(threshold),
-    }
-
-
-def _threshold(metric: MetricScore) -> float:
-    return math.nan if metric.threshold_null99 is None else metric.threshold_null99
-
-
-def parallel(
-    coordinates: Sequence[Coordinate],
-) -> tuple[list[tuple[float, str, Ticks]], list[tuple[str, bool]]]:
-    """Axes as (x, name, ticks), and one path per trial with whether it is among the best, drawn last."""
-    count = len(coordinates[0].values) if coordinates else 0
-    if not count:
-        return [], []
-    placed = [_upright(one) for one in coordinates]
-    gap = (WIDE - 2 * SIDE) / max(1, len(coordinates) - 1)
-    at = [round(SIDE + i * gap, 1) for i in range(len(coordinates))]
-    best = max(1, round(BEST * count))
-    shown = sorted({*range(best), *range(best, count, -(-count // MAX_LINES))}, reverse=True)
-    lines = []
-    for trial in shown:
-        heights = [(x, ys[trial]) for x, (ys, _) in zip(at, placed, strict=True)]
-        points = [f"{x},{y}" for x, y in heights if y is not None]
-        lines.append(("M" + "L".join(points), trial < best))
-    named = zip(at, coordinates, placed, strict=True)
-    return [(x, one.name, ticks) for x, one, (_, ticks) in named], lines
-
-
-def _upright(one: Coordinate) -> tuple[list[float | None], Ticks]:
-    """Heights of the values on an axis, and its ticks: both ends and the middle."""
-    known = [v for v in one.values if v is not None and math.isfinite(v) and (v > 0 or not one.log)]
-    low = one.low if one.low is not None else min(known, default=0.0)
-    high = one.high if one.high is not None else max(known, default=1.0)
-    log = one.log and low > 0
-    a, b = (math.log(low), math.log(high)) if log else (low, high)
-    b = b if b > a else a + 1.0
-    axis, inside = Axis(a, b, LOWER, UPPER), set(known)
-    ends = (low, math.exp((a + b) / 2), math.exp(b)) if log else (a, (a + b) / 2, b)
-
-    def height(value: float) -> float:
-        return axis.at(math.log(value) if log else value)
-
-    ticks = tuple((height(v), f"{v:.0f}" if abs(v) >= 100 else f"{v:.2g}") for v in ends)
-    return [height(v) if v in inside else None for v in one.values], ticks
-
-
-def positions(values: Sequence[float], threshold: float) -> list[float]:
-    """Stops of a slider over the values: even ones to three digits, and the threshold itself."""
-    low, high = min(values), max(values)
-    digits = max(3, 3 - math.floor(math.log10((high - low) or 1.0)))
-    stops = {round(float(stop), digits) for stop in np.linspace(low, high, STOPS)}
-    # Beyond both ends, so that the slider reaches "all" and "none".
-    stops |= {(math.floor(low * 1000) - 1) / 1000, (math.ceil(high * 1000) + 1) / 1000}
-    return sorted(stops | ({threshold} if math.isfinite(threshold) else set()))
-
-
-def _curve(k: int, name: str, steps: Array, values: Array, x: Axis, y: Axis) -> Mark:
-    with np.errstate(all="ignore"):
-        logs = np.log10(values)
-    known = np.isfinite(logs).any(0)
-    logs, steps = logs[:, known], steps[known]
-    middle, low, high = np.nanmedian(logs, 0), np.nanmin(logs, 0), np.nanmax(logs, 0)
-    last = f"{np.nanmedian(values[:, known][:, -1]):.2g}" if len(steps) else "–"
-    around = np.concatenate([steps, steps[::-1]]), np.concatenate([high, low[::-1]])
-    band = f"{_line(*around, x, y)}Z" if len(values) > 1 and len(steps) else ""
-    return Mark(k % KINDS, name, _line(steps, middle, x, y), value=last, band=band)
-
-
-def _line(xs: Array, ys: Array, x: Axis, y: Axis) -> str:
-    """A path through points."""
-    places = [f"{x.at(a)},{y.at(b)}" for a, b in zip(xs, ys, strict=True)]
-    return "M" + "L".join(places) if places else ""
-
-
-def _steps(shares: Array, edges: Array, x: Axis, y: Axis) -> str:
-    """Outline of a histogram, closed at the base line."""
-    path = f"M{x.at(edges[0])},{y.at(0)}"
-    for share, right in zip(shares, edges[1:], strict=True):
-        path += f"V{y.at(float(share))}H{x.at(right)}"
-    return path + f"V{y.at(0)}Z"
-
-
-def _linear(low: float, high: float, start: float, end: float, percent: bool = False) -> Axis:
-    """An axis with four to six ticks at round numbers."""
-    high = high if high > low else low + 1.0
-    axis = Axis(low, high, start, end)
-    step = 10.0 ** math.floor(math.log10((high - low) / 4))  # an integer could overflow in numpy
-    step *= next((m for m in (1, 2, 5) if (high - low) / (step * m) <= 6), 10)
-    values = np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step
-    texts = [f"{100 * v:.3g}%" if percent else f"{v + 0.0:.6g}" for v in values.round(12)]
-    return replace(axis, ticks=tuple(zip(map(axis.at, values), texts, strict=True)))
-
-
-def _logarithmic(every: Array, start: float, end: float) -> Axis:
-    """An axis in powers of ten, whole ones at the ticks, at most seven."""
-    # A tenth of a decade beyond a tick does not earn the axis another one.
-    low, high = math.floor(every.min() + 0.1), math.ceil(every.max() - 0.1)
-    axis = Axis(low, max(high, low + 1), start, end)
-    stride = math.ceil((axis.high - low) / 7)
-    powers = range(low, int(axis.high) + 1, stride)
-    return replace(axis, ticks=tuple((axis.at(p), f"{10.0**p:g}") for p in powers))
-
-
-def _span(values: Array) -> tuple[float, float]:
-    """Least and greatest with a little room."""
-    low, high = float(values.min()), float(values.max())
-    room = 0.03 * (high - low) or 0.5
-    return low - room, high + room
-
-
-def finite(values: Any) -> Array:
-    """The finite ones of some values."""
-    array = np.asarray(values, dtype=float).ravel()
-    return array[np.isfinite(array)]
-
-
 def positive(values: Tensor) -> Tensor:
     """What a logarithmic axis can show, NaN for the rest."""
     values = values.double()
     return torch.where(torch.isfinite(values) & (values > 0), values, torch.nan)
-
-
-def _median(values: Array) -> str:
-    return f"{np.median(values):.3g}" if len(values) else "–"
 
 
 def fitted(found: Array, sample: Array) -> Array:

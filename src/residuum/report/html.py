@@ -28,7 +28,7 @@ from torch import Tensor
 from residuum.evaluation.null import format_p
 from residuum.evaluation.scoring import joined, whole_pool
 from residuum.records.inputs import with_mean
-from residuum.report import drawing
+from residuum.report import charts, drawing
 from residuum.report.drawing import Array
 from residuum.report.glossary import GLOSSARY, pattern
 from residuum.similarity import cosine
@@ -103,12 +103,12 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     total = chosen if result.scores is None else len(items) if control else result.scores.n
     shown = [card.item for card in cards]
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
-    table = drawing.threshold_table(*evidence) if evidence else None
+    table = charts.threshold_table(*evidence) if evidence else None
     labels = sorted({item.label for item in shown} - {""})
     certificates = sorted({item.certificate for item in shown} - {""})
     limits = {row.name: row.limit for row in result.attacks}
     stepped = [part for part in result.reconstructions if part.loss.shape[1]]
-    curves = [drawing.residual_chart(part, limits.get(part.attack)) for part in stepped]
+    curves = [charts.residual_chart(part, limits.get(part.attack)) for part in stepped]
     batch = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
     batches = ", ".join(map(batch.format, result.batches))
     metrics = () if result.scores is None else result.scores.metrics.values()
@@ -128,8 +128,8 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         blur=blur and not redact,
         redact=redact,
         threshold=table,
-        histogram=drawing.histogram(*evidence) if evidence else None,
-        scatter=drawing.scatter(*evidence) if evidence else None,
+        histogram=charts.histogram(*evidence) if evidence else None,
+        scatter=charts.scatter(*evidence) if evidence else None,
         residuals=[chart for chart in curves if chart],
         labels=labels,
         certificates=certificates,
@@ -157,7 +157,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
 
 def render_sweep(
     *,
-    coordinates: Sequence[drawing.Coordinate] = (),
+    coordinates: Sequence[charts.Coordinate] = (),
     items: Sequence[Item] = (),
     shape: tuple[int, ...] = (),
     settings: Mapping[str, Any] | None = None,
@@ -169,16 +169,14 @@ def render_sweep(
     coordinates: one value per complete trial, best trial first.
     said: what the template names, all of it text.
     """
-    axes, lines = drawing.parallel(coordinates)
     said_of = ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes")
     nothing = dict.fromkeys(said_of, ())
     return page(
         "sweep.html",
         styles=("report.css", "sweep.css"),
-        axes=axes,
-        lines=lines,
-        size=(drawing.WIDE, drawing.TALL),
-        span=(drawing.UPPER, drawing.LOWER),
+        parallel=charts.parallel(coordinates),
+        trials=len(coordinates[0].values) if coordinates else 0,
+        size=(charts.WIDE, charts.TALL),
         cards=cards_of(items, shape, "consensus"),
         tables=_tables({"Settings": settings or {}, "Environment": environment or {}}),
         **nothing | {"total": len(items)} | said,
@@ -290,8 +288,8 @@ def _environment() -> Environment:
     )
     environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": p_text}
     environment.filters["markdown"] = markdown
-    environment.globals |= {"figures_of": verdict_figures, "STATUS": STATUS, "BOX": drawing.BOX}
-    environment.globals |= {"WIDTH": drawing.WIDTH, "HEIGHT": drawing.HEIGHT}
+    environment.globals |= {"figures_of": verdict_figures, "STATUS": STATUS}
+    environment.globals |= {"WIDTH": charts.WIDTH, "HEIGHT": charts.HEIGHT}
     return environment
 
 

@@ -69,11 +69,9 @@
   };
 
   const moveRules = (value) => {
-    document.querySelectorAll("path.rule[data-axis]").forEach((rule) => {
-      const of = (name) => Number(rule.dataset[name]);
-      const at = of("start") + ((value - of("low")) / (of("high") - of("low"))) * (of("end") - of("start"));
-      const by = at - of("at");
-      rule.setAttribute("transform", rule.dataset.axis === "x" ? `translate(${by} 0)` : `translate(0 ${by})`);
+    document.querySelectorAll("svg[data-axis]").forEach((chart) => {
+      const by = (value - chart.dataset.value) * chart.dataset.scale;
+      chart.querySelector(".rule").setAttribute("transform", chart.dataset.axis === "x" ? `translate(${by} 0)` : `translate(0 ${by})`);
     });
   };
 

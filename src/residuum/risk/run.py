@@ -805,5 +805,5 @@ def mean_interval(values: Tensor) -> tuple[float, float]:
         return mean - half, mean + half
     if n == 1:  # nothing to draw from, which scipy refuses
         return mean, mean
-    drawn = bootstrap((values.numpy(),), np.mean, n_resamples=DRAWS, method="percentile", rng=0)
-    return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
+    means = bootstrap((values.numpy(),), np.mean, n_resamples=DRAWS, method="percentile", rng=0)
+    return float(means.confidence_interval.low), float(means.confidence_interval.high)

@@ -18,7 +18,7 @@ from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
 from residuum.records import Dataset, Reconstruction, Scores
 from residuum.records.inputs import with_mean
 from residuum.records.rundir import RunDir
-from residuum.report.drawing import Coordinate
+from residuum.report.charts import Coordinate
 from residuum.report.html import Item, render_sweep
 from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool

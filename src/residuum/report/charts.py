@@ -1,0 +1,339 @@
+"""Charts of the reports: SVG by matplotlib, which the page's style sheet colors.
+
+A report follows the reader's light or dark scheme, and its content security policy refuses every style
+that is not in its style sheet. So :func:`svg` drops the styles that matplotlib writes and turns the name
+of an artist (``gid``) into a class. Names from outside are not drawn here: the template writes them next
+to the drawing and escapes them. A chart is complete without a script. The script moves one line, the
+threshold.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+from markupsafe import Markup
+
+from residuum.report.drawing import Array, new_figure, positive
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from residuum.auditing.result import Evidence
+    from residuum.records import Reconstruction
+    from residuum.records.results import MetricScore
+
+WIDTH, HEIGHT = 480, 280  # units of the SVG view box, which are matplotlib's points
+LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
+TEXT = 11.5  # font size
+BINS = 36  # of a histogram: a few pixels each
+MAX_POINTS = 1500  # drawn in a scatter; more would only cover each other
+MAX_STEPS = 240  # drawn of a history
+STOPS = 200  # of the slider
+WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # of parallel coordinates
+MAX_LINES = 400  # drawn of them; more would only cover each other
+BEST = 0.1  # share of the trials drawn in color
+KINDS = 6  # marks and dash patterns that the style sheet tells apart
+POINTS_PER_INCH = 72
+TAG = "{http://www.w3.org/2000/svg}"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An entry of a legend: its class in the style sheet, its name and a value."""
+
+    look: str
+    name: str
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What the template needs of a chart.
+
+    drawing: content of the SVG element.
+    threshold: what the script needs to move the threshold line: its axis, its value, and units of the
+        view box per unit of the value. Empty without such a line.
+    """
+
+    title: str
+    drawing: Markup
+    x_name: str
+    y_name: str
+    marks: tuple[Mark, ...]
+    summary: str = ""
+    note: str = ""
+    threshold: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One axis: values of the trials, best trial first; log: drawn on a log scale.
+
+    low, high: the range that was searched, or that of the values where there is none.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
+    """Draw shares of training samples and of held-out ones over the score."""
+    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
+    if not len(train) and not len(null):
+        return None
+    figure, axes = _axes()
+    low, high = _span(np.concatenate([train, null, finite([threshold])]))
+    edges = np.linspace(low, high, BINS + 1)
+    for look, values in (("area k1", null), ("area k0", train)):
+        share = np.histogram(values, edges)[0] / max(len(values), 1)
+        axes.stairs(share, edges, fill=True, gid=look)
+    axes.set_xlim(low, high)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+    line = _threshold_line(axes, threshold, "x")
+    marks = (Mark("area k1", "held-out matches (chance)"), Mark("area k0", "training samples"))
+    title = f"{metric.name} of training samples against held-out ones"
+    summary = f"Median {_median(train)} on training samples, {_median(null)} by chance."
+    return Chart(title, svg(figure), metric.name, "share", marks, summary, threshold=line)
+
+
+def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
+    """Draw the score of every training sample against the network's output for it."""
+    if evidence.outputs is None or len(evidence.outputs) != len(evidence.values):
+        return None
+    outputs, scores = np.asarray(evidence.outputs, float), np.asarray(evidence.values, float)
+    good, threshold = np.flatnonzero(np.isfinite(outputs) & np.isfinite(scores)), _threshold(metric)
+    if not len(good):
+        return None
+    picked = good[np.linspace(0, len(good) - 1, min(len(good), MAX_POINTS)).astype(int)]
+    has_labels = len(evidence.labels) == len(scores)
+    labels = np.array(evidence.labels if has_labels else [""] * len(scores), dtype=object)
+    names = sorted(set(labels[picked]))
+    figure, axes = _axes()
+    marks = []
+    for k, name in enumerate(names):
+        rows = picked[labels[picked] == name]
+        look = "dot k0" if len(names) > KINDS else f"dot k{k}"
+        axes.plot(outputs[rows], scores[rows], "o", gid=look)
+        marks += [Mark(look, name)] if name and len(names) <= KINDS else []
+    line = _threshold_line(axes, threshold, "y")
+    return Chart(
+        f"{metric.name} against the {evidence.output_name}",
+        svg(figure),
+        evidence.output_name,
+        metric.name,
+        tuple(marks),
+        f"{len(good)} training samples.",
+        f"{len(picked)} of {len(good)} points drawn." if len(picked) < len(good) else "",
+        line,
+    )
+
+
+def residual_chart(reconstruction: Reconstruction, limit: float | None) -> Chart | None:
+    """Draw median and range of every layer's relative residual over the steps, on a log scale.
+
+    Residuals are norms, not squares; limit: what the judged layers must stay below to count as
+    explained, drawn as a line where it is known.
+    """
+    residuals = positive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
+    steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
+    if not len(steps) or not np.isfinite(residuals).any():
+        return None
+    figure, axes = _axes()
+    picked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
+    marks = []
+    for k, name in enumerate(reconstruction.layer_names):
+        columns = picked[np.isfinite(residuals[:, picked, k]).any(0)]
+        x, values, kind = steps[columns], residuals[:, columns, k], f"k{k % KINDS}"
+        median = np.nanmedian(values, 0)
+        if len(values) > 1:
+            axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
+        axes.plot(x, median, gid=f"line {kind}")
+        marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
+    if limit:
+        axes.axhline(limit, gid="limit")
+        marks.append(Mark("limit", "half of what a permuted target keeps"))
+    # Whole powers of ten; a tenth of a decade beyond one does not earn the axis another.
+    powers = np.log10([*finite(residuals), limit or np.nanmax(residuals)])
+    low, high = math.floor(powers.min() + 0.1), math.ceil(powers.max() - 0.1)
+    axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+    title = f"Relative residual per layer, {reconstruction.attack}"
+    return Chart(title, svg(figure), "step", "residual", tuple(marks))
+
+
+def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
+    """Counts at every position of the slider; the calibrated threshold is one of the positions.
+
+    A sample counts when it strictly beats the threshold, as in the verdict; held-out counts are
+    means over the sets, so that they stand beside a training set of the same size.
+    """
+    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
+    if not len(train):
+        return None
+    sign = 1 if metric.higher_is_better else -1
+    values = positions([*train, *null], threshold)
+    end = len(values) - 1 if sign > 0 else 0  # of the scale, where nothing counts
+    start = values.index(threshold) if math.isfinite(threshold) else end
+    sets = max(evidence.null_sets, 1)
+    return {
+        "metric": metric.name,
+        "values": values,
+        "start": start,
+        "sign": sign,
+        "texts": [f"{value:.4g}" for value in values],
+        "n": len(evidence.values),
+        "train": [int((sign * train > sign * v).sum()) for v in values],
+        "null": [round(float((sign * null > sign * v).sum() / sets), 4) for v in values],
+        "sets": sets,
+        "reachable": math.isfinite(threshold),
+    }
+
+
+def positions(values: Sequence[float], threshold: float) -> list[float]:
+    """Stops of a slider over the values: even ones to three digits, and the threshold itself."""
+    low, high = min(values), max(values)
+    digits = max(3, 3 - math.floor(math.log10((high - low) or 1.0)))
+    stops = {round(float(stop), digits) for stop in np.linspace(low, high, STOPS)}
+    # Beyond both ends, so that the slider reaches "all" and "none".
+    stops |= {(math.floor(low * 1000) - 1) / 1000, (math.ceil(high * 1000) + 1) / 1000}
+    return sorted(stops | ({threshold} if math.isfinite(threshold) else set()))
+
+
+def parallel(coordinates: Sequence[Coordinate]) -> Markup:
+    """Draw one line per trial across an upright axis per coordinate; the best trials lie on top.
+
+    matplotlib has no chart of this kind, so values are scaled to their axes here.
+    """
+    count = len(coordinates[0].values) if coordinates else 0
+    if not count:
+        return Markup("")
+    figure = new_figure(WIDE / POINTS_PER_INCH, TALL / POINTS_PER_INCH, automatic=False)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDE), ylim=(TALL, 0))
+    axes.axis("off")
+    places = np.linspace(SIDE, WIDE - SIDE, max(2, len(coordinates)))[: len(coordinates)]
+    heights = np.empty((count, len(coordinates)))
+    for k, (coordinate, x) in enumerate(zip(coordinates, places, strict=True)):
+        heights[:, k], ticks = _upright(coordinate)
+        axes.plot([x, x], [UPPER, LOWER], gid="upright", zorder=3)
+        axes.text(x, UPPER - 24, coordinate.name, ha="center", gid="name")
+        for y, text in ticks:
+            axes.text(x - 6, y, text, fontsize=TEXT, ha="right", va="center_baseline", gid="tick")
+    best = max(1, round(BEST * count))
+    trials = sorted({*range(best), *range(best, count, -(-count // MAX_LINES))}, reverse=True)
+    for trial in trials:
+        columns = np.isfinite(heights[trial])
+        look = "trial best" if trial < best else "trial"
+        axes.plot(places[columns], heights[trial, columns], gid=look)
+    return svg(figure)
+
+
+def _upright(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
+    """Return heights of the values on an axis, and its ticks: both ends and the middle."""
+    values = np.array(coordinate.values, float)  # None becomes NaN
+    values[~np.isfinite(values) | (coordinate.log and values <= 0)] = np.nan
+    low = coordinate.low if coordinate.low is not None else min(finite(values), default=0.0)
+    high = coordinate.high if coordinate.high is not None else max(finite(values), default=1.0)
+    log = coordinate.log and low > 0
+    start, end = (math.log(low), math.log(high)) if log else (low, high)
+    end = end if end > start else start + 1.0
+    middle = (start + end) / 2
+    levels = np.log(values) if log else values
+    texts = [math.exp(v) if log else v for v in (start, middle, end)]
+    ticks = [f"{v:.0f}" if abs(v) >= 100 else f"{v:.2g}" for v in texts]
+    places = np.interp([start, middle, end], (start, end), (LOWER, UPPER))
+    return np.interp(levels, (start, end), (LOWER, UPPER)), list(zip(places, ticks, strict=True))
+
+
+def _axes() -> tuple[Figure, Axes]:
+    """Return an empty figure with a grid behind, a base line and few round ticks."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(WIDTH / POINTS_PER_INCH, HEIGHT / POINTS_PER_INCH, automatic=False)
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    axes = figure.add_axes((LEFT / WIDTH, BOTTOM / HEIGHT, width / WIDTH, height / HEIGHT))
+    axes.grid(axis="y", gid="grid")
+    axes.set_axisbelow(True)
+    axes.tick_params(bottom=False, left=False, labelsize=TEXT)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_gid("base")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axis.set_major_formatter(lambda value, _: f"{value:.6g}")
+    return figure, axes
+
+
+def _threshold_line(axes: Axes, threshold: float, axis: str) -> dict[str, float | str]:
+    """Draw the threshold on the axis of the scores and return what the script needs to move it."""
+    if not math.isfinite(threshold):
+        return {}
+    (axes.axvline if axis == "x" else axes.axhline)(threshold, gid="rule")
+    low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    length = WIDTH - LEFT - RIGHT if axis == "x" else TOP + BOTTOM - HEIGHT  # counted from above
+    return {"axis": axis, "value": threshold, "scale": length / (high - low)}
+
+
+def svg(figure: Figure) -> Markup:
+    """Return what matplotlib draws, without styles: elements of an SVG element with classes."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    # Texts stay texts, in the font of the page. The salt fixes the names of markers and clips.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "residuum"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return Markup("\n").join(_elements(ElementTree.fromstring(buffer.getvalue())))
+
+
+def _elements(parent: ElementTree.Element, look: str = "") -> Iterator[Markup]:
+    """Yield paths, marks and texts below an element; look: the class that a group around them gave.
+
+    matplotlib's own names of groups end in an underscore and a number. Markers are those of the page.
+    """
+    for element in parent:
+        tag, name = element.tag.removeprefix(TAG), element.get("id", "")
+        # A tenth of a unit is the most that anybody sees.
+        x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
+        if tag == "g" and not name.startswith("patch"):  # patches: grounds of figure and axes
+            yield from _elements(element, look if "_" in name else name or look)
+        elif tag == "path":
+            path = re.sub(r"\s*([A-Z])\s*", r"\1", d)
+            yield Markup('<path class="{}" d="{}"/>').format(look, path)
+        elif tag == "use":
+            form = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
+            yield form.format(look, look[-1], x, y)
+        elif tag == "text":
+            anchor = re.findall(r"text-anchor: (\w+)", element.get("style", ""))[0]
+            form = Markup('<text class="{}" text-anchor="{}" x="{}" y="{}">{}</text>')
+            yield form.format(look or "tick", anchor, x, y, element.text)
+
+
+def _threshold(metric: MetricScore) -> float:
+    return math.nan if metric.threshold_null99 is None else metric.threshold_null99
+
+
+def _span(values: Array) -> tuple[float, float]:
+    """Least and greatest with a little room."""
+    low, high = float(values.min()), float(values.max())
+    room = 0.03 * (high - low) or 0.5
+    return low - room, high + room
+
+
+def finite(values: Any) -> Array:
+    """Return the finite values as a flat array."""
+    array = np.asarray(values, dtype=float).ravel()
+    return array[np.isfinite(array)]
+
+
+def _median(values: Array) -> str:
+    return f"{np.median(values):.3g}" if len(values) else "–"
