@@ -73,17 +73,21 @@ def command(
     from residuum.attacks import estimate
     from residuum.attacks.run import on_surface
     from residuum.errors import InconclusiveError, InputError
+    from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape
+    from residuum.io.loading import load_network, trained_and_base
     from residuum.io.release import open_release
     from residuum.records.rundir import read_json
     from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
 
     config = options.configure(**vars(chosen), **settings)
     options.check_device(config.device)
-    shape = options.shape_of(granted.shape)
-    checkpoint, base = options.tuned(checkpoint, tuning.base, tuning.adapter)
+    shape = None if granted.shape is None else parse_shape(granted.shape)
+    checkpoint, base = trained_and_base(checkpoint, tuning.base, tuning.adapter)
     release = open_release(checkpoint)
-    released = options.load(release, arch, model, trust_code, shape, base)
-    knowledge = options.grant(release, released, base=base, **vars(granted))
+    released = load_network(
+        release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
+    )
+    knowledge = attacker_knowledge(release, released, base=base, **vars(granted))
     config = on_surface(surface or "", knowledge, config)
     if dry_run:
         cost = estimate(released, knowledge, config)

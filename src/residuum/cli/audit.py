@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -175,6 +175,7 @@ def command(
     """Attack a checkpoint, score what came back, certify it, and give a verdict."""
     from residuum.auditing.artifacts import AuditSettings, read_settings
     from residuum.auditing.verdict import exit_code, read_condition
+    from residuum.io.loading import trained_and_base
 
     conditions = [read_condition(text) for text in fail_on or ["leak"]]
     given = {"checkpoint": checkpoint and str(checkpoint), **vars(compared), **vars(asked)}
@@ -182,7 +183,7 @@ def command(
     settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
     if settings.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Say residuum audit model.safetensors.")
-    trained, base = options.tuned(Path(settings.checkpoint), settings.base, settings.adapter)
+    trained, base = trained_and_base(settings.checkpoint, settings.base, settings.adapter)
     told = {"checkpoint": str(trained), "base": base, "adapter": None}
     settings = settings.model_copy(update=told)
     if dry_run:
@@ -290,12 +291,8 @@ def audit_into(
     assert settings.checkpoint is not None
     path = Path(settings.checkpoint)
     data, files = _samples(settings)
-    shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
     release = open_release(path)
-    released, stored = network_and_records(
-        release,
-        lambda: options.load(release, settings.arch, settings.model, trusted, shown, settings.base),
-    )
+    released, stored = network_and_records(release, lambda: _load(release, settings, trusted, data))
     hashes = {"checkpoint": release.sha256, **{name: hash_of(f) for name, f in files.items()}}
     for name, digest in settings.sha256.items():
         if hashes.get(name, digest) != digest:
@@ -303,7 +300,7 @@ def audit_into(
                 f"The {name} is not the one that this configuration was written for.",
                 "Name that file, or remove its line under [sha256].",
             )
-    knowledge = Knowledge(shape=options.shape_of(settings.shape))
+    knowledge = Knowledge(shape=_shape(settings))
     if released is not None:
         knowledge = _knowledge(release, released, settings, data)
     how = {name: getattr(settings, name) for name in HOW}
@@ -357,6 +354,28 @@ def audit_into(
     return summary, result
 
 
+def _load(
+    release: Release, settings: AuditSettings, trusted: bool, data: dict[str, Dataset]
+) -> Network:
+    """Load the network, with the shape of the samples that were read."""
+    from residuum.io.loading import load_network
+
+    return load_network(
+        release,
+        arch=settings.arch,
+        model=settings.model,
+        trust_code=trusted,
+        shape=next((samples.shape for samples in data.values()), _shape(settings)),
+        base=settings.base,
+    )
+
+
+def _shape(settings: AuditSettings) -> tuple[int, ...] | None:
+    from residuum.io.attacker_knowledge import parse_shape
+
+    return None if settings.shape is None else parse_shape(settings.shape)
+
+
 def _granted(settings: AuditSettings) -> str:
     """What was granted and said of the network, as options: the next command needs them too."""
     said = []
@@ -398,13 +417,9 @@ def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
     releases: list[Release] = []
 
     def network() -> Network | None:
-        shown = next((part.shape for part in data.values()), options.shape_of(settings.shape))
         releases.append(open_release(settings.checkpoint or ""))
         released, stored = network_and_records(
-            releases[0],
-            lambda: options.load(
-                releases[0], settings.arch, settings.model, trusted, shown, settings.base
-            ),
+            releases[0], lambda: _load(releases[0], settings, trusted, data)
         )
         outright.extend(filter(None, [stored]))
         return released
@@ -442,6 +457,8 @@ def _knowledge(
     release: Release, released: Network, settings: AuditSettings, data: dict[str, Dataset]
 ) -> Knowledge:
     """What is granted: a file of it, or the options; "train" and "holdout" name a stored mean."""
+    from residuum.io.attacker_knowledge import attacker_knowledge, read_knowledge
+
     facts = {name: getattr(settings, name) for name in FACTS}
     if settings.knowledge is not None:
         if settings.mean is not None or any(value is not None for value in facts.values()):
@@ -449,47 +466,17 @@ def _knowledge(
                 "A configuration with a file of knowledge grants exactly that.",
                 "Remove its line `knowledge`, or the other facts.",
             )
-        return _read_knowledge(settings.knowledge)
+        return read_knowledge(settings.knowledge)
     facts["base"] = settings.base
-    source_of_mean = settings.mean_provenance
-    if settings.mean not in ("train", "holdout"):
-        facts["mean"] = settings.mean
-        return options.grant(release, released, mean_provenance=source_of_mean or "user", **facts)
-    if source_of_mean not in (None, settings.mean):
-        raise InputError(
-            f"--mean {settings.mean} is from {settings.mean}, not from {source_of_mean}.",
-            "Leave --mean-provenance out.",
-        )
-    source = data.get("data" if settings.mean == "train" else "holdout")
-    if source is None or source.mean is None:
-        raise InputError(
-            f"--mean {settings.mean} grants the mean stored in that file; there is none.",
-            "Save the mean that was subtracted as array 'mean', or leave --mean out.",
-        )
-    knowledge = options.grant(release, released, **facts)
-    provenance = {**knowledge.provenance, "mean": settings.mean}
-    return knowledge.replace(mean=source.mean.double(), provenance=provenance)
-
-
-def _read_knowledge(path: str) -> Knowledge:
-    """A saved Knowledge whose facts are of their own kind, whatever wrote the file."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-    from residuum.records import Knowledge
-
-    found = Knowledge.load(path)
-    rule = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
-    kinds = get_type_hints(Knowledge)
-    for name in found.granted:
-        try:
-            TypeAdapter(kinds[name], config=rule).validate_python(getattr(found, name))
-        except ValidationError as problem:
-            raise InputError(
-                f"{path!r} must hold what an attacker is granted; its {name} is no such thing.",
-                "Take knowledge.safetensors of a finished audit.",
-            ) from problem
-    options.check_mean(found)
-    return found
+    return attacker_knowledge(
+        release,
+        released,
+        **facts,
+        mean=settings.mean,
+        mean_provenance=settings.mean_provenance,
+        train=data.get("data"),
+        holdout=data.get("holdout"),
+    )
 
 
 def _request(

@@ -84,6 +84,7 @@ def command(
             "Example: residuum defend --data digits --n 100 --defenses noise:0.5 --out runs/d.",
         )
     options.check_device(judged.device)
+    from residuum.io.attacker_knowledge import parse_value_range
     from residuum.verbs.defending import defend
 
     with trial_progress(voice.spoken) as watch:
@@ -94,7 +95,7 @@ def command(
             arch=arch,
             **vars(chosen),
             **vars(settings),
-            value_range=options.value_range_of(value_range),
+            value_range=None if value_range is None else parse_value_range(value_range),
             **vars(judged),
             watch=watch,
         )

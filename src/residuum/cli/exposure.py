@@ -82,6 +82,7 @@ def command(
 ) -> None:
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
     from residuum.datasets.given import place_of, read_samples
+    from residuum.io.attacker_knowledge import attacker_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
     from residuum.verbs.exposing import exposure, read_groups
@@ -94,7 +95,7 @@ def command(
     file = place_of(data, "data")
     records, _ = read_samples(file)
     control = read_samples(place_of(holdout, "holdout"))[0] if holdout else None
-    knowledge = options.grant(release, released, init=init, weight_decay=weight_decay)
+    knowledge = attacker_knowledge(release, released, init=init, weight_decay=weight_decay)
     with exposure_progress(voice.spoken) as watch:
         how: dict[str, Any] = {"surface": surface, "task": task, "top": top, "device": device}
         how |= {"canaries": canaries, "confidence": confidence, "delta": delta, "found": attack}

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from residuum.cli.output import print_json
-from residuum.errors import DataError, InputError, did_you_mean, require_known
+from residuum.errors import InputError, did_you_mean, require_known
 from residuum.settings import (
     LOSSES,
     PLACES,
@@ -30,22 +30,9 @@ from residuum.settings import (
 )
 from residuum.settings.presets import GROWTH_PRESETS, PRESETS
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from residuum.io.release import Release
-    from residuum.networks.network import Network
-    from residuum.records import Knowledge
-
 PROVENANCES = ("user", "train", "holdout", "release")
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
 OWN = "own"
-INIT_FILE = "init.safetensors"
-UNLIKE, SMALLER = (
-    0.1,
-    0.5,
-)  # correlation and size, relative to the base, below which a file is a difference
 ConfigT = TypeVar("ConfigT", bound=Settings)
 Several = list[str] | None  # texts of an option that may be repeated
 
@@ -269,7 +256,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Granted:
-    """What an auditor may grant the attacker; read by :func:`grant`."""
+    """What an auditor may grant the attacker; read by ``attacker_knowledge``."""
 
     shape: str | None = option("Shape of one sample.", metavar="C,H,W", place="granted")
     value_range: str | None = option(
@@ -305,7 +292,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A network that was fine-tuned, and what it began from; read by :func:`tuned`."""
+    """A network that was fine-tuned, and what it began from; read by ``trained_and_base``."""
 
     base: str | None = option(
         "The weights before fine-tuning; CKPT may be an adapter (LoRA) of it.",
@@ -324,31 +311,6 @@ def check_device(device: str) -> None:
     from residuum.records.rundir import require_device
 
     require_device(device)
-
-
-def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
-    """Finite numbers between commas, or one line on what ``option`` takes."""
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = (math.nan,)
-    if not all(map(math.isfinite, found)):
-        raise InputError(
-            f"{option} takes finite numbers between commas; got {text[:40]!r}.",
-            f"Example: {option} {example}.",
-        )
-    return found
-
-
-def value_range_of(text: str | None) -> tuple[float, float] | None:
-    """``LOW,HIGH``, where it was said."""
-    if text is None:
-        return None
-    found = numbers(text, "--value-range", "0,1")
-    if len(found) != 2:
-        said = f"A value range has two ends; got {text!r}."
-        raise InputError(said, "Example: --value-range 0,1.")
-    return found[0], found[1]
 
 
 def configure(
@@ -403,8 +365,10 @@ def _typed(option: str, text: str, one: Setting) -> Any:
         if text.lower() not in ("true", "false"):
             raise InputError(f"{option} is true or false; got {text!r}.", f"Use {option}true.")
         return text.lower() == "true"
+    from residuum.io.attacker_knowledge import parse_numbers
+
     many = one.default if isinstance(one.default, tuple) else (one.default or 0,)
-    found = numbers(text, option, ",".join(f"{value:g}" for value in many))
+    found = parse_numbers(text, option, ",".join(f"{value:g}" for value in many))
     whole = one.kind is int
     if len(found) != len(many) or (whole and found[0] != int(found[0])):
         kind = f"{'whole ' if whole else ''}number{'' if len(many) == 1 else 's'}"
@@ -414,10 +378,11 @@ def _typed(option: str, text: str, one: Setting) -> Any:
 
 def _prior(text: str) -> tuple[str, float]:
     from residuum.attacks import PRIORS
+    from residuum.io.attacker_knowledge import parse_numbers
 
     name, colon, weight = text.partition(":")
     require_known(name, PRIORS, "No prior")
-    value = numbers(weight, f"--prior {name}:", "1e-4")[0] if colon else 1.0
+    value = parse_numbers(weight, f"--prior {name}:", "1e-4")[0] if colon else 1.0
     if value < 0:
         raise InputError(f"A prior's weight must not be negative; got {text!r}.", "Correct it.")
     return name, value
@@ -425,197 +390,3 @@ def _prior(text: str) -> tuple[str, float]:
 
 def _option(name: str) -> str:
     return "--" + {"priors": "prior"}.get(name, name).replace("_", "-")
-
-
-def tuned(path: Path, base: str | None, adapter: str | None) -> tuple[Path, str | None]:
-    """The file that was trained, and the one that it began from."""
-    if adapter is None:
-        return path, base
-    if base is not None:
-        raise InputError("--adapter makes CKPT the base, so --base says nothing.", "Leave one out.")
-    return Path(adapter), str(path)
-
-
-def load(
-    path: str | Path | Release,
-    arch: str | None,
-    model: str | None,
-    trusted: bool,
-    shape: tuple[int, ...] | None,
-    base: str | None = None,
-) -> Network:
-    """The network in a file, read off it, as ``--arch`` says, or made by the code of ``--model``.
-
-    base: where it is an adapter, what that is added to.
-    """
-    from residuum.io.adapters import load_tuned
-    from residuum.io.checkpoints import load_checkpoint
-    from residuum.io.release import open_release
-    from residuum.io.trusted_code import load_with_code
-
-    if model is None:
-        release = open_release(path)
-        return load_checkpoint(release, arch) if base is None else load_tuned(release, base, arch)
-    if arch is not None:
-        raise InputError("--model makes the network, so --arch says nothing.", "Leave one out.")
-    return load_with_code(path, model, shape, trusted=trusted)
-
-
-def grant(
-    release: Release, released: Network, *, mean_provenance: str = "user", **said: Any
-) -> Knowledge:
-    """The Knowledge that these options amount to.
-
-    release: the file, which may hold initial weights and optimizer state, too.
-    said: fields of ``Granted``, None where one was not used.
-    """
-    from residuum.io.release_knowledge import with_release
-    from residuum.records import Knowledge
-
-    read: dict[str, Callable[[Any], Any]] = {
-        "shape": _shape,
-        "value_range": value_range_of,
-        "mean": _mean,
-        "label_balance": lambda text: _balance(text, released),
-        "init": lambda text: _initial(text, release, released),
-        "base": lambda text: _base(text, release, released),
-        "loss": str,
-        "weight_decay": _decay,
-        "sample_count": int,
-        "columns": str,
-    }
-    facts = {name: read[name](value) for name, value in said.items() if value is not None}
-    if {"init", "base"} <= {*facts}:
-        raise InputError("--init and --base are both the start.", "Leave one out.")
-    for name in {"init", "base"} & {*facts}:
-        facts["theta0"] = facts.pop(name)
-    knowledge = Knowledge(**facts, provenance={"mean": mean_provenance} if "mean" in facts else {})
-    check_mean(knowledge)
-    return with_release(release, released, knowledge)
-
-
-def _base(text: str, release: Release, released: Network) -> dict[str, Tensor]:
-    """Return the weights of ``--base``; refuse a file that is itself a difference to them.
-
-    Trained weights resemble the base that they began from. A weight difference or a gradient is smaller
-    and does not. Subtracting the base from it would hide what it reveals.
-    """
-    import torch
-
-    base = _initial(text, release, released)
-    shared = [name for name in base if name in released.theta and base[name].ndim > 1]
-    if shared:
-        now, then = (
-            torch.cat([weights[name].double().flatten() for name in shared])
-            for weights in (released.theta, base)
-        )
-        alike = float(now @ then / (now.norm() * then.norm()).clamp(min=1e-300))
-        size = float(now.norm() / then.norm().clamp(min=1e-300))
-        if abs(alike) < UNLIKE and size < SMALLER:
-            raise InputError(
-                f"--base takes trained weights that began from it; {release.path.name!r} looks like a weight "
-                f"difference or a gradient (correlation {alike:.2f} with the base, {size:.2g} of its size).",
-                "Leave --base out to attack the difference itself, or use --init for weights that training "
-                "moved so far.",
-            )
-    return base
-
-
-def _decay(value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise InputError(f"A weight decay is a finite number from 0; got {value}.", "Correct it.")
-    return value
-
-
-def check_mean(knowledge: Knowledge) -> None:
-    """The mean of values inside a range lies inside it, up to rounding."""
-    mean, span = knowledge.mean, knowledge.value_range
-    if mean is None or span is None:
-        return
-    slack = 1e-6 * (span[1] - span[0])
-    if mean.min() < span[0] - slack or mean.max() > span[1] + slack:
-        raise InputError(
-            f"The mean must lie in the value range {span[0]:g},{span[1]:g}; it runs from "
-            f"{float(mean.min()):.4g} to {float(mean.max()):.4g}.",
-            "Give both in the units of the images before the mean was subtracted.",
-        )
-
-
-def shape_of(text: str | None) -> tuple[int, ...] | None:
-    """``C,H,W``, where it was said."""
-    return None if text is None else _shape(text)
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = numbers(text, "--shape", "1,28,28")
-    if not all(size >= 1 and size == int(size) for size in sizes):
-        raise InputError(f"A shape is of whole numbers from 1; got {text!r}.", "Correct --shape.")
-    return tuple(int(size) for size in sizes)
-
-
-def _mean(text: str) -> Tensor:
-    """A number, or the array ``mean`` of an .npz, or an .npy."""
-    import numpy as np
-    import torch
-
-    from residuum.records import read_npz
-
-    try:
-        values = np.asarray(float(text))
-    except ValueError:
-        if text.endswith(".npy"):
-            values = _read_npy(text)
-        else:
-            arrays = read_npz(text)
-            if "mean" not in arrays:
-                raise DataError(
-                    f"A mean is read from the array 'mean'; {text!r} holds {sorted(arrays)}.",
-                    "Save it with numpy.savez(path, mean=...), or say a number.",
-                ) from None
-            values = arrays["mean"]
-    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
-        raise DataError(f"A mean is of finite numbers; that of {text!r} is not.", "Correct --mean.")
-    return torch.from_numpy(np.array(values, dtype=np.float64))
-
-
-def _read_npy(path: str) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    try:
-        # Mapped, so that a header that claims more than the file holds allocates nothing.
-        return np.lib.format.open_memmap(path, mode="r")
-    except FileNotFoundError as problem:
-        raise DataError(f"No file at {path!r}.", "Check the path.") from problem
-    except (OSError, ValueError, EOFError, SyntaxError) as problem:
-        raise DataError(
-            f"{path!r} must be an .npy of plain numbers; reading it failed ({problem}).",
-            "Save it with numpy.save(path, mean).",
-        ) from problem
-
-
-def _balance(text: str, released: Network) -> tuple[float, ...]:
-
-    shares = numbers(text, "--label-balance", "0.5,0.5")
-    classes = max(2, released.architecture.outputs)
-    if len(shares) != classes or min(shares) < 0 or abs(sum(shares) - 1) > 1e-3:
-        raise InputError(
-            f"A label balance has {classes} shares that add up to 1; got {text[:40]!r}.",
-            f"Example: --label-balance {','.join([f'{1 / classes:.4g}'] * classes)}.",
-        )
-    return shares
-
-
-def _initial(text: str, release: Release, released: Network) -> dict[str, Tensor]:
-    from residuum.io.checkpoints import load_checkpoint
-    from residuum.io.trusted_code import start_of
-
-    folder = release.path.parent
-    if text == OWN and not (folder / INIT_FILE).is_file():
-        raise InputError(
-            f"`--init own` needs {INIT_FILE} in a training directory; {str(folder)!r} has none.",
-            "Name the file of the initial weights.",
-        )
-    file = folder / INIT_FILE if text == OWN else Path(text)
-    if released.live is not None:
-        return start_of(file, released)
-    return load_checkpoint(file, released.arch).theta

@@ -101,6 +101,7 @@ def command(
 ) -> None:
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
     from residuum.attacks import estimate
+    from residuum.io.attacker_knowledge import attacker_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
     from residuum.sweeping import SPACE, Plan, sweep
@@ -116,7 +117,7 @@ def command(
     plan = Plan(*how, rungs=rungs, objectives=ranked)
     release = open_release(checkpoint)
     released = load_checkpoint(release, arch)
-    knowledge = options.grant(release, released, **vars(granted))
+    knowledge = attacker_knowledge(release, released, **vars(granted))
     if dry_run:  # one trial, measured, times the number of trials that run to their end
         figures = cost(plan, estimate(released, knowledge, config))
         rows = [(name.replace("_", " "), number(value)) for name, value in figures.items()]

@@ -1,0 +1,266 @@
+"""Read what an attacker knows besides the weights, from options, a configuration file or Python values.
+
+A fact is text, as on the command line (``"0,1"``), or the value itself (``(0, 1)``). Files are read only
+if the caller names them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch import Tensor
+
+from residuum.errors import DataError, InputError
+from residuum.io.loading import load_initial_weights
+from residuum.io.release import Release
+from residuum.io.release_knowledge import with_release
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, read_npz
+
+Numbers = str | Sequence[float]
+# Weights that were trained from a base correlate with it. A file below both limits is a difference to it.
+MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
+
+
+def attacker_knowledge(
+    release: Release,
+    network: Network,
+    *,
+    shape: Numbers | None = None,
+    value_range: Numbers | None = None,
+    mean: str | float | Tensor | None = None,
+    mean_provenance: str | None = None,
+    sample_count: int | None = None,
+    label_balance: Numbers | None = None,
+    init: str | Path | None = None,
+    base: str | Path | None = None,
+    loss: str | None = None,
+    weight_decay: float | None = None,
+    columns: str | None = None,
+    train: Dataset | None = None,
+    holdout: Dataset | None = None,
+) -> Knowledge:
+    """Return what an attacker knows: the given facts and what the release itself holds.
+
+    Args:
+        release: The release that holds the weights. It can hold initial weights and optimizer state, too.
+        network: The network that was loaded from ``release``.
+        shape: Shape of one sample.
+        value_range: Least and greatest value of a sample before a mean was subtracted.
+        mean: What was subtracted from the samples: a number, an .npy file, an .npz file with an array
+            "mean", or "train" or "holdout" for the mean that is stored with these samples.
+        mean_provenance: Where the mean comes from. The default is "user" for a number or a file.
+        sample_count: Number of training samples.
+        label_balance: Share of each label.
+        init: File of the initial weights, or "own" for the one in the training directory.
+        base: File of the weights before fine-tuning.
+        loss: The training loss.
+        weight_decay: Weight decay of the training.
+        columns: Types of a table's columns.
+        train: Training samples, for ``mean="train"``.
+        holdout: Held-out samples, for ``mean="holdout"``.
+
+    Raises:
+        InputError: A fact cannot be read, breaks its rule or contradicts another fact.
+    """
+    if init is not None and base is not None:
+        raise InputError("--init and --base both name the initial weights.", "Leave one out.")
+    initial = None if init is None else load_initial_weights(init, release, network)
+    knowledge = Knowledge(
+        shape=None if shape is None else parse_shape(shape),
+        value_range=None if value_range is None else parse_value_range(value_range),
+        sample_count=sample_count,
+        label_balance=None if label_balance is None else _parse_balance(label_balance, network),
+        theta0=initial if base is None else _load_base(base, release, network),
+        loss=loss,
+        weight_decay=None if weight_decay is None else _check_decay(weight_decay),
+        columns=columns,
+    )
+    if isinstance(mean, str) and mean in ("train", "holdout"):
+        stored = _stored_mean(mean, mean_provenance, train if mean == "train" else holdout)
+        knowledge = _with_mean(knowledge, stored, mean)
+    elif mean is not None:
+        knowledge = _with_mean(knowledge, _read_mean(mean), mean_provenance or "user")
+        check_mean(knowledge)
+    return with_release(release, network, knowledge)
+
+
+def read_knowledge(path: str | Path) -> Knowledge:
+    """Read a saved ``Knowledge`` and check the type of every fact.
+
+    Raises:
+        InputError: The file holds a fact of the wrong type.
+    """
+    knowledge = Knowledge.load(path)
+    rule = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
+    types = get_type_hints(Knowledge)
+    for name in knowledge.granted:
+        try:
+            TypeAdapter(types[name], config=rule).validate_python(getattr(knowledge, name))
+        except ValidationError as problem:
+            raise InputError(
+                f"{str(path)!r} must hold what is known to an attacker; its {name} has the wrong type.",
+                "Take knowledge.safetensors of a finished audit.",
+            ) from problem
+    check_mean(knowledge)
+    return knowledge
+
+
+def parse_numbers(values: Numbers, option: str, example: str) -> tuple[float, ...]:
+    """Return finite numbers. ``values`` is a sequence or text with commas.
+
+    Raises:
+        InputError: A part is no finite number. The message names ``option`` and gives ``example``.
+    """
+    try:
+        parts = values.split(",") if isinstance(values, str) else values
+        numbers = tuple(float(number) for number in parts)
+    except (TypeError, ValueError):
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise InputError(
+            f"{option} takes finite numbers between commas; got {str(values)[:40]!r}.",
+            f"Example: {option} {example}.",
+        )
+    return numbers
+
+
+def parse_shape(values: Numbers) -> tuple[int, ...]:
+    """Return the shape of a sample, such as ``"1,28,28"``."""
+    sizes = parse_numbers(values, "--shape", "1,28,28")
+    if not all(size >= 1 and size == int(size) for size in sizes):
+        raise InputError(
+            f"A shape consists of whole numbers from 1; got {values!r}.", "Correct --shape."
+        )
+    return tuple(int(size) for size in sizes)
+
+
+def parse_value_range(values: Numbers) -> tuple[float, float]:
+    """Return the least and the greatest value, such as ``"0,1"``."""
+    ends = parse_numbers(values, "--value-range", "0,1")
+    if len(ends) != 2:
+        raise InputError(
+            f"A value range has two ends; got {values!r}.", "Example: --value-range 0,1."
+        )
+    return ends[0], ends[1]
+
+
+def check_mean(knowledge: Knowledge) -> None:
+    """Refuse a mean that lies outside the value range, up to rounding."""
+    mean, ends = knowledge.mean, knowledge.value_range
+    if mean is None or ends is None:
+        return
+    slack = 1e-6 * (ends[1] - ends[0])
+    if mean.min() < ends[0] - slack or mean.max() > ends[1] + slack:
+        raise InputError(
+            f"The mean must lie in the value range {ends[0]:g},{ends[1]:g}; it runs from "
+            f"{float(mean.min()):.4g} to {float(mean.max()):.4g}.",
+            "Give both in the units of the images before the mean was subtracted.",
+        )
+
+
+def _parse_balance(values: Numbers, network: Network) -> tuple[float, ...]:
+    shares = parse_numbers(values, "--label-balance", "0.5,0.5")
+    classes = max(2, network.architecture.outputs)
+    if len(shares) != classes or min(shares) < 0 or abs(sum(shares) - 1) > 1e-3:
+        raise InputError(
+            f"A label balance has {classes} shares that add up to 1; got {str(values)[:40]!r}.",
+            f"Example: --label-balance {','.join([f'{1 / classes:.4g}'] * classes)}.",
+        )
+    return shares
+
+
+def _check_decay(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise InputError(f"A weight decay is a finite number from 0; got {value}.", "Correct it.")
+    return value
+
+
+def _with_mean(knowledge: Knowledge, mean: Tensor, provenance: str) -> Knowledge:
+    return knowledge.replace(mean=mean, provenance={**knowledge.provenance, "mean": provenance})
+
+
+def _stored_mean(name: str, provenance: str | None, samples: Dataset | None) -> Tensor:
+    """Return the mean that is stored with the training or held-out samples."""
+    if provenance not in (None, name):
+        raise InputError(
+            f"--mean {name} comes from {name}, not from {provenance}.",
+            "Leave --mean-provenance out.",
+        )
+    if samples is None or samples.mean is None:
+        raise InputError(
+            f"--mean {name} takes the mean that is stored with those samples; there is none.",
+            "Save the mean that was subtracted as array 'mean', or leave --mean out.",
+        )
+    return samples.mean.double()
+
+
+def _read_mean(mean: str | float | Tensor) -> Tensor:
+    """Return a number, the array "mean" of an .npz file, or the array of an .npy file."""
+    if isinstance(mean, Tensor):
+        return mean.double()
+    try:
+        values = np.asarray(float(mean))
+    except ValueError:
+        path = str(mean)
+        if path.endswith(".npy"):
+            values = _read_npy(path)
+        else:
+            arrays = read_npz(path)
+            if "mean" not in arrays:
+                raise DataError(
+                    f"A mean is read from the array 'mean'; {path!r} holds {sorted(arrays)}.",
+                    "Save it with numpy.savez(path, mean=...), or pass a number.",
+                ) from None
+            values = arrays["mean"]
+    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+        raise DataError(
+            f"A mean consists of finite numbers; that of {str(mean)!r} does not.", "Correct --mean."
+        )
+    return torch.from_numpy(np.array(values, dtype=np.float64))
+
+
+def _read_npy(path: str) -> np.ndarray[Any, Any]:
+    try:
+        # Mapped, so that a header that claims more than the file holds allocates nothing.
+        return np.lib.format.open_memmap(path, mode="r")
+    except FileNotFoundError as problem:
+        raise DataError(f"No file at {path!r}.", "Check the path.") from problem
+    except (OSError, ValueError, EOFError, SyntaxError) as problem:
+        raise DataError(
+            f"{path!r} must be an .npy file of plain numbers; reading it failed ({problem}).",
+            "Save it with numpy.save(path, mean).",
+        ) from problem
+
+
+def _load_base(file: str | Path, release: Release, network: Network) -> dict[str, Tensor]:
+    """Return the weights before fine-tuning. Refuse a file that is itself a difference to them.
+
+    Trained weights resemble the base that they began from. A weight difference or a gradient is smaller
+    and does not. Subtracting the base from it would hide what it reveals.
+    """
+    base = load_initial_weights(file, release, network)
+    shared = [name for name in base if name in network.theta and base[name].ndim > 1]
+    if shared:
+        trained, initial = (
+            torch.cat([weights[name].double().flatten() for name in shared])
+            for weights in (network.theta, base)
+        )
+        norms = trained.norm(), initial.norm()
+        correlation = float(trained @ initial / (norms[0] * norms[1]).clamp(min=1e-300))
+        size = float(norms[0] / norms[1].clamp(min=1e-300))
+        if abs(correlation) < MIN_CORRELATION and size < MIN_RELATIVE_SIZE:
+            raise InputError(
+                f"--base takes trained weights that began from it; {release.path.name!r} looks like a weight "
+                f"difference or a gradient (correlation {correlation:.2f} with the base, {size:.2g} of its "
+                "size).",
+                "Leave --base out to attack the difference itself, or use --init for weights that training "
+                "moved so far.",
+            )
+    return base
