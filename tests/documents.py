@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from residuum.attacks import AttackConfig
-from residuum.auditing import run as auditing
-from residuum.auditing import stages
-from residuum.auditing.budget import Batch, Plan, seconds_of
+from residuum.auditing import request, schedule
+from residuum.auditing.budget import Batch, Plan
+from residuum.auditing.durations import seconds_of
 from residuum.cli.main import main
 from residuum.networks.network import Network
 from residuum.records import Knowledge
@@ -85,9 +85,9 @@ def ignore_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         batch = Batch(config.objective, config.restarts, steps, config.seed)
         return Plan(batch, share, steps)
 
-    monkeypatch.setattr(auditing, "seconds_of", lambda text: min(seconds_of(text), BUDGET))
-    monkeypatch.setattr(stages, "first_batch", one_batch)
-    monkeypatch.setattr(stages, "next_batch", lambda *_: None)
+    monkeypatch.setattr(request, "seconds_of", lambda text: min(seconds_of(text), BUDGET))
+    monkeypatch.setattr(schedule, "first_batch", one_batch)
+    monkeypatch.setattr(schedule, "next_batch", lambda *_: None)
 
 
 def run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from residuum.auditing import AuditResult
-from residuum.auditing.artifacts import AuditRun, write_artifacts
+from residuum.auditing.artifacts import write_artifacts
 from residuum.auditing.published import SCHEMA_VERSION
+from residuum.auditing.result import AuditResult
+from residuum.auditing.store import AuditRun
 from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
 from residuum.cli.main import COMMANDS, main
 from residuum.cli.options import flat
@@ -149,7 +150,7 @@ def test_names_stay_text_in_the_model_card() -> None:
 def test_any_file_name_is_kept_in_the_configuration(run: Path, tmp_path: Path, name: str) -> None:
     result = AuditResult.load(run)
     with AuditRun.open(tmp_path / "a") as folder:
-        write_artifacts(folder, result, sources={"checkpoint": "m.pt", "data": name})
+        write_artifacts(folder.path, result, sources={"checkpoint": "m.pt", "data": name})
     text = (tmp_path / "a" / "config.toml").read_text(encoding="utf-8")
     assert text.startswith("# Repeats this audit: residuum audit --config config.toml")
     assert tomllib.loads(text)["data"] == name
@@ -161,7 +162,7 @@ def test_a_file_name_that_is_no_text_is_refused(run: Path, tmp_path: Path) -> No
         AuditRun.open(tmp_path / "a") as folder,
         pytest.raises(OutputError, match=r"Unicode text; 'data = \"data-\\udcff'"),
     ):
-        write_artifacts(folder, AuditResult.load(run), sources=sources)
+        write_artifacts(folder.path, AuditResult.load(run), sources=sources)
 
 
 def entry(page: str, name: str) -> str:

@@ -19,11 +19,11 @@ import torch
 import residuum as rs
 from residuum.attacks import ATTACKS
 from residuum.attacks.base import AttackProgress
-from residuum.auditing.artifacts import AuditRun
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
 from residuum.auditing.published import publish
-from residuum.auditing.stages import merged
+from residuum.auditing.schedule import merged
+from residuum.auditing.store import AuditRun
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.cli.audit import AFTER, _progress
 from residuum.cli.main import main

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from residuum.auditing import AuditResult
+from residuum.auditing.result import AuditResult
 from residuum.records import Knowledge
 from residuum.report.html import DETERMINED, items_of, render, visible
 from tests import pages

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from sklearn.datasets import load_digits
 
 import residuum as rs
@@ -33,7 +34,6 @@ from residuum.auditing.stages import (
     run_tests,
     strongest_of,
 )
-from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
 from residuum.errors import InputError
 from residuum.evaluation.scoring import CandidatePool

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import residuum as rs
 from papers.points import relu_point
-from residuum.auditing.stages import exposed
 from residuum.cli.exposure import show
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError
@@ -714,9 +713,10 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
     for text in (page, hidden):
         assert "Exposure of the training samples" in text
         assert "scores are not probabilities here" in text
-    nothing, why = exposed(checkpoint, None, None, Knowledge(), (), "")
-    assert nothing is None
-    assert why == "there are no training samples to look at"
+    without_samples = rs.audit(checkpoint, budget="1s", steps=5, twin=False, baselines=False)
+    assert without_samples.exposure is None
+    rows = {row.what: row.why for row in without_samples.applies}
+    assert rows["exposure"] == "there are no training samples to look at"
 
 
 def test_a_network_whose_records_see_each_other_is_inconclusive() -> None:

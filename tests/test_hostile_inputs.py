@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy
 from sklearn.datasets import load_digits
 
-from residuum.auditing import AuditResult
-from residuum.auditing.artifacts import read_settings
+from residuum.auditing.config import read_config
+from residuum.auditing.result import AuditResult
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError, ResiduumError, UnsafeFileError
 from residuum.io.checkpoints import load_checkpoint, save_checkpoint
@@ -88,7 +88,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], bytes], list[Callable[[Path], Any]]
     "pickle": ("c.pt", pickled, [read_checkpoint]),
     "npz": ("d.npz", npz, [Dataset.from_npz, read_npz]),
     "record": ("k.safetensors", record, [Knowledge.load, Reconstruction.load]),
-    "toml": ("config.toml", toml, [read_settings]),
+    "toml": ("config.toml", toml, [read_config]),
 }
 mutations = st.lists(
     st.tuples(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from residuum.auditing import AuditResult
+from residuum.auditing.result import AuditResult
 from tests.documents import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))

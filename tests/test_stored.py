@@ -21,7 +21,7 @@ from sklearn.svm import SVC
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.auditing.run import ROUNDING, nearest, stored_in
+from residuum.auditing.stored_records import ROUNDING, distance_to_records, find_records
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
 from residuum.io.release import open_release
@@ -102,7 +102,7 @@ def test_sparse_records_are_compared_as_well(
         assert found.attacks[0].recovered == N
     wrong = model._fit_X
     wrong.indices = wrong.indices + 10**6  # beyond the columns: not read outside of memory
-    kept = stored_in(open_release(saved(model, tmp_path / "m.pkl")))
+    kept = find_records(open_release(saved(model, tmp_path / "m.pkl")))
     assert kept is not None
     assert kept.kept[0].records is None
 
@@ -172,7 +172,7 @@ def test_damaged_records_are_an_error_that_says_so_or_said_to_be_there(
     raw, numbers = (tmp_path / "m.pt").read_bytes(), held.numpy().tobytes()
     assert numbers in raw
     (tmp_path / "m.pt").write_bytes(raw.replace(numbers, b"\1" + numbers[1:]))  # no longer its sum
-    kept = stored_in(open_release(tmp_path / "m.pt"))
+    kept = find_records(open_release(tmp_path / "m.pt"))
     assert kept is not None
     assert (kept.count, kept.kept[0].records) == (N, None)
     block = open_release(tmp_path / "m.pt").content["X_train"]
@@ -189,7 +189,7 @@ def test_a_parameter_is_no_record_whatever_it_is_called(tmp_path: Path) -> None:
 
     torch.save(Named().state_dict(), tmp_path / "m.pt")
     assert rs.audit(tmp_path / "m.pt", budget=2, steps=5).exit_code == 3
-    assert stored_in(open_release(tmp_path / "m.pt")) is not None  # its name alone says so
+    assert find_records(open_release(tmp_path / "m.pt")) is not None  # its name alone says so
 
 
 def test_the_command_writes_every_artifact_and_repeats_itself(
@@ -248,7 +248,7 @@ def test_equal_rows_are_found_as_a_search_of_all_pairs_finds_them() -> None:
     gap = (x[:, None] - records[None]).abs().amax(2).nan_to_num(torch.inf).amin(1)
     size = x.abs().amax(1)
     wanted = torch.where(gap <= ROUNDING * size, gap / size.clamp(min=1e-30), torch.inf)
-    assert torch.equal(nearest(x, records), wanted)
+    assert torch.equal(distance_to_records(x, records), wanted)
     assert [int((wanted == 0).sum()), int(wanted.isfinite().sum())] == [20 - 1, 30 - 1]
 
 

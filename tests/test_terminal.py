@@ -23,8 +23,7 @@ from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 import residuum as rs
-from residuum.auditing import AuditResult
-from residuum.auditing.result import SUITE
+from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.verdict import EXIT_CODES
 from residuum.cli.audit import show
 from residuum.cli.main import main

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import residuum as rs
 from residuum.attacks import AttackConfig
 from residuum.attacks.run import on_surface as configured_on
-from residuum.auditing.run import on_surface
+from residuum.auditing.request import AuditRequest
+from residuum.auditing.schedule import selected_attacks
 from residuum.auditing.verdict import STATE_THERE, AttackOutcome, Checks, Findings, decide
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
@@ -149,7 +150,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     ran = {row["name"]: row["surface"] for row in printed(capsys)["attacks"] if row["ran"]}
     assert ran == {"moment": "moment", "unmix-moment": "moment"}
     with pytest.raises(InputError, match="--surface change needs a start"):
-        on_surface("change", rs.Knowledge())
+        selected_attacks(AuditRequest(surface="change"), rs.Knowledge())
     file = str(folder / "all-saved.pt")
     there = with_release(open_release(file), rs.load_checkpoint(file), rs.Knowledge(theta0={}))
     asked = {

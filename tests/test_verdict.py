@@ -22,8 +22,8 @@ from residuum.auditing.budget import (
 )
 from residuum.auditing.controls import Claim
 from residuum.auditing.inputs import Fit
-from residuum.auditing.stages import findings as found_by
-from residuum.auditing.stages import run_tests
+from residuum.auditing.scores import findings as found_by
+from residuum.auditing.scores import run_tests
 from residuum.auditing.verdict import (
     CLASS_LIKE,
     EXIT_CODES,

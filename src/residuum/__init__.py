@@ -10,7 +10,8 @@ from typing import Any
 
 _NAMES = {  # by the module that they are in
     "attacks": "AttackConfig PRESETS attack",
-    "auditing": "AuditResult audit",
+    "auditing.result": "AuditResult",
+    "auditing.run": "audit",
     "auditing.comparing": "compare",
     "io.checkpoints": "load_checkpoint save_checkpoint",
     "io.modules": "checkpoint_from_module",

@@ -1,7 +1,5 @@
-"""The audit: the one place where stages meet, from a checkpoint to a verdict and its artifacts."""
+"""The audit: from a model, its samples and the attacker's knowledge to a verdict and its artifacts.
 
-from residuum.auditing.result import AuditResult
-from residuum.auditing.run import audit
-from residuum.auditing.verdict import AttackOutcome, Verdict, decide
-
-__all__ = ["AttackOutcome", "AuditResult", "Verdict", "audit", "decide"]
+Start reading at :mod:`residuum.auditing.run`. This package imports nothing by itself, so that the command
+line can read the settings of an audit without loading torch.
+"""

@@ -14,14 +14,15 @@ that decides nothing is skipped after it. Such a stop is never "no leak found".
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.cost import expected_seconds
-from residuum.errors import InputError
+from residuum.auditing.durations import duration
+from residuum.auditing.request import AuditRequest
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Record
 
@@ -42,8 +43,6 @@ MOST_STRETCH = 2.0  # a restart is never more than twice as long as its preset s
 AROUND, FLOOR = 8.0, 14.0
 MAX_RESTARTS = 64  # of one attack, whatever the budget
 MAX_CANDIDATES = 20_000  # of all restarts of one attack: bounds the memory of the scoring
-UNITS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
-UNITS |= {"h": 3600.0, "hour": 3600.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,31 +62,6 @@ class Batch(Record):
         """The settings of this batch, those of ``config`` otherwise."""
         config = replace(config, objective=self.attack, restarts=self.restarts)
         return replace(config, steps=self.steps, seed=self.seed)
-
-
-def seconds_of(budget: str | float) -> float:
-    """``"90s"``, ``"1m30s"``, ``"1.5h"``, ``"5 minutes"`` or a number of seconds."""
-    text = "".join(str(budget).split())
-    parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
-    whole = "".join(number + unit for number, unit in parts) == text
-    # Only the last number may be without a unit, and only where it is the only one: seconds.
-    sizes = [UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) for _, unit in parts]
-    if len(parts) == 1 and not parts[0][1]:
-        sizes = [1.0]
-    value = sum(float(number) * size for (number, _), size in zip(parts, sizes, strict=True))
-    if not whole or sorted(sizes, reverse=True) != sizes or not 0 < value < math.inf:
-        raise InputError(
-            f"A budget is a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
-            "Say --budget 1min.",
-        )
-    return value
-
-
-def duration(seconds: float) -> str:
-    """A time as a person writes it, and as :func:`seconds_of` reads it."""
-    whole = max(1, round(seconds))
-    parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
-    return "".join(f"{count}{unit}" for count, unit in parts if count)
 
 
 @dataclass
@@ -128,6 +102,41 @@ UNBOUNDED = Allowance(math.inf)
 def running_since(start: float, seconds: float) -> Allowance:
     """Return an allowance of ``seconds`` that has been running since ``start``."""
     return Allowance(seconds, _begun=start)
+
+
+class TimeBudget:
+    """The wall-clock limits of one audit, counted from its creation.
+
+    Repeated batches have no clock, so that they give the same result on every machine.
+
+    Args:
+        request: Settings of the audit.
+    """
+
+    def __init__(self, request: AuditRequest) -> None:
+        start = time.monotonic()
+        self.seconds = request.seconds
+        self.unlimited = bool(request.batches)
+        limit = math.inf if self.unlimited else max(self.seconds, MIN_BUDGET)
+        self.attacks = running_since(start, limit)
+        self.end = running_since(start, OVERRUN * limit)
+        self.scoring = math.inf if self.unlimited else max(LEAST_SCORE, SCORE_SHARE * self.seconds)
+
+    @cached_property
+    def checks(self) -> Allowance:
+        """What negative controls, the permuted target and positive controls take together."""
+        share = math.inf if self.unlimited else CHECK_SHARE * self.seconds
+        return Allowance(min(share, self.end.left))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the budget is over, so that stages that decide nothing are skipped."""
+        return self.attacks.left <= 0
+
+    def charge(self, seconds: float) -> None:
+        """Count time that an interrupted run of the same audit took."""
+        self.attacks.spent += seconds
+        self.end.spent += seconds
 
 
 @dataclass(frozen=True)

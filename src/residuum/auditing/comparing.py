@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from residuum.auditing.budget import duration, seconds_of
+from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import GRADES, INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Verdict
 from residuum.records import Record

@@ -1,40 +1,51 @@
-"""An audit before it is run: all that is in its way at once, what it would cost, how it can end.
+"""An audit before it runs: all that is in its way at once, what it would cost, and how it can end.
 
-Every check that a run would stop at is made and its refusal kept, so that one dry run shows them all.
-Nothing is attacked; one step of each attack is timed.
+Every check that would stop an audit is made and its message kept, so that one dry run shows them all. The
+rows of the table come from the same functions as those of the audit. Nothing is attacked. Some steps of
+each attack are timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Unpack
 
-from residuum.attacks import AttackConfig, every_attack
-from residuum.auditing.budget import ATTACK_SHARE, first_batch, forecast
-from residuum.auditing.controls import run_controls, told_by_network, without_repeats
-from residuum.auditing.inputs import Fit, check_fit, fit_of, scale_notes, suited, task_of
+from residuum import plugins
+from residuum.attacks import every_attack
+from residuum.auditing.budget import forecast
+from residuum.auditing.case import Case, Model, Obstacles, load_case
+from residuum.auditing.controls import run_controls, told_by_network
+from residuum.auditing.request import AuditOptions, AuditRequest
 from residuum.auditing.result import PLANNED, Applies, facts, tried
+from residuum.auditing.schedule import (
+    AttackSchedule,
+    reason_to_run,
+    selected_attacks,
+    skipped_attacks,
+    surfaces_of_attacks,
+)
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, AttackOutcome, Checks
-from residuum.errors import ResiduumError
 from residuum.evaluation.matching import why_not_calibrated
-from residuum.networks.network import Network
-from residuum.records import Dataset, Knowledge, Record
-from residuum.surfaces.inspection import inspect_network
-from residuum.surfaces.surface import WEIGHTS, surfaces
+from residuum.records import Knowledge, Record
 
 REACHABLE = "can be reached"
 NO_DATA = "no training samples (--data)"
-NONE = dict.fromkeys((LEAK, NO_LEAK_FOUND, INCONCLUSIVE), "the audit would stop at an obstacle")
-T = TypeVar("T")
+STOPPED = dict.fromkeys((LEAK, NO_LEAK_FOUND, INCONCLUSIVE), "the audit would stop at an obstacle")
 
 
 @dataclass(frozen=True, eq=False)
 class DryRun(Record):
-    """obstacles: what a run would stop at, with the remedy; doubts: what would leave it inconclusive or
-    weaken it; applies: what would be tried; cost: in a sentence; verdicts: by name, whether each can be
-    reached, or why not; exit_code: that of a run which stops, 0 where none would.
+    """What an audit would do.
+
+    Attributes:
+        obstacles: What the audit would stop at, with the remedy.
+        doubts: What would leave it inconclusive or weaken it.
+        applies: What would be tried.
+        cost: How long it would take, in a sentence.
+        verdicts: By verdict, whether it can be reached, or why not.
+        exit_code: Of an audit that stops at an obstacle, 0 if there is none.
     """
 
     obstacles: tuple[str, ...] = ()
@@ -46,125 +57,156 @@ class DryRun(Record):
 
 
 def dry_run(
-    network: Callable[[], Network | None],
-    data: Callable[[], Dataset | None],
-    holdout: Callable[[], Dataset | None],
-    knowledge: Callable[[Network], Knowledge],
-    config: AttackConfig,
-    seconds: float,
+    model: Model,
     *,
-    task: str = "auto",
-    exact: bool = False,
-    baselines: bool = True,
-    twin: bool = True,
-    vouch: bool = False,
+    data: Any = None,
+    holdout: Any = None,
+    knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
+    base: str | Path | None = None,
+    adapter: str | Path | None = None,
+    trust_code: bool = False,
+    **options: Unpack[AuditOptions],
 ) -> DryRun:
-    """What an audit would stop at, try and cost, without attacking.
+    """Return what an audit would stop at, try and cost, without attacking.
 
-    network, data, holdout, knowledge: functions, so that an input that is refused does not hide the
-        others.
-    config, seconds: as the audit would have them.
-    exact: the steps of ``config`` were asked for. Returns all obstacles at once, with the exit code of
-        the run that would stop.
+    Args:
+        model: See :func:`residuum.audit`, like all other arguments.
+        data: The training samples.
+        holdout: Samples that the network never saw.
+        knowledge: What the attacker knows.
+        base: File of the weights before fine-tuning.
+        adapter: Adapter (LoRA) of ``model``.
+        trust_code: Allow running the code that ``model_code`` names.
+        **options: Fields of :class:`~residuum.auditing.request.AuditRequest`.
+
+    Returns:
+        All obstacles at once, what would be tried, and which verdicts can be reached.
+
+    Raises:
+        InputError: If an option does not fit.
     """
-    obstacles: list[str] = []
-    codes = [0]
-
-    def attempt(work: Callable[[], T]) -> T | None:
-        try:
-            return work()
-        except ResiduumError as problem:
-            if str(problem) not in obstacles:  # one file may be read for both sets
-                obstacles.append(str(problem))
-            codes.append(problem.exit_code)
-            return None
-
-    train, control, checkpoint = attempt(data), attempt(holdout), attempt(network)
-    granted = None if checkpoint is None else attempt(partial(knowledge, checkpoint))
-    doubts: list[str] = []
-    if train is None and not obstacles:
-        doubts.append(f"{NO_DATA}: nothing can be compared, the verdict is inconclusive")
-    if checkpoint is None or granted is None:
-        return DryRun(tuple(obstacles), tuple(doubts), verdicts=NONE, exit_code=max(codes))
-    checkpoint = checkpoint.replace(task=task_of(checkpoint, task).replace("auto", ""))
-    before = len(obstacles)
-    train, control = attempt(lambda: suited(checkpoint, train, control, granted, task)) or (
-        train,
-        control,
+    plugins.load()
+    request, obstacles = AuditRequest.of(**options), Obstacles()
+    case = load_case(
+        model,
+        data,
+        holdout,
+        knowledge,
+        request,
+        base=base,
+        adapter=adapter,
+        trust_code=trust_code,
+        obstacles=obstacles,
     )
-    attempt(lambda: check_fit(checkpoint, train, control, task))
-    doubts += attempt(lambda: scale_notes(train, control, granted)) or ()
-    inspection = inspect_network(checkpoint)
-    fits = len(obstacles) == before
-    fit = fit_of(checkpoint, train, control, checkpoint.task) if fits else None
-    rows = _attacks(checkpoint, granted, baselines)
-    open_ = [row.name for row in rows if row.ran and row.decides]
-    # The first batch of every attack that takes its time in batches.
-    batched = [name for name in open_ if every_attack()[name].pace == "batches" and not obstacles]
-    share = ATTACK_SHARE * seconds / max(1, len(batched))
-    plans = [
-        first_batch(checkpoint, granted, replace(config, objective=name), share, exact)
-        for name in batched
-    ]
-    to_leak, to_pass = _conditions(
-        checkpoint, granted, train if fits else None, control, fit, rows, twin, vouch
+    if case is None:
+        doubts = _without_data(obstacles) if data is None else ()
+        return DryRun(
+            tuple(obstacles.messages), doubts, verdicts=STOPPED, exit_code=obstacles.exit_code
+        )
+    plan = (
+        _plan(case, request, obstacles)
+        if case.network is not None
+        else _of_records(case, obstacles)
     )
-    return DryRun(
-        tuple(obstacles),
-        (*doubts, *checkpoint.assumptions, *(fit.notes if fit else ())),
-        (*facts(checkpoint, inspection, granted, fit), *tried(rows, PLANNED)),
-        forecast(seconds, plans, 0 if train is None else len(train)) if plans else "",
-        NONE if obstacles else _verdicts(to_leak, to_pass),
-        max(codes),
-    )
+    return plan if case.stored is None else _with_stored_records(plan, case)
 
 
-def _attacks(
-    checkpoint: Network, knowledge: Knowledge, baselines: bool
-) -> tuple[AttackOutcome, ...]:
-    """Every attack as it would stand in the table."""
-    there, rows = surfaces(checkpoint, knowledge), []
-    for name, one in every_attack().items():
-        if one.baseline and not baselines:
-            continue
-        surface = there.get(one.surface, there[WEIGHTS])
-        why_not = one.why_not(surface, knowledge)
-        reason = why_not or one.left_out(surface, knowledge)
-        run = "a baseline: reported, never deciding" if one.baseline else one.why(surface)
-        silent = surface.silent if one.acquits else "it leaves no residual"
-        row = AttackOutcome(name, not one.baseline, not why_not, not reason, reason or run)
-        rows.append(row.replace(silent=silent))
+def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
+    """Return every attack that the request asks for, and whether it would run or why not."""
+    attacks = selected_attacks(request, case.knowledge)
+    surfaces_of = surfaces_of_attacks(attacks, case.attacked, case.knowledge)
+    skipped = skipped_attacks(attacks, surfaces_of, case.knowledge)
+    rows = []
+    for name, attack in attacks.items():
+        surface = surfaces_of[name]
+        run = AttackOutcome(name, not attack.baseline, True, True, reason_to_run(attack, surface))
+        silent = surface.silent if attack.acquits else "it leaves no residual"
+        rows.append(skipped.get(name, run).replace(silent=silent))
     return tuple(rows)
 
 
+def _without_data(obstacles: Obstacles) -> tuple[str, ...]:
+    if obstacles.messages:
+        return ()
+    return (f"{NO_DATA}: nothing can be compared, the verdict is inconclusive",)
+
+
+def _of_records(case: Case, obstacles: Obstacles) -> DryRun:
+    doubts = _without_data(obstacles) if case.train is None else ()
+    return DryRun(
+        tuple(obstacles.messages), doubts, verdicts=STOPPED, exit_code=obstacles.exit_code
+    )
+
+
+def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
+    """Return the dry run of a case with a network."""
+    doubts = [*(_without_data(obstacles) if case.train is None else ()), *case.warnings]
+    is_possible = not obstacles.messages
+    rows = attack_rows(case, request)
+    batched = [
+        row.name
+        for row in rows
+        if row.ran and row.decides and every_attack()[row.name].pace == "batches"
+    ]
+    count = 0 if case.train is None else len(case.train)
+    schedule = AttackSchedule(case.attacked, case.knowledge, request, sample_count=count)
+    plans = schedule.plan(batched) if is_possible else []
+    fit = case.fit if is_possible else None
+    to_leak, to_pass = _conditions(case, request, rows) if is_possible else ([], [])
+    return DryRun(
+        tuple(obstacles.messages),
+        (*doubts, *case.attacked.assumptions, *(fit.notes if fit else ())),
+        (
+            *facts(case.attacked, case.inspection, case.knowledge, fit),
+            *tried(rows, PLANNED),
+        ),
+        forecast(request.seconds, plans, count) if plans else "",
+        _verdicts(to_leak, to_pass) if is_possible else STOPPED,
+        obstacles.exit_code,
+    )
+
+
+def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
+    """Add what the stored records of the release mean for the verdict."""
+    assert case.stored is not None
+    stored = case.stored
+    reason = "the file itself holds records outright"
+    impossible = f"cannot be reached: {reason}"
+    verdicts = {LEAK: f"certain: {reason}", NO_LEAK_FOUND: impossible, INCONCLUSIVE: impossible}
+    if not stored.certain:
+        by_name = "an array is named as records: where samples stand in it, that is a leak"
+        verdicts = {**plan.verdicts, LEAK: f"{REACHABLE}: {by_name}"}
+    return plan.replace(
+        doubts=tuple(d for d in plan.doubts if not (stored.certain and d.startswith(NO_DATA))),
+        applies=(*tried((stored.outcome(None, None),), PLANNED), *plan.applies),
+        verdicts=plan.verdicts if plan.obstacles else verdicts,
+    )
+
+
 def _conditions(
-    checkpoint: Network,
-    knowledge: Knowledge,
-    train: Dataset | None,
-    control: Dataset | None,
-    fit: Fit | None,
-    rows: tuple[AttackOutcome, ...],
-    twin: bool,
-    vouch: bool,
+    case: Case, request: AuditRequest, rows: tuple[AttackOutcome, ...]
 ) -> tuple[list[str], list[str]]:
-    """Why a leak could not be called, and, beyond that, why "no leak found" could not be said."""
-    to_leak: list[str] = []
-    to_pass: list[str] = []
-    if train is None:
+    """Return why no leak could be found, and, beyond that, why none could be ruled out."""
+    comparison = case.comparison
+    if comparison is None or case.train is None:
         return ["there are no training samples to compare with"], []
-    claim = without_repeats(train, control)
-    if reason := why_not_calibrated(len(train), None if claim.pool is None else len(claim.pool)):
+    held_out = None if comparison.pool is None else len(comparison.pool)
+    if reason := why_not_calibrated(len(case.train), held_out):
         return [reason], []
-    to_leak += run_controls(claim, knowledge, 0).failures
+    to_leak = [*run_controls(comparison, case.knowledge, 0).failures]
+    to_pass: list[str] = []
     if not any(row.ran and row.decides for row in rows):
         to_leak.append("no deciding attack applies")
     if not any(row.ran and row.decides and not row.silent for row in rows):
         to_pass.append("no attack that could explain the weights applies")
-    apart = told_by_network(checkpoint, claim.train, claim.pool, checkpoint.task, 0)
-    to_pass += () if vouch else Checks(fit=fit, told_apart=apart).strangers
-    if not twin:
+    p_value = told_by_network(
+        case.attacked, comparison.train, comparison.pool, case.attacked.task, 0
+    )
+    if not request.vouch:
+        to_pass += Checks(fit=case.fit, told_apart=p_value).strangers
+    if not request.twin:
         to_pass.append("no positive controls are wanted (--no-twin)")
-    elif control is not None and len(control.y.unique()) < 2:
+    elif case.holdout is not None and len(case.holdout.y.unique()) < 2:
         to_pass.append(
             "the held-out samples have no labels, so no positive control can be trained on them"
         )
@@ -172,12 +214,14 @@ def _conditions(
 
 
 def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
-    def said(reasons: list[str], when: str) -> str:
-        return "; ".join(dict.fromkeys(reasons)) if reasons else f"{REACHABLE}: {when}"
+    """Return, for every verdict, whether it can be reached, or why not."""
+
+    def reachable(reasons: list[str], condition: str) -> str:
+        return "; ".join(dict.fromkeys(reasons)) if reasons else f"{REACHABLE}: {condition}"
 
     return {
-        LEAK: said(to_leak, "where a test finds more than chance gives all tests together"),
-        NO_LEAK_FOUND: said(
+        LEAK: reachable(to_leak, "where a test finds more than chance gives all tests together"),
+        NO_LEAK_FOUND: reachable(
             [*to_leak, *to_pass],
             "if no test does, an attack fits the weights with its full plan, and all positive controls are "
             "noticed",

@@ -26,7 +26,8 @@ from torch import Tensor
 from residuum.attacks import every_attack
 from residuum.attacks.unmixing.backbone import dense_behind
 from residuum.attacks.unmixing.layers import fed_by_input
-from residuum.auditing.budget import Batch, duration, seconds_of
+from residuum.auditing.budget import Batch
+from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.controls import Controls, Membership
 from residuum.auditing.inputs import Fit
 from residuum.auditing.verdict import (
@@ -246,12 +247,14 @@ class AuditResult(Record):
 
     def save(self, path: str | Path) -> Path:
         """Write every artifact into the folder ``path``: report.html, result.json and the rest."""
-        from residuum.auditing.artifacts import AuditRun, write_artifacts
+        from residuum.auditing.artifacts import write_artifacts
+        from residuum.auditing.store import AuditRun
 
         with AuditRun.open(path) as folder:
             folder.refuse_other_results()
             file = self.settings.get("file")  # of records alone: there are no weights to keep
-            write_artifacts(folder, self, sources={"checkpoint": file} if file else None)
+            write_artifacts(folder.path, self, sources={"checkpoint": file} if file else None)
+            folder.finish()
         return Path(path)
 
     @classmethod

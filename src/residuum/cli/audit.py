@@ -13,11 +13,9 @@ residuum audit --config a/config.toml --out again
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from residuum import plugins
+from residuum.auditing.durations import duration, seconds_of
 from residuum.cli import options
 from residuum.cli.options import Granted, Tuned, option
 from residuum.cli.output import (
@@ -43,24 +41,18 @@ from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
     from residuum.attacks.base import AttackProgress
-    from residuum.auditing import AuditResult
-    from residuum.auditing.artifacts import AuditSettings
     from residuum.auditing.dryrun import DryRun
-    from residuum.io.release import Release
-    from residuum.networks.network import Network
-    from residuum.records import Dataset, Knowledge
+    from residuum.auditing.listener import AuditListener
+    from residuum.auditing.result import AuditResult
 
-FACTS = (
-    *("shape", "value_range", "sample_count", "label_balance", "init", "loss", "weight_decay"),
-    "columns",
-)
 ALREADY_SAID = ("network",)  # before the attacks began
-AFTER = {
-    "controls": "trying what holds nothing of the network",
-    "score": "scoring against the held-out control",
-    "permuted": "attacking a permuted target",
-    "twin": "training and attacking positive controls",
-    "certify": "certifying",
+STAGE_MESSAGES = {
+    "negative controls": "running negative controls",
+    "scores": "scoring against held-out samples",
+    "membership": "measuring membership",
+    "permuted target": "attacking a permuted target",
+    "positive controls": "training and attacking positive controls",
+    "certificates": "computing certificates",
     "exposure": "ranking the samples by their risk",
 }
 
@@ -111,7 +103,20 @@ class Asked:
         place="expert",
     )
     arch: str | None = options.ARCH
-    model: str | None = options.MODEL
+    model_code: str | None = option(
+        "Where no --arch can say it: package.module:factory, which makes the network. That code is run: "
+        "needs --trust-code.",
+        None,
+        "--model",
+        metavar="CODE",
+        place="expert",
+    )
+    knowledge: str | None = option(
+        "A file with everything that the attacker knows, such as knowledge.safetensors of an audit, in "
+        "place of the other facts.",
+        metavar="FILE",
+        place="granted",
+    )
     task: str | None = option("What the network was trained for.", choices=options.TASKS)
     shape: str | None = Granted.shape
     value_range: str | None = Granted.value_range
@@ -173,32 +178,42 @@ def command(
     voice: options.Voice,
 ) -> None:
     """Attack a checkpoint, score what came back, certify it, and give a verdict."""
-    from residuum.auditing.artifacts import AuditSettings, read_settings
+    from residuum.auditing import dryrun
+    from residuum.auditing.artifacts import read_result
+    from residuum.auditing.config import AuditConfig, read_config
+    from residuum.auditing.run import audit
     from residuum.auditing.verdict import exit_code, read_condition
-    from residuum.io.loading import trained_and_base
 
     conditions = [read_condition(text) for text in fail_on or ["leak"]]
     given = {"checkpoint": checkpoint and str(checkpoint), **vars(compared), **vars(asked)}
-    settings = read_settings(config) if config is not None else AuditSettings()
-    settings = settings.model_copy(update={k: v for k, v in given.items() if v is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    base = AuditConfig() if config is None else read_config(config)
+    settings = AuditConfig.of(**{**base.model_dump(exclude_defaults=True), **given})
     if settings.checkpoint is None:
-        raise InputError("An audit needs a checkpoint.", "Say residuum audit model.safetensors.")
-    trained, base = trained_and_base(settings.checkpoint, settings.base, settings.adapter)
-    told = {"checkpoint": str(trained), "base": base, "adapter": None}
-    settings = settings.model_copy(update=told)
+        raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
+    inputs: dict[str, Any] = {
+        **{name: getattr(settings, name) for name in ("data", "holdout", "base", "adapter")},
+        "knowledge": settings.knowledge_or_facts(),
+        "trust_code": trust_code,
+    }
     if dry_run:
-        found = _dry_run(settings, trust_code)
-        voice.answer(found.to_json(), lambda: _show_dry_run(found))
-        raise typer.Exit(found.exit_code)
+        plan = dryrun.dry_run(settings.checkpoint, **inputs, **settings.options())
+        voice.answer(plan.to_json(), lambda: _show_dry_run(plan))
+        raise typer.Exit(plan.exit_code)
     if out is None:
-        raise InputError("An audit needs a folder to write.", "Say --out runs/a.")
-    options.check_device(settings.device or "cpu")
-    with _progress(voice.spoken, settings.budget) as (watch, stage):
-        say = print_wrapped if voice.spoken else None
-        summary, result = audit_into(
-            out, settings, watch=watch, stage=stage, say=say, blur=blur, trusted=trust_code
+        raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
+    options.check_device(settings.device)
+    with listener_for(voice.spoken, settings.budget) as listener:
+        result = audit(
+            settings.checkpoint,
+            **inputs,
+            **settings.options(),
+            out=out,
+            blur=blur,
+            expected_hashes=settings.sha256,
+            listener=listener,
         )
-    voice.answer(summary, lambda: show(result, out, explain))
+    voice.answer(read_result(out), lambda: show(result, out, explain))
     if open_report:
         import webbrowser
 
@@ -267,181 +282,6 @@ def show_applies(rows: list[dict[str, Any]]) -> None:
     print_table("what applies, what was tried, and why", ("what", "status", "why"), cells)
 
 
-def audit_into(
-    out: Path,
-    settings: AuditSettings,
-    *,
-    watch: Callable[[str, int, int], Any] | None,
-    blur: bool,
-    trusted: bool = False,
-    stage: Callable[[str], None] | None = None,
-    say: Callable[[str], None] | None = None,
-) -> tuple[dict[str, Any], AuditResult]:
-    """Run, resume or show again the audit of ``settings``, files and all, in the folder ``out``."""
-    from residuum.auditing import AuditResult, audit
-    from residuum.auditing.artifacts import HOW, AuditRun, read_result, write_artifacts
-    from residuum.auditing.budget import seconds_of
-    from residuum.auditing.inputs import check_fit, scale_notes, suited
-    from residuum.auditing.run import attack_config, network_and_records
-    from residuum.auditing.twin import Recipe
-    from residuum.datasets.given import hash_of
-    from residuum.io.release import open_release
-    from residuum.records import Knowledge
-
-    assert settings.checkpoint is not None
-    path = Path(settings.checkpoint)
-    data, files = _samples(settings)
-    release = open_release(path)
-    released, stored = network_and_records(release, lambda: _load(release, settings, trusted, data))
-    hashes = {"checkpoint": release.sha256, **{name: hash_of(f) for name, f in files.items()}}
-    for name, digest in settings.sha256.items():
-        if hashes.get(name, digest) != digest:
-            raise InputError(
-                f"The {name} is not the one that this configuration was written for.",
-                "Name that file, or remove its line under [sha256].",
-            )
-    knowledge = Knowledge(shape=_shape(settings))
-    if released is not None:
-        knowledge = _knowledge(release, released, settings, data)
-    how = {name: getattr(settings, name) for name in HOW}
-    # What is wrong is refused before a folder is there.
-    seconds_of("1min" if how["budget"] is None else how["budget"])
-    preset, device = how["preset"] or "residuum", how["device"] or "cpu"
-    attack_config(preset, how["steps"], how["seed"] or 0, device)
-    if how["recipe"]:
-        Recipe.parse(how["recipe"])  # refused now rather than after the attacks
-    read = data.get("data"), data.get("holdout")
-    if released is not None:
-        read = suited(released, *read, knowledge, how["task"] or "auto")
-        check_fit(released, *read, how["task"] or "auto")
-    scale_notes(*read, knowledge)
-    with AuditRun.open(out) as folder:
-        request = _request(settings, how, hashes, knowledge)
-        folder.claim(request)
-        if folder.complete:
-            folder.finish()
-            found = AuditResult.load(out)
-            if say is not None and found.fit is not None:
-                say(found.fit.line)
-            return read_result(out), found
-        result = audit(
-            released,
-            data=data.get("data"),
-            holdout=data.get("holdout"),
-            knowledge=knowledge,
-            stored=stored,
-            hashes=hashes,
-            batches=tuple(settings.batches),
-            **{name: value for name, value in how.items() if value is not None},
-            store=folder,
-            watch=watch,
-            stage=stage,
-            say=say,
-        ).replace(subject=path.name)
-        named = {"checkpoint": settings.checkpoint, "out": str(out), "options": _granted(settings)}
-        named |= {name: str(file) for name, file in files.items()}
-        readable = {n: os.fsencode(file).decode("utf-8", "replace") for n, file in named.items()}
-        result = result.replace(files=readable)
-        if settings.model is not None:
-            result = result.replace(settings={**result.settings, "model": settings.model})
-        inputs = {"checkpoint": path, **files}
-        if settings.base is not None:
-            inputs["base"] = Path(settings.base)
-        sources = {name: str(file.resolve()) for name, file in inputs.items()}
-        summary = write_artifacts(
-            folder, result, request=request, sources=sources, file=str(release.path), blur=blur
-        )
-    return summary, result
-
-
-def _load(
-    release: Release, settings: AuditSettings, trusted: bool, data: dict[str, Dataset]
-) -> Network:
-    """Load the network, with the shape of the samples that were read."""
-    from residuum.io.loading import load_network
-
-    return load_network(
-        release,
-        arch=settings.arch,
-        model=settings.model,
-        trust_code=trusted,
-        shape=next((samples.shape for samples in data.values()), _shape(settings)),
-        base=settings.base,
-    )
-
-
-def _shape(settings: AuditSettings) -> tuple[int, ...] | None:
-    from residuum.io.attacker_knowledge import parse_shape
-
-    return None if settings.shape is None else parse_shape(settings.shape)
-
-
-def _granted(settings: AuditSettings) -> str:
-    """What was granted and said of the network, as options: the next command needs them too."""
-    said = []
-    for name in (*FACTS, "mean", "mean_provenance", "base", "arch", "model", "task"):
-        if (value := getattr(settings, name)) is not None:
-            said += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join([*said, "--trust-code"] if settings.model else said)
-
-
-def _samples(settings: AuditSettings) -> tuple[dict[str, Dataset], dict[str, Path]]:
-    """Training and held-out samples by name, and where each stands; one place may hold both."""
-    from residuum.datasets.given import both, place_of
-
-    train, control = both(settings.data, settings.holdout)
-    data = {name: one for name, one in (("data", train), ("holdout", control)) if one is not None}
-    given = {"data": settings.data, "holdout": settings.holdout or settings.data}
-    return data, {name: place_of(given[name] or "", name) for name in data}
-
-
-def _dry_run(settings: AuditSettings, trusted: bool) -> DryRun:
-    """The audit that these settings ask for, without an attack."""
-    from residuum.auditing.budget import seconds_of
-    from residuum.auditing.dryrun import dry_run
-    from residuum.auditing.run import Stored, attack_config, foretold, network_and_records
-    from residuum.datasets.given import both
-    from residuum.io.release import open_release
-
-    assert settings.checkpoint is not None
-    data: dict[str, Dataset] = {}
-
-    def read(name: str) -> Dataset | None:
-        own = settings.holdout if name == "holdout" else None
-        train, control = both(settings.data if name == "data" or own is None else None, own)
-        if (found := train if name == "data" else control) is not None:
-            data[name] = found
-        return found
-
-    outright: list[Stored] = []
-    releases: list[Release] = []
-
-    def network() -> Network | None:
-        releases.append(open_release(settings.checkpoint or ""))
-        released, stored = network_and_records(
-            releases[0], lambda: _load(releases[0], settings, trusted, data)
-        )
-        outright.extend(filter(None, [stored]))
-        return released
-
-    preset, device = settings.preset or "residuum", settings.device or "cpu"
-    config = attack_config(preset, settings.steps, settings.seed or 0, device)
-    found = dry_run(
-        network,
-        partial(read, "data"),
-        partial(read, "holdout"),
-        lambda released: _knowledge(releases[0], released, settings, data),
-        config,
-        seconds_of("1min" if settings.budget is None else settings.budget),
-        task=settings.task or "auto",
-        exact=settings.steps is not None,
-        baselines=settings.baselines is not False,
-        twin=settings.twin is not False,
-        vouch=bool(settings.vouch),
-    )
-    return foretold(found, outright[0]) if outright else found
-
-
 def _show_dry_run(found: DryRun) -> None:
     print_notes(found.obstacles, "obstacle")
     if found.applies:
@@ -453,88 +293,45 @@ def _show_dry_run(found: DryRun) -> None:
     print_line("dry run: nothing was attacked")
 
 
-def _knowledge(
-    release: Release, released: Network, settings: AuditSettings, data: dict[str, Dataset]
-) -> Knowledge:
-    """What is granted: a file of it, or the options; "train" and "holdout" name a stored mean."""
-    from residuum.io.attacker_knowledge import attacker_knowledge, read_knowledge
-
-    facts = {name: getattr(settings, name) for name in FACTS}
-    if settings.knowledge is not None:
-        if settings.mean is not None or any(value is not None for value in facts.values()):
-            raise InputError(
-                "A configuration with a file of knowledge grants exactly that.",
-                "Remove its line `knowledge`, or the other facts.",
-            )
-        return read_knowledge(settings.knowledge)
-    facts["base"] = settings.base
-    return attacker_knowledge(
-        release,
-        released,
-        **facts,
-        mean=settings.mean,
-        mean_provenance=settings.mean_provenance,
-        train=data.get("data"),
-        holdout=data.get("holdout"),
-    )
-
-
-def _request(
-    settings: AuditSettings, how: dict[str, Any], hashes: dict[str, str], knowledge: Knowledge
-) -> dict[str, Any]:
-    """What decides whether two audits are the same: settings, inputs and knowledge, not paths."""
-    from importlib.metadata import version
-
-    from residuum.records.inputs import TENSORS
-
-    plugged = {one.name: one.version for one in plugins.load()}
-    return {
-        "version": version("residuum"),
-        **({"plugins": plugged} if plugged else {}),
-        **how,
-        "arch": settings.arch,
-        **({} if settings.model is None else {"model": settings.model}),
-        **{f"{name}_sha256": digest for name, digest in hashes.items()},
-        "batches": [vars(row) for row in settings.batches],
-        "knowledge": {
-            name: str(getattr(knowledge, name))[:80]
-            for name in knowledge.granted
-            if name not in TENSORS
-        },
-        "provenance": dict(knowledge.provenance),
-        "knowledge_sha256": knowledge.digest,
-    }
-
-
 @contextmanager
-def _progress(visible: bool, budget: str | float | None = None) -> Iterator[tuple[Any, Any]]:
-    """A watcher for every batch of an attack, and what to tell of the stages after the attacks."""
-    from residuum.auditing.budget import duration, seconds_of
-
-    begun, allowed = time.monotonic(), duration(seconds_of("1min" if budget is None else budget))
-
-    def state(attack: str, done: int, every: int, at: AttackProgress) -> tuple[int, int, str]:
-        at_once = len(at.loss)
-        which = f"{done + 1}" if at_once == 1 else f"{done + 1}-{done + at_once}"
-        spent = duration(time.monotonic() - begun)
-        said = f"{attack}  restart {which} of {every}  step {at.step} of {at.steps}"
-        return at.step, at.steps, f"{said}  {spent} of {allowed}"
+def listener_for(visible: bool, budget: str | float) -> Iterator[AuditListener]:
+    """Yield a listener that prints messages, the progress of attacks and the stages after them."""
+    from residuum.auditing.listener import SILENT, AuditListener
 
     with ExitStack() as shown:
+        begun, allowed = time.monotonic(), duration(seconds_of(budget))
+
+        def state(
+            attack: str, done: int, restarts: int, at: AttackProgress
+        ) -> tuple[int, int, str]:
+            side_by_side = len(at.loss)
+            which = f"{done + 1}" if side_by_side == 1 else f"{done + 1}-{done + side_by_side}"
+            spent = duration(time.monotonic() - begun)
+            text = f"{attack}  restart {which} of {restarts}  step {at.step} of {at.steps}"
+            return at.step, at.steps, f"{text}  {spent} of {allowed}"
+
         watch = shown.enter_context(progress("attacking", state, visible))
         if watch is None:
-            yield None, None
+            yield SILENT
             return
         from rich.console import Console
 
-        def stage(name: str) -> None:
-            if name not in AFTER:
-                return
-            shown.close()  # the attacks' bar, or the stage before
-            console = Console(stderr=True)
-            if console.is_terminal:
-                shown.enter_context(console.status(AFTER[name]))
-            else:
-                sys.stderr.write(f"{AFTER[name]}, {duration(time.monotonic() - begun)}\n")
+        class Terminal(AuditListener):
+            def message(self, text: str) -> None:
+                print_wrapped(text)
 
-        yield lambda *batch: partial(watch, *batch), stage
+            def stage(self, name: str) -> None:
+                if name not in STAGE_MESSAGES:
+                    return
+                shown.close()  # the attacks' bar, or the stage before
+                console = Console(stderr=True)
+                if console.is_terminal:
+                    shown.enter_context(console.status(STAGE_MESSAGES[name]))
+                else:
+                    spent = duration(time.monotonic() - begun)
+                    sys.stderr.write(f"{STAGE_MESSAGES[name]}, {spent}\n")
+
+            def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Any:
+                return partial(watch, attack, restarts_done, restarts)
+
+        yield Terminal()

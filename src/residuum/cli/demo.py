@@ -12,6 +12,7 @@ residuum demo --out pictures --json
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from residuum.cli.options import Voice, option
 from residuum.cli.output import attack_progress, number, print_line, print_table, training_progress
 
 if TYPE_CHECKING:
-    from residuum.auditing import AuditResult
+    from residuum.attacks.base import AttackProgress
+    from residuum.auditing.result import AuditResult
     from residuum.networks.network import Network
     from residuum.records import Split
 
@@ -39,8 +41,7 @@ def command(
     voice: Voice,
 ) -> None:
     """Train on bundled digits, audit the weights beside a network never trained, report."""
-    from residuum.auditing import AuditResult
-    from residuum.cli.audit import audit_into
+    from residuum.auditing.result import AuditResult
     from residuum.datasets import load_dataset
     from residuum.records import make_directory, write_atomic
     from residuum.records.rundir import one_thread
@@ -50,10 +51,9 @@ def command(
     split = load_dataset("digits", SAMPLES)
     with one_thread():
         checkpoint = _networks(out, split, voice.spoken)
-        for audit, network in NETWORKS.items():
+        for name in NETWORKS:
             with attack_progress(voice.spoken) as watch:
-                watcher = None if watch is None else lambda *_batch, watch=watch: watch
-                audit_into(out / audit, _settings(out, network), watch=watcher, blur=False)
+                _audit(out, name, watch)
         photos = _photos(out, voice.spoken)
     results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
     summary = _write(out, split, checkpoint, results, photos)
@@ -129,21 +129,25 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
     }
 
 
-def _settings(out: Path, network: str) -> Any:
-    """The same for both; a fixed batch instead of a budget, so that figures repeat."""
-    from residuum.auditing.artifacts import AuditSettings
+def _audit(out: Path, name: str, watch: Callable[[AttackProgress], None] | None) -> None:
+    """Audit one of the two networks, with a fixed batch instead of a budget, so that figures repeat."""
     from residuum.auditing.budget import Batch
+    from residuum.auditing.listener import AuditListener
+    from residuum.auditing.run import audit
 
-    batch = Batch("binary-kkt", RESTARTS, ATTACK_STEPS, 0)
-    return AuditSettings(
-        checkpoint=str(out / network / "model.safetensors"),
-        data=str(out / "network"),
-        holdout=str(out / "network"),
-        value_range="0,1",
-        mean="train",
-        sample_count=SAMPLES,
-        batches=[batch],
+    class Bar(AuditListener):
+        def watch_attack(self, *_: Any) -> Callable[[AttackProgress], None] | None:
+            return watch
+
+    audit(
+        out / NETWORKS[name] / "model.safetensors",
+        data=out / "network",
+        holdout=out / "network",
+        knowledge={"value_range": (0, 1), "mean": "train", "sample_count": SAMPLES},
+        batches=[Batch("binary-kkt", RESTARTS, ATTACK_STEPS, 0)],
         budget=BUDGET,
+        out=out / name,
+        listener=Bar(),
     )
 
 

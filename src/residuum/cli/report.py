@@ -22,8 +22,8 @@ from residuum.cli.output import print_line, print_notes, print_table, print_wrap
 from residuum.errors import InputError
 
 if TYPE_CHECKING:
-    from residuum.auditing import AuditResult
     from residuum.auditing.comparing import Comparison
+    from residuum.auditing.result import AuditResult
 
 
 def command(
@@ -47,8 +47,8 @@ def command(
     voice: Voice,
 ) -> None:
     """Write the HTML report of a finished audit again, or compare it with another audit."""
-    from residuum.auditing import AuditResult
     from residuum.auditing.comparing import WORSE
+    from residuum.auditing.result import AuditResult
     from residuum.records import write_atomic
 
     if against is None and fail_if_worse:
@@ -82,8 +82,8 @@ def _compared(
     before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
 ) -> tuple[Comparison, str]:
     """Return the comparison of two audits and its page. ``result`` is the audit after."""
-    from residuum.auditing import AuditResult
     from residuum.auditing.comparing import compare
+    from residuum.auditing.result import AuditResult
     from residuum.report.html import render_comparison
 
     results = AuditResult.load(before), result

@@ -42,7 +42,8 @@ def command(
     voice: Voice,
 ) -> None:
     """Count recovered training samples, published and calibrated against held-out ones."""
-    from residuum.auditing.artifacts import RESULT, WORK
+    from residuum.auditing.artifacts import RESULT
+    from residuum.auditing.store import WORK
     from residuum.errors import InputError
     from residuum.records import Dataset
     from residuum.records.inputs import samples_file

@@ -44,6 +44,16 @@ def with_release(release: Release, checkpoint: Network, knowledge: Knowledge) ->
     return knowledge.replace(**facts, provenance=provenance) if facts else knowledge
 
 
+def without_release(knowledge: Knowledge) -> Knowledge:
+    """Return the knowledge without the facts that the release itself holds.
+
+    Reading the release again adds them (:func:`with_release`), if it still holds them.
+    """
+    names = [name for name, source in knowledge.provenance.items() if source == RELEASE]
+    provenance = {k: v for k, v in knowledge.provenance.items() if k not in names}
+    return knowledge.replace(**dict.fromkeys(names), provenance=provenance)
+
+
 def beside(release: Release, checkpoint: Network) -> Beside:
     """Return what the release of ``checkpoint`` holds next to the weights."""
     if release.kind == "pickle":

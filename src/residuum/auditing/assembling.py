@@ -1,0 +1,229 @@
+"""Assemble the result of an audit from the outputs of its stages."""
+
+from __future__ import annotations
+
+import math
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from residuum import plugins
+from residuum.attacks import every_attack
+from residuum.auditing.budget import CHECK_SHARE
+from residuum.auditing.result import SUITE, AuditResult, facts, others, tried
+from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
+from residuum.auditing.stored_records import NAME, unconfirmed
+from residuum.auditing.verdict import VOUCHED, assumptions, decide, limitations
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge, Reconstruction, Selection
+from residuum.records.rundir import environment
+from residuum.surfaces.inspection import Inspection
+
+if TYPE_CHECKING:
+    from residuum.auditing.run import Audit
+
+MAX_SHOWN = 300  # records that the report is given: a page shows fewer
+
+
+def assemble_result(audit: Audit) -> AuditResult:
+    """Return the result of an audit whose stages have run, with its verdict."""
+    return _of_records(audit) if audit.case.network is None else _of_network(audit)
+
+
+def _of_network(audit: Audit) -> AuditResult:
+    case, request, checks, scores = audit.case, audit.request, audit.checks, audit.scores
+    assert case.whole is not None
+    network, results = case.attacked, audit.attacks
+    certificates = certificates_or_reason(audit)
+    stored_rows = () if audit.stored_records is None else (audit.stored_records,)
+    through_head = () if case.head is None else (case.head.note,)
+    vouched = (VOUCHED,) if request.vouch else ()
+    assumed = (*vouched, *through_head, *unconfirmed(stored_rows), *network.assumptions)
+    findings = None if scores is None else scores.findings
+    verdict = decide(findings, audit.outcomes, checks, assumed)
+    attacks = every_attack()
+    taken_for_granted = [
+        attacks[row.name].assumes for row in audit.outcomes if row.ran and row.name in attacks
+    ]
+    shown_scores = None if scores is None else scores.scores
+    subsets = request.subsets
+    if shown_scores is not None and shown_scores.subsets:
+        subsets = shown_scores.subsets
+    settings = {**_settings(audit), "subsets": subsets, "arch": case.whole.network.arch}
+    return AuditResult(
+        subject=_subject(audit, network.arch),
+        created=_now(),
+        verdict=verdict,
+        checkpoint=network,
+        inspection=case.inspection,
+        knowledge=case.whole.knowledge,
+        attacks=audit.outcomes,
+        reconstructions=results.reconstructions,
+        batches=results.batches,
+        seconds=dict(audit.seconds),
+        findings=findings,
+        shown="" if scores is None else scores.shown,
+        scores=shown_scores,
+        selected=None if scores is None else scores.selected,
+        evidence=None if scores is None else scores.evidence,
+        certificate=certificates.certificate,
+        certificate_of=certificates.certificate_of,
+        uniqueness=certificates.uniqueness,
+        uniqueness_reason=certificates.uniqueness_reason,
+        settings=settings,
+        environment=environment(request.device),
+        hashes=dict(case.sources.hashes),
+        assumptions=(
+            *assumptions(network, case.inspection),
+            *dict.fromkeys(filter(None, taken_for_granted)),
+        ),
+        limitations=limitations(verdict, shown_scores, case.knowledge),
+        suite=SUITE,
+        suite_attacks=tuple(attacks),
+        controls=audit.negative_controls,
+        checks=checks,
+        membership=audit.membership,
+        exposure=audit.exposure,
+        applies=(
+            *facts(network, case.inspection, case.knowledge, case.fit),
+            *tried(audit.outcomes),
+            *others(
+                membership="" if audit.membership else audit.skipped["membership"],
+                exposure="" if audit.exposure else audit.skipped["exposure"],
+                certificate="" if certificates.certificate else certificates.certificate_of,
+                uniqueness=certificates.uniqueness_reason,
+            ),
+        ),
+        warnings=(
+            *_notes_of_samples(audit),
+            *through_head,
+            *_fit_notes(audit),
+            *case.warnings,
+            *_failed_plugins(audit),
+        ),
+        notes=(*audit.negative_controls.notes, *dict.fromkeys(_notes(audit)), _time_note(audit)),
+        files=_files(audit),
+    )
+
+
+def _of_records(audit: Audit) -> AuditResult:
+    """Return the result for a file that is no network: what it stores, and nothing else to try."""
+    case, row = audit.case, audit.stored_records
+    assert case.stored is not None
+    assert row is not None
+    verdict = decide(None, (row,), assumed=unconfirmed((row,)))
+    records = [array.records for array in case.stored.arrays if array.records is not None]
+    shape = _record_shape(records[0].shape[1], case.knowledge, case.train) if records else ()
+    name = case.stored.model or "records"
+    assert case.release is not None
+    return AuditResult(
+        subject=_subject(audit, name),
+        created=_now(),
+        verdict=verdict,
+        checkpoint=Network({}, name, input_shape=shape),
+        inspection=_empty_inspection(name, shape),
+        knowledge=case.knowledge,
+        attacks=(row,),
+        reconstructions=(_as_reconstruction(records[0], shape, case.knowledge),) if records else (),
+        certificate_of=NO_NETWORK,
+        uniqueness_reason=NO_NETWORK,
+        settings={**_settings(audit), "file": str(case.release.path.resolve())},
+        environment=environment(audit.request.device),
+        hashes=dict(case.sources.hashes),
+        limitations=limitations(verdict, None, case.knowledge)[:1],
+        applies=tried((row,)),
+        suite=SUITE,
+        notes=(*case.stored.notes, case.stored.arrays[0].finding.remedy),
+        files=_files(audit),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _subject(audit: Audit, name: str) -> str:
+    """Return the name of the file if the audit wrote a folder, else what the model is."""
+    path = audit.case.sources.paths.get("checkpoint")
+    return path.name if path is not None and audit.store.path is not None else name
+
+
+def _settings(audit: Audit) -> dict[str, Any]:
+    versions = {plugin.name: plugin.version for plugin in plugins.load()}
+    return {**audit.request.published(), "plugins": versions}
+
+
+def _files(audit: Audit) -> dict[str, str]:
+    """Return the files that were read and written, as the user named them and as valid text."""
+    files = dict(audit.case.sources.paths)
+    if audit.store.path is None:
+        return {}
+    files["out"] = audit.store.path
+    return {name: os.fsencode(path).decode("utf-8", "replace") for name, path in files.items()}
+
+
+def _notes_of_samples(audit: Audit) -> tuple[str, ...]:
+    whole = audit.case.whole
+    return () if whole is None or whole.train is None else whole.train.notes
+
+
+def _fit_notes(audit: Audit) -> tuple[str, ...]:
+    return () if audit.case.fit is None else audit.case.fit.notes
+
+
+def _failed_plugins(audit: Audit) -> tuple[str, ...]:
+    names = ", ".join(audit.attacks.failed)
+    return (f"Parts of other packages failed and say nothing: {names}.",) if names else ()
+
+
+def _notes(audit: Audit) -> list[str]:
+    notes = [note for result in audit.attacks.reconstructions for note in result.notes]
+    if audit.scores is not None and audit.scores.scores is not None:
+        notes += audit.scores.scores.notes
+    return notes
+
+
+def _time_note(audit: Audit) -> str:
+    spent, seconds = audit.budget.checks.spent, audit.budget.seconds
+    return (
+        f"controls, permuted target and positive controls took {spent:.1f} s of a budget of "
+        f"{seconds:.0f} s ({spent / seconds:.0%}; planned: at most {CHECK_SHARE:.0%})"
+    )
+
+
+def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
+    return Inspection(
+        arch=name,
+        input_shape=shape,
+        inputs=0,
+        outputs=0,
+        layers=(),
+        parameters=0,
+        bytes=0,
+        dtype="",
+        homogeneity_order=None,
+        directions=None,
+        directions_of=NO_NETWORK,
+        ranks={},
+        balance=None,
+    )
+
+
+def _record_shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tuple[int, ...]:
+    """Return the shape of one record: known to the attacker, as the samples have it, or flat."""
+    shapes = (knowledge.shape, None if train is None else train.shape)
+    return next((tuple(s) for s in shapes if s and math.prod(s) == width), (width,))
+
+
+def _as_reconstruction(
+    records: Tensor, shape: tuple[int, ...], knowledge: Knowledge
+) -> Reconstruction:
+    """Return the first stored records as a reconstruction, so that the report shows them."""
+    x = records[:MAX_SHOWN].double().reshape(-1, *shape)
+    ones, index = torch.ones(len(x), dtype=x.dtype), torch.arange(len(x))
+    support, labels = index.new_ones(len(x)), torch.zeros_like(ones)
+    selection = Selection(x, labels, ones, support, support, ones, torch.zeros(len(x), 5), index)
+    return Reconstruction.at_once(NAME, x, labels, ones, knowledge, selection=selection)

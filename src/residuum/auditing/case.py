@@ -1,0 +1,425 @@
+"""The case of an audit: network, samples and attacker knowledge, loaded and checked against each other.
+
+An audit, a dry run and a positive control all start from a :class:`Case`. Loading follows one order:
+samples, release, network, knowledge, task, form of the samples, fit. A dry run collects all problems
+(:class:`Obstacles`), an audit stops at the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+
+from residuum.auditing.controls import Claim, without_repeats
+from residuum.auditing.inputs import (
+    Fit,
+    as_knowledge,
+    check_fit,
+    fit_of,
+    scale_notes,
+    shape_for,
+    suited,
+    task_of,
+    with_source_of_mean,
+)
+from residuum.auditing.request import AuditRequest
+from residuum.auditing.stored_records import StoredRecords, find_records
+from residuum.datasets.given import both, hash_of, place_of
+from residuum.errors import InputError, ResiduumError
+from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape, read_knowledge
+from residuum.io.checkpoints import as_network
+from residuum.io.loading import load_network, trained_and_base
+from residuum.io.release import Release, open_release
+from residuum.io.release_knowledge import with_release
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
+from residuum.records.rundir import digest
+from residuum.surfaces.head import Head, head_of
+from residuum.surfaces.inspection import Inspection, inspect_network
+from residuum.surfaces.surface import chosen
+
+T = TypeVar("T")
+P = ParamSpec("P")
+# Facts that the command line passes as text. The others are values of Python.
+TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
+FILE_FACTS = ("init", "mean_provenance")
+Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the inputs of an audit come from.
+
+    Attributes:
+        paths: Place of every input that was read from a file: checkpoint, data, holdout, base.
+        hashes: SHA-256 of the files of checkpoint, data and holdout.
+        digests: Hash of the content of every input that is not a file.
+    """
+
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The network as it was read, and what belongs to it.
+
+    Attributes:
+        network: The network.
+        knowledge: What the attacker knows.
+        train: The training samples, as the network receives them.
+        holdout: Samples that the network never saw.
+    """
+
+    network: Network
+    knowledge: Knowledge
+    train: Dataset | None
+    holdout: Dataset | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that an audit reads.
+
+    Attributes:
+        network: The network that is attacked, None if the release holds none. If the first layers were
+            frozen, it consists of the layers above them (``head``).
+        knowledge: What the attacker knows about ``network``.
+        train: The training samples, as ``network`` receives them.
+        holdout: Samples that the network never saw.
+        release: The release that was read, None for a live model.
+        stored: The records that the release stores, None if it stores none.
+        whole: The inputs before ``head`` was cut off, None if the release holds no network.
+        head: The trained layers above frozen ones, None if all layers are attacked.
+        warnings: Contradictions between the inputs.
+        sources: Files and hashes of the inputs.
+    """
+
+    network: Network | None
+    knowledge: Knowledge
+    train: Dataset | None = None
+    holdout: Dataset | None = None
+    release: Release | None = None
+    stored: StoredRecords | None = None
+    whole: Inputs | None = None
+    head: Head | None = None
+    warnings: tuple[str, ...] = ()
+    sources: Sources = Sources()
+
+    @property
+    def attacked(self) -> Network:
+        """The network that is attacked, if there is one."""
+        assert self.network is not None
+        return self.network
+
+    @cached_property
+    def inspection(self) -> Inspection:
+        """Facts about the network, measured without data."""
+        return inspect_network(self.attacked)
+
+    @cached_property
+    def fit(self) -> Fit | None:
+        """How well the network fits the samples, None without training samples."""
+        return fit_of(self.attacked, self.train, self.holdout, self.attacked.task)
+
+    @cached_property
+    def comparison(self) -> Claim | None:
+        """The training and held-out sets without repeated samples, None without training samples."""
+        return None if self.train is None else without_repeats(self.train, self.holdout)
+
+
+class Obstacles:
+    """The problems that would stop an audit, collected for a dry run."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.exit_code = 0
+
+    def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the result of ``work``, or None if it raises; keep the message of the error."""
+        try:
+            return work(*args, **kwargs)
+        except ResiduumError as problem:
+            if str(problem) not in self.messages:  # one file may be read for both sets
+                self.messages.append(str(problem))
+            self.exit_code = max(self.exit_code, problem.exit_code)
+            return None
+
+
+class StopAtFirst(Obstacles):
+    """No collection: the first problem stops the audit."""
+
+    def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the result of ``work``."""
+        return work(*args, **kwargs)
+
+
+def load_case(
+    model: Model,
+    data: Any = None,
+    holdout: Any = None,
+    knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
+    request: AuditRequest | None = None,
+    *,
+    base: str | Path | None = None,
+    adapter: str | Path | None = None,
+    trust_code: bool = False,
+    obstacles: Obstacles | None = None,
+) -> Case | None:
+    """Load the inputs of an audit and check them against each other.
+
+    Args:
+        model: A file, a release, or a live model, see ``rs.audit``.
+        data: Training samples.
+        holdout: Samples that the network never saw.
+        knowledge: What the attacker knows.
+        request: Settings of the audit.
+        base: File of the weights before fine-tuning.
+        adapter: Adapter (LoRA) of ``model``, which is then the base.
+        trust_code: Allow running the code that the request names.
+        obstacles: Collects the problems of a dry run. By default the first problem is raised.
+
+    Returns:
+        The case. With ``obstacles``, None if the network or the knowledge cannot be read.
+
+    Raises:
+        ResiduumError: If an input cannot be read or does not fit the others.
+    """
+    request = request or AuditRequest()
+    attempt = (obstacles or StopAtFirst()).attempt
+    train, contained = attempt(both, data, None) or (None, None)
+    _, separate = attempt(both, None, holdout) or (None, None)
+    control = contained if separate is None else separate
+    if isinstance(model, str | Path):
+        model, base = trained_and_base(model, None if base is None else str(base), _text(adapter))
+    release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
+    if release is None and isinstance(model, str | Path):
+        return None
+    shape = _sample_shape(model, train, control, knowledge)
+    reader = _Reader(release, request, shape, _text(base), trust_code)
+    network_and_records = attempt(reader.read, model)
+    if network_and_records is None:
+        return None
+    network, stored = network_and_records
+    sources = _sources(release, network, model, data, holdout, base, (train, control))
+    if network is None:
+        known = as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
+        if isinstance(knowledge, Mapping) and knowledge.get("shape") is not None:
+            known = Knowledge(shape=shape_of(knowledge["shape"]))
+        return Case(None, known, train, control, release, stored, sources=sources)
+    granted = attempt(load_knowledge, knowledge, release, network, train, control, _text(base))
+    if granted is None:
+        return None
+    granted = with_source_of_mean(granted, train)
+    network = network.replace(task=task_of(network, request.task).replace("auto", ""))
+    samples = attempt(suited, network, train, control, granted, request.task)
+    train, control = samples or (train, control)
+    attempt(check_fit, network, train, control, request.task)
+    whole = Inputs(network, granted, train, control)
+    case = Case(network, granted, train, control, release, stored, whole, sources=sources)
+    if (head := head_of(network, granted)) is not None:
+        case = _behind_frozen_layers(case, head)
+    attempt(_check_surface, request, granted)
+    warnings = attempt(scale_notes, case.train, case.holdout, case.knowledge)
+    return replace(case, warnings=warnings or ())
+
+
+def load_knowledge(
+    given: Knowledge | Mapping[str, Any] | str | Path | None,
+    release: Release | None,
+    network: Network,
+    train: Dataset | None,
+    holdout: Dataset | None,
+    base: str | None,
+) -> Knowledge:
+    """Return what the attacker knows: the given facts and what the release itself holds.
+
+    Args:
+        given: The facts as a record, by name (values, or text as on the command line), or a saved file.
+        release: The release that was read, None for a live model.
+        network: The network in the release.
+        train: Training samples, whose stored mean may be named.
+        holdout: Held-out samples, likewise.
+        base: File of the weights before fine-tuning.
+
+    Returns:
+        The knowledge.
+
+    Raises:
+        InputError: If a fact cannot be read or contradicts another one.
+    """
+    if isinstance(given, str | Path):
+        known = read_knowledge(given)
+    elif isinstance(given, Mapping) and release is not None and _is_text(given):
+        return attacker_knowledge(
+            release, network, **given, base=base, train=train, holdout=holdout
+        )
+    else:
+        known = as_knowledge(given)
+    if release is None:
+        return known
+    if base is not None and known.theta0 is None:
+        from_base = attacker_knowledge(release, network, base=base).theta0
+        known = known.replace(theta0=from_base)
+    return with_release(release, network, known)
+
+
+def shape_of(shape: Any) -> tuple[int, ...] | None:
+    """Return the shape of a sample, given as text or as numbers."""
+    return None if shape is None else parse_shape(shape)
+
+
+def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
+    """Return what makes two audits the same: version, settings, contents of the inputs and knowledge.
+
+    Paths are not part of it. A run directory refuses to continue another audit.
+    """
+    from importlib.metadata import version
+
+    from residuum import plugins
+    from residuum.records.inputs import TENSORS
+
+    plugged = {plugin.name: plugin.version for plugin in plugins.load()}
+    knowledge = case.knowledge if case.whole is None else case.whole.knowledge
+    return {
+        "version": version("residuum"),
+        **({"plugins": plugged} if plugged else {}),
+        **request.model_dump(exclude={"batches"}),
+        **{f"{name}_sha256": value for name, value in case.sources.hashes.items()},
+        **{f"{name}_digest": value for name, value in case.sources.digests.items()},
+        "batches": [vars(batch) for batch in request.batches],
+        "knowledge": {
+            name: str(getattr(knowledge, name))[:80]
+            for name in knowledge.granted
+            if name not in TENSORS
+        },
+        "provenance": dict(knowledge.provenance),
+        "knowledge_sha256": knowledge.digest,
+    }
+
+
+def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
+    """Refuse inputs that differ from those that a configuration was written for."""
+    for name, value in expected.items():
+        if case.sources.hashes.get(name, value) != value:
+            raise InputError(
+                f"The {name} is not the one that this configuration was written for.",
+                "Name that file, or remove its line under [sha256].",
+            )
+
+
+def _check_surface(request: AuditRequest, knowledge: Knowledge) -> None:
+    """Refuse a surface that the release and the knowledge do not have."""
+    if request.surface != "all":
+        chosen(request.surface, knowledge)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the network of a model and the records that its release stores."""
+
+    release: Release | None
+    request: AuditRequest
+    shape: tuple[int, ...] | None
+    base: str | None
+    trust_code: bool
+
+    def read(self, model: Model) -> tuple[Network | None, StoredRecords | None]:
+        """Return the network and the stored records. One of the two may be missing.
+
+        Raises:
+            ResiduumError: If there is neither.
+        """
+        if self.release is None:
+            return as_network(model, self.request.arch, self.shape), None
+        stored = find_records(self.release)
+        try:
+            network = load_network(
+                self.release,
+                arch=self.request.arch,
+                model=self.request.model_code,
+                trust_code=self.trust_code,
+                shape=self.shape,
+                base=self.base,
+            )
+        except ResiduumError as problem:
+            if stored is None:
+                raise
+            return None, replace(stored, notes=(problem.message,))
+        return network, None if stored is None else stored.without(network)
+
+
+def _behind_frozen_layers(case: Case, head: Head) -> Case:
+    """Return the case of the trained layers above frozen ones, with the samples as features."""
+    train, holdout = (
+        None if samples is None else head.features(samples)
+        for samples in (case.train, case.holdout)
+    )
+    knowledge = head.knowledge(case.knowledge)
+    return replace(
+        case, network=head.checkpoint, knowledge=knowledge, train=train, holdout=holdout, head=head
+    )
+
+
+def _is_text(facts: Mapping[str, Any]) -> bool:
+    """Return True if some fact is text that has to be read, as on the command line."""
+    return any(isinstance(facts.get(name), str) for name in TEXT_FACTS) or any(
+        name in facts for name in FILE_FACTS
+    )
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _sample_shape(
+    model: Model,
+    train: Dataset | None,
+    holdout: Dataset | None,
+    knowledge: Knowledge | Mapping[str, Any] | str | Path | None,
+) -> tuple[int, ...] | None:
+    """Return the shape of one sample, from the samples or from what the attacker knows."""
+    samples = train if train is not None else holdout
+    if (shape := shape_for(model, samples)) is not None:
+        return shape
+    if isinstance(knowledge, Mapping):
+        return shape_of(knowledge.get("shape"))
+    return knowledge.shape if isinstance(knowledge, Knowledge) else None
+
+
+def _sources(
+    release: Release | None,
+    network: Network | None,
+    model: Model,
+    data: Any,
+    holdout: Any,
+    base: str | Path | None,
+    samples: tuple[Dataset | None, Dataset | None],
+) -> Sources:
+    """Return the files of the inputs with their hashes, and digests of the inputs that are no files."""
+    paths: dict[str, Path] = {}
+    hashes: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    if release is not None:
+        paths["checkpoint"] = Path(model) if isinstance(model, str | Path) else release.path
+        hashes["checkpoint"] = release.sha256
+    elif network is not None:
+        digests["checkpoint"] = digest(network.arch, *network.theta.values())
+    if base is not None:
+        paths["base"] = Path(base)
+    given = {"data": data, "holdout": data if holdout is None else holdout}
+    for (name, source), dataset in zip(given.items(), samples, strict=True):
+        if dataset is None:
+            continue
+        if isinstance(source, str | Path):
+            paths[name] = place_of(source, name)
+            hashes[name] = hash_of(paths[name])
+        else:
+            digests[name] = digest(dataset.x, dataset.y)
+    return Sources(paths, hashes, digests)

@@ -1,0 +1,148 @@
+"""The two certificates of an audit: KKT residuals, and what other training sets keep of a reconstruction.
+
+With training samples, the KKT certificate is of the samples. Without, it is of the candidates of the best
+restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from residuum.attacks.stationarity.solution import best_residual, best_rows, solution
+from residuum.auditing.budget import CERTIFICATE_SHARE, LEAST_UNIQUENESS, UNIQUENESS_SHARE
+from residuum.errors import InconclusiveError, ResiduumError
+from residuum.networks import dense_chain
+from residuum.networks.network import Network
+from residuum.records import Certificate, Dataset, Knowledge, Reconstruction, Record, Uniqueness
+from residuum.theory import certify
+from residuum.theory.uniqueness import uniqueness
+
+TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
+NOT_CONVERGED = "no restart converged to candidates that could be certified"
+MAX_SAMPLES = 1000  # of a KKT certificate: its multipliers are a problem in as many unknowns
+MAX_BYTES = 2 << 30  # of its gradients
+# Of a uniqueness certificate: candidates, and values in them, that a share of the budget is enough for.
+MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates(Record):
+    """Both certificates, or the reasons why there are none.
+
+    Attributes:
+        certificate: The KKT certificate.
+        certificate_of: What it is of, or the reason why there is none.
+        uniqueness: What other training sets keep of the best restart's candidates.
+        uniqueness_reason: The reason why it was not computed.
+    """
+
+    certificate: Certificate | None = None
+    certificate_of: str = ""
+    uniqueness: Uniqueness | None = None
+    uniqueness_reason: str = ""
+
+
+def compute_certificates(
+    network: Network,
+    train: Dataset | None,
+    reconstructions: tuple[Reconstruction, ...],
+    knowledge: Knowledge,
+    seconds: float,
+) -> Certificates:
+    """Compute both certificates, each in its share of the budget.
+
+    Args:
+        network: The attacked network.
+        train: The training samples.
+        reconstructions: Of the deciding attacks.
+        knowledge: What the attacker knows. It bounds the candidates.
+        seconds: The budget of the audit.
+
+    Returns:
+        The certificates.
+
+    Raises:
+        ResiduumError: If the training samples do not fit the network.
+    """
+    kkt, subject = kkt_certificate(network, train, reconstructions, CERTIFICATE_SHARE * seconds)
+    unique, reason = _uniqueness(network, reconstructions, knowledge, UNIQUENESS_SHARE * seconds)
+    return Certificates(kkt, subject, unique, reason)
+
+
+def kkt_certificate(
+    network: Network,
+    train: Dataset | None,
+    reconstructions: tuple[Reconstruction, ...],
+    seconds: float,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[Certificate | None, str]:
+    """Return the KKT certificate and what it is of, or None and the reason.
+
+    Args:
+        network: The attacked network.
+        train: The training samples; without them the best restart's candidates are certified.
+        reconstructions: Of the deciding attacks.
+        seconds: Time for choosing gates at kinks.
+        max_bytes: Memory that per-sample gradients may take.
+
+    Raises:
+        ResiduumError: If the training samples do not fit the network.
+    """
+    if train is not None:
+        x, y, subject = train.x, train.y, TRAINING
+    else:
+        rows = best_rows(reconstructions[0]) if reconstructions else None
+        if rows is None:
+            return None, NOT_CONVERGED
+        x, y, subject = reconstructions[0].x[rows], reconstructions[0].labels[rows], CANDIDATES
+    if len(x) > MAX_SAMPLES:
+        return None, f"not computed for more than {MAX_SAMPLES} samples; there are {len(x)}"
+    model = network.module
+    # Closed forms are for MLPs. Of any other network the gradient of every sample is held.
+    size = 8 * len(x) * sum(t.numel() for t in network.theta.values())
+    if dense_chain(model) is None and size > max_bytes:
+        return None, (
+            f"not computed: the gradients of {len(x)} samples take {size / 2**30:.1f} GiB, above "
+            f"{max_bytes / 2**30:.0f}"
+        )
+    try:
+        return certify(model, x, y, task=network.task or "auto", seconds=seconds), subject
+    except ResiduumError as problem:
+        # The input is not at fault if a network is dead, or if its candidates fit nothing.
+        if train is not None and not isinstance(problem, InconclusiveError):
+            raise
+        return None, f"the {subject} cannot be certified ({problem.message})"
+    except RuntimeError as problem:  # torch cannot transform the forward of the user's own network
+        if network.live is None:
+            raise
+        return None, f"not for this kind of network ({str(problem).splitlines()[0][:200]})"
+
+
+def _uniqueness(
+    network: Network,
+    reconstructions: tuple[Reconstruction, ...],
+    knowledge: Knowledge,
+    seconds: float,
+) -> tuple[Uniqueness | None, str]:
+    """Return what other training sets keep of the best restart's candidates, or None and the reason.
+
+    ``index`` of the result counts the candidates of the first reconstruction, heaviest first.
+    """
+    if network.live is not None:
+        why = "where a network that is kept as given has its switches is not known"
+        return None, f"not for this kind: {why}"
+    if seconds < LEAST_UNIQUENESS:
+        return None, f"not computed: the budget leaves it less than {LEAST_UNIQUENESS:g} seconds"
+    if not reconstructions or (rows := best_rows(reconstructions[0])) is None:
+        return None, NOT_CONVERGED
+    best = reconstructions[0]
+    if best.x[rows].numel() > MAX_UNKNOWNS:
+        return None, f"not computed for more than {MAX_UNKNOWNS} unknown values"
+    try:
+        chosen = solution(network.module, best, "best")
+        box = knowledge.box(chosen.x[0])
+        unique = uniqueness(chosen.kkt, box=box, samples=MAX_CERTIFIED, seconds=seconds)
+        unique = unique.replace(best_residual=best_residual(network.module, reconstructions))
+    except ResiduumError as problem:  # candidates are not the user's input: no error for the user
+        return None, f"not computed: {problem.message}"
+    return unique.replace(index=rows[unique.index]), ""

@@ -1,0 +1,140 @@
+"""``config.toml`` of an audit: the request, the files of the inputs, and hashes of these files.
+
+The file repeats an audit. Its settings are the fields of :class:`~residuum.auditing.request.AuditRequest`.
+File names are relative to the folder of the configuration.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field, ValidationError
+
+from residuum.auditing.request import AuditRequest
+from residuum.errors import InputError, OutputError
+
+MAX_BYTES = 1 << 20  # of a configuration file: far beyond what anybody would write
+INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "knowledge")
+FACTS = (
+    *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
+    *("init", "loss", "weight_decay", "columns"),
+)
+FILE_FACTS = ("mean", "init")  # may name a file
+
+
+class AuditConfig(AuditRequest):
+    """A request together with its inputs.
+
+    ``knowledge`` is a file with everything that the attacker knows, in place of single facts.
+    ``sha256`` has the hashes of checkpoint, data and holdout. Other files are refused.
+    """
+
+    checkpoint: str | None = None
+    data: str | None = None
+    holdout: str | None = None
+    base: str | None = None
+    adapter: str | None = None
+    knowledge: str | None = None
+    shape: str | None = None
+    value_range: str | None = None
+    mean: str | float | None = None
+    mean_provenance: str | None = None
+    sample_count: int | None = Field(default=None, ge=1, le=10**9)
+    label_balance: str | None = None
+    init: str | None = None
+    loss: str | None = None
+    weight_decay: float | None = None
+    columns: str | None = None
+    sha256: dict[str, str] = Field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, as keywords of ``rs.audit``."""
+        options = self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
+        return {**options, "batches": self.batches} if self.batches else options
+
+    def knowledge_or_facts(self) -> str | dict[str, Any]:
+        """Return the file of the attacker's knowledge, or the single facts by name.
+
+        Raises:
+            InputError: If both are given.
+        """
+        values = {name: getattr(self, name) for name in FACTS}
+        facts = {name: value for name, value in values.items() if value is not None}
+        if self.knowledge is None:
+            return facts
+        if facts:
+            raise InputError(
+                "A file of knowledge holds everything that the attacker knows; got "
+                f"{', '.join(facts)} as well.",
+                "Leave out the file (--knowledge, or the line `knowledge`), or the single facts.",
+            )
+        return self.knowledge
+
+
+def read_config(path: str | Path) -> AuditConfig:
+    """Read a configuration.
+
+    Args:
+        path: The TOML file.
+
+    Returns:
+        The configuration. Its file names are relative to the working folder.
+
+    Raises:
+        InputError: If the file is no configuration of an audit.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"A configuration file has at most {MAX_BYTES} bytes.", "Shorten it.")
+        config = AuditConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InputError(
+            f"{str(path)!r} must be a configuration of residuum audit; reading it failed "
+            f"({_reason(problem)}).",
+            "Take config.toml of a finished run as a pattern.",
+        ) from problem
+    names = (*INPUTS, *FILE_FACTS)
+    return config.model_copy(update={name: _next_to(path, getattr(config, name)) for name in names})
+
+
+def write_config(values: dict[str, Any], needs_code: bool) -> str:
+    """Return the text of a configuration.
+
+    Args:
+        values: Settings, inputs and hashes. None is left out, because TOML has no such value.
+        needs_code: Whether the audit runs code of the user.
+
+    Raises:
+        OutputError: If a file name is not valid text.
+    """
+    present = {name: value for name, value in values.items() if value is not None}
+    comment = "# Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
+    comment += " --trust-code" if needs_code else ""
+    text = f"{comment}\n{tomli_w.dumps(present)}"
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        line = text[: problem.end].splitlines()[-1]
+        raise OutputError(
+            f"Names in a configuration must be Unicode text; {line!r} is not.", "Rename the file."
+        ) from problem
+    return text
+
+
+def _next_to(path: Path, name: Any) -> Any:
+    """Return a file next to the configuration if there is one of that name, else the name."""
+    if not isinstance(name, str) or Path(name).is_absolute():
+        return name
+    neighbor = path.parent / name
+    return str(neighbor) if neighbor.exists() else name
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, ValidationError):
+        first = problem.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))[:60]}: {first['msg']}"
+    return str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__

@@ -1,0 +1,231 @@
+"""Train a positive control: a network of the audited architecture that memorizes its samples.
+
+The recipe of the user decides how (:mod:`.training_recipe`). What it leaves out is inferred: the
+initialization (known to the attacker, or small or default by the spectrum of the first layer), the layers
+that were frozen, and the training loss that was reached.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from residuum.attacks.random_streams import stream
+from residuum.auditing.training_recipe import TrainingRecipe
+from residuum.networks.network import Network
+from residuum.records import Dataset, Knowledge
+from residuum.stationarity import by_layer, parameters
+from residuum.surfaces.inspection import Inspection
+from residuum.surfaces.surface import weights
+from residuum.theory.rows import choose_task, normalise_labels
+from residuum.training import TrainingConfig, initialise, train
+from residuum.training.methods import LOSSES, choose_loss
+
+STEPS = 5000  # of training, if the recipe names no epochs
+MIN_SECONDS = 0.1  # of training
+RATE, ADAM_RATE = 0.1, 1e-3  # learning rates, if the recipe names none
+FASTER, SLOWER = 1.05, 0.5  # factors on the rate of a descent that keeps its loss falling
+
+
+@dataclass(frozen=True)
+class TrainedControl:
+    """A trained positive control.
+
+    Attributes:
+        theta: Its weights.
+        theta0: Its initial weights.
+        loss: Its training loss at the end.
+        description: How it was trained, in words.
+    """
+
+    theta: dict[str, Tensor]
+    theta0: dict[str, Tensor]
+    loss: float
+    description: str
+
+
+@dataclass(frozen=True)
+class ControlTraining:
+    """The training of a positive control.
+
+    Attributes:
+        network: The audited network.
+        knowledge: What the attacker knows about it.
+        inspection: Facts about its weights.
+        recipe: How it was trained, as far as the user says so.
+        target_loss: The loss that it reached on its samples.
+        seconds: Time limit.
+        seed: Seed of initial weights and batches.
+    """
+
+    network: Network
+    knowledge: Knowledge
+    inspection: Inspection
+    recipe: TrainingRecipe
+    target_loss: float
+    seconds: float
+    seed: int
+    task: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        task = choose_task(self.network.task, self.network.architecture.outputs)
+        object.__setattr__(self, "task", task)
+
+    @property
+    def initialization(self) -> str:
+        """How the weights begin: as the recipe says, as known to the attacker, or as they look."""
+        inferred = "small" if self.inspection.directions else "default"
+        return self.recipe.start or (inferred if self.knowledge.theta0 is None else "granted")
+
+    @property
+    def begins_at_known_weights(self) -> bool:
+        """Whether the control begins at the known initial weights of the audited network."""
+        return self.initialization == "granted" and self.knowledge.theta0 is not None
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Layers that are not trained: as the recipe says, else those that kept their initial weights."""
+        if self.recipe.frozen or self.knowledge.theta0 is None:
+            return self.recipe.frozen
+        moved = weights(self.network, self.knowledge).layers
+        return tuple(name for name in by_layer(self.network.theta) if name not in moved)
+
+    def train(self, data: Dataset) -> TrainedControl:
+        """Train a control until it reaches the loss of the audited network, or the time is over."""
+        frozen = self.frozen
+        is_plain = (
+            self.task != "regression"
+            and not self.begins_at_known_weights
+            and not frozen
+            and self.network.live is None
+        )
+        optimizer = self.recipe.optimiser or ("margin" if is_plain else "gd")
+        description = f"trained by {optimizer} from a {self.initialization} start"
+        description += f", {', '.join(frozen)} frozen" if frozen else ""
+        if optimizer == "margin" and is_plain:
+            return self._maximize_margin(data, description)
+        model = self._initial_model()
+        theta0 = {name: t.clone() for name, t in parameters(model).items()}
+        _freeze(model, frozen, theta0)
+        loss = self._descend(model, data, optimizer)
+        dtypes = {name: t.dtype for name, t in self.network.theta.items()}
+        theta = {n: t.detach().to(dtypes.get(n, t.dtype)) for n, t in parameters(model).items()}
+        theta0 = {name: t.to(theta[name].dtype) for name, t in theta0.items()}
+        return TrainedControl(theta, theta0, loss, description)
+
+    def _maximize_margin(self, data: Dataset, description: str) -> TrainedControl:
+        init = "default" if self.initialization == "granted" else self.initialization
+        config = TrainingConfig(
+            steps=self.recipe.epochs or STEPS, seed=self.seed + 1, stop_loss=self.target_loss
+        )
+        config = replace(config, init=init, seconds=max(self.seconds, MIN_SECONDS))
+        state = train(self.network.arch, data, config, task=self.task)
+        loss = state.history[-1]["loss"] if state.history else math.nan
+        return TrainedControl(state.theta, state.theta0, loss, description)
+
+    def _initial_model(self) -> nn.Module:
+        """Return the network at its initial weights: those known to the attacker, or new ones."""
+        model = self.network.copy_module(torch.float64)
+        if self.begins_at_known_weights:
+            known = {name: t.double() for name, t in (self.knowledge.theta0 or {}).items()}
+            model.load_state_dict({**model.state_dict(), **known})
+        elif self.network.live is None:
+            init = "default" if self.initialization == "granted" else self.initialization
+            config = TrainingConfig(init=init, seed=self.seed + 1)
+            model = initialise(self.network.architecture, config).double()
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed + 1)
+                for module in model.modules():
+                    if callable(reset := getattr(module, "reset_parameters", None)):
+                        reset()
+        return model.requires_grad_(True)
+
+    def _descend(self, model: nn.Module, data: Dataset, optimizer: str) -> float:
+        """Train the model in place and return its loss."""
+        x = data.x.double()
+        y = normalise_labels(data.y, self.task, self.network.architecture.outputs)
+        return descend(
+            model,
+            x,
+            y,
+            loss=choose_loss("", self.task),
+            recipe=replace(self.recipe, optimiser=optimizer),
+            target_loss=self.target_loss,
+            seconds=self.seconds,
+            seed=self.seed,
+        )
+
+
+def _freeze(model: nn.Module, layers: tuple[str, ...], theta: dict[str, Tensor]) -> None:
+    for layer, names in by_layer(theta).items():
+        if layer in layers:
+            for name, p in model.named_parameters():
+                p.requires_grad_(p.requires_grad and name not in names)
+
+
+def descend(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: str,
+    recipe: TrainingRecipe,
+    target_loss: float,
+    seconds: float,
+    seed: int,
+) -> float:
+    """Train a model in place until it reaches a loss, or the epochs or the time are over.
+
+    Without a learning rate in the recipe, full-batch descent adapts its rate: it grows while the loss
+    falls. A step that raises the loss is taken back and the rate is halved.
+
+    Args:
+        model: The model.
+        x: (n, *shape) samples.
+        y: (n,) labels.
+        loss: Name of the loss.
+        recipe: Optimizer, rate, epochs and batch size.
+        target_loss: Training ends at this loss.
+        seconds: Time limit.
+        seed: Seed of the batches.
+
+    Returns:
+        The loss on all samples.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rate = recipe.rate or (ADAM_RATE if recipe.optimiser == "adam" else RATE)
+    optimizer_class = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.SGD
+    optimizer = optimizer_class(trained, lr=rate)
+    batch = recipe.batch or len(x)
+    end, value = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
+    # Losses of one batch and of the next say nothing about a step.
+    adapts = not recipe.rate and recipe.optimiser in ("gd", "margin") and batch >= len(x)
+    generator = stream("twin", seed)
+    before_step = [p.detach().clone() for p in trained]
+    for _ in range(recipe.epochs or STEPS):
+        order = torch.randperm(len(x), generator=generator)
+        for rows in order.split(batch) if batch < len(x) else (slice(None),):
+            optimizer.zero_grad()
+            current = LOSSES[loss](model(x[rows]), y[rows])
+            current.backward()
+            if adapts and not float(current.detach()) < value:
+                with torch.no_grad():
+                    for p, before in zip(trained, before_step, strict=True):
+                        p.copy_(before)
+                optimizer.param_groups[0]["lr"] *= SLOWER
+                value = math.inf
+                continue
+            if adapts:
+                before_step = [p.detach().clone() for p in trained]
+                optimizer.param_groups[0]["lr"] *= FASTER
+            value = float(current.detach())
+            optimizer.step()
+        if value <= target_loss or time.monotonic() > end:
+            break
+    with torch.no_grad():
+        return float(LOSSES[loss](model(x), y))

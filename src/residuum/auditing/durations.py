@@ -1,0 +1,46 @@
+"""Lengths of time as people write them, such as ``90s``, ``1m30s`` or ``1h``."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from residuum.errors import InputError
+
+UNITS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
+UNITS |= {"h": 3600.0, "hour": 3600.0}
+
+
+def seconds_of(budget: str | float) -> float:
+    """Read a length of time.
+
+    Args:
+        budget: Text such as "90s", "1m30s", "1.5h" or "5 minutes", or a number of seconds.
+
+    Returns:
+        The length in seconds.
+
+    Raises:
+        InputError: If the text is not a positive length of time.
+    """
+    text = "".join(str(budget).split())
+    terms = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
+    is_complete = "".join(number + unit for number, unit in terms) == text
+    # A number without a unit means seconds. It is allowed only if it is the only number.
+    sizes = [UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) for _, unit in terms]
+    if len(terms) == 1 and not terms[0][1]:
+        sizes = [1.0]
+    value = sum(float(number) * size for (number, _), size in zip(terms, sizes, strict=True))
+    if not is_complete or sorted(sizes, reverse=True) != sizes or not 0 < value < math.inf:
+        raise InputError(
+            f"A budget is a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
+            "Pass --budget 1min.",
+        )
+    return value
+
+
+def duration(seconds: float) -> str:
+    """Return a time as :func:`seconds_of` reads it, such as ``1m30s``."""
+    total = max(1, round(seconds))
+    terms = ((total // 3600, "h"), (total % 3600 // 60, "m"), (total % 60, "s"))
+    return "".join(f"{count}{unit}" for count, unit in terms if count)

@@ -1,0 +1,233 @@
+"""The settings of an audit, declared once.
+
+The command line makes its options from :class:`AuditRequest`, ``config.toml`` holds its fields, and the
+keywords of ``rs.audit`` are checked by it. :class:`AuditOptions` repeats the names for editors and type
+checkers. A test compares the two.
+
+This module needs no torch, so that help texts stay fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from residuum.auditing.durations import seconds_of
+from residuum.auditing.training_recipe import TrainingRecipe
+from residuum.errors import InputError, did_you_mean, require_known
+from residuum.settings.presets import PRESETS
+
+if TYPE_CHECKING:
+    from residuum.auditing.budget import Batch
+
+MAX_COUNT = 10**9  # of steps or restarts: more would not end
+MAX_SEED = 2**31 - 1
+EXPERT: dict[str, Any] = {"group": "expert"}
+
+
+class AuditRequest(BaseModel):
+    """What the user asks an audit to do.
+
+    The inputs (model, samples, attacker knowledge) are not part of the request, and neither is the
+    folder to write.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    budget: str | float = Field(
+        default="1min", description="Time that the audit may take, such as 90s, 1m30s or 1h."
+    )
+    twin: bool = Field(
+        default=True,
+        description="Train and attack positive controls, which are networks known to memorize their "
+        "samples. Without them the verdict is at best inconclusive.",
+    )
+    preset: str = Field(
+        default="residuum",
+        description=f"Settings of the attacks. One of: {', '.join(PRESETS)}.",
+        json_schema_extra=EXPERT,
+    )
+    attacks: tuple[str, ...] = Field(
+        default=(),
+        description="Names of the attacks to run. By default all that apply.",
+        json_schema_extra=EXPERT,
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Steps of every restart, instead of the preset's.",
+        json_schema_extra=EXPERT,
+    )
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of all random numbers.")
+    subsets: int = Field(
+        default=2000,
+        ge=200,
+        le=100_000,
+        description="Number of held-out subsets that are drawn to measure chance.",
+        json_schema_extra=EXPERT,
+    )
+    device: str = Field(default="cpu", description="Where the attacks run: cpu or cuda.")
+    task: Literal["auto", "binary", "multiclass", "regression"] = Field(
+        default="auto", description="What the network was trained for."
+    )
+    arch: str | None = Field(
+        default=None,
+        description="Architecture, if it cannot be read from the file, such as "
+        "convnet:1x28x28-8-16-10,bias=all.",
+        json_schema_extra=EXPERT,
+    )
+    model_code: str | None = Field(
+        default=None,
+        description="Code that makes the network, as package.module:factory, if --arch cannot "
+        "describe it. The code is run, so it needs --trust-code.",
+        json_schema_extra=EXPERT,
+    )
+    baselines: bool = Field(
+        default=True, description="Run the baselines next to the attacks.", json_schema_extra=EXPERT
+    )
+    vouch: bool = Field(
+        default=False,
+        description="State that network and samples were read correctly, if the audit cannot see it. "
+        "The statement appears in every artifact.",
+        json_schema_extra=EXPERT,
+    )
+    recipe: str = Field(
+        default="",
+        description="How the network was trained, so that the positive controls are trained in the same "
+        "way: any of optimiser=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=LAYER+LAYER.",
+        json_schema_extra=EXPERT,
+    )
+    surface: Literal["all", "weights", "change", "moment"] = Field(
+        default="all",
+        description="Attack only this: weights, change (the weight update from known initial weights), "
+        "moment (optimizer state), or all.",
+        json_schema_extra=EXPERT,
+    )
+    batches: tuple[Any, ...] = Field(
+        default=(),
+        max_length=10_000,
+        description="Batches of restarts to repeat, instead of what the budget allows.",
+    )
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """Return the request with these settings.
+
+        Args:
+            **options: Fields of the request by name.
+
+        Returns:
+            The request. Settings that are left out have their defaults.
+
+        Raises:
+            InputError: If a name is unknown or a value does not fit.
+        """
+        for name in options:
+            if name not in cls.model_fields:
+                raise InputError(
+                    f"An audit has no setting {name!r}.",
+                    did_you_mean(name, tuple(cls.model_fields)),
+                )
+        try:
+            return cls.model_validate(options)
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            raise InputError(
+                f"{name} of an audit does not fit: {first['msg']}; got {str(first['input'])[:60]!r}.",
+                f"The default is {cls.model_fields[str(first['loc'][0])].default!r}.",
+            ) from problem
+
+    @field_validator("budget")
+    @classmethod
+    def _check_budget(cls, budget: str | float) -> str | float:
+        seconds_of(budget)
+        return budget
+
+    @field_validator("preset")
+    @classmethod
+    def _check_preset(cls, preset: str) -> str:
+        require_known(preset, PRESETS, "No preset")
+        return preset
+
+    @field_validator("recipe")
+    @classmethod
+    def _check_recipe(cls, recipe: str) -> str:
+        TrainingRecipe.parse(recipe)
+        return recipe
+
+    @field_validator("batches")
+    @classmethod
+    def _read_batches(cls, batches: Sequence[Any]) -> tuple[Batch, ...]:
+        if not batches:
+            return ()
+        from residuum.auditing.budget import Batch
+
+        rows = [
+            batch if isinstance(batch, Batch) else _read_batch(Batch, batch) for batch in batches
+        ]
+        for row in rows:
+            if not (1 <= row.restarts <= MAX_COUNT and 1 <= row.steps <= MAX_COUNT):
+                raise ValueError("restarts and steps of a batch must be at least 1")
+            if not 0 <= row.seed <= MAX_SEED:
+                raise ValueError(f"the seed of a batch must be from 0 to {MAX_SEED}")
+        return tuple(rows)
+
+    @property
+    def seconds(self) -> float:
+        """The budget in seconds."""
+        return seconds_of(self.budget)
+
+    @property
+    def training_recipe(self) -> TrainingRecipe:
+        """The recipe as read."""
+        return TrainingRecipe.parse(self.recipe)
+
+    def published(self) -> dict[str, Any]:
+        """Return the settings as ``result.json`` holds them: plain values, the budget in seconds."""
+        values = self.model_dump(exclude={"batches", "model_code", "attacks"})
+        values |= {"budget": self.seconds, "arch": self.arch or ""}
+        values |= {} if self.model_code is None else {"model": self.model_code}
+        return values | ({"attacks": list(self.attacks)} if self.attacks else {})
+
+    def changed_settings(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, as plain values."""
+        return self.model_dump(exclude_defaults=True, exclude={"batches"})
+
+
+def _read_batch(kind: type[Batch], values: Any) -> Batch:
+    try:
+        batch = kind(**values)
+    except TypeError as problem:
+        raise ValueError("a batch has an attack, restarts, steps and a seed") from problem
+    if not isinstance(batch.attack, str) or not all(
+        type(number) is int for number in (batch.restarts, batch.steps, batch.seed)
+    ):
+        raise ValueError(
+            "a batch names an attack, and its restarts, steps and seed are whole numbers"
+        )
+    return batch
+
+
+class AuditOptions(TypedDict, total=False):
+    """The fields of :class:`AuditRequest`, for editors and type checkers."""
+
+    budget: str | float
+    twin: bool
+    preset: str
+    attacks: Sequence[str]
+    steps: int | None
+    seed: int
+    subsets: int
+    device: str
+    task: Literal["auto", "binary", "multiclass", "regression"]
+    arch: str | None
+    model_code: str | None
+    baselines: bool
+    vouch: bool
+    recipe: str
+    surface: Literal["all", "weights", "change", "moment"]
+    batches: Sequence[Batch]

@@ -1,0 +1,356 @@
+"""Score the attacks of an audit: every deciding attack is one test, and all tests are judged together.
+
+All tests share one set of permuted held-out subsets, so that the level of 1% holds over all of them
+(``evaluation/null.py``). What the report shows of it, pictures, histogram and slider, belongs to the
+strongest test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from residuum import similarity
+from residuum.auditing.controls import Claim
+from residuum.auditing.evidence import collect_evidence
+from residuum.auditing.result import Evidence
+from residuum.auditing.schedule import AttackResults
+from residuum.auditing.verdict import CLASS_LIKE, NEAR_COPY, RESEMBLES, AttackOutcome, Findings
+from residuum.errors import InconclusiveError
+from residuum.evaluation import Calibration, score
+from residuum.evaluation.matching import METRICS, Array, Field, lay_out
+from residuum.evaluation.null import SIGNIFICANCE, fewest_beyond_chance, step_down
+from residuum.evaluation.scoring import (
+    DECIDING,
+    CandidatePool,
+    affordable,
+    control_of,
+    joined,
+    selected_pool,
+    whole_pool,
+)
+from residuum.networks.network import Network
+from residuum.records import Dataset, Record, Scores
+from residuum.theory.kkt import evaluate
+
+# A better picture leaves at most this share of what a public picture leaves of a sample (1 - NCC). Fixed
+# on digits: of two means of a class one is nearer by chance, by a quarter in one case of a hundred.
+NEARER = 0.75
+
+
+@dataclass(frozen=True)
+class AttackTest:
+    """The candidates of one attack, compared with the training set.
+
+    Attributes:
+        field: The training and held-out samples and the candidates.
+        gain: Similarity of candidates and samples.
+        control: The outcome on held-out subsets.
+        adjusted: p-value over all tests together.
+    """
+
+    field: Field
+    gain: Array
+    control: Calibration
+    adjusted: float = 1.0
+
+    @property
+    def survives(self) -> bool:
+        """Whether the attack recovers more samples than chance gives all tests together."""
+        return self.adjusted <= SIGNIFICANCE
+
+    @property
+    def rule(self) -> str:
+        """What counts as recovered."""
+        return f"{DECIDING} > {self.control.threshold:.3g}"
+
+
+@dataclass(frozen=True, eq=False)
+class AttackScores(Record):
+    """The scores of all attacks.
+
+    Attributes:
+        attacks: One row per attack, with its counts.
+        findings: All tests together.
+        shown: Name of the strongest attack, which the report shows.
+        scores: Its scores.
+        selected: Scores of the candidates that the attacks chose themselves.
+        evidence: Samples and values that the report draws.
+    """
+
+    attacks: tuple[AttackOutcome, ...]
+    findings: Findings | None = None
+    shown: str = ""
+    scores: Scores | None = None
+    selected: Scores | None = None
+    evidence: Evidence | None = None
+
+
+def run_tests(
+    pools: dict[str, CandidatePool],
+    claim: Claim,
+    seed: int,
+    subsets: int,
+    seconds: float,
+    *,
+    must: bool = True,
+) -> tuple[dict[str, AttackTest], list[str]]:
+    """Test the candidates of every attack on common held-out subsets.
+
+    Args:
+        pools: Candidates by attack.
+        claim: Training and held-out set.
+        seed: Seed of the subsets.
+        subsets: Number of subsets. Fewer are drawn if the time is short.
+        seconds: Time for the tests.
+        must: Draw the smallest number of subsets even if they do not fit into the time.
+
+    Returns:
+        The tests by attack, and notes. There are no tests without held-out samples.
+
+    Raises:
+        InconclusiveError: If there is one attack and its candidates cannot be compared.
+    """
+    metric, notes = METRICS[DECIDING], list[str]()
+    problems: dict[str, tuple[Field, Array]] = {}
+    for name, pool in pools.items():
+        messages: list[str] = []
+        try:
+            field = lay_out(pool.x, claim.train, claim.pool, messages, seed=seed)
+        except InconclusiveError as problem:
+            if len(pools) == 1:
+                raise
+            notes.append(f"{name}: {problem.message}")
+            continue
+        notes += [message for message in messages if message not in notes]
+        if field.pool:
+            problems[name] = field, field.gain(metric)
+    work = [(metric, *problem) for problem in problems.values()]
+    drawn = affordable(work, seed, subsets, seconds, fewest=must)
+    if not drawn:
+        return {}, [*notes, "not judged, for want of time"]
+    if problems and drawn < subsets:
+        notes.append(f"{drawn} of {subsets} subsets drawn, for want of time")
+    controls = {
+        name: control_of(metric, *problem, seed, drawn) for name, problem in problems.items()
+    }
+    if not controls:
+        return {}, notes
+    adjusted = step_down(np.stack([control.excess for control in controls.values()]))
+    return {
+        name: AttackTest(*problems[name], control, float(p) if control.recovered.any() else 1.0)
+        for (name, control), p in zip(controls.items(), adjusted, strict=True)
+    }, notes
+
+
+def findings(
+    tests: dict[str, AttackTest],
+    n: int,
+    graded: dict[int, str] | None = None,
+    row_numbers: Sequence[int] | None = None,
+) -> Findings:
+    """Return what all tests found together. Without a surviving test nothing is recovered.
+
+    A sample counts once however many tests match it, in the training set and in the held-out subsets
+    alike: both unions are over the same tests, the surviving ones if there are any.
+
+    Args:
+        tests: Tests by attack.
+        n: Number of training samples.
+        graded: Grade of every recovered sample.
+        row_numbers: Of the samples in the user's file; by default their positions.
+    """
+    numbers = range(n) if row_numbers is None else row_numbers
+    surviving = {name: test for name, test in tests.items() if test.survives}
+    matched = [test.control.recovered for test in surviving.values()]
+    recovered = np.any(matched or [np.zeros(n, bool)], 0)
+    chance = np.any([test.control.chance for test in (surviving or tests).values()], 0)
+    expected, count = float(chance.sum() / len(chance)), int(recovered.sum())
+    excess = np.stack([test.control.excess for test in tests.values()])
+    beyond = [
+        fewest_beyond_chance(excess, test.control.own_excess, i)
+        for i, (name, test) in enumerate(tests.items())
+        if name in surviving
+    ]
+    grades = list((graded or {}).values())
+    return Findings(
+        n=n,
+        recovered=count,
+        expected_by_chance=expected,
+        interval=(float(min(max(beyond, default=0), count)), float(count)),
+        p_value=min(test.adjusted for test in tests.values()),
+        metric=DECIDING,
+        rule=", ".join(dict.fromkeys(test.rule for test in (surviving or tests).values())),
+        tests=len(tests),
+        survivors=tuple(surviving),
+        samples=tuple(numbers[int(i)] for i in np.flatnonzero(recovered)),
+        grades={grade: grades.count(grade) for grade in dict.fromkeys(grades)},
+    )
+
+
+def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
+    """Grade each recovered sample by how near public samples of its kind come.
+
+    near-copy: nearer to the sample, by a quarter, than any held-out sample and than the mean of its
+    class among them. resembles: nearer by a quarter than that mean. class-like: not even that.
+
+    Args:
+        test: The test of one attack.
+        labels: Labels of training and held-out samples.
+
+    Returns:
+        The grade by position of the sample.
+    """
+    field = test.field
+    samples, pool = field.samples[: field.n], field.samples[field.n :]
+    graded: dict[int, str] = {}
+    rows = np.flatnonzero(test.control.recovered)
+    if not len(rows):
+        return graded
+    nearest = similarity.ncc(samples[rows], pool).amax(1)
+    for i, neighbor in zip(rows.tolist(), nearest.tolist(), strict=True):
+        same_class = (
+            pool if labels is None else pool[torch.from_numpy(labels[field.n :] == labels[i])]
+        )
+        mean = (same_class if len(same_class) else pool).mean(0)
+        typical = float(similarity.ncc(samples[i : i + 1], mean[None]))
+        missing = 1 - float(test.control.value[i])
+        resembles = missing <= NEARER * (1 - typical)
+        is_copy = resembles and missing <= NEARER * (1 - neighbor)
+        graded[i] = NEAR_COPY if is_copy else RESEMBLES if resembles else CLASS_LIKE
+    return graded
+
+
+def score_attacks(
+    network: Network,
+    results: AttackResults,
+    claim: Claim,
+    seed: int,
+    subsets: int,
+    seconds: float,
+) -> AttackScores:
+    """Score the candidates of all attacks against training and held-out samples.
+
+    The tests are made whatever the clock says. Baselines and the attacks' own selection follow, then the
+    published metrics, as far as the time allows.
+
+    Args:
+        network: The attacked network.
+        results: Outputs of the attacks.
+        claim: Training and held-out set.
+        seed: Seed of the held-out subsets.
+        subsets: Number of held-out subsets.
+        seconds: Time for scoring.
+
+    Returns:
+        The scores.
+    """
+    attacked = results.reconstructions
+    if not attacked:
+        return AttackScores(results.outcomes)
+    start, train = time.monotonic(), claim.train
+    pools = {result.attack: whole_pool(result) for result in attacked}
+    tests, notes = run_tests(pools, claim, seed, subsets, seconds / 2)
+    test_seconds = time.monotonic() - start
+    model = network.module
+    outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
+
+    def remaining() -> float:
+        return seconds - (time.monotonic() - start)
+
+    def scored(pool: CandidatePool, **options: Any) -> Scores:
+        options |= {"candidate_labels": pool.labels, "multipliers": pool.lam, "outputs": outputs}
+        return score(pool.x, train, claim.pool, seed=seed, subsets=subsets, **options)
+
+    def score_if_time(name: str, pool: CandidatePool) -> Scores | None:
+        """Score candidates that do not decide by the deciding metric, unless the time is short."""
+        tested = sum(len(tested.x) for tested in pools.values())
+        if len(pool.x) and test_seconds * len(pool.x) / tested <= remaining():
+            return scored(pool, metrics=[DECIDING], seconds=remaining())
+        if len(pool.x):
+            notes.append(f"not scored by itself, for want of time: {name}")
+        return None
+
+    baselines = {b.attack: score_if_time(b.attack, whole_pool(b)) for b in results.baselines}
+    chosen = joined([selected_pool(result) for result in attacked])
+    selected = score_if_time("the attacks' own choice", chosen)
+    rows = tuple(
+        _with_counts(row, tests.get(row.name), baselines.get(row.name)) for row in results.outcomes
+    )
+    if not tests:
+        scores = scored(pools[attacked[0].attack], seconds=remaining())
+        scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
+        empty = Findings(len(train), reason=scores.reason, metric=DECIDING)
+        evidence = collect_evidence(claim, scores, outputs, None, seed)
+        return AttackScores(rows, empty, attacked[0].attack, scores, selected, evidence)
+    strongest = strongest_of(tests)
+    scores = scored(pools[strongest], before=tests[strongest].control, seconds=remaining())
+    scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
+    evidence = collect_evidence(claim, scores, outputs, tests[strongest], seed)
+    summary = findings(tests, len(train), _worst_grades(tests), train.rows)
+    matches = matches_among(claim.set_aside, pools, tests)
+    summary = summary.replace(set_aside_matches=matches)
+    return AttackScores(rows, summary, strongest, scores, selected, evidence)
+
+
+def _worst_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
+    """Return the worst grade of every sample over all surviving tests."""
+    order = (CLASS_LIKE, RESEMBLES, NEAR_COPY)
+    graded: dict[int, str] = {}
+    for test in tests.values():
+        if test.survives:
+            for i, grade in grades(test, test.field.strata).items():
+                graded[i] = max(graded.get(i, CLASS_LIKE), grade, key=order.index)
+    return graded
+
+
+def matches_among(
+    samples: Dataset | None, pools: dict[str, CandidatePool], tests: dict[str, AttackTest]
+) -> tuple[int, ...]:
+    """Return the row numbers of ``samples`` that some candidate matches, by the rule of its test."""
+    if samples is None:
+        return ()
+    matched = torch.zeros(len(samples), dtype=torch.bool)
+    for name, test in tests.items():
+        candidates = pools[name].x.double()
+        candidates = candidates[candidates.flatten(1).isfinite().all(1)]
+        nearest = similarity.ncc(samples.x.double(), candidates.reshape(-1, *samples.shape)).amax(1)
+        matched |= nearest > test.control.threshold
+    return tuple(samples.take(matched).rows) if bool(matched.any()) else ()
+
+
+def strongest_of(tests: dict[str, AttackTest]) -> str:
+    """Return the attack with the smallest adjusted p-value; ties are broken by p, then by count."""
+
+    def rank(name: str) -> tuple[float, float, int]:
+        test = tests[name]
+        return test.adjusted, test.control.p_value, -int(test.control.recovered.sum())
+
+    return min(tests, key=rank)
+
+
+def _with_counts(
+    row: AttackOutcome, test: AttackTest | None, baseline: Scores | None
+) -> AttackOutcome:
+    """Return the row with the counts of its test, or of a baseline, which decides nothing."""
+    if test is not None:
+        return row.replace(
+            recovered=int(test.control.recovered.sum()),
+            expected_by_chance=test.control.expected_by_chance,
+            p_value=test.control.p_value,
+            adjusted=test.adjusted,
+            rule=test.rule,
+        )
+    if baseline is None:
+        return row
+    return row.replace(
+        recovered=baseline.recovered,
+        expected_by_chance=baseline.expected_by_chance,
+        p_value=baseline.p_value,
+        rule=baseline.rule,
+    )

@@ -1,0 +1,210 @@
+"""Keep the outputs of an audit while it runs, so that an interrupted audit continues where it stopped.
+
+``work/`` in the run directory holds the finished batches of the attacks, the state of the batch under way,
+the first batch of every attack as it was planned, and the outputs of every finished stage.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from residuum.auditing.artifacts import RESULT, write_artifacts
+from residuum.auditing.budget import Batch
+from residuum.auditing.case import Case, identity
+from residuum.auditing.request import AuditRequest
+from residuum.auditing.result import AuditResult
+from residuum.errors import OutputError
+from residuum.records import Reconstruction, Record
+from residuum.records.rundir import RunDir, read_json, write_json
+
+if TYPE_CHECKING:
+    from residuum.auditing.run import Audit
+
+WORK, STATE, PLAN = "work", "state", "plan.json"
+
+
+@dataclass(frozen=True, eq=False)
+class StageOutput(Record):
+    """The fields of an audit that a stage filled in, and the seconds that it took."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class AuditStore:
+    """Keeps nothing: the store of an audit without a run directory."""
+
+    path: Path | None = None
+
+    def __bool__(self) -> bool:
+        return False
+
+    def finished(self) -> AuditResult | None:
+        """Return the result of an audit that has ended here, None if work is left."""
+        return None
+
+    def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
+        """Run a stage, or fill in its outputs if it finished before an interruption."""
+        return run(audit)
+
+    def load(self, batch: Batch) -> Reconstruction | None:
+        """Return the finished batch, None if it has to run."""
+        return None
+
+    def save(self, batch: Batch, result: Reconstruction) -> None:
+        """Keep a finished batch."""
+
+    def state(self, batch: Batch) -> Path | None:
+        """Return the file that keeps the batch under way."""
+        return None
+
+    def planned(self, attack: str) -> Batch | None:
+        """Return the first batch of an attack as planned before an interruption."""
+        return None
+
+    def plan(self, batch: Batch) -> None:
+        """Keep the plan of an attack."""
+
+    def write(self, result: AuditResult, *, blur: bool = False) -> None:
+        """Write the artifacts of a finished audit."""
+
+
+NO_STORE = AuditStore()
+
+
+class AuditRun(RunDir, AuditStore):
+    """An open run directory of an audit.
+
+    A folder belongs to an audit if it holds ``work/`` (an audit that can continue) or ``result.json``
+    (written last, when the audit is complete).
+    """
+
+    what, own, summary, asked = "an audit", (WORK, RESULT), RESULT, f"{WORK}/request.json"
+    path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self.work = self.path / WORK
+        self.case: Case | None = None
+        self.request: dict[str, Any] = {}
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def started(self) -> bool:
+        """Whether a batch is finished or under way."""
+        return any(self.work.glob("*.safetensors"))
+
+    def forget(self) -> None:
+        """Drop the plan of a request that came to nothing."""
+        (self.work / PLAN).unlink(missing_ok=True)
+
+    def refuse_other_results(self) -> None:
+        """Refuse to write over another audit."""
+        if self.complete or self.work.exists():
+            message = f"{str(self.path)!r} holds an audit already."
+            raise OutputError(message, "Choose another folder, or remove that one.")
+
+    def finished(self) -> AuditResult | None:
+        """Return the result of an audit that has ended here, None if work is left."""
+        if not self.complete:
+            return None
+        self.finish()
+        return AuditResult.load(self.path)
+
+    def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
+        """Run a stage and keep its outputs, or fill them in if it finished before an interruption."""
+        path = self.work / f"stage-{name.replace(' ', '-')}.safetensors"
+        if (output := StageOutput.load_or_none(path)) is not None:
+            audit.budget.charge(output.seconds)
+            times = {**audit.seconds, name: output.seconds}
+            return replace(audit, **output.values, seconds=times)
+        start = time.monotonic()
+        after = run(audit)
+        seconds = round(time.monotonic() - start, 3)
+        StageOutput(_changed(audit, after), seconds).save(path)
+        return after
+
+    def load(self, batch: Batch) -> Reconstruction | None:
+        """Return the finished batch. A batch that cannot be read runs again."""
+        return Reconstruction.load_or_none(self._file(batch))
+
+    def save(self, batch: Batch, result: Reconstruction) -> None:
+        """Keep a finished batch. Its state is no longer needed."""
+        result.save(self._file(batch))
+        self.state(batch).unlink(missing_ok=True)
+
+    def state(self, batch: Batch) -> Path:
+        """Return the file that keeps the batch under way. No other batch uses it."""
+        return self.work / f"{STATE}-{self._file(batch).name}"
+
+    def planned(self, attack: str) -> Batch | None:
+        """Return the first batch of ``attack`` as planned before the interruption."""
+        plan = read_json(self.work / PLAN).get(attack)
+        with suppress(TypeError):
+            return Batch(**plan) if isinstance(plan, dict) else None
+        return None
+
+    def plan(self, batch: Batch) -> None:
+        """Keep the plan of an attack."""
+        write_json(self.work / PLAN, {**read_json(self.work / PLAN), batch.attack: vars(batch)})
+
+    def write(self, result: AuditResult, *, blur: bool = False) -> None:
+        """Write the artifacts of a finished audit, ``result.json`` last, and drop ``work/``."""
+        paths = {} if self.case is None else self.case.sources.paths
+        sources = {name: str(path.resolve()) for name, path in paths.items()}
+        release = None if self.case is None else self.case.release
+        names = {} if release is None else {"file": str(release.path)}
+        write_artifacts(
+            self.path, result, request=self.request or None, sources=sources, blur=blur, **names
+        )
+        self.finish()
+
+    def finish(self) -> None:
+        """Drop what only an unfinished audit needs."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _file(self, batch: Batch) -> Path:
+        name = f"{batch.attack}-{batch.seed}-{batch.restarts}x{batch.steps}.safetensors"
+        return self.work / name
+
+
+@contextmanager
+def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Iterator[AuditStore]:
+    """Open the run directory of an audit, for this audit alone.
+
+    Args:
+        out: The folder, None to keep nothing.
+        case: The inputs of the audit.
+        request: Its settings.
+
+    Yields:
+        The store.
+
+    Raises:
+        ResiduumError: If the folder holds another audit or other files, or cannot be written.
+    """
+    if out is None:
+        yield NO_STORE
+        return
+    with AuditRun.open(out) as run:
+        run.case, run.request = case, identity(case, request)
+        run.claim(run.request)
+        yield run
+
+
+def _changed(before: Audit, after: Audit) -> dict[str, Any]:
+    """Return the fields that a stage filled in."""
+    names = [f.name for f in fields(before) if f.name not in ("case", "store", "listener")]
+    return {
+        name: getattr(after, name)
+        for name in names
+        if getattr(after, name) is not getattr(before, name)
+    }

@@ -1,0 +1,195 @@
+"""Training records that a release stores. They need no attack and decide the verdict alone.
+
+A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records,
+and a checkpoint may hold the arrays that it was trained on. If the user gives samples, each of them is
+searched in the release: equal to the last bit, or within rounding, as given and as the release's own
+scalers pass it on. Held-out samples are searched in the same way, as a negative control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.stats import hypergeom
+from torch import Tensor
+
+from residuum.auditing.verdict import STORED, AttackOutcome
+from residuum.errors import ResiduumError
+from residuum.evaluation.null import SIGNIFICANCE
+from residuum.io.estimators import scalings_in
+from residuum.io.inert import Thing
+from residuum.io.release import Release
+from residuum.networks.network import Network
+from residuum.records import Dataset
+from residuum.scanning.findings import Kept, records_in
+
+NAME = "stored outright"  # of the row in the table of tests
+ROUNDING = 16 * torch.finfo(torch.float32).eps  # relative to a record's largest value
+MAX_NEIGHBORS = 64  # records on either side that are compared with one sample
+CHUNK = 4096  # records that are converted to float64 at a time
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRecords:
+    """The records that a release stores.
+
+    Attributes:
+        model: Class of the estimator that stores them, "" if there is none.
+        arrays: The arrays that hold records.
+        scalings: Factor and shift of every scaler in the release.
+        inputs: Number of inputs of the network in the same release.
+        notes: Why the release holds no network, if it holds none.
+    """
+
+    model: str
+    arrays: tuple[Kept, ...]
+    scalings: tuple[tuple[Tensor, Tensor], ...] = ()
+    inputs: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def certain(self) -> bool:
+        """Whether more than the name of an array shows that it holds records."""
+        return any(array.certain for array in self.arrays)
+
+    @property
+    def likely(self) -> bool:
+        """Whether rows could be inputs of the network, if no samples are given to compare with."""
+        widths = {array.records.shape[1] for array in self.arrays if array.records is not None}
+        return self.certain or self.inputs in widths
+
+    @property
+    def count(self) -> int:
+        """Number of records. Records that are stored twice (an array and its tree) count once."""
+        different = {
+            array.finding.where
+            if array.records is None
+            else float(array.records.double().sum()): array
+            for array in self.arrays
+        }
+        return sum(array.finding.count or 0 for array in different.values())
+
+    def without(self, network: Network) -> StoredRecords | None:
+        """Return the records without arrays that are parameters of the network, None if none are left."""
+        parameters = tuple(network.source_names.values())
+        arrays = tuple(
+            array
+            for array in self.arrays
+            if array.certain or not array.finding.where.endswith(parameters)
+        )
+        inputs = network.architecture.inputs
+        return replace(self, arrays=arrays, inputs=inputs) if arrays else None
+
+    def distances(self, samples: Tensor) -> Tensor:
+        """Return how far each sample is from the nearest record, relative to its largest value.
+
+        Args:
+            samples: (n, *shape) samples as the user gives them.
+
+        Returns:
+            (n,) distances: 0 for equal bits, at most ``ROUNDING`` for a match, infinity for no match. The
+            smallest over all arrays and all numbers of scalers.
+        """
+        flat = samples.flatten(1).double()
+        nearest = torch.full((len(flat),), torch.inf, dtype=torch.float64)
+        for array in self.arrays:
+            for x in _after_each_scaler(flat, self.scalings):
+                if array.records is not None and array.records.shape[1] == x.shape[1]:
+                    nearest = torch.minimum(nearest, distance_to_records(x, array.records))
+        return nearest
+
+    def outcome(self, train: Dataset | None, holdout: Dataset | None) -> AttackOutcome:
+        """Return the row of the stored records in the table of tests.
+
+        The row decides the verdict if the program that wrote the file is known to store records there.
+        If only the name of an array says so, it decides if samples are found there. Without samples, it
+        decides if the rows have the width of the network's input.
+        """
+        places = "; ".join(
+            f"{a.finding.what}{f' ({n})' if (n := a.finding.count) else ''}, at {a.finding.where}"
+            for a in self.arrays
+        )
+        silent = "what is stored beside the weights says nothing of what they hold"
+        row = AttackOutcome(NAME, self.likely, True, True, places, surface=STORED, silent=silent)
+        row = row.replace(candidates=self.count)
+        if train is None:
+            return row
+        distances = self.distances(train.x)
+        equal, matched = int((distances == 0).sum()), int(distances.isfinite().sum())
+        n = len(train)
+        row = row.replace(
+            decides=self.certain or matched > 0,
+            recovered=matched,
+            of=n,
+            rule="stands in the file",
+            reason=f"{places}; of {n} training samples {equal} stand there bit for bit, "
+            f"{matched - equal} more within rounding",
+        )
+        if holdout is None or holdout.shape != train.shape:
+            return row.replace(expected_by_chance=None)
+        in_holdout = int(self.distances(holdout.x).isfinite().sum())
+        p = float(hypergeom.sf(matched - 1, n + len(holdout), matched + in_holdout, n))
+        return row.replace(
+            decides=self.certain or p <= SIGNIFICANCE,
+            reason=f"{row.reason}; of {len(holdout)} held-out samples {in_holdout}",
+            expected_by_chance=n * in_holdout / len(holdout),
+            p_value=p,
+        )
+
+
+def find_records(release: Release) -> StoredRecords | None:
+    """Return the records that a release stores, or None if it stores none."""
+    try:
+        arrays = tuple(records_in(release))
+        scalings = tuple(scalings_in(release)) if arrays else ()
+    except ResiduumError:
+        return None
+    if not arrays:
+        return None
+    model = release.content.short if isinstance(release.content, Thing) else ""
+    return StoredRecords(model, arrays, scalings)
+
+
+def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
+    """Return a note for every array that holds records only by its name."""
+    return tuple(f"not confirmed: {row.reason}" for row in rows if not row.stands)
+
+
+def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -> Iterator[Tensor]:
+    """Yield the samples as given, and after each scaler."""
+    yield x
+    for factor, shift in scalings:
+        if factor.numel() in (1, x.shape[1]) and shift.numel() in (1, x.shape[1]):
+            x = x * factor + shift
+            yield x
+
+
+def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
+    """Return the largest difference of each sample to its nearest record over its largest value.
+
+    Equal rows have equal projections on a random line. So only neighbors on that line are compared.
+    Rounding errors have either sign, so projections differ by their size times the length of the line.
+
+    Args:
+        x: (n, d) samples in float64.
+        records: (m, d) records.
+
+    Returns:
+        (n,) distances, infinity for samples without a record within ``ROUNDING``.
+    """
+    line = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    projected = torch.cat([chunk.to(x) @ line for chunk in records.split(CHUNK)])
+    positions, order = projected.sort()
+    size = x.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+    reach, place = 4 * ROUNDING * size * line.norm(), x @ line
+    edges = torch.stack([place - reach, place, place + reach])
+    first, middle, last = torch.searchsorted(positions, edges)
+    first, last = first.clamp(min=middle - MAX_NEIGHBORS), last.clamp(max=middle + MAX_NEIGHBORS)
+    distances = torch.full((len(x),), torch.inf, dtype=x.dtype)
+    for i in (first < last).nonzero().flatten().tolist():
+        rows = records[order[first[i] : last[i]]].to(x)
+        gap = (rows - x[i]).abs().amax(1).nan_to_num(torch.inf).min() / size[i]
+        distances[i] = gap if gap <= ROUNDING else torch.inf
+    return distances

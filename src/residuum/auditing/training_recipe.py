@@ -1,0 +1,72 @@
+"""How the audited network was trained, as far as the user says so.
+
+Positive controls are trained in the same way. What the recipe leaves out is inferred from the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from residuum.errors import InputError, require_known
+
+OPTIMIZERS = ("margin", "gd", "sgd", "adam")
+INITIALIZATIONS = ("small", "default", "lecun", "granted")
+EXAMPLE = "optimiser=sgd,rate=0.01,epochs=100,batch=50"
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """Settings of the training. An empty text or 0 means that the setting is inferred.
+
+    Attributes:
+        optimiser: "margin" and "gd" use all samples in every step, with a step size that keeps the loss
+            falling unless a rate is set.
+        rate: The learning rate.
+        epochs: The number of epochs.
+        batch: The batch size.
+        start: How the weights are initialized.
+        frozen: Layers that were not trained.
+    """
+
+    optimiser: str = ""
+    rate: float = 0.0
+    epochs: int = 0
+    batch: int = 0
+    start: str = ""
+    frozen: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> TrainingRecipe:
+        """Read a recipe.
+
+        Args:
+            text: Any of ``optimiser=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=0+2``.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            InputError: If a name is unknown or a value does not fit.
+        """
+        kinds = {"optimiser": str, "rate": float, "epochs": int, "batch": int}
+        kinds |= {"start": str, "frozen": str}
+        values: dict[str, object] = {}
+        for setting in filter(None, (item.strip() for item in text.split(","))):
+            name, _, value = setting.partition("=")
+            require_known(name[:40], kinds, "A recipe has no")
+            try:
+                values[name] = kinds[name](value)
+            except ValueError as problem:
+                raise InputError(
+                    f"{name} of a recipe must be a number; got {value[:40]!r}.",
+                    f"Pass --recipe {EXAMPLE}.",
+                ) from problem
+        for name, choices in (("optimiser", OPTIMIZERS), ("start", INITIALIZATIONS)):
+            require_known(str(values.get(name, choices[0])), choices, f"A recipe knows no {name}")
+        numbers = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
+        if not all(0 <= value < 1e9 for value in numbers):
+            raise InputError(
+                "Numbers of a recipe must not be negative.", "Leave out what is not known."
+            )
+        values["frozen"] = tuple(filter(None, str(values.get("frozen", "")).split("+")))
+        return cls(**values)  # type: ignore[arg-type]
