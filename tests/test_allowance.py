@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,12 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.auditing.budget import CHECK_SHARE, Allowance, Batch
+from residuum.auditing.budget import CHECK_SHARE, Allowance, Batch, TimeBudget
 from residuum.auditing.controls import Claim, ControlRow, run_controls
+from residuum.auditing.listener import AuditListener
+from residuum.auditing.request import AuditRequest
 from residuum.auditing.result import next_step
-from residuum.auditing.run import attack_config
-from residuum.auditing.stages import AttackStage
+from residuum.auditing.schedule import AttackSchedule
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.records import Knowledge
 from tests.victims import knowledge, tight
@@ -67,9 +67,9 @@ def test_an_allowance_counts_what_runs_inside_it_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("out_in", "said"),
     [
-        ("controls", "was not tried, for want of time"),
-        ("permuted", "what it leaves on a permuted target is not known: no time was left"),
-        ("twin", "the positive control was not run: no time was left for it"),
+        ("negative controls", "was not tried, for want of time"),
+        ("permuted target", "what it leaves on a permuted target is not known: no time was left"),
+        ("positive controls", "the positive control was not run: no time was left for it"),
     ],
 )
 def test_what_there_is_no_time_for_is_said_and_never_passes(
@@ -77,17 +77,16 @@ def test_what_there_is_no_time_for_is_said_and_never_passes(
 ) -> None:
     clock = Clock()
 
-    def begun(stage: str) -> None:
-        clock.tick = 1e6 if stage == out_in else 0.0
+    class OutOfTime(AuditListener):
+        def stage(self, name: str) -> None:
+            clock.tick = 1e6 if name == out_in else 0.0
 
-    monkeypatch.setattr(
-        "residuum.auditing.run.Allowance", lambda seconds: Allowance(CHECK_SHARE * 5, clock)
-    )
-    found = audited(stage=begun)
+    monkeypatch.setattr(TimeBudget, "checks", Allowance(CHECK_SHARE * 5, clock))
+    found = audited(listener=OutOfTime())
     assert found.verdict.outcome == INCONCLUSIVE
     assert found.exit_code == 3
     assert any(said in reason for reason in found.verdict.reasons), found.verdict.reasons
-    if out_in == "controls":
+    if out_in == "negative controls":
         assert any("longer --budget" in reason for reason in found.verdict.reasons)
     else:
         assert "more time" in next_step(found).text
@@ -130,21 +129,20 @@ def test_one_subset_clears_a_control_and_no_more_are_drawn() -> None:
 
 def test_a_permuted_target_that_the_clock_cuts_short_says_nothing() -> None:
     checkpoint, split = tight()
-    config = replace(attack_config("residuum", 400, 0, "cpu"))
-    stage = AttackStage(checkpoint, knowledge(split), config, 5.0)
-    assert stage.left_on_permuted("binary-kkt", 400, 1e-9) is None
-    assert stage.left_on_permuted("binary-kkt", 25, 1e9) is not None
+    schedule = AttackSchedule(checkpoint, knowledge(split), AuditRequest(steps=400, budget="5s"))
+    assert schedule.residual_on_permuted("binary-kkt", 400, 1e-9) is None
+    assert schedule.residual_on_permuted("binary-kkt", 25, 1e9) is not None
 
 
 def test_a_twin_cut_short_or_of_a_part_of_the_samples_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = AttackStage.once_more
+    original = AttackSchedule.repeat
 
-    def cut(self: AttackStage, name: str, batch: Batch | None, seconds: float) -> Any:
+    def cut(self: AttackSchedule, name: str, batch: Batch | None, seconds: float) -> Any:
         return original(self, name, batch, 1e-9 if batch is not None else seconds)
 
-    monkeypatch.setattr(AttackStage, "once_more", cut)
+    monkeypatch.setattr(AttackSchedule, "repeat", cut)
     (found, *_) = audited(known=knowledge(tight()[1]).replace(sample_count=30)).checks.twins
     assert "holds these 20 alone, where the audited network holds 30 samples" in found.sentence
     assert any("(1 of 4 restarts, 1 of 400 steps)" in one for one in found.attacked)

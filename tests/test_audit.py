@@ -21,11 +21,12 @@ from residuum.attacks import ATTACKS
 from residuum.attacks.base import AttackProgress
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import scale_notes
+from residuum.auditing.listener import SILENT, AuditListener
 from residuum.auditing.published import publish
 from residuum.auditing.schedule import merged
 from residuum.auditing.store import AuditRun
 from residuum.auditing.verdict import INCONCLUSIVE
-from residuum.cli.audit import AFTER, _progress
+from residuum.cli.audit import STAGE_MESSAGES, listener_for
 from residuum.cli.main import main
 from residuum.errors import DataError, OutputError
 from residuum.records import Dataset, same
@@ -311,7 +312,7 @@ def test_an_internal_error_is_70_and_never_a_leak(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("residuum.auditing.run.decide", broken)
+    monkeypatch.setattr("residuum.auditing.assembling.decide", broken)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
     assert main([*files["tight"], "--out", str(tmp_path / "run"), "--quiet"]) == 70
     assert not (tmp_path / "run" / "result.json").exists()
@@ -420,10 +421,18 @@ def test_a_control_of_training_samples_is_called_that(
 
 
 def test_stages_are_told_as_they_begin() -> None:
-    told: list[str] = []
-    found = audit("tight", batches=(Batch("binary-kkt", 1, 20, 0),), stage=told.append)
-    assert told == list(found.seconds)
-    assert told == ["inspect", "attack", "controls", "score", "permuted", "certify", "exposure"]
+    begun: list[str] = []
+
+    class Names(AuditListener):
+        def stage(self, name: str) -> None:
+            begun.append(name)
+
+    result = audit("tight", batches=(Batch("binary-kkt", 1, 20, 0),), listener=Names())
+    assert begun == list(result.seconds)
+    assert begun == [
+        *("attacks", "negative controls", "scores", "membership", "permuted target"),
+        *("certificates", "exposure"),
+    ]
 
 
 def test_every_stage_is_said_unless_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,11 +442,11 @@ def test_every_stage_is_said_unless_nobody_listens(monkeypatch: pytest.MonkeyPat
 
     for visible, stream in ((True, Terminal()), (False, Terminal()), (True, io.StringIO())):
         monkeypatch.setattr("sys.stderr", stream)
-        with _progress(visible) as (watch, stage):
-            assert (watch is not None) == visible
-            for name in ("inspect", "attack", *AFTER) if visible else ():
-                stage(name)
-        assert {text in stream.getvalue() for text in AFTER.values()} == {visible}
+        with listener_for(visible, "1min") as listener:
+            assert (listener is not SILENT) == visible
+            for name in ("attacks", *STAGE_MESSAGES):
+                listener.stage(name)
+        assert {text in stream.getvalue() for text in STAGE_MESSAGES.values()} == {visible}
         assert stream.isatty() or "\x1b" not in stream.getvalue()
 
 
@@ -447,8 +456,9 @@ def test_progress_counts_restarts_and_the_budget(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     at = AttackProgress(500, 2000, torch.ones(4), torch.ones(4, 1), ("layers.0",))
-    with _progress(True, "1m30s") as (watch, _):
-        watcher = watch("binary-kkt", 4, 12)
+    with listener_for(True, "1m30s") as listener:
+        watcher = listener.watch_attack("binary-kkt", 4, 12)
+        assert watcher is not None
         watcher(at)
         watcher(at)
     line = "attacking: 25%  binary-kkt  restart 5-8 of 12  step 500 of 2000  1m12s of 1m30s\n"

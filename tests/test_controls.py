@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from residuum.auditing.twin import Recipe, _bundled, _descend, _out_of
 from sklearn.datasets import load_digits
 
 import residuum as rs
 from residuum.attacks.stationarity.objectives import OBJECTIVES, permuted
 from residuum.auditing.budget import Batch
+from residuum.auditing.control_training import descend
 from residuum.auditing.controls import (
     Claim,
     ControlRow,
@@ -26,14 +26,16 @@ from residuum.auditing.controls import (
     told_by_samples,
     without_repeats,
 )
-from residuum.auditing.stages import (
-    OneTest,
+from residuum.auditing.positive_control import bundled_digits, split_holdout
+from residuum.auditing.scores import (
+    AttackTest,
     findings,
     grades,
     matches_among,
     run_tests,
     strongest_of,
 )
+from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
 from residuum.errors import InputError
 from residuum.evaluation.scoring import CandidatePool
@@ -295,13 +297,13 @@ def test_a_permuted_target_keeps_its_entries_layer_by_layer_and_loses_their_orde
 @pytest.mark.parametrize(
     ("text", "recipe"),
     [
-        ("", Recipe()),
-        ("optimiser=sgd,rate=0.01,epochs=100,batch=50", Recipe("sgd", 0.01, 100, 50)),
-        (" start=small , frozen=a+b ", Recipe(start="small", frozen=("a", "b"))),
+        ("", TrainingRecipe()),
+        ("optimiser=sgd,rate=0.01,epochs=100,batch=50", TrainingRecipe("sgd", 0.01, 100, 50)),
+        (" start=small , frozen=a+b ", TrainingRecipe(start="small", frozen=("a", "b"))),
     ],
 )
-def test_recipes(text: str, recipe: Recipe) -> None:
-    assert Recipe.parse(text) == recipe
+def test_recipes(text: str, recipe: TrainingRecipe) -> None:
+    assert TrainingRecipe.parse(text) == recipe
 
 
 @pytest.mark.parametrize(
@@ -309,12 +311,12 @@ def test_recipes(text: str, recipe: Recipe) -> None:
 )
 def test_other_recipes_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="recipe"):
-        Recipe.parse(text)
+        TrainingRecipe.parse(text)
 
 
 def test_a_twin_takes_its_samples_out_of_the_pool_with_the_labels_of_the_training_set() -> None:
     split = tight()[1]
-    mine, rest = _out_of(split.holdout, split.train, 0)
+    mine, rest = split_holdout(split.holdout, split.train, 0)
     assert sorted(mine.y.tolist()) == sorted(split.train.y.tolist())
     assert len(mine) + len(rest) == len(split.holdout)
     both = torch.cat([mine.x, rest.x]).flatten(1)
@@ -325,7 +327,7 @@ def test_without_a_large_pool_a_twin_is_of_bundled_digits_in_the_same_shape() ->
     checkpoint, split = tight()
     for shape in ((1, 8, 8), (64,)):
         like = split.train.replace(x=split.train.x.reshape(-1, *shape), mean=None)
-        mine, rest = _bundled(like, checkpoint, Knowledge(value_range=(0.0, 1.0)), 0)
+        mine, rest = bundled_digits(like, checkpoint, Knowledge(value_range=(0.0, 1.0)), 0)
         assert mine.shape == shape
         assert len(mine) == len(like)
         assert len(rest) >= len(mine) + 100
@@ -438,8 +440,9 @@ def test_a_twin_trained_in_batches_is_the_same_whatever_was_drawn_before() -> No
         torch.nn.init.zeros_(model.weight)
         torch.nn.init.zeros_(model.bias)
         torch.manual_seed(before)
-        recipe = Recipe.parse("optimiser=sgd,rate=0.5,epochs=3,batch=7")
-        _descend(model, x, y, "logistic", recipe, "sgd", 0.0, math.inf, seed)
+        recipe = TrainingRecipe.parse("optimiser=sgd,rate=0.5,epochs=3,batch=7")
+        limits = {"target_loss": 0.0, "seconds": math.inf}
+        descend(model, x, y, loss="logistic", recipe=recipe, seed=seed, **limits)
         found.append(model.weight.detach().clone())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
@@ -448,7 +451,7 @@ def test_a_twin_trained_in_batches_is_the_same_whatever_was_drawn_before() -> No
 def test_of_tests_with_the_least_p_the_one_with_most_to_show_is_shown() -> None:
     def one(count: int, adjusted: float) -> Any:
         control = SimpleNamespace(p_value=adjusted, recovered=np.arange(9) < count)
-        return OneTest(None, None, control, adjusted)  # type: ignore[arg-type]
+        return AttackTest(None, None, control, adjusted)  # type: ignore[arg-type]
 
     assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.0005)}) == "many"
     assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.001)}) == "few"

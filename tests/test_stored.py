@@ -104,7 +104,7 @@ def test_sparse_records_are_compared_as_well(
     wrong.indices = wrong.indices + 10**6  # beyond the columns: not read outside of memory
     kept = find_records(open_release(saved(model, tmp_path / "m.pkl")))
     assert kept is not None
-    assert kept.kept[0].records is None
+    assert kept.arrays[0].records is None
 
 
 def test_without_samples_the_records_still_decide(samples: Samples, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_damaged_records_are_an_error_that_says_so_or_said_to_be_there(
     (tmp_path / "m.pt").write_bytes(raw.replace(numbers, b"\1" + numbers[1:]))  # no longer its sum
     kept = find_records(open_release(tmp_path / "m.pt"))
     assert kept is not None
-    assert (kept.count, kept.kept[0].records) == (N, None)
+    assert (kept.count, kept.arrays[0].records) == (N, None)
     block = open_release(tmp_path / "m.pt").content["X_train"]
     with pytest.raises(CheckpointError, match="CRC"):
         block.tensor()

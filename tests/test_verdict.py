@@ -18,9 +18,9 @@ from residuum.auditing.budget import (
     first_batch,
     forecast,
     next_batch,
-    seconds_of,
 )
 from residuum.auditing.controls import Claim
+from residuum.auditing.durations import seconds_of
 from residuum.auditing.inputs import Fit
 from residuum.auditing.scores import findings as found_by
 from residuum.auditing.scores import run_tests

@@ -13,7 +13,8 @@ from torch import Tensor
 from residuum import plugins
 from residuum.attacks import every_attack
 from residuum.auditing.budget import CHECK_SHARE
-from residuum.auditing.result import SUITE, AuditResult, facts, others, tried
+from residuum.auditing.case import Case
+from residuum.auditing.result import SUITE, Applies, AuditResult, facts, others, tried
 from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
 from residuum.auditing.stored_records import NAME, unconfirmed
 from residuum.auditing.verdict import VOUCHED, assumptions, decide, limitations
@@ -25,12 +26,22 @@ from residuum.surfaces.inspection import Inspection
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
+MOVED = "layers that moved"  # a row of ``facts``
 MAX_SHOWN = 300  # records that the report is given: a page shows fewer
 
 
 def assemble_result(audit: Audit) -> AuditResult:
     """Return the result of an audit whose stages have run, with its verdict."""
     return _of_records(audit) if audit.case.network is None else _of_network(audit)
+
+
+def measured_facts(case: Case) -> tuple[Applies, ...]:
+    """Return what was measured of the attacked network, with moved layers counted in the whole network."""
+    rows = facts(case.attacked, case.inspection, case.knowledge, case.fit)
+    if case.head is None or case.whole is None:
+        return rows
+    whole = facts(case.whole.network, case.inspection, case.whole.knowledge, case.fit)
+    return tuple(w if row.what == MOVED else row for row, w in zip(rows, whole, strict=True))
 
 
 def _of_network(audit: Audit) -> AuditResult:
@@ -88,7 +99,7 @@ def _of_network(audit: Audit) -> AuditResult:
         membership=audit.membership,
         exposure=audit.exposure,
         applies=(
-            *facts(network, case.inspection, case.knowledge, case.fit),
+            *measured_facts(case),
             *tried(audit.outcomes),
             *others(
                 membership="" if audit.membership else audit.skipped["membership"],

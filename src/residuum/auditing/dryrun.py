@@ -14,11 +14,12 @@ from typing import Any, Unpack
 
 from residuum import plugins
 from residuum.attacks import every_attack
+from residuum.auditing.assembling import measured_facts
 from residuum.auditing.budget import forecast
 from residuum.auditing.case import Case, Model, Obstacles, load_case
 from residuum.auditing.controls import run_controls, told_by_network
 from residuum.auditing.request import AuditOptions, AuditRequest
-from residuum.auditing.result import PLANNED, Applies, facts, tried
+from residuum.auditing.result import PLANNED, Applies, tried
 from residuum.auditing.schedule import (
     AttackSchedule,
     reason_to_run,
@@ -157,7 +158,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
         tuple(obstacles.messages),
         (*doubts, *case.attacked.assumptions, *(fit.notes if fit else ())),
         (
-            *facts(case.attacked, case.inspection, case.knowledge, fit),
+            *measured_facts(case),
             *tried(rows, PLANNED),
         ),
         forecast(request.seconds, plans, count) if plans else "",

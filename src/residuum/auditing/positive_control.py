@@ -157,9 +157,9 @@ def _samples_of_control(case: Case, claim: Claim, seed: int) -> tuple[Dataset, D
     needed = 2 * len(claim.train) + SPARE
     weakness = ""
     if len(claim.pool) >= needed:
-        data, holdout = _split_holdout(claim.pool, claim.train, seed)
+        data, holdout = split_holdout(claim.pool, claim.train, seed)
     else:
-        data, holdout = _bundled_digits(claim.train, case.attacked, case.knowledge, seed)
+        data, holdout = bundled_digits(claim.train, case.attacked, case.knowledge, seed)
         weakness = (
             f"; it is weaker, of {len(data)} digits of this shape, because {len(claim.pool)} held-out "
             f"samples are fewer than {needed}"
@@ -241,7 +241,7 @@ def _attack_control(
     return attacks
 
 
-def _split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
+def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     """Return as many held-out samples as ``like`` has, and the rest.
 
     The sample has the label counts of ``like`` if there are enough held-out samples of each label.
@@ -263,7 +263,7 @@ def _split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset,
     )
 
 
-def _bundled_digits(
+def bundled_digits(
     like: Dataset, network: Network, knowledge: Knowledge, seed: int
 ) -> tuple[Dataset, Dataset]:
     """Return bundled digits in the shape and range of the training samples, with labels of their task."""

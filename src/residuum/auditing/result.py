@@ -27,8 +27,8 @@ from residuum.attacks import every_attack
 from residuum.attacks.unmixing.backbone import dense_behind
 from residuum.attacks.unmixing.layers import fed_by_input
 from residuum.auditing.budget import Batch
-from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.controls import Controls, Membership
+from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.inputs import Fit
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
