@@ -15,7 +15,7 @@ from residuum.auditing.result import Applies, AuditResult, NextStep
 from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
 from residuum.records import Record, Scores
 from residuum.records.base import plain
-from residuum.records.inputs import Fact
+from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 
 # The minor version grows with fields that older readers may ignore, the major one with any other change.

@@ -52,7 +52,7 @@ from residuum.records import (
     Scores,
     Uniqueness,
 )
-from residuum.records.results import MetricScore
+from residuum.records.scores import MetricScore
 from residuum.stationarity import by_layer, moved_layers
 from residuum.surfaces.inspection import Inspection
 

@@ -498,7 +498,7 @@ def _request(
     """What decides whether two audits are the same: settings, inputs and knowledge, not paths."""
     from importlib.metadata import version
 
-    from residuum.records.inputs import TENSORS
+    from residuum.records.knowledge import TENSORS
 
     plugged = {one.name: one.version for one in plugins.load()}
     return {

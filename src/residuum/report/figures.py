@@ -15,14 +15,10 @@ import torch
 from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores, Uniqueness
+from residuum.records.identification import Identification
 from residuum.records.inputs import with_mean
-from residuum.records.results import (
-    Identification,
-    MetricScore,
-    SampleMatch,
-    SampleScore,
-    Selection,
-)
+from residuum.records.reconstruction import Selection
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
 from residuum.report.drawing import SHOWN, Cell, positive
 
