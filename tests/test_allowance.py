@@ -12,9 +12,9 @@ import torch
 import residuum as rs
 from residuum.auditing.budget import CHECK_SHARE, Allowance, Batch
 from residuum.auditing.controls import Claim, ControlRow, run_controls
-from residuum.auditing.result import next_step
 from residuum.auditing.run import attack_config
 from residuum.auditing.stages import AttackStage
+from residuum.auditing.summary import next_step
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.records import Knowledge
 from tests.victims import knowledge, tight

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from residuum.auditing.applicability import Applies
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import Controls, Membership
 from residuum.auditing.inputs import Fit
-from residuum.auditing.result import Applies, AuditResult, NextStep
+from residuum.auditing.result import AuditResult
+from residuum.auditing.summary import NextStep
 from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
 from residuum.records import Record, Scores
 from residuum.records.base import plain

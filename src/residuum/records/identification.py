@@ -35,8 +35,10 @@ class Identification(Record):
     min_margin: on given samples.
     """
 
-    unpublished = ("input_shape", "dead", "carrying", "aggregate", "eigenvalues", "eigenvectors")
-    unpublished += ("x", "weights", "residuals", "certified")
+    unpublished = (
+        *("input_shape", "dead", "carrying", "aggregate", "eigenvalues", "eigenvectors"),
+        *("x", "weights", "residuals", "certified"),
+    )
 
     arch: str
     input_shape: tuple[int, ...]

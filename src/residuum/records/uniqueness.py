@@ -22,8 +22,10 @@ OF_ALL = (
     "seconds",
     "notes",
 )
-OF_SAMPLE = ("index", "lam", "size", "determined_at_least", "determined_energy", "change", "radius")
-OF_SAMPLE += ("radius_most", "members", "pinned", "kinks")
+OF_SAMPLE = (
+    *("index", "lam", "size", "determined_at_least", "determined_energy", "change", "radius"),
+    *("radius_most", "members", "pinned", "kinks"),
+)
 OF_FULL_SETS = ("full_at_least", "full_energy")
 
 
