@@ -30,6 +30,7 @@ from residuum.records import (
     Reconstruction,
     Record,
     Scores,
+    Selection,
     Uniqueness,
 )
 from residuum.records.scores import MetricScore
@@ -166,18 +167,23 @@ class AuditResult(Record):
         return None if row.threshold_null99 is None else row
 
     @property
-    def ranked(self) -> list[tuple[Reconstruction, int]]:
+    def ranked(self) -> list[tuple[Reconstruction, Selection, int]]:
         """What the attacks chose without the data: consensus first, then by confidence.
 
-        Each as an attack's reconstruction and the place in its selection.
+        Each as an attack's reconstruction, its selection, and the place in the selection.
         """
-        chosen = [(part, part.selection) for part in self.reconstructions if part.selection]
-        found = [
-            (int(one.support[i]) < 2, -(one.confidence_of(i) or 0.0), part, i)
-            for part, one in chosen
-            for i in range(len(one))
+        chosen = [
+            (reconstruction, selection, i)
+            for reconstruction in self.reconstructions
+            if (selection := reconstruction.selection) is not None
+            for i in range(len(selection))
         ]
-        return [(part, i) for *_, part, i in sorted(found, key=lambda row: row[:2])]
+
+        def order(choice: tuple[Reconstruction, Selection, int]) -> tuple[bool, float]:
+            _, selection, i = choice
+            return int(selection.support[i]) < 2, -(selection.confidence_of(i) or 0.0)
+
+        return sorted(chosen, key=order)
 
     @property
     def shape(self) -> tuple[int, ...]:

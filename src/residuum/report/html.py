@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from residuum.auditing.comparing import Comparison
     from residuum.auditing.result import AuditResult, Evidence
     from residuum.auditing.verdict import Verdict
-    from residuum.records import Reconstruction
+    from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
 MAX_LENGTH = 600  # characters of a name or sentence from outside
@@ -585,14 +585,13 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
     chosen = [
         Item(
             number=number,
-            found=with_mean(part.selection.x[i].double(), part.knowledge.mean).numpy(),
-            label=f"{float(part.selection.labels[i]):g}",
-            **_standing(part, i),
-            multiplier=float(part.selection.lam[i]),
-            **_certified(result, part.selection.x[i : i + 1])[0],
+            found=with_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
+            label=f"{float(selection.labels[i]):g}",
+            **_standing(reconstruction, selection, i),
+            multiplier=float(selection.lam[i]),
+            **_certified(result, selection.x[i : i + 1])[0],
         )
-        for number, (part, i) in enumerate(result.ranked[:MAX_CANDIDATES])
-        if part.selection is not None
+        for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
     yield from sorted(chosen, key=lambda item: -(item.confidence or 0.0))
 
@@ -605,16 +604,18 @@ def _groups(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
             near, at = cosine(x, part.selection.x.double()).max(1)
             for k, (value, i) in enumerate(zip(near.tolist(), at.tolist(), strict=True)):
                 if value > best[k][0]:
-                    best[k] = value, _standing(part, i)
+                    best[k] = value, _standing(part, part.selection, i)
     return [standing for _, standing in best]
 
 
-def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
-    """Confidence and support of a chosen candidate."""
-    assert part.selection is not None
-    said = {"attack": part.attack, "restarts": part.restarts}
-    confidence, support = part.selection.confidence_of(i), part.selection.support[i]
-    return {**said, "confidence": confidence, "support": int(support)}
+def _standing(reconstruction: Reconstruction, selection: Selection, i: int) -> dict[str, Any]:
+    """Return which attack chose a candidate, with how much support and confidence."""
+    return {
+        "attack": reconstruction.attack,
+        "restarts": reconstruction.restarts,
+        "confidence": selection.confidence_of(i),
+        "support": int(selection.support[i]),
+    }
 
 
 def _certified(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
