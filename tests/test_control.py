@@ -33,7 +33,7 @@ def naive_percentile(pairs: list[tuple[int, float]]) -> float:
     pool = len({sample for sample, _ in pairs})
     values = sorted(value for _, value in pairs if value > -math.inf)
     position = math.ceil(len(values) * Fraction(math.ceil(Fraction(99, 100) * (pool + 1)), pool))
-    return values[position - 1] if position <= len(values) else math.inf
+    return values[position - 1] if 0 < position <= len(values) else math.inf
 
 
 def naive_control(gain, value, mixed, held_out):
