@@ -40,6 +40,8 @@ class Identification(Record):
         *("x", "weights", "residuals", "certified"),
     )
 
+    derived = ("normalized_margin",)
+
     arch: str
     input_shape: tuple[int, ...]
     order: int
@@ -104,7 +106,6 @@ class Identification(Record):
         }
         return {RENAMED.get(name, name): value for name, value in super().to_json().items()} | {
             "neurons": {"live": self.neurons, "dead": self.dead, "carrying": self.carrying},
-            "normalized_margin": self.normalized_margin,
             "samples": table_rows(columns),
             "aggregates": {k: v.tolist() for k, v in aggregates.items() if v is not None},
         }

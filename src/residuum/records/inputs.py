@@ -38,6 +38,8 @@ TEXT_BYTES = 64  # what Python needs for a text beside its letters
 # What zipfile and numpy raise on damaged files.
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError)
 _BROKEN = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+NUMBERS = ("x", "y", "mean", "scale", "offset")  # arrays of a data file
+TEXTS = ("classes", "features", "units")
 TASKS = ("binary", "multiclass", "regression")
 MAX_DIRECTORY_BYTES = 1 << 20  # about 13 000 members of torch.save
 END = struct.Struct("<4s4H2IH")
@@ -132,18 +134,10 @@ class Dataset(Record):
 
     def to_npz(self, path: str | Path) -> Path:
         """Write ``x``, ``y`` and whatever else is known to an .npz archive."""
-        arrays = {"x": self.x.numpy(force=True), "y": self.y.numpy(force=True)}
-        if self.mean is not None:
-            arrays["mean"] = self.mean.numpy(force=True)
-        for name in ("scale", "offset"):
-            if getattr(self, name) is not None:
-                arrays[name] = getattr(self, name).numpy(force=True)
-        for name in ("classes", "features", "units"):
-            if getattr(self, name):
-                arrays[name] = np.array(getattr(self, name))
-        if self.record_ids:
-            arrays["id"] = np.array(self.record_ids)
-        return write_npz(path, arrays)
+        tensors = {name: getattr(self, name) for name in NUMBERS}
+        texts = {name: getattr(self, name) for name in TEXTS} | {"id": self.record_ids}
+        arrays = {name: t.numpy(force=True) for name, t in tensors.items() if t is not None}
+        return write_npz(path, arrays | {name: np.array(t) for name, t in texts.items() if t})
 
     @classmethod
     def from_npz(cls, path: str | Path) -> Self:
@@ -159,7 +153,7 @@ class Dataset(Record):
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], path: str | Path) -> Self:
         """The dataset of arrays as :meth:`to_npz` names them; path: whose they are, for messages."""
-        for name in filter(arrays.__contains__, ("x", "y", "mean", "scale", "offset")):
+        for name in filter(arrays.__contains__, NUMBERS):
             if arrays[name].dtype.kind == "U" or not np.isfinite(arrays[name]).all():
                 raise DataError(
                     f"{name!r} must hold finite numbers; in {str(path)!r} it holds text, NaN or Inf.",
@@ -180,7 +174,7 @@ class Dataset(Record):
                 "Save the mean image that was subtracted.",
             )
         known: dict[str, Any] = {}
-        for name in filter(arrays.__contains__, ("classes", "features", "units")):
+        for name in filter(arrays.__contains__, TEXTS):
             known[name] = tuple(map(str, arrays[name].ravel()))
         for name in filter(arrays.__contains__, ("scale", "offset")):
             known[name] = torch.from_numpy(arrays[name]).to(x.dtype)
