@@ -45,7 +45,7 @@ from residuum.evaluation.scoring import whole_pool
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Split, write_json
-from residuum.records.results import Exposure
+from residuum.records.exposure import Exposure
 from residuum.records.rundir import environment
 from residuum.risk.run import Inserted, expose
 from residuum.similarity import ncc

@@ -21,7 +21,7 @@ from residuum.datasets import load_dataset
 from residuum.io.modules import checkpoint_from_module
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records import Dataset, write_atomic
-from residuum.records.results import Identification
+from residuum.records.identification import Identification
 from residuum.report import drawing
 from residuum.report.drawing import BLUE, GREY, INK, ORANGE
 from residuum.report.figures import identified_figure

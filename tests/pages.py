@@ -31,7 +31,7 @@ from residuum.records import (
     Sums,
     Uniqueness,
 )
-from residuum.records.results import MetricScore, SampleMatch, SampleScore
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.surfaces.inspection import Inspection
 
 OUTCOMES = tuple(EXIT_CODES)

@@ -13,8 +13,8 @@ from residuum.auditing.budget import CHECK_SHARE, Allowance, Batch, TimeBudget
 from residuum.auditing.controls import Claim, ControlRow, run_controls
 from residuum.auditing.listener import AuditListener
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.result import next_step
 from residuum.auditing.schedule import AttackSchedule
+from residuum.auditing.summary import next_step
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.records import Knowledge
 from tests.victims import knowledge, tight

@@ -16,7 +16,6 @@ from residuum.evaluation.matching import why_not_calibrated
 from residuum.evaluation.null import (
     count_interval,
     draw_sets,
-    percentile,
     smallest_significant,
     step_down,
 )
@@ -34,7 +33,7 @@ def naive_percentile(pairs: list[tuple[int, float]]) -> float:
     pool = len({sample for sample, _ in pairs})
     values = sorted(value for _, value in pairs if value > -math.inf)
     position = math.ceil(len(values) * Fraction(math.ceil(Fraction(99, 100) * (pool + 1)), pool))
-    return values[position - 1] if position <= len(values) else math.inf
+    return values[position - 1] if 0 < position <= len(values) else math.inf
 
 
 def naive_control(gain, value, mixed, held_out):
@@ -226,11 +225,10 @@ def test_a_floor_changes_nothing_and_gives_way_where_it_is_not_safe(monkeypatch)
         np.testing.assert_array_equal(one.chance, found[0].chance)
 
 
-def test_percentile_is_conformal():
-    assert percentile(np.arange(100.0), 100) == 99
-    assert percentile(np.arange(1000.0), 1000) == 990
-    assert percentile(np.arange(98.0), 98) == np.inf
-    assert percentile(np.array([]), 100) == np.inf
+def test_the_naive_percentile_is_conformal():
+    for pool, percentile in ((100, 99.0), (1000, 990.0), (98, math.inf)):
+        assert naive_percentile([(sample, float(sample)) for sample in range(pool)]) == percentile
+    assert naive_percentile([(sample, -math.inf) for sample in range(100)]) == math.inf
 
 
 def test_subsets_have_the_label_counts_asked_for():

@@ -27,7 +27,8 @@ from residuum.evaluation.scoring import (
     whole_pool,
 )
 from residuum.records import Dataset, Knowledge, Reconstruction, same
-from residuum.records.results import Scores, Selection
+from residuum.records.reconstruction import Selection
+from residuum.records.scores import Scores
 
 SHAPE = (1, 8, 8)
 

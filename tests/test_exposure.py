@@ -25,7 +25,7 @@ from residuum.io.modules import checkpoint_from_module
 from residuum.networks import MLP, Architecture, ConvNet
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
-from residuum.records.results import COLUMNS, Exposure
+from residuum.records.exposure import COLUMNS, Exposure
 from residuum.risk import canaries, gradients
 from residuum.risk import run as figures
 from residuum.risk.canaries import bound, epsilon_bound, guessed

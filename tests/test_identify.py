@@ -20,7 +20,7 @@ from residuum.io.modules import checkpoint_from_module
 from residuum.networks import MLP, Polynomial, PolynomialNetwork
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
-from residuum.records.results import Identification
+from residuum.records.identification import Identification
 from residuum.report.figures import identified_figure
 from residuum.surfaces.surface import weights
 from tests.cases import ExactPoint, polynomial_point

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from residuum.attacks.exact.polynomial import recover
 from residuum.errors import InputError
 from residuum.networks import MLP, Polynomial, PolynomialNetwork, ReLU
-from residuum.records.results import Identification
+from residuum.records.identification import Identification
 from residuum.theory import certify
 from residuum.theory.polynomial import identifiability, interpolate, live_neurons, signal_subspace
 from tests.cases import ExactPoint, coherent_point, polynomial_point

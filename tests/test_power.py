@@ -10,7 +10,7 @@ from torch import nn
 
 from residuum.attacks.exact.polynomial import recover
 from residuum.attacks.exact.power import Completion, misfit, normal_equations
-from residuum.records.results import Identification
+from residuum.records.identification import Identification
 from residuum.theory import certify
 from residuum.theory.polynomial import interpolate, live_neurons, signal_subspace
 from tests.cases import ExactPoint, polynomial_point

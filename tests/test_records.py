@@ -52,23 +52,19 @@ from residuum.records import (
     write_json,
 )
 from residuum.records.base import METADATA_KEY
-from residuum.records.inputs import Fact
-from residuum.records.published import Tool
-from residuum.records.results import (
+from residuum.records.exposure import (
     CanaryBound,
     ExposedRecord,
     Exposure,
     GroupExposure,
-    Identification,
-    MetricScore,
     Operating,
     PublishedExposure,
-    SampleMatch,
-    SampleScore,
-    Scores,
-    ScoreSlice,
 )
+from residuum.records.identification import Identification
+from residuum.records.knowledge import Fact
+from residuum.records.published import Tool
 from residuum.records.rundir import digest, environment, sha256
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 from residuum.scanning.findings import Finding
 from residuum.scanning.scan import Scan, ScannedFile, UnreadFile
 from residuum.scanning.strip import Stripped

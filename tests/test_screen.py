@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from residuum.auditing.applicability import NOT_TRIED, Applies
 from residuum.auditing.inputs import Fit
-from residuum.auditing.result import NOT_TRIED, Applies, AuditResult
+from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import (
     HURRIED,
     INCONCLUSIVE,

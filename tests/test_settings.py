@@ -16,7 +16,7 @@ from residuum.attacks.unmixing.ica import DOMAINS
 from residuum.cli import options
 from residuum.errors import InputError
 from residuum.networks import SURROGATES
-from residuum.records.inputs import PROVENANCES
+from residuum.records.knowledge import PROVENANCES
 from residuum.settings import (
     ATTACKS,
     LOSSES,

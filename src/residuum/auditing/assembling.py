@@ -12,9 +12,10 @@ from torch import Tensor
 
 from residuum import plugins
 from residuum.attacks import every_attack
+from residuum.auditing.applicability import Applies, facts, others, tried
 from residuum.auditing.budget import CHECK_SHARE
 from residuum.auditing.case import Case
-from residuum.auditing.result import SUITE, Applies, AuditResult, facts, others, tried
+from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
 from residuum.auditing.stored_records import NAME, unconfirmed
 from residuum.auditing.verdict import VOUCHED, assumptions, decide, limitations

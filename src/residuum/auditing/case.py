@@ -283,7 +283,7 @@ def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
     from importlib.metadata import version
 
     from residuum import plugins
-    from residuum.records.inputs import TENSORS
+    from residuum.records.knowledge import TENSORS
 
     plugged = {plugin.name: plugin.version for plugin in plugins.load()}
     knowledge = case.knowledge if case.whole is None else case.whole.knowledge

@@ -14,12 +14,12 @@ from typing import Any, Unpack
 
 from residuum import plugins
 from residuum.attacks import every_attack
+from residuum.auditing.applicability import PLANNED, Applies, tried
 from residuum.auditing.assembling import measured_facts
 from residuum.auditing.budget import forecast
 from residuum.auditing.case import Case, Model, Obstacles, load_case
 from residuum.auditing.controls import run_controls, told_by_network
 from residuum.auditing.request import AuditOptions, AuditRequest
-from residuum.auditing.result import PLANNED, Applies, tried
 from residuum.auditing.schedule import (
     AttackSchedule,
     reason_to_run,

@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from residuum.auditing.applicability import Applies
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import Controls, Membership
 from residuum.auditing.inputs import Fit
-from residuum.auditing.result import Applies, AuditResult, NextStep
+from residuum.auditing.result import AuditResult
+from residuum.auditing.summary import NextStep
 from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
-from residuum.records import Record, Scores
+from residuum.records import Exposure, Record, Scores
 from residuum.records.base import plain
-from residuum.records.inputs import Fact
+from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 
 # The minor version grows with fields that older readers may ignore, the major one with any other change.
@@ -182,41 +184,22 @@ def publish(
     Returns:
         The published form. Its ``to_json`` is the file.
     """
-    exposure = None
-    if (exposed := result.exposure) is not None:
-        rows = exposed.rows(MOST_EXPOSED)
-        exposure = {**exposed.summary().to_json(), "lines": list(exposed.lines), "per_record": rows}
-    return PublishedAudit(
+    return PublishedAudit.from_attributes(
+        result,
         schema_version=SCHEMA_VERSION,
         tool=AuditTool(**vars(this_tool()), suite=Suite(result.suite, result.suite_attacks)),
-        created=result.created,
-        subject=result.subject,
-        verdict=result.verdict,
         network=_network(result),
-        fit=result.fit,
-        findings=result.findings,
-        controls=result.controls,
-        checks=_checks(result),
-        membership=result.membership,
-        exposure=exposure,
-        applies=result.applies,
+        checks=ChecksSummary.from_attributes(
+            result.checks, positive_controls=result.checks.twins, shown=result.shown
+        ),
+        exposure=_exposure(result.exposure),
         knowledge=result.knowledge.facts,
-        attacks=result.attacks,
         scores=_counts(result.scores),
         selected=_counts(result.selected),
         candidates=_candidates(result),
         certificate=plain(result.certificate),
-        certificate_of=result.certificate_of,
         uniqueness=plain(result.uniqueness),
-        uniqueness_reason=result.uniqueness_reason,
-        batches=result.batches,
-        seconds=result.seconds,
-        settings=result.settings,
         request=request,
-        assumptions=result.assumptions,
-        limitations=result.limitations,
-        warnings=result.warnings,
-        notes=result.notes,
         next_step=result.screen.next,
         inputs=result.hashes,
         artifacts=artifacts,
@@ -224,64 +207,41 @@ def publish(
 
 
 def _network(result: AuditResult) -> NetworkSummary:
-    measured = result.inspection
     directions, directions_of = result.directions
-    return NetworkSummary(
-        arch=measured.arch,
-        parameters=measured.parameters,
-        input_shape=measured.input_shape,
-        outputs=measured.outputs,
-        homogeneity_order=measured.homogeneity_order,
+    return NetworkSummary.from_attributes(
+        result.inspection,
         first_layer_directions=directions,
         first_layer_directions_of=directions_of,
-        balance=measured.balance,
     )
 
 
-def _checks(result: AuditResult) -> ChecksSummary:
-    checks = result.checks
-    return ChecksSummary(
-        told_apart=checks.told_apart,
-        vouched=checks.vouched,
-        positive_controls=checks.twins,
-        set_aside=checks.set_aside,
-        stopped=checks.stopped,
-        budget_needed=checks.budget_needed,
-        shown=result.shown,
-    )
+def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
+    """Return the exposure as in ``exposure.json``, with the most exposed samples only."""
+    if exposure is None:
+        return None
+    rows = exposure.rows(MOST_EXPOSED)
+    return {**exposure.summary().to_json(), "lines": list(exposure.lines), "per_record": rows}
 
 
 def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
     """Return the reconstructions that the attacks chose without the data, best first."""
-    rows = []
-    for rank, (part, i) in enumerate(result.ranked[:MOST_CANDIDATES]):
-        chosen = part.selection
-        assert chosen is not None
-        rows.append(
-            Candidate(
-                rank=rank,
-                attack=part.attack,
-                label=float(chosen.labels[i]),
-                confidence=chosen.confidence_of(i),
-                support=int(chosen.support[i]),
-                restarts=part.restarts,
-                members=int(chosen.members[i]),
-                multiplier=float(chosen.lam[i]),
-            )
+    return tuple(
+        Candidate(
+            rank=rank,
+            attack=reconstruction.attack,
+            label=float(selection.labels[i]),
+            confidence=selection.confidence_of(i),
+            support=int(selection.support[i]),
+            restarts=reconstruction.restarts,
+            members=int(selection.members[i]),
+            multiplier=float(selection.lam[i]),
         )
-    return tuple(rows)
+        for rank, (reconstruction, selection, i) in enumerate(result.ranked[:MOST_CANDIDATES])
+    )
 
 
 def _counts(scores: Scores | None) -> ScoreSummary | None:
     if scores is None:
         return None
-    return ScoreSummary(
-        n=scores.n,
-        candidates=scores.m,
-        calibrated=scores.calibrated,
-        recovered=scores.recovered,
-        expected_by_chance=scores.expected_by_chance,
-        p_value=scores.p_value,
-        threshold=scores.metrics[scores.deciding].threshold_null99,
-        pool=scores.pool,
-    )
+    threshold = scores.metrics[scores.deciding].threshold_null99
+    return ScoreSummary.from_attributes(scores, candidates=scores.m, threshold=threshold)

@@ -32,7 +32,7 @@ from typing import Annotated
 
 from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import Fit
-from residuum.errors import InputError, did_you_mean
+from residuum.errors import InputError, require_known
 from residuum.evaluation.null import SIGNIFICANCE, format_p
 from residuum.io.metadata import METADATA_SAYS
 from residuum.networks.network import Network
@@ -78,7 +78,8 @@ SURFACES_SAID = {
     "weights - start": "the change from the start",
     "moment": "the optimiser state in this file",
 }
-_FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|==|>|<)\s*([-+0-9.eE]+)\s*")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_COMPARISON = re.compile(rf"\s*([a-z_]+)\s*(>=|<=|==|>|<)\s*({_NUMBER})\s*")
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
 _COMPARE |= {">": operator.gt, "<": operator.lt}
 
@@ -729,20 +730,15 @@ def read_condition(text: str) -> Condition:
     """``leak``, a grade of one, or NAME with >=, >, <=, < or == and a number."""
     if text.strip() in (LEAK, *GRADES):
         return Condition(text.strip())
-    found = _FORM.fullmatch(text)
-    try:
-        bound = float(found[3]) if found else math.nan
-    except ValueError:
-        bound = math.nan
-    if found is None or not math.isfinite(bound):
+    comparison = _COMPARISON.fullmatch(text)
+    if comparison is None or not math.isfinite(bound := float(comparison[3])):
         raise InputError(
             f"--fail-on takes leak, a grade or a comparison such as recovered>=5; got {text[:60]!r}.",
             f"Grades: {', '.join(GRADES)}; quantities: {', '.join(QUANTITIES)}.",
         )
-    if found[1] not in QUANTITIES:
-        known = did_you_mean(found[1], tuple(QUANTITIES))
-        raise InputError(f"--fail-on knows no {found[1][:40]!r}.", known)
-    return Condition(text.strip(), found[1], _COMPARE[found[2]], bound)
+    name, sign, _ = comparison.groups()
+    require_known(name[:40], QUANTITIES, "--fail-on knows no")
+    return Condition(text.strip(), name, _COMPARE[sign], bound)
 
 
 def exit_code(verdict: Verdict, conditions: list[Condition]) -> int:

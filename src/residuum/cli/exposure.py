@@ -25,7 +25,7 @@ from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.records import Exposure
-    from residuum.records.results import GroupExposure
+    from residuum.records.exposure import GroupExposure
 
 GROUPS = 20  # of a table
 

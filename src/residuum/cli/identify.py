@@ -19,7 +19,7 @@ from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
-    from residuum.records.results import Identification
+    from residuum.records.identification import Identification
 
 
 def command(

@@ -36,7 +36,7 @@ class Lookup(Record):
     match: Tensor
 
 
-def lookup(candidates: Tensor, pool: Tensor, level: float = LEVEL) -> Lookup:
+def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
     """The nearest of ``pool`` (N, ...) for each of ``candidates`` (k, ...), both as embeddings."""
     if len(pool) < 2 or candidates.shape[1:] != pool.shape[1:]:
         raise InputError(
@@ -54,5 +54,5 @@ def lookup(candidates: Tensor, pool: Tensor, level: float = LEVEL) -> Lookup:
         among = cosine(records[rows], records)
         among[torch.arange(len(among)), torch.arange(len(records))[rows]] = -1.0
         own.append(among.amax(1))
-    threshold = float(torch.cat(own).quantile(level))
+    threshold = float(torch.cat(own).quantile(LEVEL))
     return Lookup(index, similarity, threshold, similarity > threshold)

@@ -189,15 +189,6 @@ def format_p(p: float) -> str:
     return f"p = {p!r}"
 
 
-def percentile(ascending: Array, pool: int) -> float:
-    """The conformal 99th percentile of matched values that stem from ``pool`` samples.
-
-    Samples without a match are left out, which can only raise it. Without any match it is +inf.
-    """
-    place = int(_from_the_top(len(ascending), pool))
-    return float(ascending[-1 - place]) if place >= 0 else float("inf")
-
-
 def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) -> Array:
     """``count`` random sets of positions in ``labels`` with the label counts of ``like``. (count, n)."""
     parts = []
@@ -213,14 +204,14 @@ def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) 
     return np.concatenate(parts, axis=1)
 
 
-def count_interval(count: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Naive interval of a count: Clopper-Pearson as if the samples were independent trials.
+def count_interval(count: int, n: int) -> tuple[float, float]:
+    """Naive 95% interval of a count: Clopper-Pearson as if the samples were independent trials.
 
     Matches are one-to-one, so they are not; and chance is not subtracted.
     """
     from scipy.stats import binomtest
 
-    share = binomtest(count, n).proportion_ci(level, method="exact")
+    share = binomtest(count, n).proportion_ci(0.95, method="exact")
     return n * float(share.low), n * float(share.high)
 
 

@@ -42,14 +42,8 @@ from residuum.evaluation.null import (
     smallest_significant,
 )
 from residuum.records.inputs import Dataset
-from residuum.records.results import (
-    MetricScore,
-    Reconstruction,
-    SampleMatch,
-    SampleScore,
-    Scores,
-    ScoreSlice,
-)
+from residuum.records.reconstruction import Reconstruction
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 
 DECIDING = "ncc"  # of the verdict: ignores brightness and contrast
 BINS = 5  # equally large slices of the samples, by margin

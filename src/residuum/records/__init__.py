@@ -1,15 +1,11 @@
 """Frozen dataclasses that cross stages, and their files on disk."""
 
 from residuum.records.base import Record, same
-from residuum.records.inputs import TASKS, Dataset, Knowledge, Split, read_npz
-from residuum.records.results import (
-    Certificate,
-    Exposure,
-    LayerResidual,
-    Reconstruction,
-    Scores,
-    Selection,
-    Sums,
-    Uniqueness,
-)
+from residuum.records.certificate import Certificate, LayerResidual
+from residuum.records.exposure import Exposure
+from residuum.records.inputs import TASKS, Dataset, Split, read_npz
+from residuum.records.knowledge import Knowledge
+from residuum.records.reconstruction import Reconstruction, Selection
 from residuum.records.rundir import make_directory, read_json, write_atomic, write_json
+from residuum.records.scores import Scores
+from residuum.records.uniqueness import Sums, Uniqueness

@@ -34,6 +34,7 @@ class Record:
 
     known: ClassVar[dict[str, type[Record]]] = {}
     derived: ClassVar[tuple[str, ...]] = ()  # properties that the JSON holds next to the fields
+    unpublished: ClassVar[tuple[str, ...]] = ()  # fields that the JSON leaves out
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,10 +82,37 @@ class Record:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    @classmethod
+    def from_attributes(cls, source: Any, **values: Any) -> Self:
+        """Return a record whose fields are attributes of another object.
+
+        Args:
+            source: An object with an attribute for every other field of this record.
+            **values: Fields that the object does not have, or has in another form.
+
+        Returns:
+            The record.
+        """
+        names = (field.name for field in dataclasses.fields(cls) if field.name not in values)
+        return cls(**{name: getattr(source, name) for name in names}, **values)
+
+    @classmethod
+    def published_fields(cls) -> list[dataclasses.Field[Any]]:
+        """Return the fields that the JSON holds."""
+        return [field for field in dataclasses.fields(cls) if field.name not in cls.unpublished]
+
     def to_json(self) -> dict[str, Any]:
         """Return the published form: fields and ``derived`` properties by their names, as plain values."""
-        names = (*(field.name for field in dataclasses.fields(self)), *self.derived)
+        return self.plain_values(*(field.name for field in self.published_fields()), *self.derived)
+
+    def plain_values(self, *names: str) -> dict[str, Any]:
+        """Return fields and properties by their names, as plain values."""
         return {name: plain(getattr(self, name)) for name in names}
+
+
+def table_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one dict per row of a table that is given by its columns."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """The published form of records: the keys of their JSON and the types of the values.
 
-The keys are the fields of a record and the properties that its class lists in ``derived``. The JSON Schemas
-in ``residuum/schemas`` are derived from the records in this way, so no class repeats a record.
+The keys are the fields of a record, except those that its class lists in ``unpublished``, and the properties
+that its class lists in ``derived``. The JSON Schemas in ``residuum/schemas`` are derived from the records in
+this way, so no class repeats a record.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def published_form(record: type[Record]) -> type[BaseModel]:
 
     hints = get_type_hints(record, include_extras=True)
     keys: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
+    for field in record.published_fields():
         default = None if field.metadata.get("optional") else ...
         keys[field.name] = (_published_type(hints[field.name]), default)
     for name in record.derived:

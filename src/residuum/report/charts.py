@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from residuum.auditing.result import Evidence
     from residuum.records import Reconstruction
-    from residuum.records.results import MetricScore
+    from residuum.records.scores import MetricScore
 
 WIDTH, HEIGHT = 480, 280  # units of the SVG view box, which are matplotlib's points
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes

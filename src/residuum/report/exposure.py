@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from residuum.records import Dataset
+from residuum.records.exposure import Exposure
 from residuum.records.inputs import with_mean
-from residuum.records.results import Exposure
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 

@@ -15,17 +15,14 @@ import torch
 from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores, Uniqueness
+from residuum.records.identification import Identification
 from residuum.records.inputs import with_mean
-from residuum.records.results import (
-    Identification,
-    MetricScore,
-    SampleMatch,
-    SampleScore,
-    Selection,
-)
+from residuum.records.reconstruction import Selection
+from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
 from residuum.report.drawing import SHOWN, Cell, positive
 
+COMPARED = 10  # images of each attack, where several are compared
 LINES = 80  # of a family tree; a larger one shows the families with the most descendants
 Matched = tuple[SampleScore, SampleMatch]
 
@@ -75,15 +72,13 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
     return drawing.side_by_side(title, cells, rows, lines)
 
 
-def compared_figure(
-    attacks: dict[str, tuple[Tensor, Scores]], train: Dataset, columns: int = 10
-) -> bytes | None:
+def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -> bytes | None:
     """The best matches of several attacks on the same images, a band each, from top to bottom.
 
     attacks: by what was attacked, all candidates and their scores; None where one has no match.
     """
     best = [_matched(scores, scores.metrics[scores.deciding]) for _, scores in attacks.values()]
-    columns = min(columns, *map(len, best))
+    columns = min(COMPARED, *map(len, best))
     if not columns:
         return None
     cells = [
@@ -241,9 +236,9 @@ def identified_figure(found: Identification, truth: Tensor | None = None) -> byt
     return drawing.side_by_side(title, cells, ("",) if truth is None else names, names)
 
 
-def family_figure(found: Reconstruction, run: int = 0) -> bytes | None:
-    """The family tree of one restart; None where its candidates never changed."""
-    events = [event for event in found.events if event["run"] == run and event["kind"] != "stable"]
+def family_figure(found: Reconstruction) -> bytes | None:
+    """The family tree of the first restart; None where its candidates never changed."""
+    events = [event for event in found.events if event["run"] == 0 and event["kind"] != "stable"]
     if not events:
         return None
     known = lives(events, int(found.settings["candidates"]))
@@ -265,7 +260,7 @@ def family_figure(found: Reconstruction, run: int = 0) -> bytes | None:
     alive = sum(life.died is None for life in known.values())
     axes.set(xlabel="step", yticks=[], xlim=(0, last))
     axes.set_title(
-        f"restart {run}: {int(found.settings['candidates'])} candidates at the start, {alive} at the "
+        f"restart 0: {int(found.settings['candidates'])} candidates at the start, {alive} at the "
         f"end{'' if len(order) == len(known) else f'; {len(order)} of {len(known)} lines drawn'}\n"
         "orange fork: split; cross: merged or dropped",
         fontsize=9,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from markupsafe import Markup, escape
 from torch import Tensor
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from residuum.auditing.comparing import Comparison
     from residuum.auditing.result import AuditResult, Evidence
     from residuum.auditing.verdict import Verdict
-    from residuum.records import Reconstruction
+    from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
 MAX_LENGTH = 600  # characters of a name or sentence from outside
@@ -99,8 +100,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     if control is not None:  # what chance explains is no finding
         items = tuple(item for item in items if item.recovered)
     cards = cards_of(items, result.shape, redact=redact)
-    chosen = sum(len(part.selection) for part in result.reconstructions if part.selection)
-    total = chosen if result.scores is None else len(items) if control else result.scores.n
+    total = len(items) if control else result.scores.n if result.scores else len(result.ranked)
     shown = [card.item for card in cards]
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
     table = charts.threshold_table(*evidence) if evidence else None
@@ -344,11 +344,11 @@ def _finalize(value: object) -> object:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def shown(value: float | int | None, digits: int = 3) -> str:
-    """A number for reading: integers whole, others to ``digits`` significant ones, a dash for none."""
+def shown(value: float | int | None) -> str:
+    """A number for reading: integers whole, others to three significant digits, a dash for none."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "–"
-    return f"{value}" if isinstance(value, int) else f"{value:.{digits}g}"
+    return f"{value}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def fixed(value: float | None) -> str:
@@ -585,36 +585,34 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
     chosen = [
         Item(
             number=number,
-            found=with_mean(part.selection.x[i].double(), part.knowledge.mean).numpy(),
-            label=f"{float(part.selection.labels[i]):g}",
-            **_standing(part, i),
-            multiplier=float(part.selection.lam[i]),
-            **_certified(result, part.selection.x[i : i + 1])[0],
+            found=with_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
+            label=f"{float(selection.labels[i]):g}",
+            **_standing(reconstruction, selection, i),
+            multiplier=float(selection.lam[i]),
+            **_certified(result, selection.x[i : i + 1])[0],
         )
-        for number, (part, i) in enumerate(result.ranked[:MAX_CANDIDATES])
-        if part.selection is not None
+        for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
     yield from sorted(chosen, key=lambda item: -(item.confidence or 0.0))
 
 
 def _groups(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """Standing of the group that each candidate belongs to: the nearest chosen one."""
-    best: list[tuple[float, dict[str, Any]]] = [(-1.0, {})] * len(x)
-    for part in result.reconstructions if len(x) else ():
-        if part.selection:
-            near, at = cosine(x, part.selection.x.double()).max(1)
-            for k, (value, i) in enumerate(zip(near.tolist(), at.tolist(), strict=True)):
-                if value > best[k][0]:
-                    best[k] = value, _standing(part, i)
-    return [standing for _, standing in best]
+    """Return the standing of the group that each candidate belongs to: that of the nearest choice."""
+    choices = result.ranked
+    if not choices or not len(x):
+        return [{}] * len(x)
+    chosen = torch.stack([selection.x[i].double() for _, selection, i in choices])
+    return [_standing(*choices[k]) for k in cosine(x, chosen).argmax(1).tolist()]
 
 
-def _standing(part: Reconstruction, i: int) -> dict[str, Any]:
-    """Confidence and support of a chosen candidate."""
-    assert part.selection is not None
-    said = {"attack": part.attack, "restarts": part.restarts}
-    confidence, support = part.selection.confidence_of(i), part.selection.support[i]
-    return {**said, "confidence": confidence, "support": int(support)}
+def _standing(reconstruction: Reconstruction, selection: Selection, i: int) -> dict[str, Any]:
+    """Return which attack chose a candidate, with how much support and confidence."""
+    return {
+        "attack": reconstruction.attack,
+        "restarts": reconstruction.restarts,
+        "confidence": selection.confidence_of(i),
+        "support": int(selection.support[i]),
+    }
 
 
 def _certified(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:

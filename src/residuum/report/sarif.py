@@ -45,12 +45,8 @@ def sarif(
         "partialFingerprints": {"checkpoint/v1": sha256 or file},
         "properties": {k: v for k, v in numbers.items() if v is not None and v != ""},
     }
-    log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
-    run = log["runs"][0]
-    run["tool"]["driver"]["version"] = tool_version
-    run["invocations"] = [{"executionSuccessful": True, "exitCode": exit_code}]
-    run |= {"artifacts": [artifact], "results": [result]}
-    return log
+    invocation = {"executionSuccessful": True, "exitCode": exit_code}
+    return _log({"version": tool_version}, invocation, [artifact], [result])
 
 
 LEVELS = {"high": ("error", "8.0"), "medium": ("warning", "5.0"), "low": ("note", "2.0")}
@@ -58,8 +54,6 @@ LEVELS = {"high": ("error", "8.0"), "medium": ("warning", "5.0"), "low": ("note"
 
 def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
     """The log of a scan, from its JSON: one rule for each kind of finding, one result for each finding."""
-    log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
-    run = log["runs"][0]
     subject, whole = PurePosixPath(scan["subject"]), len(scan["files"]) + len(scan["unread"]) > 1
     rules: dict[str, dict[str, Any]] = {}
     results, artifacts = [], []
@@ -89,11 +83,24 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
             )
     unread = [f"{one['file']}: {one['reason']}" for one in scan["unread"]]
     notes = [{"level": "error", "message": {"text": text}} for text in unread]
-    run["tool"]["driver"] |= {"version": scan["tool"]["version"], "rules": list(rules.values())}
-    run["invocations"] = [{"executionSuccessful": not notes, "exitCode": scan["exit_code"]}]
-    if notes:
-        run["invocations"][0]["toolExecutionNotifications"] = notes
-    return log | {"runs": [run | {"artifacts": artifacts, "results": results}]}
+    invocation = {"executionSuccessful": not notes, "exitCode": scan["exit_code"]}
+    invocation |= {"toolExecutionNotifications": notes} if notes else {}
+    driver = {"version": scan["tool"]["version"], "rules": list(rules.values())}
+    return _log(driver, invocation, artifacts, results)
+
+
+def _log(
+    driver: dict[str, Any],
+    invocation: dict[str, Any],
+    artifacts: list[dict[str, Any]],
+    results: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Fill in the log of ``sarif.json``."""
+    log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
+    run = log["runs"][0]
+    run["tool"]["driver"] |= driver
+    run |= {"invocations": [invocation], "artifacts": artifacts, "results": results}
+    return log
 
 
 def _rule(name: str, one: dict[str, Any], severity: str) -> dict[str, Any]:

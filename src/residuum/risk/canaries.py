@@ -26,7 +26,7 @@ from residuum.errors import DataError
 from residuum.evaluation.matching import as_array
 from residuum.evaluation.null import count_interval
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
-from residuum.records.results import CanaryBound, Operating
+from residuum.records.exposure import CanaryBound, Operating
 
 GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of all canaries that are guessed
 RATES = (0.01, 0.001)  # false positives, of the operating points

@@ -71,7 +71,7 @@ from residuum.networks import MLP, ReLU, dense_chain
 from residuum.networks.network import Network
 from residuum.networks.spectrum import noise_edge
 from residuum.records import Dataset, Knowledge, Record
-from residuum.records.results import CanaryBound, Exposure, GroupExposure, missing
+from residuum.records.exposure import CanaryBound, Exposure, GroupExposure, missing
 from residuum.risk.canaries import bound as bound_of
 from residuum.risk.gradients import Gradients, Multipliers, blocks, explained, gradients_of
 from residuum.similarity import chunks, ncc, standardise

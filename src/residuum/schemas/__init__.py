@@ -21,7 +21,7 @@ def derived_schemas() -> dict[str, str]:
     from residuum.auditing import published
     from residuum.auditing.comparing import Comparison
     from residuum.auditing.dryrun import DryRun
-    from residuum.records import results
+    from residuum.records import exposure
     from residuum.records.published import json_schema
     from residuum.scanning import scan
 
@@ -30,7 +30,7 @@ def derived_schemas() -> dict[str, str]:
         json_schema(DryRun, "dry-run", "1.0"),
         json_schema(Comparison, "comparison", "1.0"),
         json_schema(scan.Scan, "scan", scan.SCHEMA_VERSION),
-        json_schema(results.PublishedExposure, "exposure", results.SCHEMA_VERSION),
+        json_schema(exposure.PublishedExposure, "exposure", exposure.SCHEMA_VERSION),
     )
     return {f"{one['$id'].split(':')[2]}.json": json.dumps(one, indent=2) + "\n" for one in schemas}
 

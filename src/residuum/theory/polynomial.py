@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from residuum.errors import InputError
 from residuum.networks import Polynomial, PolynomialNetwork
-from residuum.records.results import Identification
+from residuum.records.identification import Identification
 
 BALANCED = 1e-6  # relative gap of |W_j|^2 = alpha a_j^2: above, a note says that it does not hold
 DEAD = 1e-6  # of the largest neuron: a smaller one carries nothing but rounding

@@ -24,8 +24,8 @@ from residuum.io.release import Release, open_release
 from residuum.io.release_knowledge import with_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Exposure, Knowledge, Reconstruction, read_npz
+from residuum.records.exposure import PublishedExposure
 from residuum.records.published import published_form
-from residuum.records.results import PublishedExposure
 from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
 from residuum.report.exposure import histogram_figure, top_figure
 from residuum.risk.run import AUTO, TOP, Inserted, Part, Watcher, expose

@@ -11,7 +11,7 @@ from residuum.attacks.exact import polynomial as attacks
 from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Dataset, make_directory, write_atomic, write_json
-from residuum.records.results import Identification
+from residuum.records.identification import Identification
 from residuum.report.figures import identified_figure
 from residuum.verbs.attacking import write_figures
 

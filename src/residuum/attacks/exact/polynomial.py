@@ -31,7 +31,7 @@ from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction
-from residuum.records.results import Identification
+from residuum.records.identification import Identification
 from residuum.settings import AttackConfig
 from residuum.surfaces.surface import Surface
 from residuum.theory.polynomial import (

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
 from residuum.networks import dense_chain
-from residuum.records.results import Sums
+from residuum.records.uniqueness import Sums
 from residuum.stationarity import Rows, Theta, norm, parameters, weighted_gradient
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import switches
