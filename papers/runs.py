@@ -178,9 +178,17 @@ class Context:
         config = TrainingConfig(**{"dtype": "float32", "seed": self.seed, **settings})
 
         def make(partial: Path) -> Victim:
-            start, there = time.monotonic(), {"device": self.device, "state_path": partial}
+            start = time.monotonic()
             with training_progress(self.visible) as watch:
-                state = rs.train(arch, data, config, task=task, watch=watch, **there)
+                state = rs.train(
+                    arch,
+                    data,
+                    config,
+                    task=task,
+                    watch=watch,
+                    device=self.device,
+                    state_path=partial,
+                )
             summary = {"arch": arch, "steps": state.step, "status": state.status}
             summary |= {"seconds": time.monotonic() - start, **state.history[-1]}
             return Victim(released(state, arch, data, task), state.theta0, summary)

@@ -162,7 +162,6 @@ def example(outcome: str) -> AuditResult:
             "data": "train.npz",
             "holdout": "test.npz",
             "out": "runs/a",
-            "options": "--value-range 0,1 --mean train",
         },
         subject="model.pt",
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ NAMES = [
     "Network",
     "PRESETS",
     "Reconstruction",
+    "Release",
     "ResiduumError",
     "Scores",
     "Split",
@@ -29,6 +32,7 @@ NAMES = [
     "TrainingState",
     "alternatives",
     "attack",
+    "attacks",
     "audit",
     "certify",
     "checkpoint_from_module",
@@ -55,11 +59,23 @@ def test_exported_names() -> None:
     assert set(NAMES) <= set(dir(residuum))
 
 
+def test_type_checkers_see_the_names_that_are_loaded_on_first_use() -> None:
+    tree = ast.parse(Path(residuum.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {alias.name: node.module for node in imports for alias in node.names if alias.asname}
+    assert sorted(seen) == sorted(NAMES)
+    for name, module in seen.items():
+        assert getattr(import_module(str(module)), name) is getattr(residuum, name)
+
+
 def test_every_name_is_there_and_documented() -> None:
     for name in NAMES:
         found = getattr(residuum, name)
         if name.isupper():  # a table, documented where it stands
             assert isinstance(found, dict)
+            continue
+        if inspect.ismodule(found):
+            assert found.__doc__
             continue
         assert found.__name__ == name
         own = found.__dict__.get("__doc__") if inspect.isclass(found) else found.__doc__

@@ -134,10 +134,10 @@ def test_the_next_step_of_every_case_is_one_with_its_command(
         assert all(word in help_of for word in words if word.startswith("--")), line
 
 
-def test_what_was_granted_is_granted_again() -> None:
+def test_the_next_audit_has_the_same_knowledge() -> None:
     result = pages.example(INCONCLUSIVE)
     (command,) = result.screen.next.commands
-    assert "--value-range 0,1 --mean train --budget 15m --out runs/a-again" in command
+    assert "--knowledge runs/a/knowledge.safetensors --budget 15m --out runs/a-again" in command
 
 
 def test_every_fact_stands_once_and_counts_stand_beside_chance() -> None:

@@ -1,21 +1,23 @@
 """residuum: what remains of the training data in a trained network's weights?
 
-Public names are loaded on first use, so that ``import residuum`` and ``residuum --help`` stay light.
+Public names are loaded on first use, so that ``import residuum`` and ``residuum --help`` stay light. Editors
+and type checkers read the imports below, which never run. A test compares both lists.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _NAMES = {  # by the module that they are in
     "attacks": "AttackConfig PRESETS attack",
+    "auditing.comparing": "compare",
     "auditing.result": "AuditResult",
     "auditing.run": "audit",
-    "auditing.comparing": "compare",
     "io.checkpoints": "load_checkpoint save_checkpoint",
     "io.modules": "checkpoint_from_module",
     "io.optimizer_state": "moment_of",
+    "io.release": "Release",
     "datasets": "load_dataset",
     "errors": "ResiduumError",
     "evaluation": "score",
@@ -34,14 +36,55 @@ _NAMES = {  # by the module that they are in
     "verbs.identifying": "identify",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
-__all__ = sorted(_HOME)  # noqa: PLE0605  names are in the table above
+_MODULES = ("attacks",)  # that are used as ``rs.attacks.X``
+__all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  names are in the table above
 
+if TYPE_CHECKING:
+    from residuum import attacks as attacks
+    from residuum.attacks import PRESETS as PRESETS
+    from residuum.attacks import AttackConfig as AttackConfig
+    from residuum.attacks import attack as attack
+    from residuum.auditing.comparing import compare as compare
+    from residuum.auditing.result import AuditResult as AuditResult
+    from residuum.auditing.run import audit as audit
+    from residuum.datasets import load_dataset as load_dataset
+    from residuum.errors import ResiduumError as ResiduumError
+    from residuum.evaluation import score as score
+    from residuum.io.checkpoints import load_checkpoint as load_checkpoint
+    from residuum.io.checkpoints import save_checkpoint as save_checkpoint
+    from residuum.io.modules import checkpoint_from_module as checkpoint_from_module
+    from residuum.io.optimizer_state import moment_of as moment_of
+    from residuum.io.release import Release as Release
+    from residuum.networks import Architecture as Architecture
+    from residuum.networks.network import Network as Network
+    from residuum.records import Certificate as Certificate
+    from residuum.records import Dataset as Dataset
+    from residuum.records import Knowledge as Knowledge
+    from residuum.records import Reconstruction as Reconstruction
+    from residuum.records import Scores as Scores
+    from residuum.records import Split as Split
+    from residuum.records import same as same
+    from residuum.scanning.scan import scan as scan
+    from residuum.scanning.strip import strip as strip
+    from residuum.sweeping import sweep as sweep
+    from residuum.theory import certify as certify
+    from residuum.training import TrainingConfig as TrainingConfig
+    from residuum.training import TrainingState as TrainingState
+    from residuum.training import train as train
+    from residuum.verbs.alternative import alternatives as alternatives
+    from residuum.verbs.certifying import uniqueness as uniqueness
+    from residuum.verbs.defending import defend as defend
+    from residuum.verbs.exposing import exposure as exposure
+    from residuum.verbs.identifying import identify as identify
+else:
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"residuum.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'residuum' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            return getattr(import_module(f"residuum.{_HOME[name]}"), name)
+        if name in _MODULES:
+            return import_module(f"residuum.{name}")
+        raise AttributeError(f"module 'residuum' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*(name for name in globals() if name.startswith("__")), *_HOME]
+    return [*(name for name in globals() if name.startswith("__")), *_HOME, *_MODULES]

@@ -27,6 +27,7 @@ SCORES, CERTIFICATE = "scores.json", "certificate.json"
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
 RESULT, MAIN = "result.json", "reconstruction.safetensors"
+NOT_SETTINGS = ("plugins", "file", "model", "requested")  # of ``AuditResult.settings``
 
 
 def write_artifacts(
@@ -123,7 +124,7 @@ def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
 
 def _config(result: AuditResult, sources: dict[str, str]) -> str:
     # The batches take the budget's place. The uniqueness certificate still gets its share of it.
-    settings = {k: v for k, v in result.settings.items() if k not in ("plugins", "file", "model")}
+    settings = {k: v for k, v in result.settings.items() if k not in NOT_SETTINGS}
     model_code = result.settings.get("model")
     settings |= {"model_code": model_code, "arch": None if model_code else settings["arch"]}
     values = {

@@ -187,15 +187,19 @@ class AuditRequest(BaseModel):
         return TrainingRecipe.parse(self.recipe)
 
     def published(self) -> dict[str, Any]:
-        """Return the settings as ``result.json`` holds them: plain values, the budget in seconds."""
+        """Return the settings as ``result.json`` holds them: plain values, the budget in seconds.
+
+        "requested" has the settings that differ from their defaults, as the user gave them.
+        """
         values = self.model_dump(exclude={"batches", "model_code", "attacks"})
         values |= {"budget": self.seconds, "arch": self.arch or ""}
         values |= {} if self.model_code is None else {"model": self.model_code}
-        return values | ({"attacks": list(self.attacks)} if self.attacks else {})
+        values |= {"attacks": list(self.attacks)} if self.attacks else {}
+        return {**values, "requested": self.changed_settings()}
 
     def changed_settings(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as plain values."""
-        return self.model_dump(exclude_defaults=True, exclude={"batches"})
+        return self.model_dump(mode="json", exclude_defaults=True, exclude={"batches"})
 
 
 def _read_batch(kind: type[Batch], values: Any) -> Batch:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import NOT_TRIED
+from residuum.auditing.commands import audit_command
 from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.verdict import (
     INCONCLUSIVE,
@@ -195,30 +196,17 @@ def scan_file(result: AuditResult) -> str:
 
 def audit_stripped_file(result: AuditResult) -> str:
     """Return the command that audits the file that :func:`strip_file` writes."""
-    return _audit_again(result, checkpoint="stripped.pt", out="-stripped")
+    return audit_command(result, checkpoint="stripped.pt", out="-stripped", surface="all")
 
 
 def audit_with_vouch(result: AuditResult) -> str:
     """Return the command of this audit with ``--vouch``."""
-    return _audit_again(result, "--vouch")
+    return audit_command(result, vouch=True)
 
 
 def audit_longer(result: AuditResult) -> str:
     """Return the command of this audit with the budget that its full plan needs."""
-    return _audit_again(result, "--budget", duration(_needed_budget(result)))
-
-
-def _audit_again(
-    result: AuditResult, *options: str, checkpoint: str = "", out: str = "-again"
-) -> str:
-    """Return the command of this audit with its knowledge and with ``options``, "" if it had no files."""
-    files = result.files
-    if not all(files.get(name) for name in ("checkpoint", "data", "out")):
-        return ""
-    words = ["residuum", "audit", checkpoint or files["checkpoint"], "--data", files["data"]]
-    words += ["--holdout", files["holdout"]] if files.get("holdout") else []
-    words += [*shlex.split(files.get("options", "")), *options]
-    return shlex.join([*words, "--out", f"{files['out']}{out}"])
+    return audit_command(result, budget=_needed_budget(result))
 
 
 def _leaking_surfaces(result: AuditResult) -> set[str]:

@@ -1,0 +1,95 @@
+"""The command line of an audit, rendered from its settings and the attacker's knowledge.
+
+Reports print such commands as next steps. They give the attacker the same knowledge as the audit itself,
+whether it was started with options, from a configuration or from Python.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from residuum.auditing.durations import duration, seconds_of
+from residuum.auditing.request import AuditRequest
+from residuum.io.release_knowledge import without_release
+from residuum.records import Knowledge
+
+if TYPE_CHECKING:
+    from residuum.auditing.result import AuditResult
+
+KNOWLEDGE_FILE = "knowledge.safetensors"  # in the run directory
+NOT_RENDERED = ("budget", "batches", "attacks")  # the budget has a form of its own
+OPTION_NAMES = {"model_code": "model"}
+
+
+def audit_command(
+    result: AuditResult, *, checkpoint: str = "", out: str = "-again", **changes: Any
+) -> str:
+    """Return the command that audits again with the same settings and the same knowledge.
+
+    Args:
+        result: The audit.
+        checkpoint: Another file to audit.
+        out: What is appended to the name of the run directory.
+        **changes: Settings that differ.
+
+    Returns:
+        The command, "" if the inputs of the audit were no files or if it was not saved.
+    """
+    files = result.files
+    if not all(files.get(name) for name in ("checkpoint", "data", "out")):
+        return ""
+    words = ["residuum", "audit", checkpoint or files["checkpoint"]]
+    for name in ("data", "holdout", "base"):
+        words += [f"--{name}", files[name]] if files.get(name) else []
+    words += knowledge_options(without_release(result.knowledge), files)
+    words += setting_options({**result.settings.get("requested", {}), **changes})
+    return shlex.join([*words, "--out", f"{files['out']}{out}"])
+
+
+def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
+    """Return the options for what the attacker knows besides the release.
+
+    Facts that fit into an option become one. If any fact does not, such as a mean image, all facts are
+    read from the file in the run directory.
+
+    Args:
+        knowledge: The knowledge without the facts in the release.
+        files: Files of the audit. Initial weights that come from a base need no option.
+    """
+    texts: dict[str, str] = {}
+    for name in knowledge.granted:
+        value = getattr(knowledge, name)
+        if name == "theta0" and files.get("base"):
+            continue
+        if name == "mean" and value.numel() == 1:
+            texts["mean"] = repr(float(value))
+            texts["mean_provenance"] = knowledge.provenance["mean"]
+        elif name in ("shape", "value_range", "label_balance"):
+            texts[name] = ",".join(f"{number:g}" for number in value)
+        elif name in ("sample_count", "loss", "weight_decay", "columns"):
+            texts[name] = str(value)
+        else:
+            return ["--knowledge", str(Path(files["out"]) / KNOWLEDGE_FILE)]
+    return [word for name, text in texts.items() for word in (_option(name), text)]
+
+
+def setting_options(settings: dict[str, Any]) -> list[str]:
+    """Return the options for settings that differ from their defaults."""
+    words: list[str] = []
+    for name, field in AuditRequest.model_fields.items():
+        value = settings.get(name, field.default)
+        if name == "budget" and seconds_of(value) != seconds_of(field.default):
+            words += [_option(name), duration(seconds_of(value))]
+        elif name in NOT_RENDERED or value == field.default:
+            continue
+        elif isinstance(value, bool):
+            words.append(_option(name if value else f"no_{name}"))
+        else:
+            words += [_option(name), str(value)]
+    return [*words, "--trust-code"] if settings.get("model_code") else words
+
+
+def _option(name: str) -> str:
+    return "--" + OPTION_NAMES.get(name, name).replace("_", "-")

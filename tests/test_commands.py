@@ -1,0 +1,104 @@
+"""The command of the next audit: rendered from the settings and the knowledge of this one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import residuum as rs
+from residuum.auditing.commands import audit_command, knowledge_options, setting_options
+from residuum.auditing.config import read_config
+from residuum.cli.main import main
+from tests.victims import write
+
+FILES = {"checkpoint": "m.pt", "data": "train.npz", "out": "runs/a"}
+
+
+def test_facts_that_fit_into_options_become_options() -> None:
+    knowledge = rs.Knowledge(
+        shape=(1, 8, 8), value_range=(0.0, 1.0), mean=torch.tensor(0.25), sample_count=40
+    )
+    assert knowledge_options(knowledge, FILES) == [
+        *("--shape", "1,8,8", "--value-range", "0,1", "--mean", "0.25"),
+        *("--mean-provenance", "user", "--sample-count", "40"),
+    ]
+
+
+def test_one_fact_that_does_not_fit_makes_a_file_of_all() -> None:
+    knowledge = rs.Knowledge(value_range=(0.0, 1.0), mean=torch.zeros(1, 8, 8))
+    assert knowledge_options(knowledge, FILES) == ["--knowledge", "runs/a/knowledge.safetensors"]
+
+
+def test_initial_weights_of_a_base_need_no_option() -> None:
+    knowledge = rs.Knowledge(theta0={"w": torch.zeros(2)})
+    assert knowledge_options(knowledge, {**FILES, "base": "base.pt"}) == []
+
+
+def test_only_changed_settings_are_rendered() -> None:
+    assert setting_options({}) == []
+    assert setting_options({"budget": "60s", "seed": 0, "twin": True}) == []
+    settings = {"budget": 900.0, "seed": 3, "twin": False, "vouch": True, "model_code": "net:make"}
+    assert setting_options(settings) == [
+        *("--budget", "15m", "--no-twin", "--seed", "3", "--model", "net:make", "--vouch"),
+        "--trust-code",
+    ]
+
+
+@pytest.mark.parametrize("facts", [["--value-range", "0,1"], ["--mean", "train"]])
+def test_a_replayed_configuration_prints_a_next_step_with_the_same_knowledge(
+    facts: list[str], tmp_path: Path
+) -> None:
+    short = ["--steps", "20", "--budget", "5s", "--no-baselines", "--subsets", "200", "--quiet"]
+    arguments = write(tmp_path, "tight")
+    for option in ("--mean", "--value-range", "--sample-count"):  # facts that the files come with
+        if option in arguments:
+            at = arguments.index(option)
+            del arguments[at : at + 2]
+    first, again, third = (tmp_path / name for name in ("first", "again", "third"))
+    assert main([*arguments, *facts, *short, "--out", str(first)]) == 3
+    config = str(first / "config.toml")
+    assert main(["audit", "--config", config, "--out", str(again), "--quiet"]) == 3
+    commands = [audit_command(rs.AuditResult.load(out)) for out in (first, again)]
+    assert "--no-baselines" in commands[0]
+    knowledge = [json.loads((o / "result.json").read_text())["knowledge"] for o in (first, again)]
+    assert knowledge[0] == knowledge[1]
+    for command in commands:
+        assert "--value-range 0,1" in command or "--knowledge" in command
+    words = shlex.split(commands[1])[1:-1]
+    assert main([*words, str(third), "--dry-run", "--quiet"]) == 0
+
+
+def test_settings_survive_the_configuration(tmp_path: Path) -> None:
+    """Every setting of the request is written to config.toml and read back."""
+    changed = {
+        "steps": 20,
+        "seed": 3,
+        "subsets": 300,
+        "baselines": False,
+        "twin": False,
+        "vouch": True,
+        "recipe": "epochs=5",
+        "surface": "weights",
+        "task": "binary",
+        "preset": "residuum",
+    }
+    out = tmp_path / "run"
+    options = [word for name, value in changed.items() for word in _words(name, value)]
+    assert (
+        main([*write(tmp_path, "tight"), *options, "--budget", "5s", "--out", str(out), "-q"]) == 3
+    )
+    config = read_config(out / "config.toml")
+    assert {name: getattr(config, name) for name in changed} == changed
+    assert config.seconds == 5.0
+    assert {batch.attack for batch in config.batches} == {"binary-kkt"}
+
+
+def _words(name: str, value: object) -> list[str]:
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [option if value else f"--no-{name}"]
+    return [option, str(value)]
