@@ -55,7 +55,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "knowledge": {"value_range": "0,1", "mean": "train"},
         "batches": [Batch("binary-kkt", 4, 400, 0)],
         "steps": 400,
-        "budget": "50s",
+        "budget": "58s",
         "baselines": False,
     }
 
@@ -102,7 +102,7 @@ def test_the_command_line_continues_an_audit_from_python(
         [
             *("audit", str(inputs["model"]), "--config", str(config), "--out", str(out), "--quiet"),
             *("--data", str(inputs["data"]), "--holdout", str(inputs["holdout"])),
-            *("--value-range", "0,1", "--mean", "train", "--steps", "400", "--budget", "50s"),
+            *("--value-range", "0,1", "--mean", "train", "--steps", "400", "--budget", "58s"),
             "--no-baselines",
         ]
     )

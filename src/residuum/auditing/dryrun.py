@@ -116,7 +116,7 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
     """Return every attack that the request asks for, and whether it would run or why not."""
     attacks = selected_attacks(request, case.knowledge)
     surfaces_of = surfaces_of_attacks(attacks, case.attacked, case.knowledge)
-    skipped = skipped_attacks(attacks, surfaces_of, case.knowledge)
+    skipped = skipped_attacks(attacks, surfaces_of, case.knowledge, request.attacks)
     rows = []
     for name, attack in attacks.items():
         surface = surfaces_of[name]

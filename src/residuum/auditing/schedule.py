@@ -8,7 +8,7 @@ It never ends the audit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -119,14 +119,21 @@ def selected_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, A
 
 
 def skipped_attacks(
-    attacks: dict[str, Attack], surfaces_of: dict[str, Surface], knowledge: Knowledge
+    attacks: dict[str, Attack],
+    surfaces_of: dict[str, Surface],
+    knowledge: Knowledge,
+    requested: Collection[str],
 ) -> dict[str, AttackOutcome]:
-    """Return a row for every attack that does not apply, or that an audit leaves out, with the reason."""
+    """Return a row with the reason for every attack that does not apply, or that an audit leaves out.
+
+    An attack that is requested by name is not left out.
+    """
     rows: dict[str, AttackOutcome] = {}
     for name, attack in attacks.items():
         with _own_fault(name, attack, rows):
             why_not = attack.why_not(surfaces_of[name], knowledge)
-            if reason := why_not or attack.left_out(surfaces_of[name], knowledge):
+            left_out = "" if name in requested else attack.left_out(surfaces_of[name], knowledge)
+            if reason := why_not or left_out:
                 rows[name] = AttackOutcome(name, not attack.baseline, not why_not, False, reason)
     return rows
 
@@ -188,7 +195,7 @@ class AttackSchedule:
         """Run all attacks that apply."""
         attacks = selected_attacks(self.request, self.knowledge)
         surfaces_of = surfaces_of_attacks(attacks, self.network, self.knowledge)
-        rows = skipped_attacks(attacks, surfaces_of, self.knowledge)
+        rows = skipped_attacks(attacks, surfaces_of, self.knowledge, self.request.attacks)
         timed = [n for n, a in attacks.items() if not a.baseline and a.pace != "formula"]
         timed = [name for name in timed if name not in rows]
         reconstructions: dict[str, Reconstruction] = {}
