@@ -714,7 +714,7 @@ def judge(
         return seconds - (time.monotonic() - start)
 
     def scored(pool: CandidatePool, **options: Any) -> Scores:
-        options |= {"candidate_labels": pool.labels, "multipliers": pool.lam, "outputs": outputs}
+        options |= {"multipliers": pool.lam, "outputs": outputs}
         return score(pool.x, train, claim.pool, seed=seed, subsets=subsets, **options)
 
     def beside(name: str, pool: CandidatePool) -> Scores | None:

@@ -63,12 +63,10 @@ def score(
     train: Dataset,
     holdout: Dataset | None,
     *,
-    candidate_labels: Tensor | None = None,
     metrics: Sequence[str] | None = None,
     outputs: Tensor | None = None,
     multipliers: Tensor | None = None,
     match_labels: bool = True,
-    same_label: bool = False,
     seed: int = 0,
     subsets: int = 500,
     seconds: float = math.inf,
@@ -80,7 +78,6 @@ def score(
     outputs: (n,) or (n, k) what the network says of the training samples, for their margins.
     multipliers: (m,) or (m, k) of the candidates.
     match_labels: held-out subsets have the training set's label counts, where the pool allows.
-    same_label: a candidate matches samples of its own label only.
     seconds: the deciding metric draws fewer subsets where all would take longer, and other metrics
         are left out.
     before: what the control said of the same candidates by the deciding metric.
@@ -95,8 +92,6 @@ def score(
         notes,
         seed=seed,
         match_labels=match_labels,
-        same_label=same_label,
-        candidate_labels=candidate_labels,
     )
     judged: dict[str, _Verdict] = {}
     for metric in chosen:
