@@ -548,9 +548,9 @@ def as_lists(pool: CandidatePool) -> list[list[object]]:
 
 
 def test_all_candidates_and_the_means_of_groups_are_one_pool():
-    every = [[0, 1], [2, 3], [4, 5], [6, 7]], [1, 1, 1, -1], [3, 7, 5, 6]
+    every = [[0, 1], [2, 3], [4, 5], [6, 7]], [3, 7, 5, 6]
     assert as_lists(whole_pool(reconstruction(None))) == list(every)
-    mean = [3, 4], 1, 12  # groups of one are among the candidates already
+    mean = [3, 4], 12  # groups of one are among the candidates already
     wanted = [[*part, one] for part, one in zip(every, mean, strict=True)]
     assert as_lists(whole_pool(reconstruction([1, 2, 1]))) == wanted
 
@@ -561,13 +561,13 @@ def test_all_candidates_and_the_means_of_groups_are_one_pool():
 def test_what_several_restarts_hold_is_chosen_and_all_where_none_agree(support, kept):
     found = reconstruction(support)
     groups = found.selection
-    wanted = [part[kept].tolist() for part in (groups.x, groups.labels, groups.lam)]
+    wanted = [part[kept].tolist() for part in (groups.x, groups.lam)]
     assert as_lists(selected_pool(found)) == wanted
 
 
 def test_an_attack_that_chose_nothing_has_an_empty_choice():
     pool = selected_pool(reconstruction(None))
-    assert [tuple(part.shape) for part in pool] == [(0, 2), (0,), (0,)]
+    assert [tuple(part.shape) for part in pool] == [(0, 2), (0,)]
 
 
 def test_pools_are_joined_in_order_and_in_double_precision():
