@@ -295,7 +295,7 @@ RETRAIN = (
     "our measurements. Weight noise, early stopping, weight decay, label smoothing and mini-batches did not."
 )
 CHECK_READING = (
-    "Check that architecture, preprocessing, labels and records are those of the training."
+    "Check that architecture, preprocessing, labels and records are those of the training. "
 )
 
 LEAK_ADVICE = (
@@ -345,7 +345,7 @@ INCONCLUSIVE_ADVICE = (
     Advice(lambda result: result.fit is not None and result.fit.doubtful, CHECK_READING),
     Advice(
         _may_be_other_samples,
-        f"{CHECK_READING} If they are, confirm it with --vouch.",
+        f"{CHECK_READING}If they are, confirm it with --vouch.",
         (audit_with_vouch,),
     ),
     Advice(
