@@ -164,6 +164,4 @@ def preset_trials(
 
 def _score(found: Reconstruction, split: Split) -> Any:
     pool = selected_pool(found)
-    return score(
-        pool.x, split.train, split.holdout, candidate_labels=pool.labels, metrics=["ncc"]
-    ).metrics["ncc"]
+    return score(pool.x, split.train, split.holdout, metrics=["ncc"]).metrics["ncc"]

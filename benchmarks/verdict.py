@@ -145,7 +145,7 @@ def tested(pools: dict[str, torch.Tensor], claim: Claim, seed: int) -> Any:
 
 
 def _pool(x: torch.Tensor) -> CandidatePool:
-    return CandidatePool(x, torch.ones(len(x)), torch.ones(len(x)))
+    return CandidatePool(x, torch.ones(len(x)))
 
 
 # level

@@ -57,7 +57,7 @@ def digits(seed: int, n: int, pool: int, kinds: tuple[int, ...] = ()) -> tuple[D
 
 
 def pool_of(x: torch.Tensor) -> CandidatePool:
-    return CandidatePool(x, torch.ones(len(x)), torch.ones(len(x)))
+    return CandidatePool(x, torch.ones(len(x)))
 
 
 def recovered(x: torch.Tensor, claim: Claim) -> int:

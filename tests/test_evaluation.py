@@ -386,31 +386,21 @@ def test_a_single_candidate_serves_a_single_sample():
     assert found.per_sample[0].matches["ncc"].nearest_candidate == 0
 
 
-def test_candidates_of_another_label_can_be_kept_apart():
-    candidates, train, holdout = planted()
-    wrong = -torch.cat([train.y[:6], train.y[:6].repeat(4)])
-    found = score(candidates, train, holdout, metrics=(), candidate_labels=wrong, same_label=True)
-    assert found.p_value > 0.01
-    right = score(candidates, train, holdout, metrics=(), candidate_labels=-wrong, same_label=True)
-    assert right.recovered >= 6
-    with pytest.raises(InputError, match="candidate_labels"):
-        score(candidates, train, holdout, same_label=True)
-
-
 def test_samples_that_get_no_candidate_are_in_no_figure():
     candidates, train, holdout = planted()
-    ones = torch.ones(30).long()
-    given = {"candidate_labels": ones, "same_label": True, "metrics": (), "subsets": 200}
-    lam = torch.arange(60.0).reshape(30, 2)
-    found = score(candidates, train, holdout, multipliers=lam, **given)
-    values = [row.matches["ncc"].nearest for row in found.per_sample if row.label == 1]
-    assert found.metrics["ncc"].median == pytest.approx(float(np.median(values)))
-    for row in found.per_sample:
+    few, lam = candidates[:12], torch.arange(24.0).reshape(12, 2)
+    found = score(few, train, holdout, multipliers=lam, metrics=(), subsets=200)
+    taken = [row.matches["ncc"].candidate for row in found.per_sample]
+    assert sorted(candidate for candidate in taken if candidate is not None) == list(range(12))
+    for row, candidate in zip(found.per_sample, taken, strict=True):
         match = row.matches["ncc"]
-        taken = None if row.label == -1 else match.candidate
-        assert match.candidate == taken
-        assert row.multiplier == (None if taken is None else 4 * taken + 1)  # 2k + (2k + 1)
-        assert (match.score is None) == (match.nearest is None) == (row.label == -1)
+        assert row.multiplier == (None if candidate is None else 4 * candidate + 1)  # 2k + (2k + 1)
+        assert (match.score is None) == (candidate is None)
+        assert match.nearest is not None
+    (whole,) = (part for part in found.classes if part.name == "1")
+    values = [row.matches["ncc"].score for row in found.per_sample if row.label == 1]
+    scored = [value for value in values if value is not None]
+    assert whole.median == pytest.approx(float(np.median(scored)))
 
 
 def test_candidates_that_resemble_one_label_are_no_leak_of_a_set_with_more_of_it():
@@ -438,8 +428,6 @@ def test_regression_targets_have_no_strata_and_no_slices():
     assert found.notes == ()
     assert found.classes == found.margins == ()
     assert {(row.label, row.margin) for row in found.per_sample} == {(None, None)}
-    with pytest.raises(InputError, match="class labels"):
-        score(candidates, train, holdout, candidate_labels=torch.ones(30), same_label=True)
 
 
 def test_a_control_that_is_no_control_is_noticed():
@@ -560,9 +548,9 @@ def as_lists(pool: CandidatePool) -> list[list[object]]:
 
 
 def test_all_candidates_and_the_means_of_groups_are_one_pool():
-    every = [[0, 1], [2, 3], [4, 5], [6, 7]], [1, 1, 1, -1], [3, 7, 5, 6]
+    every = [[0, 1], [2, 3], [4, 5], [6, 7]], [3, 7, 5, 6]
     assert as_lists(whole_pool(reconstruction(None))) == list(every)
-    mean = [3, 4], 1, 12  # groups of one are among the candidates already
+    mean = [3, 4], 12  # groups of one are among the candidates already
     wanted = [[*part, one] for part, one in zip(every, mean, strict=True)]
     assert as_lists(whole_pool(reconstruction([1, 2, 1]))) == wanted
 
@@ -573,13 +561,13 @@ def test_all_candidates_and_the_means_of_groups_are_one_pool():
 def test_what_several_restarts_hold_is_chosen_and_all_where_none_agree(support, kept):
     found = reconstruction(support)
     groups = found.selection
-    wanted = [part[kept].tolist() for part in (groups.x, groups.labels, groups.lam)]
+    wanted = [part[kept].tolist() for part in (groups.x, groups.lam)]
     assert as_lists(selected_pool(found)) == wanted
 
 
 def test_an_attack_that_chose_nothing_has_an_empty_choice():
     pool = selected_pool(reconstruction(None))
-    assert [tuple(part.shape) for part in pool] == [(0, 2), (0,), (0,)]
+    assert [tuple(part.shape) for part in pool] == [(0, 2), (0,)]
 
 
 def test_pools_are_joined_in_order_and_in_double_precision():

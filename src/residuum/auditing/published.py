@@ -42,7 +42,11 @@ class AuditTool(Tool):
 
 @dataclass(frozen=True, eq=False)
 class NetworkSummary(Record):
-    """What was audited, measured from its weights."""
+    """What was audited, measured from its weights.
+
+    Attributes:
+        first_layer_directions_of: above what, or why it is null
+    """
 
     arch: str
     parameters: Count
@@ -50,49 +54,45 @@ class NetworkSummary(Record):
     outputs: Count
     homogeneity_order: float | None
     first_layer_directions: Count | None
-    first_layer_directions_of: Annotated[
-        str, SchemaRule(description="above what, or why it is null")
-    ]
+    first_layer_directions_of: str
     balance: float | None
 
 
 @dataclass(frozen=True, eq=False)
 class ChecksSummary(Record):
-    """What decides whether finding nothing means that there is no leak."""
+    """What decides whether finding nothing means that there is no leak.
 
-    told_apart: Annotated[
-        Share | None, SchemaRule(description="p that losses do not tell data from held-out")
-    ]
+    Attributes:
+        told_apart: p that losses do not tell data from held-out
+        positive_controls: empty if none was needed
+        set_aside: rows of training samples that were not judged, because the held-out set holds them
+            too
+        stopped: why the clock stopped the audit; empty if it did not
+        budget_needed: seconds that the full plan takes; null if not known
+        shown: the attack whose candidates scores and gallery show
+    """
+
+    told_apart: Share | None
     vouched: bool
-    positive_controls: Annotated[
-        tuple[Twin, ...], SchemaRule(description="empty if none was needed")
-    ]
-    set_aside: Annotated[
-        tuple[Count, ...],
-        SchemaRule(
-            description="rows of training samples that were not judged, because the held-out set holds "
-            "them too"
-        ),
-    ]
-    stopped: Annotated[
-        str, SchemaRule(description="why the clock stopped the audit; empty if it did not")
-    ]
-    budget_needed: Annotated[
-        float | None, SchemaRule(description="seconds that the full plan takes; null if not known")
-    ]
-    shown: Annotated[
-        str, SchemaRule(description="the attack whose candidates scores and gallery show")
-    ]
+    positive_controls: tuple[Twin, ...]
+    set_aside: tuple[Count, ...]
+    stopped: str
+    budget_needed: float | None
+    shown: str
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate(Record):
-    """One reconstruction, chosen without the data by its confidence."""
+    """One reconstruction, chosen without the data by its confidence.
+
+    Attributes:
+        confidence: null if the attack withholds it
+    """
 
     rank: Count
     attack: str
     label: float
-    confidence: Annotated[Share | None, SchemaRule(description="null if the attack withholds it")]
+    confidence: Share | None
     support: Count
     restarts: Count
     members: Count
@@ -115,7 +115,18 @@ class ScoreSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class PublishedAudit(Record):
-    """Everything that ``result.json`` holds."""
+    """Everything that ``result.json`` holds.
+
+    Attributes:
+        membership: whether the network tells its training samples from others. It does not enter the
+            verdict. Null without held-out samples and labels
+        applies: what was measured, tried and not tried, and why
+        certificate_of: what it certifies, or why there is none
+        uniqueness_reason: why it is null; empty otherwise
+        warnings: what in the input may mislead
+        inputs: sha256 of what was read
+        artifacts: sha256 of every other file of the run
+    """
 
     schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
     tool: AuditTool
@@ -127,13 +138,7 @@ class PublishedAudit(Record):
     findings: Findings | None
     controls: Controls
     checks: ChecksSummary
-    membership: Annotated[
-        Membership | None,
-        SchemaRule(
-            description="whether the network tells its training samples from others. It does not enter the "
-            "verdict. Null without held-out samples and labels"
-        ),
-    ]
+    membership: Membership | None
     exposure: Annotated[
         dict[str, Any] | None,
         SchemaRule(
@@ -141,34 +146,27 @@ class PublishedAudit(Record):
             f"{MOST_EXPOSED} most exposed samples. It does not enter the verdict"
         ),
     ]
-    applies: Annotated[
-        tuple[Applies, ...],
-        SchemaRule(description="what was measured, tried and not tried, and why"),
-    ]
+    applies: tuple[Applies, ...]
     knowledge: tuple[Fact, ...]
     attacks: tuple[AttackOutcome, ...]
     scores: ScoreSummary | None
     selected: ScoreSummary | None
     candidates: tuple[Candidate, ...]
     certificate: dict[str, Any] | None
-    certificate_of: Annotated[
-        str, SchemaRule(description="what it certifies, or why there is none")
-    ]
+    certificate_of: str
     uniqueness: dict[str, Any] | None
-    uniqueness_reason: Annotated[str, SchemaRule(description="why it is null; empty otherwise")]
+    uniqueness_reason: str
     batches: tuple[Batch, ...]
     seconds: dict[str, float]
     settings: dict[str, Any]
     request: dict[str, Any] | None
     assumptions: tuple[str, ...]
     limitations: tuple[str, ...]
-    warnings: Annotated[tuple[str, ...], SchemaRule(description="what in the input may mislead")]
+    warnings: tuple[str, ...]
     notes: tuple[str, ...]
     next_step: NextStep
-    inputs: Annotated[dict[str, str], SchemaRule(description="sha256 of what was read")]
-    artifacts: Annotated[
-        dict[str, str], SchemaRule(description="sha256 of every other file of the run")
-    ]
+    inputs: dict[str, str]
+    artifacts: dict[str, str]
 
 
 def publish(

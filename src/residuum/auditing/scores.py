@@ -264,7 +264,7 @@ def score_attacks(
         return seconds - (time.monotonic() - start)
 
     def scored(pool: CandidatePool, **options: Any) -> Scores:
-        options |= {"candidate_labels": pool.labels, "multipliers": pool.lam, "outputs": outputs}
+        options |= {"multipliers": pool.lam, "outputs": outputs}
         return score(pool.x, train, claim.pool, seed=seed, subsets=subsets, **options)
 
     def score_if_time(name: str, pool: CandidatePool) -> Scores | None:

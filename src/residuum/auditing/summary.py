@@ -168,7 +168,9 @@ def next_step(result: AuditResult) -> NextStep:
     """Return what to do next: the first row of the advice whose condition holds."""
     row = next(row for row in ADVICE[result.verdict.outcome] if row.applies(result))
     commands = tuple(filter(None, (command(result) for command in row.commands)))
-    text = row.text if isinstance(row.text, str) else row.text(result)
+    text = row.text.format(
+        needed=duration(_needed_budget(result)), not_covered=_not_covered(result)
+    )
     shareable = redacted_report in row.commands and redacted_report(result)
     return NextStep(text + (TO_SHOW if shareable else ""), commands)
 
@@ -218,10 +220,6 @@ def _has_wrong_holdout(result: AuditResult) -> bool:
     return any("--budget" not in failure for failure in result.checks.failures)
 
 
-def _is_unfit(result: AuditResult) -> bool:
-    return result.fit is not None and result.fit.doubtful
-
-
 def _may_be_other_samples(result: AuditResult) -> bool:
     checks = result.checks
     return not checks.failures and not checks.vouched and bool(checks.strangers)
@@ -246,18 +244,6 @@ def _needed_budget(result: AuditResult) -> float:
     return 60.0 * math.ceil(needed / 60)
 
 
-def _more_time(result: AuditResult) -> str:
-    needed = duration(_needed_budget(result))
-    return f"Give the audit more time. Its full plan takes about {needed} on this machine."
-
-
-def _too_slow(result: AuditResult) -> str:
-    return (
-        f"A full audit of this network would take about {duration(_needed_budget(result))} on this machine. "
-        "Run it on a GPU (--device cuda), or treat the file as not cleared."
-    )
-
-
 def _not_covered(result: AuditResult) -> str:
     """Return what "no leak found" does not cover, and who would be a stronger attacker."""
     attacks = every_attack()
@@ -274,17 +260,18 @@ def _not_covered(result: AuditResult) -> str:
     gaps += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
     gaps += ["confirming that a known record was trained on (see membership below)"]
     gaps += ["anything else that is released with this file (residuum scan)"]
-    return f"These attacks give no reason to hold this file back. Not covered: {'; '.join(gaps)}."
+    return "; ".join(gaps)
 
 
 class Advice(NamedTuple):
     """A row of the advice: when it applies, what it says, and its commands.
 
-    Commands that do not exist for the audit ("") are left out.
+    The text may name ``needed``, the time that the full plan takes, and ``not_covered``. Commands that do
+    not exist for the audit ("") are left out.
     """
 
     applies: Callable[[AuditResult], bool]
-    text: str | Callable[[AuditResult], str]
+    text: str
     commands: tuple[Callable[[AuditResult], str], ...] = ()
 
 
@@ -296,7 +283,7 @@ RETRAIN = (
     "our measurements. Weight noise, early stopping, weight decay, label smoothing and mini-batches did not."
 )
 CHECK_READING = (
-    "Check that architecture, preprocessing, labels and records are those of the training."
+    "Check that architecture, preprocessing, labels and records are those of the training. "
 )
 
 LEAK_ADVICE = (
@@ -343,10 +330,10 @@ INCONCLUSIVE_ADVICE = (
         "Pass other held-out samples (--holdout): from the same source as the training samples, prepared in "
         "the same way, and none of them trained on.",
     ),
-    Advice(_is_unfit, CHECK_READING),
+    Advice(lambda result: result.fit is not None and result.fit.doubtful, CHECK_READING),
     Advice(
         _may_be_other_samples,
-        f"{CHECK_READING} If they are, confirm it with --vouch.",
+        f"{CHECK_READING}If they are, confirm it with --vouch.",
         (audit_with_vouch,),
     ),
     Advice(
@@ -359,8 +346,16 @@ INCONCLUSIVE_ADVICE = (
         "Strip the optimizer state, which is not needed to use the network, and audit what remains.",
         (strip_file, audit_stripped_file),
     ),
-    Advice(lambda result: _needs_time(result) and _needed_budget(result) > OUT_OF_REACH, _too_slow),
-    Advice(_needs_time, _more_time, (audit_longer,)),
+    Advice(
+        lambda result: _needs_time(result) and _needed_budget(result) > OUT_OF_REACH,
+        "A full audit of this network would take about {needed} on this machine. Run it on a GPU "
+        "(--device cuda), or treat the file as not cleared.",
+    ),
+    Advice(
+        _needs_time,
+        "Give the audit more time. Its full plan takes about {needed} on this machine.",
+        (audit_longer,),
+    ),
     Advice(
         lambda result: not acquitting(result.attacks),
         "The attacks ran their full plan and could not fit these weights, so finding nothing proves nothing, "
@@ -379,5 +374,11 @@ INCONCLUSIVE_ADVICE = (
         "For example: --recipe optimiser=adam,rate=0.001,epochs=100.",
     ),
 )
-NO_LEAK_ADVICE = (Advice(lambda result: True, _not_covered, (scan_file,)),)
+NO_LEAK_ADVICE = (
+    Advice(
+        lambda result: True,
+        "These attacks give no reason to hold this file back. Not covered: {not_covered}.",
+        (scan_file,),
+    ),
+)
 ADVICE = {LEAK: LEAK_ADVICE, INCONCLUSIVE: INCONCLUSIVE_ADVICE, NO_LEAK_FOUND: NO_LEAK_ADVICE}

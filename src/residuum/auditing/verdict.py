@@ -47,6 +47,10 @@ HEADLINES = {
     NO_LEAK_FOUND: "No leak found by these attacks",
     INCONCLUSIVE: "Inconclusive",
 }
+WHAT_IT_MEANS = {  # that nothing was found
+    NO_LEAK_FOUND: "Attacks that were not run may still succeed.",
+    INCONCLUSIVE: "That shows neither a leak nor that there is none.",
+}
 NEAR_COPY, RESEMBLES, CLASS_LIKE = "near-copy", "resembles", "class-like"
 GRADES = {  # of a leak, the worst first
     NEAR_COPY: "what came back is nearer to the training sample, by a quarter, than any held-out sample "
@@ -422,15 +426,11 @@ class Verdict(Record):
                 f"{self.recovered} of {self.n} training samples {did}; chance alone gives {chance}."
                 f"{graded}"
             )
-        attacks = "The attack" if self.tests == 1 else f"None of {self.tests} attacks"
-        did = "did not bring" if self.tests == 1 else "brought"
-        said = (
-            f"{attacks} {did} back more of the {self.n} training samples than chance does, which "
-            f"gives {chance}."
+        single, several = "The attack did not bring", f"None of {self.tests} attacks brought"
+        return (
+            f"{single if self.tests == 1 else several} back more of the {self.n} training samples than "
+            f"chance does, which gives {chance}. {WHAT_IT_MEANS[self.outcome]}"
         )
-        if self.outcome == NO_LEAK_FOUND:
-            return f"{said} Attacks that were not run may still succeed."
-        return f"{said} That shows neither a leak nor that there is none."
 
     @property
     def sure(self) -> str:

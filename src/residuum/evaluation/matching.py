@@ -165,7 +165,6 @@ class Field:
 
     kept: (m,) the candidates' indices as the caller knows them.
     strata: (n + N,) labels that subsets are matched by.
-    forbidden: (m, n + N) pairs that may not be matched.
     reason: why there is no pool.
     """
 
@@ -175,7 +174,6 @@ class Field:
     samples: Tensor  # (n + N, *shape)
     mean: Tensor | None
     strata: Array | None
-    forbidden: Array | None
     reason: str
 
     @property
@@ -186,8 +184,7 @@ class Field:
     def gain(self, metric: Metric) -> Array:
         """What candidates are matched by, oriented: higher is better. (m, n + N)."""
         gain = as_array(metric.search(self.candidates, self.samples))
-        gain = gain if metric.higher_is_better else -gain
-        return gain if self.forbidden is None else np.where(self.forbidden, -np.inf, gain)
+        return gain if metric.higher_is_better else -gain
 
     def value(self, metric: Metric, candidate: Array, column: Array) -> Array:
         """Oriented scores of the given pairs. (k,)."""
@@ -228,8 +225,6 @@ def lay_out(
     *,
     seed: int = 0,
     match_labels: bool = True,
-    same_label: bool = False,
-    candidate_labels: Tensor | None = None,
 ) -> Field:
     """Check the inputs against each other and lay them out; what was left out goes into ``notes``.
 
@@ -239,7 +234,6 @@ def lay_out(
     """
     kept = _finite(candidates, notes)
     pool, reason = _control(train, holdout, seed, notes)
-    labels = _labels(train, pool)
     samples = [train.x] if pool is None else [train.x, pool.x]
     device = candidates.device
     return Field(
@@ -248,8 +242,7 @@ def lay_out(
         candidates=_in_shape(candidates, train)[kept],
         samples=torch.cat([part.to(device, torch.float64) for part in samples]),
         mean=None if train.mean is None else train.mean.to(device, torch.float64),
-        strata=_strata(labels, len(train), notes) if match_labels and pool is not None else None,
-        forbidden=_other_label(candidate_labels, labels)[kept] if same_label else None,
+        strata=_strata(train, pool, notes) if match_labels and pool is not None else None,
         reason=reason,
     )
 
@@ -334,31 +327,19 @@ def _in_shape(candidates: Tensor, train: Dataset) -> Tensor:
     return candidates.detach().double().reshape(len(candidates), *train.shape)
 
 
-def _labels(train: Dataset, pool: Dataset | None) -> Array | None:
-    """Labels of all columns; None where they are regression targets."""
-    parts = [train.y] if pool is None else [train.y, pool.y]
-    return np.concatenate(list(map(as_array, parts))) if all(map(discrete, parts)) else None
+def _strata(train: Dataset, pool: Dataset, notes: list[str]) -> Array | None:
+    """Return the labels of all samples, by which subsets are matched.
 
-
-def _strata(labels: Array | None, n: int, notes: list[str]) -> Array | None:
-    """Labels to match subsets by, unless the pool has too few samples of one."""
-    if labels is None:
+    None for regression targets, and if the held-out set has too few samples of a label.
+    """
+    if not (discrete(train.y) and discrete(pool.y)):
         return None
-    values, wanted = np.unique(labels[:n], return_counts=True)
-    if any((labels[n:] == value).sum() < k for value, k in zip(values, wanted, strict=True)):
+    own, held_out = as_array(train.y), as_array(pool.y)
+    values, wanted = np.unique(own, return_counts=True)
+    if any((held_out == value).sum() < k for value, k in zip(values, wanted, strict=True)):
         notes.append("the held-out set lacks samples of some label: subsets are not label-matched")
         return None
-    return labels
-
-
-def _other_label(given: Tensor | None, labels: Array | None) -> Array:
-    if given is None or labels is None:
-        raise InputError(
-            "`same_label=True` needs candidate_labels, and samples with class labels.",
-            "Give both, or leave it False.",
-        )
-    forbidden: Array = as_array(given)[:, None] != labels
-    return forbidden
+    return np.concatenate([own, held_out])
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,10 @@ def score(
     train: Dataset,
     holdout: Dataset | None,
     *,
-    candidate_labels: Tensor | None = None,
     metrics: Sequence[str] | None = None,
     outputs: Tensor | None = None,
     multipliers: Tensor | None = None,
     match_labels: bool = True,
-    same_label: bool = False,
     seed: int = 0,
     subsets: int = 500,
     seconds: float = math.inf,
@@ -80,7 +78,6 @@ def score(
     outputs: (n,) or (n, k) what the network says of the training samples, for their margins.
     multipliers: (m,) or (m, k) of the candidates.
     match_labels: held-out subsets have the training set's label counts, where the pool allows.
-    same_label: a candidate matches samples of its own label only.
     seconds: the deciding metric draws fewer subsets where all would take longer, and other metrics
         are left out.
     before: what the control said of the same candidates by the deciding metric.
@@ -95,8 +92,6 @@ def score(
         notes,
         seed=seed,
         match_labels=match_labels,
-        same_label=same_label,
-        candidate_labels=candidate_labels,
     )
     judged: dict[str, _Verdict] = {}
     for metric in chosen:
@@ -367,35 +362,35 @@ def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
 
 
 class CandidatePool(NamedTuple):
-    """Candidates (m, *shape) with their labels (m,) and total multipliers (m,)."""
+    """Candidates (m, *shape) with their total multipliers (m,)."""
 
     x: Tensor
-    labels: Tensor
     lam: Tensor
 
 
-def whole_pool(found: Reconstruction) -> CandidatePool:
-    """Every candidate, as the published counts pool them, and the means of groups of them."""
-    x, labels, lam = found.x, found.labels, found.weight
-    if found.selection is not None:
-        mean = found.selection.members > 1
-        x = torch.cat([x, found.selection.x[mean].to(x)])
-        labels = torch.cat([labels, found.selection.labels[mean].to(labels)])
-        lam = torch.cat([lam, found.selection.lam[mean].to(lam)])
-    return CandidatePool(x, labels, lam)
+def whole_pool(reconstruction: Reconstruction) -> CandidatePool:
+    """Return every candidate, as the published counts pool them, and the means of groups of them."""
+    x, lam = reconstruction.x, reconstruction.weight
+    if (selection := reconstruction.selection) is not None:
+        is_mean = selection.members > 1
+        x = torch.cat([x, selection.x[is_mean].to(x)])
+        lam = torch.cat([lam, selection.lam[is_mean].to(lam)])
+    return CandidatePool(x, lam)
 
 
-def selected_pool(found: Reconstruction) -> CandidatePool:
-    """The attack's own choice: what several restarts hold; all it ranked where none agree."""
-    chosen = found.selection
-    if chosen is None:
-        return CandidatePool(found.x[:0], found.labels[:0], found.weight[:0])
-    agreed = chosen.support > 1
-    keep = agreed if bool(agreed.any()) else agreed | True
-    return CandidatePool(chosen.x[keep], chosen.labels[keep], chosen.lam[keep])
+def selected_pool(reconstruction: Reconstruction) -> CandidatePool:
+    """Return the attack's own choice: what several restarts hold, or all it ranked if none agree."""
+    selection = reconstruction.selection
+    if selection is None:
+        return CandidatePool(reconstruction.x[:0], reconstruction.weight[:0])
+    agreed = selection.support > 1
+    chosen = agreed if bool(agreed.any()) else torch.ones_like(agreed)
+    return CandidatePool(selection.x[chosen], selection.lam[chosen])
 
 
 def joined(pools: list[CandidatePool]) -> CandidatePool:
-    """The candidates of several attacks as one pool, so that one test judges them together."""
-    parts = zip(*pools, strict=True)
-    return CandidatePool(*(torch.cat([one.double() for one in part]) for part in parts))
+    """Return the candidates of several attacks as one pool, so that one test judges them together."""
+    return CandidatePool(
+        torch.cat([pool.x.double() for pool in pools]),
+        torch.cat([pool.lam.double() for pool in pools]),
+    )

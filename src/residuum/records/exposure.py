@@ -97,28 +97,28 @@ class GroupExposure(Record):
 
 @dataclass(frozen=True, eq=False)
 class ExposedRecord(Record):
-    """One row of the table and of the CSV. A figure that does not apply is null, and a note says why."""
+    """One row of the table and of the CSV. A figure that does not apply is null, and a note says why.
+
+    Attributes:
+        index: of the record in the data, from 0
+        probability: of being recovered by the attacks named above; null where it is not calibrated
+        score: log odds, by which records are ranked
+        reach: largest cosine for attacks in the row space
+        reach_ncc: largest NCC for attacks in the row space
+        found_ncc: of an attack that was handed over
+    """
 
     rank: Annotated[int, SchemaRule(minimum=1)]
-    index: Annotated[Count, SchemaRule(description="of the record in the data, from 0")]
+    index: Count
     group: str | None
     label: float | tuple[float, ...]
-    probability: Annotated[
-        Share | None,
-        SchemaRule(
-            description="of being recovered by the attacks named above; null where it is not calibrated"
-        ),
-    ]
-    score: Annotated[float, SchemaRule(description="log odds, by which records are ranked")]
+    probability: Share | None
+    score: float
     heard: Share | None
     own_over_misfit: float
     multiplier: float
-    reach: Annotated[
-        Share | None, SchemaRule(description="largest cosine for attacks in the row space")
-    ]
-    reach_ncc: Annotated[
-        Share | None, SchemaRule(description="largest NCC for attacks in the row space")
-    ]
+    reach: Share | None
+    reach_ncc: Share | None
     informed_ncc: float | None
     kinks: Count | None
     kink_p: Share | None
@@ -128,7 +128,7 @@ class ExposedRecord(Record):
     dual_p: Share | None
     margin: float | None
     loss: float
-    found_ncc: Annotated[Share | None, SchemaRule(description="of an attack that was handed over")]
+    found_ncc: Share | None
 
 
 COLUMNS = tuple(column.name for column in fields(ExposedRecord))
@@ -136,7 +136,13 @@ COLUMNS = tuple(column.name for column in fields(ExposedRecord))
 
 @dataclass(frozen=True, eq=False)
 class ExposureSummary(Record):
-    """What holds for all records of an exposure together."""
+    """What holds for all records of an exposure together.
+
+    Attributes:
+        attacks: whose recoveries the probability is of, at which budget
+        level: false discovery rate at which kinks call a record
+        uncalibrated: why the score is no probability; empty where it is one
+    """
 
     schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
     arch: str
@@ -144,23 +150,17 @@ class ExposureSummary(Record):
     task: str
     holdout: Count
     layers: tuple[str, ...]
-    attacks: Annotated[
-        str, SchemaRule(description="whose recoveries the probability is of, at which budget")
-    ]
+    attacks: str
     rank: Count | None
     misfit: float
     gap: float
     records: Count
-    level: Annotated[
-        Share, SchemaRule(description="false discovery rate at which kinks call a record")
-    ]
+    level: Share
     expected: float | None
     carry_half: Count | None
     called: Count | None
     largest_probability: Share | None
-    uncalibrated: Annotated[
-        str, SchemaRule(description="why the score is no probability; empty where it is one")
-    ]
+    uncalibrated: str
     kink_layers: Count
     grouped_by: str
     groups: tuple[GroupExposure, ...]

@@ -46,6 +46,14 @@ END = struct.Struct("<4s4H2IH")
 END_64 = struct.Struct("<4sQ2H2I4Q")  # zip64 writes this and a locator before END
 LOCATOR = struct.Struct("<4sIQI")
 
+# Rules of the length of a field, each with its remedy.
+ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
+ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
+ONE_OR_ONE_PER_COLUMN = (
+    "be one number or one per column",
+    "Save what x was divided by as 'scale', what was subtracted before as 'offset'.",
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Record):
@@ -83,27 +91,19 @@ class Dataset(Record):
                 f"x and y must have equally many rows; got {len(self.x)} and {len(self.y)}.",
                 "Save them from the same arrays.",
             )
-        for name in ("row_numbers", "record_ids"):
-            given = getattr(self, name)
-            if given is not None and len(given) not in (0, len(self.x)):
-                raise DataError(
-                    f"{name!r} must have one entry per sample, {len(self.x)}; got {len(given)}.",
-                    "Save one identifier per row of x.",
-                )
-        for name in ("features", "units"):
-            if (given := getattr(self, name)) and len(given) != self.x[0].numel():
-                raise DataError(
-                    f"{name!r} must name every column, {self.x[0].numel()} of them; got {len(given)}.",
-                    "Save one name per column, in the order of x.",
-                )
-        for name in ("scale", "offset"):
-            given = getattr(self, name)
-            if given is not None and given.numel() not in (1, self.x[0].numel()):
-                raise DataError(
-                    f"{name!r} must be one number or one per column, {self.x[0].numel()}; got "
-                    f"{given.numel()}.",
-                    "Save what x was divided by as 'scale', what was subtracted before as 'offset'.",
-                )
+        columns = self.x[0].numel()
+        for name, sizes, rule, remedy in (
+            ("row_numbers", (0, len(self)), *ONE_PER_SAMPLE),
+            ("record_ids", (0, len(self)), *ONE_PER_SAMPLE),
+            ("features", (0, columns), *ONE_PER_COLUMN),
+            ("units", (0, columns), *ONE_PER_COLUMN),
+            ("scale", (1, columns), *ONE_OR_ONE_PER_COLUMN),
+            ("offset", (1, columns), *ONE_OR_ONE_PER_COLUMN),
+        ):
+            value = getattr(self, name)
+            size = value.numel() if isinstance(value, Tensor) else len(value or ())
+            if value is not None and size not in sizes:
+                raise DataError(f"{name!r} must {rule}, {sizes[1]}; got {size}.", remedy)
 
     def __len__(self) -> int:
         return len(self.x)

@@ -2,12 +2,16 @@
 
 The keys are the fields of a record, except those that its class lists in ``unpublished``, and the properties
 that its class lists in ``derived``. The JSON Schemas in ``residuum/schemas`` are derived from the records in
-this way, so no class repeats a record.
+this way, so no class repeats a record. The section ``Attributes:`` of the docstring of a class describes its
+fields in the schema.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+from collections import ChainMap
 from functools import cache, reduce
 from importlib.metadata import version
 from operator import or_
@@ -73,16 +77,20 @@ def published_form(record: type[Record]) -> type[BaseModel]:
     from pydantic import ConfigDict, create_model
 
     hints = get_type_hints(record, include_extras=True)
+    descriptions = ChainMap(*(_documentation(base)[1] for base in record.__mro__))
     keys: dict[str, Any] = {}
     for field in record.published_fields():
         default = None if field.metadata.get("optional") else ...
-        keys[field.name] = (_published_type(hints[field.name]), default)
+        kind = _published_type(hints[field.name])
+        if field.name in descriptions:
+            kind = Annotated[kind, SchemaRule(description=descriptions[field.name])]
+        keys[field.name] = (kind, default)
     for name in record.derived:
         returned = get_type_hints(getattr(record, name).fget, include_extras=True)["return"]
         keys[name] = (_published_type(returned), ...)
     config = ConfigDict(extra="forbid", allow_inf_nan=False)
     model: type[BaseModel] = create_model(
-        record.__name__, __config__=config, __doc__=record.__doc__, **keys
+        record.__name__, __config__=config, __doc__=_documentation(record)[0], **keys
     )
     return model
 
@@ -100,6 +108,13 @@ def json_schema(record: type[Record], name: str, schema_version: str) -> dict[st
     """
     derived = published_form(record).model_json_schema()  # type: ignore[arg-type]  # a class is hashable
     return {"$schema": DIALECT, "$id": f"urn:residuum:{name}:{schema_version}", **derived}
+
+
+def _documentation(record: type[Record]) -> tuple[str, dict[str, str]]:
+    """Return the text of a docstring, and the descriptions of fields in its section ``Attributes:``."""
+    text, _, section = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return text, {name: " ".join(description.split()) for name, description in entries}
 
 
 def _published_type(kind: Any) -> Any:

@@ -39,8 +39,8 @@ def selected_figure(found: Reconstruction) -> bytes | None:
     image = drawing.is_image(found.x.shape[1:])
     x = with_mean(chosen.x[:SHOWN], found.knowledge.mean if image else None)
     cells = [
-        Cell((one,), f"{int(chosen.support[i])}/{found.restarts}" + _confidence(chosen, i))
-        for i, one in enumerate(x)
+        Cell((image,), f"{int(chosen.support[i])}/{found.restarts}{_confidence(chosen, i)}")
+        for i, image in enumerate(x)
     ]
     return drawing.side_by_side(title, cells, ("",), ("reconstruction",))
 

@@ -143,7 +143,6 @@ def rankings(
             pool.x,
             train,
             holdout,
-            candidate_labels=pool.labels,
             multipliers=pool.lam,
             metrics=["ncc"],
             seed=seed,

@@ -115,9 +115,7 @@ def score_run(
         other = attacked_other(ckpt, run)
 
     def judge(pool: CandidatePool) -> Scores:
-        labels, lam = pool.labels, pool.lam
-        told = {"candidate_labels": labels, "multipliers": lam, "outputs": outputs, **how}
-        return score(pool.x, train, control, **told)
+        return score(pool.x, train, control, multipliers=pool.lam, outputs=outputs, **how)
 
     chosen = selected_pool(found)
     pool = whole_pool(found) if which == "all" else chosen
