@@ -164,13 +164,12 @@ def pooled(
     parts: Iterable[Reconstruction],
     knowledge: Knowledge,
     settings: dict[str, Any],
-    limit: int = LIMIT,
 ) -> tuple[Reconstruction | None, Pool]:
     """Consensus of finished trials, best first, as a reconstruction that ``score`` reads.
 
     Its candidates are the heaviest member of each group, its selection their means.
     """
-    pool, attack, surest = Pool(limit), "", torch.tensor(0.0)
+    pool, attack, surest = Pool(), "", torch.tensor(0.0)
     for found in parts:
         attack = found.attack
         if found.selection is not None and len(found.selection):
