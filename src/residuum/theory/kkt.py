@@ -144,8 +144,7 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
     chunk = max(1, MOST_VALUES // max(1, x[0].numel() if len(x) else 1))
     try:
         with torch.no_grad():
-            parts = [model(part) for part in x.split(chunk)] if len(x) > chunk else [model(x)]
-        outputs = torch.cat(parts) if len(parts) > 1 else parts[0]
+            outputs = torch.cat([model(part) for part in x.split(chunk)])
     except RuntimeError as problem:
         raise DataError(
             f"Samples must fit the network's input; got shape {tuple(x.shape[1:])}.",
@@ -160,18 +159,19 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def fit_multipliers(
-    model: nn.Module, x: Tensor, rows: Rows, free: bool = False, method: str = "auto"
+    model: nn.Module, x: Tensor, rows: Rows, free: bool = False
 ) -> tuple[Tensor, float, str]:
-    """Best multipliers, the condition number of the Gram matrix, and a note where digits are lost.
+    """Return the best multipliers, the condition number of the Gram matrix, and a note if digits are lost.
 
-    method: "gram", "dense", or "auto": the Gram matrix unless its condition exceeds 1e12.
+    They come from the Gram matrix, or from the dense gradients if its condition exceeds 1e12 and they
+    fit in memory.
     """
     theta = parameters(model)
     matrix = gram(model, x, rows)
     factor, note = mult.factor_gram(matrix, project(model, x, rows, theta)), ""
     fits = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
     poor = factor.condition > mult.MAX_CONDITION
-    if method == "dense" or (method == "auto" and poor and fits):
+    if poor and fits:
         factor = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
     elif poor:
         note = f"Gram matrix of condition {factor.condition:.1e}: multipliers have few digits"
