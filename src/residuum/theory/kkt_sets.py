@@ -414,8 +414,13 @@ class KKTSet:
 
     def used(self) -> KKTSet:
         """The set without samples of multiplier zero, which explain nothing."""
-        keep = self.lam != 0
-        return self._with(self.x[keep], self.y[keep], self.lam[keep], self.covectors[keep])
+        return self.take(self.lam != 0)
+
+    def take(self, samples: Tensor) -> KKTSet:
+        """The set of some samples alone."""
+        return self._with(
+            self.x[samples], self.y[samples], self.lam[samples], self.covectors[samples]
+        )
 
     def far_set(self, r: float) -> KKTSet:
         """Theorem 4 for any depth: a set at least r away from every sample of this one.
