@@ -250,23 +250,28 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
 def _free_layer(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, plain: Theta, limit: int, end: float
 ) -> tuple[float, int, bool]:
-    """Column generation: free the pairs of the largest first-order gain, solve, price again."""
+    """Free all pairs, or by column generation the ``limit`` most useful: free those of the largest
+    first-order gain, solve, price again.
+    """
     gates = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
     chosen = torch.zeros(len(pairs), dtype=torch.bool)
     residual, value, fine = plain, norm(plain), True
-    for _ in range(ROUNDS):
-        gain = _first_order_gain(model, trace, rows, pairs, residual)
-        gain = torch.where(gates, -gain, gain).masked_fill(chosen, -torch.inf)
-        room = limit - int(chosen.sum())
-        wanted = gain.topk(min(room, len(pairs))).indices if len(pairs) > limit else gain.argsort()
-        wanted = wanted[gain[wanted] > 1e-12 * norm(plain) ** 2] if len(pairs) > limit else wanted
-        if room <= 0 or not len(wanted) or chosen.all():
+    for _ in range(ROUNDS if len(pairs) > limit else 1):
+        if (room := limit - int(chosen.sum())) <= 0:
+            break
+        best = torch.arange(len(pairs))
+        if len(pairs) > limit:
+            gain = _first_order_gain(model, trace, rows, pairs, residual)
+            gain = torch.where(gates, -gain, gain).masked_fill(chosen, -torch.inf)
+            # Half of the room per round, so that later rounds can price with a better residual.
+            best = gain.topk(max(1, room // 2)).indices
+            best = best[gain[best] > 1e-12 * norm(plain) ** 2]
+        if not len(best):
             break
         if time.monotonic() >= end:
             fine = False
             break
-        # Half of what is left per round, so that later rounds can price with a better residual.
-        chosen[wanted if len(pairs) <= limit else wanted[: max(1, room // 2)]] = True
+        chosen[best] = True
         found, fine = _solve(model, trace, rows, pairs.take(chosen), end)
         if norm(found) < value:
             residual, value = found, norm(found)
