@@ -1,7 +1,7 @@
 """Consensus over all runs of a sweep, however many: groups are kept, candidates pass by.
 
 Runs are looked at one after the other, those of the best trials first. A candidate joins the nearest
-group of its label when it lies within ``similarity`` (cosine) of that group's mean; what joins none
+group of its label when it lies within ``SIMILARITY`` (cosine) of that group's mean; what joins none
 is grouped among itself (``attacks/selection.py``) and founds new groups. Weights count relative to the
 heaviest candidate of their run, since settings scale them differently. Whenever there are a quarter
 more than ``limit`` groups, the lightest of those that the fewest runs hold go: memory does not grow
@@ -33,10 +33,10 @@ KEPT = 2000  # groups in the pooled result
 
 
 class Pool:
-    """Groups so far. limit: of groups; similarity: cosine that makes a candidate a member."""
+    """Groups of the candidates so far. limit: how many groups it holds."""
 
-    def __init__(self, limit: int = LIMIT, similarity: float = SIMILARITY) -> None:
-        self.limit, self.similarity = limit, similarity
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
         self.runs, self.candidates, self.dropped = 0, 0, 0
         self.radius: float | None = None
         self.shape: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Pool:
         count = len(self)
         for label in labels[alone].unique():
             rows = alone[labels[alone] == label]
-            new = groups_of(x[rows], weight[rows], self.similarity, self.radius)
+            new = groups_of(x[rows], weight[rows], SIMILARITY, self.radius)
             sizes = torch.tensor([len(members) for members in new])
             group[rows[torch.cat(new)]] = count + torch.arange(len(new)).repeat_interleave(sizes)
             count += len(new)
@@ -87,7 +87,7 @@ class Pool:
         else:
             near = -l2(x, groups["sum"] / groups["weight"][:, None])
         best, at = near.masked_fill_(labels[:, None] != groups["label"], -math.inf).max(1)
-        least = self.similarity if self.radius is None else -self.radius
+        least = SIMILARITY if self.radius is None else -self.radius
         return at.masked_fill(best < least, -1)
 
     def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, at: Tensor, count: int) -> None:
