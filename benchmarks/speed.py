@@ -24,7 +24,7 @@ from benchmarks.sweep import TINY_STEPS, TINY_TRIALS, victim
 from benchmarks.unmix import speed as unmixing
 from residuum.datasets import load_dataset
 from residuum.errors import DataError
-from residuum.sweeping import Plan, sweep
+from residuum.sweeping import sweep
 from residuum.training import train
 
 N, SEED, ARCH = 500, 20, "mlp:3072-1000-1000-1"
@@ -106,7 +106,11 @@ def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
 def overhead() -> float:
     """Share of a sweep's wall clock that is not its trials', on one core."""
     checkpoint, knowledge, _ = victim(40)
-    plan = Plan(TINY_TRIALS, config=rs.AttackConfig(restarts=2, steps=TINY_STEPS))
+    config = rs.AttackConfig(restarts=2, steps=TINY_STEPS)
     with threads(1), tempfile.TemporaryDirectory() as place:
-        done, wall = clock(lambda: sweep(checkpoint, knowledge, plan, out=Path(place) / "sweep"))
+        done, wall = clock(
+            lambda: sweep(
+                checkpoint, knowledge, trials=TINY_TRIALS, config=config, out=Path(place) / "sweep"
+            )
+        )
     return wall / done.said["session"]["compute_seconds"] - 1

@@ -28,8 +28,8 @@ from residuum.evaluation import score
 from residuum.evaluation.scoring import selected_pool
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
-from residuum.sweeping import Plan, sweep
-from residuum.sweeping.executors import Job, Resources, Task, judged, work
+from residuum.sweeping import sweep
+from residuum.sweeping.executors import Job, Task, judged, work
 from residuum.sweeping.pooling import pooled
 from residuum.sweeping.scoring import rankings
 from residuum.training import TrainingConfig, released, train
@@ -92,7 +92,7 @@ def victim(seed: int) -> tuple[Network, Knowledge, Split]:
 
 def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[str, Any]:
     """Wall clock of 200 small trials against the seconds that workers spent on them."""
-    plan = Plan(TINY_TRIALS, config=AttackConfig(restarts=2, steps=TINY_STEPS))
+    config = AttackConfig(restarts=2, steps=TINY_STEPS)
     costs: dict[str, Any] = {}
     for engine, workers in (("local", 1), ("ray", 2)):
         if engine == "ray" and importlib.util.find_spec("ray") is None:
@@ -102,10 +102,11 @@ def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[st
             lambda engine=engine, workers=workers: sweep(
                 checkpoint,
                 knowledge,
-                plan,
+                trials=TINY_TRIALS,
+                config=config,
                 out=place / engine,
                 engine=engine,
-                resources=Resources(workers=workers),
+                workers=workers,
             )
         )
         costs[engine] = {
@@ -124,7 +125,7 @@ def searched(
 ) -> dict[str, Any]:
     """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
     config = AttackConfig(restarts=2, steps=STEPS)
-    done = sweep(checkpoint, knowledge, Plan(TRIALS, seed=seed, config=config), out=out)
+    done = sweep(checkpoint, knowledge, trials=TRIALS, seed=seed, config=config, out=out)
     same = preset_trials(checkpoint, knowledge, config, seed)
     values = [
         judged(n, {}, found, ("residual",)).residual or float("inf") for n, found in enumerate(same)
@@ -159,7 +160,7 @@ def preset_trials(
     """Trials that differ in nothing but their random start."""
     task = Task(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
     jobs = (Job({n: {}}, seed) for n in range(TRIALS))
-    return [work(task, job).found[0] for job in jobs]
+    return [work(task, job).reconstructions[0] for job in jobs]
 
 
 def _score(found: Reconstruction, split: Split) -> Any:

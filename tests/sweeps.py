@@ -21,10 +21,11 @@ from residuum.io.checkpoints import save_checkpoint
 from residuum.io.modules import checkpoint_from_module
 from residuum.networks.network import Network
 from residuum.records import Knowledge
-from residuum.sweeping import Plan
+from residuum.sweeping import Sweep, SweepRequest, sweep
 from residuum.sweeping.executors import Job, Task, jobs
-from residuum.sweeping.run import FACTS, JOURNAL, Study
+from residuum.sweeping.run import JOURNAL
 from residuum.sweeping.space import Range, Trial
+from residuum.sweeping.study import FACTS, Study
 from tests.cases import relu_point
 from tests.program import start
 
@@ -37,9 +38,14 @@ def victim() -> Network:
     return checkpoint_from_module(relu_point().model)
 
 
-def plan(trials: int = 6, steps: int = 50, **changes: Any) -> Plan:
+def plan(trials: int = 6, steps: int = 50, **changes: Any) -> SweepRequest:
     config = AttackConfig(restarts=2, steps=steps, candidates=12)
-    return Plan(**{"trials": trials, "seed": 3, "config": config} | changes)
+    return SweepRequest(**{"trials": trials, "seed": 3, "config": config} | changes)
+
+
+def sweep_victim(out: Path, request: SweepRequest | None = None, **options: Any) -> Sweep:
+    """Sweep the victim as ``request`` says; options: other arguments, and fields that differ."""
+    return sweep(victim(), KNOWLEDGE, out=out, **dict(request or plan()) | options)
 
 
 def task(**changes: Any) -> Task:

@@ -66,7 +66,7 @@ def test_merging_keeps_an_exact_point(build, options):
     assert len(merged) == len(s) - 1
     assert merged.lam[0] == s.lam[0] + s.lam[1]
     assert_exact(merged)
-    everything = s.merge_all()
+    everything, _ = s.merge_all()
     assert len(everything) == len(point.group.unique())  # one sample per activation pattern
     assert_exact(everything)
 
@@ -253,7 +253,7 @@ def test_ntk_sets_merge_and_split(gradients):
     start.load_state_dict(theta0)
     points = {"theta": (model,), "theta0": (start,), "both": (model, start)}[gradients]
     target = {name: t - theta0[name] for name, t in model.state_dict().items()}
-    s = KKTSet.ntk(points, target, x, lam)
+    s = KKTSet.weighted(points, target, x, x.new_zeros(len(x)), lam, "ntk")
     assert s.residual < 1e-12
     nu = direction(7)
     after = s.split_all(nu[None], 0.99 * s.budgets(nu).least.clamp(max=5))
@@ -327,7 +327,7 @@ def test_linear_networks_can_be_split_without_end_and_polynomial_ones_not_at_all
     x, y = torch.randn(4, 5), torch.tensor([1, -1, 1, -1])
     s = KKTSet.of(MLP((5, 3, 1), activation=Linear()), x, y)
     assert torch.isinf(s.budgets(direction(5)).least).all()
-    assert len(s.used().merge_all()) <= 2
+    assert len(s.used().merge_all()[0]) <= 2
     cubic = MLP((5, 3, 1), activation=Polynomial((0, 0, 0, 1)))
     refused("pattern", lambda: KKTSet.of(cubic, x, y), "Polynomial")
     refused(

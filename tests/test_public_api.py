@@ -118,8 +118,6 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
         {"weight": torch.eye(3).double(), "coefficient": torch.ones(3).double()},
         "polynomial:3-3-1,coefficients=0/0/0/1",
     )
-    from residuum.sweeping import Plan
-
     verbs: dict[str, Any] = {
         "alternatives": (
             lambda out: rs.alternatives(checkpoint, split.train, out=out),
@@ -153,7 +151,7 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
         ),
         "score": (lambda out: rs.score(found.x, split.train, split.holdout), set()),
         "sweep": (
-            lambda out: rs.sweep(checkpoint, plan=Plan(trials=2, config=config), out=out),
+            lambda out: rs.sweep(checkpoint, trials=2, config=config, out=out),
             {"sweep.json", "report.html", "attack.json", "reconstruction.safetensors"},
         ),
         "train": (lambda out: rs.train(arch, split.train, rs.TrainingConfig(steps=3)), set()),

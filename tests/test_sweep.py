@@ -9,7 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -18,11 +18,12 @@ from residuum.attacks import AttackConfig
 from residuum.errors import InputError, OutputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Reconstruction, same
-from residuum.sweeping import Plan, Range, Sweep, executors, sweep
-from residuum.sweeping.executors import ENGINES, Job, Local, Outcome, Resources, Task, outcomes
-from residuum.sweeping.run import JOURNAL, Study, opened
+from residuum.sweeping import Range, SweepOptions, SweepRequest, executors, sweep
+from residuum.sweeping.executors import ENGINES, Job, Local, Outcome, Task, outcomes
+from residuum.sweeping.run import JOURNAL
 from residuum.sweeping.scoring import SweepRun
 from residuum.sweeping.space import COMPLETE, ETA, FAILED, PRUNED, SAMPLERS, SEEDS
+from residuum.sweeping.study import Study, open_storage
 from tests.sweeps import (
     KNOWLEDGE,
     Deadly,
@@ -31,13 +32,10 @@ from tests.sweeps import (
     plan,
     some_jobs,
     stored_numbers,
+    sweep_victim,
     task,
     victim,
 )
-
-
-def run(out: Path, wanted: Plan | None = None, **options: Any) -> Sweep:
-    return sweep(victim(), KNOWLEDGE, wanted or plan(), out=out, **options)
 
 
 def stop_after(count: int) -> Any:
@@ -54,14 +52,13 @@ def test_processes_compute_what_this_one_computes_and_one_that_dies_takes_its_ow
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, marker = plan(7, sampler="sobol", batch=2), tmp_path / "deaths"
-    here = run(tmp_path / "a", wanted)
+    here = sweep_victim(tmp_path / "a", wanted)
     assert [t.number for t in here.trials] == list(range(7))
     assert {t.state for t in here.trials} == {COMPLETE}
     monkeypatch.setattr(
         "residuum.sweeping.run.Task", lambda *parts: Deadly(Task(*parts), marker, 1)
     )
-    once = Resources(workers=2, retries=0)
-    there = run(tmp_path / "b", wanted, engine="processes", resources=once)
+    there = sweep_victim(tmp_path / "b", wanted, engine="processes", workers=2, retries=0)
     lost = [t for t in there.trials if t.state == FAILED]
     assert {t.reason for t in lost} == {"its worker died 1 times: exit code 3"}
     assert len({t.number // 2 for t in lost}) == 1, "the trials of one job"
@@ -77,10 +74,10 @@ class Mortal(Local):
     """An engine of two places whose workers die of some jobs, so many times each."""
 
     def __init__(self, deaths: dict[int, int]) -> None:
-        super().__init__(task(), Resources())
+        super().__init__(task(), plan())
         self.deaths = deaths
 
-    def room(self) -> int:
+    def places(self) -> int:
         return 2
 
     def submit(self, job: Job) -> Future[Outcome]:
@@ -95,14 +92,14 @@ class Mortal(Local):
 def test_a_job_whose_worker_died_is_tried_again_and_reported_in_the_end() -> None:
     ended = list(outcomes(Mortal({1: 2, 2: 3}), some_jobs(4), retries=2))
     assert sorted(o.job.numbers[0] for o in ended) == list(range(4))
-    reasons = {o.job.numbers[0]: o.reason for o in ended if not o.found}
+    reasons = {o.job.numbers[0]: o.reason for o in ended if not o.reconstructions}
     assert reasons == {2: "its worker died 3 times: EOFError: gone"}
 
 
 def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
     from residuum.attacks import attack
 
-    done = run(tmp_path / "s")
+    done = sweep_victim(tmp_path / "s")
     kept = Reconstruction.load(tmp_path / "s/trials/000002.safetensors")
     again = attack(victim(), KNOWLEDGE, AttackConfig.from_json(kept.settings))
     assert same(again.replace(seconds=0.0), kept.replace(seconds=0.0))
@@ -112,7 +109,7 @@ def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
 
 
 def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
-    done = run(tmp_path / "s", plan(6, objectives=("residual", "agreement")))
+    done = sweep_victim(tmp_path / "s", plan(6, objectives=("residual", "agreement")))
     residuals = [t.residual for t in done.order]
     assert residuals == sorted(residuals)
     beaten = [
@@ -132,8 +129,8 @@ def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
 def test_trials_that_share_a_program_are_those_that_run_alone(tmp_path: Path) -> None:
     """Nearly: rounding differs, and the random start, which is why the batch is part of the plan."""
     wanted = plan(4, batch=2)
-    done = run(tmp_path / "b", wanted)
-    alone = run(tmp_path / "a", plan(4))
+    done = sweep_victim(tmp_path / "b", wanted)
+    alone = sweep_victim(tmp_path / "a", plan(4))
     for n in (0, 2):  # the first of each block starts from the same random numbers
         assert done.trials[n].residual == pytest.approx(alone.trials[n].residual, rel=1e-6)
     kept = [Reconstruction.load(tmp_path / f"b/trials/00000{n}.safetensors") for n in range(4)]
@@ -142,10 +139,10 @@ def test_trials_that_share_a_program_are_those_that_run_alone(tmp_path: Path) ->
 
 
 def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", plan(9, 225))
+    whole = sweep_victim(tmp_path / "whole", plan(9, 225))
     wanted = plan(9, 225, rungs=2)
     assert wanted.pauses == [25, 75]
-    halved = run(tmp_path / "halved", wanted)
+    halved = sweep_victim(tmp_path / "halved", wanted)
     ended = {t.number: t for t in halved.trials}
     stopped = {
         step: [t.number for t in halved.trials if t.state == PRUNED and t.step == step]
@@ -160,7 +157,10 @@ def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Pa
     history = {
         n: Reconstruction.load(tmp_path / f"whole/trials/{n:06d}.safetensors") for n in range(9)
     }
-    at = {n: executors.measured(h.loss[:, :2], h.layers[:, :2]) for n, h in history.items()}
+    at = {
+        n: executors.first_layer_residual(h.loss[:, :2], h.layers[:, :2])
+        for n, h in history.items()
+    }
     assert {n for n, value in at.items() if value < worst} == set(range(9)) - set(stopped[25])
     assert not list((tmp_path / "halved/trials").glob("*.state.*"))
     assert ETA == 3
@@ -168,11 +168,11 @@ def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Pa
 
 def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     wanted = plan(9, 225, rungs=2)
-    whole = run(tmp_path / "whole", wanted)
+    whole = sweep_victim(tmp_path / "whole", wanted)
     for count in (3, 4):  # within the first rung's ends, and past them
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "cut", wanted, watch=stop_after(count))
-    assert [facts(t) for t in run(tmp_path / "cut", wanted).trials] == [
+            sweep_victim(tmp_path / "cut", wanted, watch=stop_after(count))
+    assert [facts(t) for t in sweep_victim(tmp_path / "cut", wanted).trials] == [
         facts(t) for t in whole.trials
     ]
 
@@ -180,24 +180,24 @@ def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
 def test_ctrl_c_and_go_on(sampler: str, tmp_path: Path) -> None:
     wanted = plan(6, sampler=sampler, wave=4)
-    whole = run(tmp_path / "whole", wanted)
+    whole = sweep_victim(tmp_path / "whole", wanted)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "cut", wanted, watch=stop_after(2))
+        sweep_victim(tmp_path / "cut", wanted, watch=stop_after(2))
     first = {p: p.stat().st_mtime_ns for p in (tmp_path / "cut/trials").iterdir()}
     assert len(first) == 2
-    done = run(tmp_path / "cut", wanted)
+    done = sweep_victim(tmp_path / "cut", wanted)
     assert done.fresh == 4
     assert [facts(t) for t in done.trials] == [facts(t) for t in whole.trials]
     assert {p: p.stat().st_mtime_ns for p in first} == first
-    assert run(tmp_path / "cut", wanted).fresh == 0
+    assert sweep_victim(tmp_path / "cut", wanted).fresh == 0
 
 
 def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
     """As after a kill between the two writes, or a power cut within the second."""
-    whole, journal = run(tmp_path / "s"), tmp_path / "s" / JOURNAL
+    whole, journal = sweep_victim(tmp_path / "s"), tmp_path / "s" / JOURNAL
     for spoil in (journal.unlink, lambda: os.truncate(journal, journal.stat().st_size - 20)):
         spoil()
-        again = run(tmp_path / "s")
+        again = sweep_victim(tmp_path / "s")
         assert again.fresh == 0
         assert [facts(t) for t in again.trials] == [facts(t) for t in whole.trials]
         assert stored_numbers(tmp_path / "s") == list(range(6))
@@ -205,10 +205,12 @@ def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
     kept = Reconstruction.load(path)
     kept.replace(settings=kept.settings | {"lr_x": 0.125}).save(path)
     journal.unlink()
-    assert run(tmp_path / "s").trials[2].params["lr_x"] == 0.125, "as found, not as drawn again"
+    assert sweep_victim(tmp_path / "s").trials[2].params["lr_x"] == 0.125, (
+        "as found, not as drawn again"
+    )
     journal.write_text("no journal\n" + journal.read_text())
     with pytest.raises(InputError, match=r"lines of JSON.*Remove it"):
-        run(tmp_path / "s")
+        sweep_victim(tmp_path / "s")
 
 
 def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
@@ -226,7 +228,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
         restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6, constraint="penalty"
     )
     mixed = plan(6, config=config, space={"lr_lam": Range(1e5, 1e6)})
-    done = run(tmp_path / "s", mixed)
+    done = sweep_victim(tmp_path / "s", mixed)
     reasons = {t.number: t.reason for t in done.trials}
     crashed = [n for n in range(6) if (3 * SEEDS + n) % 3 == 1]
     assert crashed
@@ -234,7 +236,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
     assert all(reasons[n] == "diverged" for n in range(6) if n not in crashed)
     assert all(t.state == FAILED for t in done.trials)
     assert done.found is None
-    assert run(tmp_path / "s", mixed).fresh == 0, "what failed is not tried for ever"
+    assert sweep_victim(tmp_path / "s", mixed).fresh == 0, "what failed is not tried for ever"
 
 
 def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
@@ -249,10 +251,10 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
         return real(checkpoint, knowledge, config, **rest)
 
     monkeypatch.setattr(executors, "attack", small)
-    done = run(tmp_path / "s", plan(4, batch=4))
+    done = sweep_victim(tmp_path / "s", plan(4, batch=4))
     assert sizes == [8, 4, 4]
     assert [t.state for t in done.trials] == [COMPLETE] * 4
-    alone = run(tmp_path / "t", plan(4, space={"lr_x": Range(0.6, 0.9)}))
+    alone = sweep_victim(tmp_path / "t", plan(4, space={"lr_x": Range(0.6, 0.9)}))
     assert {t.reason for t in alone.trials} == {"out of memory: no more"}
 
 
@@ -262,44 +264,70 @@ def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
 
 
 def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
-    run(tmp_path / "s", plan(2))
+    sweep_victim(tmp_path / "s", plan(2))
     with pytest.raises(InputError, match="other settings"):
-        run(tmp_path / "s", plan(3))
+        sweep_victim(tmp_path / "s", plan(3))
     told = KNOWLEDGE.replace(sample_count=7)
     with pytest.raises(InputError, match="other settings"):
-        sweep(victim(), told, plan(2), out=tmp_path / "s")
+        sweep(victim(), told, out=tmp_path / "s", **dict(plan(2)))
     with SweepRun.open(tmp_path / "s"), pytest.raises(OutputError, match="Another sweep"):
-        run(tmp_path / "s", plan(2))
+        sweep_victim(tmp_path / "s", plan(2))
     (tmp_path / "f").mkdir()
     (tmp_path / "f/mine.txt").write_text("x")
     with pytest.raises(OutputError, match="holds other files"):
-        run(tmp_path / "f", plan(2))
+        sweep_victim(tmp_path / "f", plan(2))
 
 
 def test_what_no_trial_can_work_with_is_said_before_the_first(tmp_path: Path) -> None:
     config = AttackConfig(priors=(("value-box", 1.0),))
     with pytest.raises(InputError, match="value_range"):
-        run(tmp_path / "s", plan(config=config))
+        sweep_victim(tmp_path / "s", plan(config=config))
     assert not (tmp_path / "s").exists()
 
 
 def test_unknown_engines_and_storages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"No engine 'rya'.*Did you mean 'ray'"):
-        run(tmp_path / "s", engine="rya")
+        sweep_victim(tmp_path / "s", engine="rya")
     with pytest.raises(InputError, match="URL of a database") as caught:
-        run(tmp_path / "t", storage="postgresql+psycopg://me:secret@127.0.0.1:1/none")
+        sweep_victim(tmp_path / "t", storage="postgresql+psycopg://me:secret@127.0.0.1:1/none")
     assert "secret" not in str(caught.value)
     with pytest.raises(InputError, match="URL of a database"):
-        run(tmp_path / "u", storage="nonsense")
+        sweep_victim(tmp_path / "u", storage="nonsense")
     assert set(ENGINES) == {"local", "processes", "ray"}
+
+
+def test_the_options_are_the_fields_of_the_request() -> None:
+    """Names and types that editors see are those that pydantic checks."""
+    options, fields = get_type_hints(SweepOptions), get_type_hints(SweepRequest)
+    assert {name: fields[name] for name in SweepRequest.model_fields} == options
+    assert all(field.description for field in SweepRequest.model_fields.values())
+    request = plan(3, sampler="sobol", batch=2, retries=0)
+    assert SweepRequest(**dict(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trails": 3}, "'trails' is refused"),
+        ({"trials": 0}, "'trials' is refused.*greater than or equal to 1; got 0"),
+        ({"seed": 2**31}, "'seed' is refused"),
+        ({"cpus": "many"}, "'cpus' is refused"),
+        ({"config": {}}, "'config' is refused"),
+    ],
+)
+def test_options_that_are_unknown_or_out_of_bounds_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        sweep(victim(), **options)
 
 
 def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'both.db'}"
-    first = run(tmp_path / "a", plan(2), storage=url)
-    second = run(tmp_path / "b", plan(3), storage=url)
+    first = sweep_victim(tmp_path / "a", plan(2), storage=url)
+    second = sweep_victim(tmp_path / "b", plan(3), storage=url)
     assert (first.fresh, second.fresh) == (2, 3)
-    with opened(tmp_path, url) as storage:
+    with open_storage(tmp_path, url) as storage:
         held = Study(plan(2), storage, json.loads((tmp_path / "a/request.json").read_text()))
     assert [facts(t) for t in held.trials.values()] == [facts(t) for t in first.trials]
 

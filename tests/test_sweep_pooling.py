@@ -19,13 +19,12 @@ from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Dataset, Knowledge, Reconstruction
 from residuum.report.charts import Coordinate, parallel
 from residuum.report.html import Item, render_sweep
-from residuum.sweeping import sweep
 from residuum.sweeping.pooling import Pool, pooled
 from residuum.sweeping.scoring import rankings
 from residuum.sweeping.space import cost
 from tests import pages
 from tests.cases import relu_point
-from tests.sweeps import KNOWLEDGE, facts, plan, victim
+from tests.sweeps import KNOWLEDGE, facts, plan, sweep_victim, victim
 
 DIM = 40
 
@@ -233,7 +232,7 @@ def test_a_report_shows_hostile_names_as_text() -> None:
 
 
 def test_both_rankings_and_no_influence_of_the_data(tmp_path: Path) -> None:
-    done = sweep(victim(), KNOWLEDGE, plan(4), out=tmp_path / "s")
+    done = sweep_victim(tmp_path / "s", plan(4))
     before = [facts(t) for t in done.order]
     point = relu_point()
     train = Dataset(point.x, point.y)
@@ -247,7 +246,7 @@ def test_both_rankings_and_no_influence_of_the_data(tmp_path: Path) -> None:
     counts = [row["recovered"] for row in both.by_data]
     assert counts == sorted(counts, reverse=True)
     assert said["lost"] == counts[0] - said["chosen"]["recovered"] >= 0
-    again = sweep(victim(), KNOWLEDGE, plan(4), out=tmp_path / "s")
+    again = sweep_victim(tmp_path / "s", plan(4))
     assert [facts(t) for t in again.order] == before
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from residuum.sweeping import sweep
-from tests.sweeps import KNOWLEDGE, facts, plan, victim
+from tests.sweeps import facts, plan, sweep_victim
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +51,9 @@ def test_a_server_remembers_what_a_file_does(postgres: str, tmp_path: Path) -> N
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "a", storage=postgres, watch=stop)
-    there = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "a", storage=postgres)
-    here = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "b")
+        sweep_victim(tmp_path / "a", wanted, storage=postgres, watch=stop)
+    there = sweep_victim(tmp_path / "a", wanted, storage=postgres)
+    here = sweep_victim(tmp_path / "b", wanted)
     assert there.fresh == 3
     assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
     assert not (tmp_path / "a/study.journal").exists()

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 from residuum.records import same
-from residuum.sweeping import Sweep, sweep
-from residuum.sweeping.executors import LOOPBACK, QUIET, Ray, Resources, outcomes
+from residuum.sweeping.executors import LOOPBACK, QUIET, Ray, outcomes
 from tests.sweeps import (
-    KNOWLEDGE,
     Deadly,
     facts,
     killed_and_resumed,
     plan,
     some_jobs,
     stored_numbers,
+    sweep_victim,
     task,
-    victim,
 )
 
 pytestmark = pytest.mark.ray
@@ -52,15 +50,10 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
-def run(out: Path, cluster: Any, wanted: Any, **options: Any) -> Sweep:
-    resources = Resources(address=cluster.address)
-    return sweep(victim(), KNOWLEDGE, wanted, out=out, engine="ray", resources=resources, **options)
-
-
 def test_a_cluster_computes_what_this_process_computes(cluster: Any, tmp_path: Path) -> None:
     wanted = plan(6, sampler="tpe", wave=4, batch=2)
-    here = sweep(victim(), KNOWLEDGE, wanted, out=tmp_path / "here")
-    there = run(tmp_path / "there", cluster, wanted)
+    here = sweep_victim(tmp_path / "here", wanted)
+    there = sweep_victim(tmp_path / "there", wanted, engine="ray", address=cluster.address)
     assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
     assert there.order[0].number == here.order[0].number
     assert same(there.found, here.found)
@@ -77,7 +70,7 @@ def test_a_node_that_dies_and_one_that_comes(cluster: Any, tmp_path: Path) -> No
         if progress.done == 10:
             cluster.second = cluster.add_node(**cluster.node_args)
 
-    done = run(tmp_path / "s", cluster, wanted, watch=watch)
+    done = sweep_victim(tmp_path / "s", wanted, watch=watch, engine="ray", address=cluster.address)
     assert seen == list(range(1, 16))
     assert [t.number for t in done.trials] == list(range(15))
     assert {t.state for t in done.trials} == {"complete"}
@@ -92,14 +85,13 @@ def test_a_driver_killed_goes_on_from_the_storage(cluster: Any, tmp_path: Path) 
 def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_is_reported(
     cluster: Any, tmp_path: Path
 ) -> None:
-    resources = Resources(address=cluster.address)
     for times, count in ((1, 3), (99, 1)):
         deadly: Any = Deadly(task(), tmp_path / f"deaths-{times}", times)
-        engine = Ray(deadly, resources)
+        engine = Ray(deadly, plan(address=cluster.address))
         try:
             ended = list(outcomes(engine, some_jobs(count), retries=1))
         finally:
             engine.close()
         assert sorted(o.job.numbers[0] for o in ended) == list(range(count))
-        assert all(o.found for o in ended) == (times == 1)
+        assert all(o.reconstructions for o in ended) == (times == 1)
     assert ended[0].reason.startswith("its worker died 2 times: WorkerCrashedError")

@@ -13,9 +13,9 @@ from residuum.attacks import PRESETS, AttackConfig
 from residuum.errors import InputError
 from residuum.settings import LEFT_OPEN
 from residuum.sweeping import SAMPLERS, SPACE, Range
-from residuum.sweeping.run import Study
 from residuum.sweeping.scoring import ranked
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Trial, numeric
+from residuum.sweeping.study import Study
 from tests.sweeps import plan, share
 
 RELEASED = {

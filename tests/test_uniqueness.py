@@ -471,7 +471,7 @@ def test_multipliers_without_a_sign_leave_the_cell_alone() -> None:
     there = MLP((7, 9, 2)).double()
     there.load_state_dict(theta0)
     target = {n: t - theta0[n] for n, t in model.state_dict().items()}
-    kkt = KKTSet.ntk((model, there), target, x, lam)
+    kkt = KKTSet.weighted((model, there), target, x, x.new_zeros(len(x)), lam, "ntk")
     wide, narrow = (uniqueness(kkt, share=t) for t in (0.5, 0.02))
     assert not wide.pinned.any()
     assert torch.allclose(wide.determined_at_least, narrow.determined_at_least, atol=1e-5)

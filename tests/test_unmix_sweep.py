@@ -16,7 +16,7 @@ from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.similarity import ncc
-from residuum.sweeping import Plan, Range, sweep
+from residuum.sweeping import Range, SweepRequest, sweep
 from residuum.sweeping.scoring import SweepRun
 from residuum.sweeping.space import UNMIX_SPACE
 from tests.program import Capture, printed
@@ -26,8 +26,8 @@ from tests.test_unmix_attack import planted, start_of
 CONFIG = rs.AttackConfig(objective="unmix", restarts=2, seconds=0.01)
 
 
-def plan(trials: int = 4, **changes: Any) -> Plan:
-    return Plan(**{"trials": trials, "seed": 3, "config": CONFIG} | changes)
+def plan(trials: int = 4, **changes: Any) -> SweepRequest:
+    return SweepRequest(**{"trials": trials, "seed": 3, "config": CONFIG} | changes)
 
 
 def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> None:
@@ -62,9 +62,9 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     data = rs.Dataset(x, torch.tensor([1.0, -1.0] * 5).double())
     other = rs.Dataset(blocks(200, seed=7).double(), torch.tensor([1.0, -1.0] * 100).double())
     wanted = plan(config=CONFIG.changed(unmix_starts=4))
-    done = sweep(checkpoint, None, wanted, out=tmp_path / "s", data=data, holdout=other)
-    assert done.plan.space == UNMIX_SPACE
-    assert done.plan.objectives == ("expected",)
+    done = sweep(checkpoint, out=tmp_path / "s", data=data, holdout=other, **dict(wanted))
+    assert done.request.space == UNMIX_SPACE
+    assert done.request.objectives == ("expected",)
     assert {t.state for t in done.trials} == {"complete"}, done.said["failures"]
     assert {t.residual for t in done.trials} == {None}
     expected = [t.expected for t in done.order]
@@ -101,8 +101,8 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
 
     wanted = plan(3, sampler="tpe", wave=2, space={"unmix_starts": Range(1, 3, whole=True)})
     with pytest.raises(KeyboardInterrupt):
-        sweep(planted()[0], None, wanted, out=tmp_path / "s", watch=stop)
-    done = sweep(planted()[0], None, wanted, out=tmp_path / "s")
+        sweep(planted()[0], out=tmp_path / "s", watch=stop, **dict(wanted))
+    done = sweep(planted()[0], out=tmp_path / "s", **dict(wanted))
     assert (done.fresh, len(done.order)) == (1, 3)
 
 
@@ -129,7 +129,7 @@ def test_a_network_that_unmix_does_not_apply_to_is_refused_before_the_first_tria
     checkpoint, _ = planted()
     untrained = checkpoint.replace(theta=start_of(checkpoint))
     with pytest.raises(InputError, match="unmix does not apply: fewer than two"):
-        sweep(untrained, None, plan(), out=tmp_path / "s")
+        sweep(untrained, out=tmp_path / "s", **dict(plan()))
     assert not (tmp_path / "s").exists()
 
 

@@ -104,22 +104,37 @@ def command(
     from residuum.io.attacker_knowledge import attacker_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
-    from residuum.sweeping import SPACE, Plan, sweep
-    from residuum.sweeping.executors import Resources
+    from residuum.sweeping import SweepOptions, SweepRequest, sweep
     from residuum.sweeping.space import cost
 
     config = options.configure(**vars(settings))
     if engine != "ray":
         options.check_device(config.device)
-    space = dict(map(_setting, search)) if search else SPACE
-    ranked = tuple(part.strip() for part in rank_by.split(",")) if rank_by else ()
-    how = (trials, sampler, settings.seed, config, space, batch)
-    plan = Plan(*how, rungs=rungs, objectives=ranked)
+    asked = SweepOptions(
+        trials=trials,
+        sampler=sampler,
+        seed=settings.seed,
+        config=config,
+        batch=batch,
+        rungs=rungs,
+        engine=engine,
+        workers=workers,
+        cpus=cpus_per_trial,
+        gpus=gpus_per_trial,
+        address=address,
+        retries=retries,
+        storage=storage,
+    )
+    if search:
+        asked["space"] = dict(map(_setting, search))
+    if rank_by:
+        asked["objectives"] = tuple(name.strip() for name in rank_by.split(","))
+    request = SweepRequest(**asked)
     release = open_release(checkpoint)
     released = load_checkpoint(release, arch)
     knowledge = attacker_knowledge(release, released, **vars(granted))
     if dry_run:  # one trial, measured, times the number of trials that run to their end
-        figures = cost(plan, estimate(released, knowledge, config))
+        figures = cost(request, estimate(released, knowledge, config))
         rows = [(name.replace("_", " "), number(value)) for name, value in figures.items()]
         title = "dry run: no trial was run"
         voice.answer(figures, lambda: print_table(title, ("figure", "value"), rows))
@@ -130,15 +145,12 @@ def command(
         done = sweep(
             checkpoint,
             knowledge,
-            plan,
             out=out,
             data=data,
             holdout=holdout,
             arch=arch,
-            engine=engine,
-            storage=storage,
             watch=watch,
-            resources=Resources(workers, cpus_per_trial, gpus_per_trial, address, retries),
+            **asked,
         )
     if not done.order:
         reason = next((t.reason for t in done.trials if t.reason), "")
@@ -153,7 +165,7 @@ def command(
 def show(done: Sweep, out: Path) -> None:
     """The sweep as a person reads it."""
     said, scored = done.said, done.scored
-    names, figure = tuple(done.plan.space), done.plan.objectives[0]
+    names, figure = tuple(done.request.space), done.request.objectives[0]
     rows = []
     for place, t in enumerate(done.order[:ROWS]):
         figures = number(getattr(t, figure), 3), number(t.agreement, 3)

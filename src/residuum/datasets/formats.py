@@ -38,16 +38,13 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
             if len(header) < header_length or header[:4] != bytes((0, 0, 8, ndim)):
                 raise _broken_idx(path, f"it begins with {header[:4].hex(' ') or 'nothing'}")
             shape = struct.unpack(f">{ndim}I", header[4:])
-            size = math.prod(shape)
-            most = min(MAX_BYTES, may_hold(length) // 8) if packed else length - header_length
-            if size > most:
-                raise _broken_idx(path, f"it claims {shape} in a file of {length} bytes")
-            body = stream.read(size + 1)
+            size, limit = math.prod(shape), min(MAX_BYTES, may_hold(length) // 8)
+            body = stream.read(min(size, limit if packed else length) + 1)
     except (OSError, EOFError, zlib.error) as problem:
         raise _broken_idx(path, f"reading it failed ({problem})") from problem
     if len(body) != size:
-        more = "more" if len(body) > size else f"only {len(body)}"
-        raise _broken_idx(path, f"it claims {size} bytes of data and holds {more}")
+        held = "more" if len(body) > size else f"only {len(body)}"
+        raise _broken_idx(path, f"it claims {shape}, {size} bytes of data, and holds {held}")
     return np.frombuffer(bytearray(body), np.uint8).reshape(shape)
 
 
@@ -76,18 +73,16 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{names[0].rpartition(' ')[2]!r}, which could run code.",
             "Do not open it with other tools; download the batch again.",
         )
-    batch = pickled.content
-    if not isinstance(batch, dict):
-        raise _broken_batch(path, "it holds no dictionary")
+    batch = pickled.content if isinstance(pickled.content, dict) else {}
     data, labels = (batch.get(name, batch.get(name.encode())) for name in ("data", "labels"))
-    if not isinstance(data, Block) or data.kind != "uint8" or len(data.shape) != 2:
-        raise _broken_batch(path, "its 'data' is no matrix of unsigned bytes")
-    if data.shape[1] != 3 * 32 * 32:
-        raise _broken_batch(path, f"its 'data' has shape {data.shape}, not (N, 3072)")
-    if not isinstance(labels, list) or not all(type(y) is int and 0 <= y <= 9 for y in labels):
-        raise _broken_batch(path, "its 'labels' are no list of classes 0 to 9")
-    if len(labels) != data.shape[0]:
-        raise _broken_batch(path, f"it has {data.shape[0]} images and {len(labels)} labels")
+    if not isinstance(data, Block) or data.kind != "uint8" or data.shape[1:] != (3 * 32 * 32,):
+        raise _broken_batch(path, "its 'data' is no matrix (N, 3072) of unsigned bytes")
+    if not (
+        isinstance(labels, list)
+        and len(labels) == data.shape[0]
+        and all(type(y) is int and 0 <= y <= 9 for y in labels)
+    ):
+        raise _broken_batch(path, f"its 'labels' are no list of {data.shape[0]} classes 0 to 9")
     images = data.tensor().numpy().reshape(-1, 3, 32, 32)
     return images, np.array(labels, dtype=np.int64)
 

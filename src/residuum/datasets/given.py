@@ -118,8 +118,7 @@ def _arrays(x: Any, y: Any, name: str, **known: Any) -> Dataset:
         x = torch.as_tensor(x)
         y = torch.zeros(len(x), dtype=torch.long) if y is None else torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as problem:
-        said = f"{name} must be {KINDS}; got {type(x).__name__}."
-        raise DataError(said, f"Say audit(model, {name}=(x, y)).") from problem
+        raise _unknown_kind(name, x) from problem
     x = x.detach().cpu()
     x = x if x.is_floating_point() else x.double()
     if x.ndim < 2 or not torch.isfinite(x).all():
@@ -130,8 +129,15 @@ def _arrays(x: Any, y: Any, name: str, **known: Any) -> Dataset:
     return Dataset(x, y.detach().cpu(), name=name, **known)
 
 
+def _unknown_kind(name: str, value: Any) -> DataError:
+    return DataError(
+        f"{name} must be {KINDS}; got {type(value).__name__}.",
+        f"Say audit(model, {name}=(x, y)).",
+    )
+
+
 def _items(given: Any, name: str) -> Dataset:
-    """A loader's dataset, or anything with items (x, y), in its own order."""
+    """Read the dataset of a loader, or anything with items (x, y), in its own order."""
     source = getattr(given, "dataset", given) if hasattr(given, "batch_size") else given
     if hasattr(source, "tensors") and len(source.tensors) in (1, 2):  # TensorDataset
         x, y = (*source.tensors, None)[:2]
@@ -142,12 +148,10 @@ def _items(given: Any, name: str) -> Dataset:
         try:
             rows = list(source)
         except TypeError as problem:
-            raise DataError(
-                f"{name} must be {KINDS}; got {type(given).__name__}.",
-                f"Say audit(model, {name}=(x, y)).",
-            ) from problem
-    paired = [isinstance(row, tuple | list) and len(row) == 2 for row in rows]
-    pairs = [row if pair else (row, None) for row, pair in zip(rows, paired, strict=True)]
+            raise _unknown_kind(name, given) from problem
+    pairs = [
+        row if isinstance(row, tuple | list) and len(row) == 2 else (row, None) for row in rows
+    ]
     if not pairs:
         raise DataError("A dataset needs at least one sample; this one is empty.", "Check it.")
     try:
@@ -167,9 +171,7 @@ def _items(given: Any, name: str) -> Dataset:
 def _frame(frame: Any, y: Any, name: str) -> Dataset:
     """A DataFrame, with its labels beside it or in a column of its own."""
     values = {str(column): np.asarray(frame[column]) for column in frame.columns}
-    if y is not None:
-        values = {**values, "label": np.asarray(y)}
-    return table(values, name)
+    return table(values if y is None else {**values, "label": np.asarray(y)}, name)
 
 
 def read_csv(path: Path) -> Dataset:
@@ -230,16 +232,16 @@ def table(columns: dict[str, np.ndarray], name: str) -> Dataset:
     if not torch.isfinite(x).all():
         raise DataError(f"A table must be complete; {name!r} has gaps.", "Fill or drop those rows.")
     y, classes = _labels(columns[label])
-    found = [UNIT.search(one) for one in features]
-    units = tuple(one[1].strip() if one else "" for one in found)
-    named = tuple(UNIT.sub("", one).strip() for one in features)
+    brackets = [UNIT.search(feature) for feature in features]
+    units = tuple(unit[1].strip() if unit else "" for unit in brackets)
+    names = tuple(UNIT.sub("", feature).strip() for feature in features)
     notes = [f"the column {label!r} of {name!r} is taken as the label"]
     if ids:
         holds = "holds record IDs and is not an input of the network"
         notes.append(f"the column {ids[0]!r} of {name!r} {holds}")
     record_ids = tuple(map(str, columns[ids[0]])) if ids else ()
     units = units if any(units) else ()
-    whole = Dataset(x, y, name=name, classes=classes, features=named, units=units)
+    whole = Dataset(x, y, name=name, classes=classes, features=names, units=units)
     return whole.replace(notes=tuple(notes), record_ids=record_ids)
 
 

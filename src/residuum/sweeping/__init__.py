@@ -2,6 +2,6 @@
 
 from residuum.sweeping.run import sweep
 from residuum.sweeping.scoring import Sweep
-from residuum.sweeping.space import SAMPLERS, SPACE, Plan, Range
+from residuum.sweeping.space import SAMPLERS, SPACE, Range, SweepOptions, SweepRequest
 
-__all__ = ["SAMPLERS", "SPACE", "Plan", "Range", "Sweep", "sweep"]
+__all__ = ["SAMPLERS", "SPACE", "Range", "Sweep", "SweepOptions", "SweepRequest", "sweep"]

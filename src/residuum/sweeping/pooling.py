@@ -1,7 +1,7 @@
 """Consensus over all runs of a sweep, however many: groups are kept, candidates pass by.
 
 Runs are looked at one after the other, those of the best trials first. A candidate joins the nearest
-group of its label when it lies within ``similarity`` (cosine) of that group's mean; what joins none
+group of its label when it lies within ``SIMILARITY`` (cosine) of that group's mean; what joins none
 is grouped among itself (``attacks/selection.py``) and founds new groups. Weights count relative to the
 heaviest candidate of their run, since settings scale them differently. Whenever there are a quarter
 more than ``limit`` groups, the lightest of those that the fewest runs hold go: memory does not grow
@@ -33,59 +33,52 @@ KEPT = 2000  # groups in the pooled result
 
 
 class Pool:
-    """Groups so far. limit: of groups; similarity: cosine that makes a candidate a member."""
+    """Groups of the candidates so far. limit: how many groups it holds."""
 
-    def __init__(self, limit: int = LIMIT, similarity: float = SIMILARITY) -> None:
-        self.limit, self.similarity = limit, similarity
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
         self.runs, self.candidates, self.dropped = 0, 0, 0
         self.radius: float | None = None
         self.shape: tuple[int, ...] = ()
         self.label_type = torch.float64
-        self._rows: dict[str, Tensor] = {}
-        self._count = 0
+        self._groups: dict[str, Tensor] = {}
 
-    def add(self, found: Reconstruction) -> None:
-        """All runs of one trial that did not diverge."""
-        keep = alive(found)
-        for run, status in enumerate(found.status):
-            mine = keep & (found.run == run)
-            if status != "diverged" and bool(mine.any()):
-                weight = found.weight[mine].double()
-                x, labels = found.x[mine].flatten(1).double(), found.labels[mine].double()
+    def add(self, trial: Reconstruction) -> None:
+        """Add all runs of one trial that did not diverge."""
+        finite = alive(trial)
+        for run, status in enumerate(trial.status):
+            mask = finite & (trial.run == run)
+            if status != "diverged" and bool(mask.any()):
+                weight = trial.weight[mask].double()
+                x, labels = trial.x[mask].flatten(1).double(), trial.labels[mask].double()
                 self._add_run(x, labels, weight / weight.max())
-        self.shape, self.label_type = tuple(found.x.shape[1:]), found.labels.dtype
+        self.shape, self.label_type = tuple(trial.x.shape[1:]), trial.labels.dtype
 
     def _add_run(self, x: Tensor, labels: Tensor, weight: Tensor) -> None:
-        """One run's candidates (k, d), finite and not zero."""
+        """Add the candidates (k, d) of one run, finite and not zero."""
         if self.radius is None and x.shape[1] < grouping.FEW_VALUES:
             self.radius = grouping.DUPLICATE * float(x.norm(dim=1).median())
-        at = self._nearest(x, labels)
-        rest = (at < 0).nonzero().flatten()
+        group = self._nearest(x, labels)
+        alone = (group < 0).nonzero().flatten()
         count = len(self)
-        for label in labels[rest].unique():
-            mine = rest[labels[rest] == label]
-            new = groups_of(x[mine], weight[mine], self.similarity, self.radius)
-            sizes = torch.tensor([len(group) for group in new])
-            at[mine[torch.cat(new)]] = count + torch.arange(len(new)).repeat_interleave(sizes)
+        for label in labels[alone].unique():
+            rows = alone[labels[alone] == label]
+            new = groups_of(x[rows], weight[rows], SIMILARITY, self.radius)
+            sizes = torch.tensor([len(members) for members in new])
+            group[rows[torch.cat(new)]] = count + torch.arange(len(new)).repeat_interleave(sizes)
             count += len(new)
-        self._merge(x, labels, weight, at, count)
+        self._merge(x, labels, weight, group, count)
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
-        if len(self) > 1.25 * self.limit:  # not at every run: each time all groups are copied
-            kept = self.order()[: self.limit].sort().values
-            self.dropped += len(self) - len(kept)
-            self._rows = {name: part[kept] for name, part in self._groups.items()}
-            self._count = len(kept)
+        if len(self) > 1.25 * self.limit:  # not at every run: it sorts all groups
+            best = self.order()[: self.limit].sort().values
+            self.dropped += len(self) - len(best)
+            self._groups = {name: values[best] for name, values in self._groups.items()}
 
     def __len__(self) -> int:
-        return self._count
-
-    @property
-    def _groups(self) -> dict[str, Tensor]:
-        """A row per group; behind them is room for more."""
-        return {name: part[: self._count] for name, part in self._rows.items()}
+        return len(self._groups["sum"]) if self._groups else 0
 
     def _nearest(self, x: Tensor, labels: Tensor) -> Tensor:
-        """(k,) group that a candidate joins, -1 for none."""
+        """Return (k,) the group that each candidate joins, -1 for none."""
         if not len(self):
             return torch.full((len(x),), -1)
         groups = self._groups
@@ -94,26 +87,24 @@ class Pool:
         else:
             near = -l2(x, groups["sum"] / groups["weight"][:, None])
         best, at = near.masked_fill_(labels[:, None] != groups["label"], -math.inf).max(1)
-        least = self.similarity if self.radius is None else -self.radius
+        least = SIMILARITY if self.radius is None else -self.radius
         return at.masked_fill(best < least, -1)
 
     def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, at: Tensor, count: int) -> None:
-        """Candidates into the groups ``at``, of which there are ``count`` with the new ones.
+        """Put candidates into the groups ``at``; there are ``count`` groups with the new ones.
 
         A group is sums alone (of weights, of weighted candidates, of their directions) and its heaviest
         member, so that memory does not grow with the number of runs.
         """
-        if not self._rows:
+        if not self._groups:
             names = ("weight", "heaviest", "label", "support", "members", "run")
-            self._rows = {name: x.new_zeros(0) for name in names}
-            self._rows |= dict.fromkeys(("sum", "unit", "x"), x[:0])
-        if count > len(self._rows["sum"]):  # room for as many again: no copy at every run
-            self._rows = {
-                name: torch.cat([part, part.new_zeros(count, *part.shape[1:])])
-                for name, part in self._rows.items()
-            }
-        self._count = count
-        groups = self._groups
+            self._groups = {name: x.new_zeros(0) for name in names}
+            self._groups |= dict.fromkeys(("sum", "unit", "x"), x[:0])
+        new = count - len(self)
+        self._groups = groups = {
+            name: torch.cat([values, values.new_zeros(new, *values.shape[1:])])
+            for name, values in self._groups.items()
+        }
         groups["sum"].index_add_(0, at, weight[:, None] * x)
         groups["unit"].index_add_(0, at, weight[:, None] * x / x.norm(dim=1, keepdim=True))
         groups["weight"].index_add_(0, at, weight)
@@ -164,13 +155,12 @@ def pooled(
     parts: Iterable[Reconstruction],
     knowledge: Knowledge,
     settings: dict[str, Any],
-    limit: int = LIMIT,
 ) -> tuple[Reconstruction | None, Pool]:
     """Consensus of finished trials, best first, as a reconstruction that ``score`` reads.
 
     Its candidates are the heaviest member of each group, its selection their means.
     """
-    pool, attack, surest = Pool(limit), "", torch.tensor(0.0)
+    pool, attack, surest = Pool(), "", torch.tensor(0.0)
     for found in parts:
         attack = found.attack
         if found.selection is not None and len(found.selection):

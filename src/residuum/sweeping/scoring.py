@@ -1,7 +1,7 @@
 """A finished sweep: ranked by the weights alone, scored by the data, shown.
 
-Nothing here that reads the secret data can change the order of trials, which is fixed before: it puts
-both rankings side by side and says what choosing without the data has lost.
+The order of trials is fixed before the secret data is read. The data adds a second ranking, which shows
+what the choice without it lost.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from residuum.report.charts import Coordinate
 from residuum.report.html import Item, render_sweep
 from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool
-from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Plan, Trial
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SweepRequest, Trial
 
-SUBSETS = 200  # held-out subsets per trial, the least a control takes; the pooled result gets 500
+SUBSETS = 500  # held-out subsets for the pooled result
+TRIAL_SUBSETS = 200  # for each trial: the fewest that a control takes
 TOP = 5  # of the ranking, among which the best by the data is named
-SHOWN, CARDS = 12, 60  # rows and pictures of the page, which has all else in its files
+SHOWN, CARDS = 12, 60  # rows and pictures of the report
 HEADLINES = {"residual": "First-layer residual", "expected": "Sources expected to be real:"}
 
 
@@ -50,9 +51,14 @@ class SweepRun(RunDir):
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A finished sweep. said: what ``sweep.json`` says; scored: both rankings, where data was given."""
+    """A finished sweep.
 
-    plan: Plan
+    found: the pooled reconstruction, None if no trial was complete.
+    said: the content of ``sweep.json``.
+    scored: both rankings, if data was given.
+    """
+
+    request: SweepRequest
     task: Task
     trials: tuple[Trial, ...]
     found: Reconstruction | None
@@ -72,23 +78,24 @@ class Sweep:
 
     @property
     def front(self) -> list[Trial]:
-        """Trials that none beats: one, or several where two objectives compete."""
+        """Trials that no other one beats: one, or several if two objectives compete."""
         by_number = {trial.number: trial for trial in self.trials}
         return [by_number[number] for number in self.said["front"]]
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Complete trials, least first-layer residual first, or of unmix most expected sources; the lower
-    number breaks a tie.
-    """
-    done = (trial for trial in trials if trial.state == COMPLETE)
-    return sorted(done, key=lambda trial: (trial.values[0], trial.number))
+    """Return the complete trials, lowest first value first; the lower number breaks a tie."""
+    complete = (trial for trial in trials if trial.state == COMPLETE)
+    return sorted(complete, key=lambda trial: (trial.values[0], trial.number))
 
 
 @dataclass(frozen=True)
 class Rankings:
-    """rows: per complete trial, in the order without the data: its residual and what it recovered;
-    pooled, consensus: scores of all groups and of those that several runs hold.
+    """Both rankings of a sweep.
+
+    rows: figures of each complete trial and what it recovered, in the order without the data.
+    pooled, consensus: scores of all groups, and of those that several runs hold.
+    n: training samples.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -103,7 +110,9 @@ class Rankings:
 
     @property
     def correlation(self) -> float | None:
-        """Spearman's, of what ranks with many recovered; None where one of them is constant."""
+        """Spearman's correlation of the ranking figure with the recovered samples; None if one of them
+        is constant.
+        """
         from scipy.stats import spearmanr
 
         ranked_by = [
@@ -116,7 +125,7 @@ class Rankings:
         return value if math.isfinite(value) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Both orders by trial number, and what the choice lost."""
+        """Return both orders by trial number, and what the choice lost."""
         best, chosen = self.by_data[0], self.rows[0]
         return {
             "n": self.n,
@@ -133,9 +142,7 @@ class Rankings:
         }
 
 
-def rankings(
-    done: Sweep, out: Path, train: Dataset, holdout: Dataset | None, seed: int = 0
-) -> Rankings:
+def rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | None) -> Rankings:
     """Score every complete trial and the pooled result of a finished sweep."""
 
     def scores(pool: CandidatePool, subsets: int) -> Scores:
@@ -145,51 +152,45 @@ def rankings(
             holdout,
             multipliers=pool.lam,
             metrics=["ncc"],
-            seed=seed,
+            seed=0,
             subsets=subsets,
         )
 
     assert done.found is not None
     folder, rows = SweepRun(out), []
     for trial in done.order:
-        found = folder.load(trial.number)
-        if found is None:
+        if (reconstruction := folder.load(trial.number)) is None:
             continue
-        part = scores(whole_pool(found), SUBSETS).metrics["ncc"]
+        ncc = scores(whole_pool(reconstruction), TRIAL_SUBSETS).metrics["ncc"]
         rows.append(
             {
                 "number": trial.number,
                 "residual": trial.residual,
                 "expected": trial.expected,
-                "recovered": part.recovered,
-                "expected_by_chance": part.expected_by_chance,
-                "p_value": part.p_value,
-                "threshold": part.threshold_null99,
-                "top10": part.top10_mean,
+                "recovered": ncc.recovered,
+                "expected_by_chance": ncc.expected_by_chance,
+                "p_value": ncc.p_value,
+                "threshold": ncc.threshold_null99,
+                "top10": ncc.top10_mean,
             }
         )
-    chosen = selected_pool(done.found)
-    agreed = len(chosen.x) and bool((done.found.selection.support > 1).any())  # type: ignore[union-attr]
-    consensus = scores(chosen, 500) if agreed else None
-    return Rankings(tuple(rows), scores(whole_pool(done.found), 500), consensus, len(train))
+    groups = done.found.selection
+    agreed = groups is not None and bool((groups.support > 1).any())
+    consensus = scores(selected_pool(done.found), SUBSETS) if agreed else None
+    return Rankings(tuple(rows), scores(whole_pool(done.found), SUBSETS), consensus, len(train))
 
 
 def page(done: Sweep, subject: str) -> str:
-    """The report."""
-    order, said, scored = done.order, done.said, done.scored
-    counts, found, space = said["counts"], done.found, done.plan.space
-    tried = {name: [trial.params[name] for trial in order] for name in space}
-    coordinates = [Coordinate(name, tried[name], s.log, s.low, s.high) for name, s in space.items()]
-    figure = done.plan.objectives[0]
+    """Return the report as HTML."""
+    order, summary, scored = done.order, done.said, done.scored
+    counts, space, figure = summary["counts"], done.request.space, done.request.objectives[0]
+    coordinates = [
+        Coordinate(name, [trial.params[name] for trial in order], s.log, s.low, s.high)
+        for name, s in space.items()
+    ]
     values = [getattr(trial, figure) for trial in order]
     coordinates.append(Coordinate(figure, values, figure == "residual"))
-    per_hour = f"{3600 * done.fresh / said['session']['seconds']:.0f}" if done.fresh else "–"
-    tiles = (
-        ("trials complete", str(len(order))),
-        ("runs pooled", str(done.pool.runs)),
-        ("candidates pooled", str(done.pool.candidates)),
-        ("trials per hour", per_hour),
-    )
+    per_hour = f"{3600 * done.fresh / summary['session']['seconds']:.0f}" if done.fresh else "–"
     columns = ("trial", "residual", "agreement", "expected", *space)
     return render_sweep(
         subject=subject,
@@ -197,99 +198,106 @@ def page(done: Sweep, subject: str) -> str:
         headline=f"{HEADLINES[figure]} {values[0]:.3g} at best"
         if order
         else "No trial was complete",
-        sentence=f"{len(done.trials)} of {done.plan.trials} trials ended: {counts[COMPLETE]} "
+        sentence=f"{len(done.trials)} of {done.request.trials} trials ended: {counts[COMPLETE]} "
         f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. Of the candidates of "
-        f"{done.pool.runs} runs, {said['pooled']['consensus']} groups are held by several runs.",
-        tiles=tiles,
+        f"{done.pool.runs} runs, {summary['pooled']['consensus']} groups are held by several runs.",
+        tiles=(
+            ("trials complete", str(len(order))),
+            ("runs pooled", str(done.pool.runs)),
+            ("candidates pooled", str(done.pool.candidates)),
+            ("trials per hour", per_hour),
+        ),
         coordinates=coordinates if order else (),
         columns=(*columns, "recovered") if scored else columns,
         rows=_rows(done),
         choice=choice_lines(scored) if scored else (),
         scores=_scores(scored) if scored else (),
         items=_items(done),
-        total=said["pooled"]["consensus"],
-        shape=() if found is None else tuple(found.x.shape[1:]),
+        total=summary["pooled"]["consensus"],
+        shape=() if done.found is None else tuple(done.found.x.shape[1:]),
         knowledge=done.task.knowledge.facts,
-        failures=tuple(said["failures"].items()),
-        notes=() if found is None else found.notes,
-        settings={k: v for k, v in said["plan"].items() if k != "space"},
-        environment=said["environment"],
+        failures=tuple(summary["failures"].items()),
+        notes=() if done.found is None else done.found.notes,
+        settings={k: v for k, v in summary["plan"].items() if k != "space"},
+        environment=summary["environment"],
     )
 
 
 def _rows(done: Sweep) -> list[tuple[str, ...]]:
-    """Rank and figures of the best trials, and where two objectives compete all of the front."""
-    ahead = {trial.number for trial in done.front} if len(done.plan.objectives) > 1 else set()
-    shown = done.order[:SHOWN]
-    shown += [t for t in done.front[:SHOWN] if t.number in ahead and t not in shown]
+    """Rank and figures of the best trials, and of the front if two objectives compete."""
+    order = done.order
+    front = done.front[:SHOWN] if len(done.request.objectives) > 1 else []
+    shown = order[:SHOWN] + [trial for trial in front if trial not in order[:SHOWN]]
+    counts = {row["number"]: _count(row) for row in done.scored.rows} if done.scored else {}
     rows = []
     for trial in shown:
-        rank = f"{done.order.index(trial) + 1}{' front' if trial.number in ahead else ''}"
+        rank = f"{order.index(trial) + 1}{' front' if trial in front else ''}"
         values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
         cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
-        if done.scored is not None:
-            counts = {row["number"]: _count(row) for row in done.scored.rows}
+        if done.scored:
             cells.append(counts.get(trial.number, "–"))
         rows.append((rank, *cells))
     return rows
 
 
 def choice_lines(scored: Rankings) -> tuple[str, ...]:
-    """What the ranking by the weights alone lost, in sentences."""
-    said = scored.to_json()
-    chosen, best, top = said["chosen"], said["best_with_data"], said["best_of_top"]
-    what = "a low residual" if chosen["residual"] is not None else "many expected sources"
+    """Return sentences about what the ranking by the weights alone lost."""
+    summary = scored.to_json()
+    chosen, best, top = summary["chosen"], summary["best_with_data"], summary["best_of_top"]
     if chosen["recovered"] is None:
         return ("Without a held-out control no count can be told from chance.",)
-    rho = said["spearman"]
+    figure = "a low residual" if chosen["residual"] is not None else "many expected sources"
+    rho = summary["spearman"]
+    correlation = "none, one of them is constant." if rho is None else f"{rho:.2f}."
     return (
         f"Of {scored.n} training samples trial {chosen['number']}, best by the weights alone, recovered "
         f"{_count(chosen)}; trial {best['number']}, best by the data, {_count(best)}. Of the five best "
         f"without the data, trial {top['number']} recovered {_count(top)}.",
-        f"Rank correlation of {what} with recovered samples: "
-        + ("none, one of them is constant." if rho is None else f"{rho:.2f}."),
+        f"Rank correlation of {figure} with recovered samples: {correlation}",
         "The data was read after the ranking was fixed and changed nothing in it.",
     )
 
 
 def _count(row: dict[str, Any]) -> str:
-    """Recovered samples of a trial, with what they had to beat."""
+    """Recovered samples of a trial, with their threshold."""
     if row["recovered"] is None:
         return "–"
     return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
 
 
 def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
-    parts = (("all groups", scored.pooled), ("consensus alone", scored.consensus))
+    """Name, value and meaning of the pooled scores."""
+    pools = (("all groups", scored.pooled), ("consensus alone", scored.consensus))
     return tuple(
         (
             f"recovered of {scored.n}, {name}",
-            f"{part.recovered} ({part.rule}; chance {part.expected_by_chance:.2g}, p {part.p_value:.2g})",
+            f"{ncc.recovered} ({ncc.rule}; chance {ncc.expected_by_chance:.2g}, p {ncc.p_value:.2g})",
             "one-to-one matches beyond 99% of held-out ones",
         )
-        for name, scores in parts
-        if scores is not None and (part := scores.metrics["ncc"]).recovered is not None
+        for name, scores in pools
+        if scores is not None and (ncc := scores.metrics["ncc"]).recovered is not None
     )
 
 
 def score_lines(scored: Rankings) -> tuple[str, ...]:
-    """The pooled result against chance, in lines."""
+    """Return the pooled result compared with chance, in lines."""
     return tuple(f"{name}: {value}" for name, value, _ in _scores(scored))
 
 
 def _items(done: Sweep) -> list[Item]:
+    """Cards of the groups that several runs hold."""
     if done.found is None or done.found.selection is None:
         return []
-    chosen, mean = done.found.selection, done.task.knowledge.mean
-    agreed = (chosen.support > 1).nonzero().flatten()[:CARDS].tolist()
+    groups, mean = done.found.selection, done.task.knowledge.mean
+    agreed = (groups.support > 1).nonzero().flatten()[:CARDS].tolist()
     return [
         Item(
-            number=place + 1,
-            found=with_mean(chosen.x[i], mean).numpy(),
-            label=f"label {chosen.labels[i].item():g}",
-            confidence=chosen.confidence_of(i),
-            support=int(chosen.support[i]),
+            number=rank,
+            found=with_mean(groups.x[i], mean).numpy(),
+            label=f"label {groups.labels[i].item():g}",
+            confidence=groups.confidence_of(i),
+            support=int(groups.support[i]),
             restarts=done.pool.runs,
         )
-        for place, i in enumerate(agreed)
+        for rank, i in enumerate(agreed, 1)
     ]

@@ -1,16 +1,17 @@
-"""What a sweep is asked to do: which settings it varies, how far, and in which order they are tried.
+"""What a sweep is asked to do: which settings it varies, how far, in which order, and where trials run.
 
-A setting is a number of :class:`AttackConfig`; its range is wider than the box that was searched for
-the published runs, whose best ones ended at its edges (lambda_min 0.5, alpha about 20).
+The ranges are wider than the box that was searched for the published runs, because the best of those
+runs ended at its edges (lambda_min 0.5, alpha about 20).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
 from residuum.attacks import AttackConfig
 from residuum.attacks.cost import Estimate
@@ -26,34 +27,39 @@ if TYPE_CHECKING:
 
 Params = dict[str, float]
 SAMPLERS = ("random", "sobol", "tpe")
-LEARNING = ("tpe",)  # they look at what ended, wave by wave
+LEARNING = ("tpe",)  # samplers that look at finished trials, wave by wave
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
-STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # in Optuna's words
+STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # Optuna's names
 SEEDS = 100_003  # trials of one sweep at most; sweeps with other seeds share no random number
 OBJECTIVES = ("residual", "agreement")
-EXPECTED = ("expected",)  # what ranks trials of an attack that leaves no residual
+EXPECTED = ("expected",)  # ranks trials of an attack that leaves no residual
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 RANKINGS = {
     False: "residual, or by residual,agreement",
     True: "expected, since unmix leaves no residual",
 }
-ETA = 3  # of a rung's trials one in so many goes on to the next, for so many times the steps
+PLACES = {"engine", "workers", "cpus", "gpus", "address", "retries", "storage"}  # where trials run
+ETA = 3  # one in ETA trials of a rung goes on to the next, for ETA times the steps
 
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """A trial as it is remembered. values: what it is ranked by, () unless complete; the less the better
-    in the first of them, which is minus ``expected`` where that ranks.
+    """What is remembered of a trial.
 
-    residual: relative first-layer residual (a norm), median of the restarts that did not diverge,
-        None of an attack that leaves none.
+    number: its place in the sweep, from 0.
+    params: values of the settings that the sweep varies.
+    state: complete, pruned or failed.
+    values: what the trial is ranked by, () unless complete. The first is minimized: the residual, or
+        minus ``expected``.
+    residual: relative first-layer residual (a norm), median of the restarts that did not diverge;
+        None if the attack leaves none.
     agreement: share of its candidates that several restarts hold.
-    expected: sum of the confidences of those, the number of reconstructions that it takes to be
-        real. Where an attack withholds confidence: sum of the shares of runs that hold them.
-    params: its settings, of those that are varied.
-    state: complete, failed or pruned; reason: why it failed.
-    step: of the rung that it reached.
-    diverged: restarts that did.
+    expected: sum of the confidences of those candidates, the number of reconstructions that are
+        expected to be real. If the attack withholds confidence: sum of the shares of runs that hold
+        them.
+    step: the step that it reached.
+    diverged: restarts that diverged.
+    reason: why it failed.
     """
 
     number: int
@@ -79,7 +85,7 @@ class Range:
     whole: bool = False
 
     def distribution(self) -> BaseDistribution:
-        """The same range in Optuna's words."""
+        """Return the range as an Optuna distribution."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.whole:
@@ -87,7 +93,7 @@ class Range:
         return FloatDistribution(self.low, self.high, log=self.log)
 
 
-# In the comments the box that was searched for the published runs (Haim et al. 2022, as released).
+# The comments give the box that was searched for the published runs (Haim et al. 2022, as released).
 SPACE: dict[str, Range] = {
     "lr_x": Range(1e-5, 3.0, log=True),  # 1e-5 .. 1
     "lr_lam": Range(1e-5, 3.0, log=True),  # fixed at 1e-4
@@ -103,109 +109,125 @@ UNMIX_SPACE: dict[str, Range] = {
 
 
 def unmixes(config: AttackConfig) -> bool:
-    """Whether it takes a layer apart: without steps, without a residual, with settings of its own."""
+    """Return True for unmix, which takes no steps, leaves no residual and has settings of its own."""
     return isinstance(ATTACKS.get(config.objective), Unmix)
 
 
 def numeric() -> dict[str, Any]:
-    """Settings of an attack that a sweep can vary, with their defaults."""
+    """Return the settings of an attack that a sweep can vary, with their defaults."""
     skipped = ("restarts", "seed", "seconds", "steps")
     defaults = {n: one.default for n, one in settings_of(AttackConfig).items()} | LEFT_OPEN
     return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 
-def _check(space: Mapping[str, Range]) -> None:
-    """Every name is a setting of the attack, and both ends of its range are valid for it."""
-    known = numeric()
-    if not space:
-        raise InputError("A sweep must vary a setting.", "Leave --search out for the default.")
-    for name, setting in space.items():
-        require_known(name, known, "A sweep cannot vary")
-        if not setting.low < setting.high or (setting.log and setting.low <= 0):
-            raise InputError(
-                f"{name} must run from low to high, above 0 on a log scale; got {setting.low:g} "
-                f"to {setting.high:g}.",
-                f"Example: --search {name}=1e-3:1:log.",
-            )
-        for end in (setting.low, setting.high):
-            configured(AttackConfig(), {name: end})
-
-
 def configured(config: AttackConfig, params: Params) -> AttackConfig:
-    """The configuration with these settings, each in the type that it has."""
-    known = numeric()
-    changes: dict[str, Any] = {name: type(known[name])(value) for name, value in params.items()}
+    """Return the configuration with these settings, each converted to the type of its default."""
+    defaults = numeric()
+    changes: dict[str, Any] = {name: type(defaults[name])(v) for name, v in params.items()}
     return config.changed(**changes)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The trials of a sweep: everything that decides them, and nothing that does not.
+class SweepOptions(TypedDict, total=False):
+    """Names and types of the fields of :class:`SweepRequest`, for editors and type checkers."""
 
-    config: what is not varied; restarts and steps are those of one trial.
-    space: what is.
-    batch: trials that share a program, side by side (1: each alone).
-    wave: trials drawn together by a sampler that learns.
-    rungs: pauses of successive halving, 0 for none.
-    objectives: ("residual",) or ("residual", "agreement"), the second for a front of trials none of
-        which beats another; ("expected",) of unmix, which leaves no residual, and whose space is
-        ``UNMIX_SPACE``.
+    trials: int
+    sampler: str
+    seed: int
+    config: AttackConfig
+    space: Mapping[str, Range]
+    batch: int
+    wave: int
+    rungs: int
+    objectives: tuple[str, ...]
+    engine: str
+    workers: int
+    cpus: int
+    gpus: float
+    address: str
+    retries: int
+    storage: str | None
+
+
+class SweepRequest(BaseModel):
+    """What a sweep is asked to do. The fields up to ``objectives`` decide its trials, the others where
+    they run.
+
+    For unmix, ``space`` is ``UNMIX_SPACE`` and ``objectives`` is ("expected",) by default.
+
+    Raises:
+        InputError: If an option is unknown, is out of its bounds, or contradicts another.
     """
 
-    trials: int = 32
-    sampler: str = "random"
-    seed: int = 0
-    config: AttackConfig = field(default_factory=lambda: AttackConfig(restarts=2))
-    space: Mapping[str, Range] = field(default_factory=lambda: dict(SPACE))
-    batch: int = 1
-    wave: int = 16
-    rungs: int = 0
-    objectives: tuple[str, ...] = ()
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def __post_init__(self) -> None:
-        if apart := unmixes(self.config):
-            self._check_unmix()
-        if not self.objectives:
-            object.__setattr__(self, "objectives", EXPECTED if apart else OBJECTIVES[:1])
-        _check(self.space)
-        require_known(self.sampler, SAMPLERS, "No sampler")
-        if not 1 <= self.trials <= SEEDS:
-            raise InputError(f"Trials are from 1 to {SEEDS}; got {self.trials}.", "Correct it.")
-        if min(self.batch, self.wave) < 1 or self.rungs < 0:
-            raise InputError("batch and wave are at least 1, rungs at least 0.", "Correct them.")
-        if self.objectives not in ((EXPECTED,) if apart else (OBJECTIVES[:1], OBJECTIVES)):
+    trials: int = Field(32, ge=1, le=SEEDS, description="Settings to try.")
+    sampler: str = Field("random", description=f"How settings are chosen: {', '.join(SAMPLERS)}.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of the trials and of every attack.")
+    config: InstanceOf[AttackConfig] = Field(
+        AttackConfig(restarts=2),
+        description="Settings of every attack that are not varied; restarts and steps of one trial.",
+    )
+    space: Mapping[str, Range] = Field(SPACE, description="Settings to vary, by name.")
+    batch: int = Field(1, ge=1, description="Trials that share one program: fills a GPU.")
+    wave: int = Field(16, ge=1, description="Trials that a sampler draws before it learns again.")
+    rungs: int = Field(
+        0, ge=0, description="Successive halving: pauses at which two thirds of the trials end."
+    )
+    objectives: tuple[str, ...] = Field(
+        OBJECTIVES[:1],
+        description="residual, residual and agreement for a front of both; for unmix: expected.",
+    )
+    engine: str = Field("local", description="Where trials run: local, processes or ray.")
+    workers: int = Field(
+        0, ge=0, description="Processes on this machine; 0 for as many as cores allow."
+    )
+    cpus: int = Field(1, ge=1, description="Cores, and threads, of a trial.")
+    gpus: float = Field(0.0, ge=0, description="Share of a GPU that a Ray trial reserves.")
+    address: str = Field("", description='Ray cluster to join; "" starts one on this machine.')
+    retries: int = Field(
+        2, ge=0, description="How often a trial whose process or machine died is tried again."
+    )
+    storage: str | None = Field(
+        None, description="Database URL, as Optuna takes it; by default a journal in the folder."
+    )
+
+    def __init__(self, **options: Unpack[SweepOptions]) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            name = ".".join(map(str, first["loc"]))
             raise InputError(
-                f"A sweep ranks by {RANKINGS[apart]}; got {','.join(self.objectives)}.",
-                "Leave --rank-by out.",
-            )
-        if self.config.objective in ATTACKS and not apart:
+                f"The sweep option {name!r} is refused: {first['msg']}; got {first['input']!r}.",
+                "Correct it, or leave it out.",
+            ) from problem
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_defaults_of_unmix(cls, options: dict[str, Any]) -> dict[str, Any]:
+        config = options.get("config")
+        if isinstance(config, AttackConfig) and unmixes(config):
+            return {"space": UNMIX_SPACE, "objectives": EXPECTED, **options}
+        return options
+
+    @model_validator(mode="after")
+    def _check(self) -> SweepRequest:
+        require_known(self.sampler, SAMPLERS, "No sampler")
+        if unmixes(self.config):
+            self._check_unmix()
+        elif self.config.objective in ATTACKS:
             raise InputError(
                 f"A sweep varies attacks on the weights' equation, and unmix; {self.config.objective} "
                 "takes no steps on it.",
                 "Run it with residuum attack.",
             )
-        alone = [name for name in self.space if name not in NUMBERS]
-        if self.batch > 1 and alone:
-            raise InputError(
-                f"Trials that share a program may differ in {', '.join(NUMBERS)} alone; "
-                f"{alone[0]} is varied too.",
-                "Use --batch 1.",
-            )
-        if self.batch > 1 and self.rungs:
-            raise InputError(
-                "Successive halving stops trials one by one; trials that share a program stop "
-                "together.",
-                "Use --batch 1, or --rungs 0.",
-            )
-        if self.objectives != OBJECTIVES[:1] and self.config.restarts < 2:
-            raise InputError(
-                "Agreement is between restarts; a trial has one.", "Use --restarts 2 or more."
-            )
+        self._check_space()
+        self._check_objectives()
+        if self.batch > 1:
+            self._check_batch()
+        return self
 
     def _check_unmix(self) -> None:
-        """Its own settings, by default a share of the rank and a strength; no steps to pause at."""
-        if self.space == SPACE:
-            object.__setattr__(self, "space", dict(UNMIX_SPACE))
         for name in self.space:
             require_known(name, UNMIX, f"A sweep of {self.config.objective} cannot vary")
         if self.rungs:
@@ -214,39 +236,78 @@ class Plan:
                 "Use --rungs 0.",
             )
 
+    def _check_space(self) -> None:
+        """Every name is a setting of the attack, and both ends of its range are valid for it."""
+        if not self.space:
+            raise InputError("A sweep must vary a setting.", "Leave --search out for the default.")
+        for name, setting in self.space.items():
+            require_known(name, numeric(), "A sweep cannot vary")
+            if not setting.low < setting.high or (setting.log and setting.low <= 0):
+                raise InputError(
+                    f"{name} must run from low to high, above 0 on a log scale; got {setting.low:g} "
+                    f"to {setting.high:g}.",
+                    f"Example: --search {name}=1e-3:1:log.",
+                )
+            for end in (setting.low, setting.high):
+                configured(AttackConfig(), {name: end})
+
+    def _check_objectives(self) -> None:
+        unmix = unmixes(self.config)
+        if self.objectives not in ((EXPECTED,) if unmix else (OBJECTIVES[:1], OBJECTIVES)):
+            raise InputError(
+                f"A sweep ranks by {RANKINGS[unmix]}; got {','.join(self.objectives)}.",
+                "Leave --rank-by out.",
+            )
+        if self.objectives != OBJECTIVES[:1] and self.config.restarts < 2:
+            raise InputError(
+                "Agreement is between restarts; a trial has one.", "Use --restarts 2 or more."
+            )
+
+    def _check_batch(self) -> None:
+        if alone := [name for name in self.space if name not in NUMBERS]:
+            raise InputError(
+                f"Trials that share a program may differ in {', '.join(NUMBERS)} alone; "
+                f"{alone[0]} is varied too.",
+                "Use --batch 1.",
+            )
+        if self.rungs:
+            raise InputError(
+                "Successive halving stops trials one by one; trials that share a program stop "
+                "together.",
+                "Use --batch 1, or --rungs 0.",
+            )
+
     @property
     def waves(self) -> list[range]:
-        """Trials that are drawn together: all of them, unless the sampler learns."""
+        """Numbers of the trials that are drawn together: all of them, unless the sampler learns."""
         size = self.wave if self.sampler in LEARNING else self.trials
         return [range(at, min(at + size, self.trials)) for at in range(0, self.trials, size)]
 
     @property
     def pauses(self) -> list[int]:
-        """Steps at which the worst trials of a wave end, in whole looks at the loss."""
-        wanted = (self.config.steps / ETA**k for k in range(self.rungs, 0, -1))
-        rounded = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in wanted}
+        """Steps at which the worst trials of a wave end, in multiples of ``CHECK_EVERY``."""
+        steps = (self.config.steps / ETA**k for k in range(self.rungs, 0, -1))
+        rounded = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in steps}
         return sorted(step for step in rounded if step < self.config.steps)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values: what a stored study is compared with."""
+    def plan(self) -> dict[str, Any]:
+        """Return what decides the trials as plain values: a stored sweep is compared with it."""
         config = {k: v for k, v in self.config.to_json().items() if k != "seconds"}
-        space = {name: dataclasses.asdict(setting) for name, setting in self.space.items()}
-        return {**vars(self), "config": config, "space": space, "objectives": list(self.objectives)}
+        return {**self.model_dump(mode="json", exclude={"config", *PLACES}), "config": config}
 
 
-def cost(plan: Plan, trial: Estimate) -> dict[str, float]:
-    """What a sweep takes on one device like the measured one; trial: the cost of a whole trial."""
-    left, before, steps = plan.trials, 0, 0
-    for pause in plan.pauses:
-        steps += left * (pause - before)
-        left, before = math.ceil(left / ETA), pause
-    steps += left * (plan.config.steps - before)
-    seconds = steps * trial.seconds / plan.config.steps
+def cost(request: SweepRequest, trial: Estimate) -> dict[str, float]:
+    """Return what a sweep takes on one device, from the measured cost of a whole trial."""
+    running, before, steps = request.trials, 0, 0
+    for pause in (*request.pauses, request.config.steps):
+        steps += running * (pause - before)
+        running, before = math.ceil(running / ETA), pause
+    seconds = steps * trial.seconds / request.config.steps
     return {
         "seconds_per_trial": trial.seconds,
-        "trials_per_hour": 3600 * plan.trials / seconds,
+        "trials_per_hour": 3600 * request.trials / seconds,
         "hours_of_this_sweep": seconds / 3600,
-        "hours_of_10000_runs": 10_000 / plan.config.restarts * seconds / plan.trials / 3600,
+        "hours_of_10000_runs": 10_000 / request.config.restarts * seconds / request.trials / 3600,
         "memory_bytes_per_trial": float(sum(trial.memory.values())),
         "gflop_per_step": trial.flops_per_step / 1e9,
     }

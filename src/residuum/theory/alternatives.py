@@ -103,19 +103,15 @@ def budget_alternative(
 def merge_alternative(given: KKTSet) -> Alternative:
     """Samples of one label, multipliers and pattern replaced by one."""
     used, index = _used(given)
-    after = dataclasses.replace(used.merge_all(), before=given)
-    if len(after) == len(used):
+    merged, groups = used.merge_all()
+    if len(merged) == len(used):
         raise InconclusiveError(
             f"No two of the {len(used)} samples in use share label and activation pattern.",
             "Nothing can be merged; try --budget-frac 0.9.",
         )
-    parents = []
-    for j in range(len(after)):
-        alike = (used.switches.pattern == after.switches.pattern[j]).all(1)
-        alike &= (used.covectors - after.covectors[j]).flatten(1).norm(dim=1) < 1e-9
-        parents.append(tuple(alike.nonzero()[:, 0].tolist()))
-    nothing = torch.zeros(0, dtype=torch.float64)
-    return Alternative("merge", used, after, tuple(parents), index, nothing)
+    after = dataclasses.replace(merged, before=given)
+    no_budgets = torch.zeros(0, dtype=torch.float64)
+    return Alternative("merge", used, after, tuple(map(tuple, groups)), index, no_budgets)
 
 
 def _split(

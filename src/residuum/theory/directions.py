@@ -33,16 +33,19 @@ WALL = 1e6  # softest: a switch this many times nearer than the farthest counts 
 def data_direction(x: Tensor) -> tuple[Tensor, float, float]:
     """nu (d,), sigma_d and gamma of samples x: (n, ...); sigma_d = 0 where they do not span."""
     flat = x.flatten(1).double()
-    _, sigma, rows = torch.linalg.svd(flat, full_matrices=True)
-    lowest = float(sigma[-1]) if len(sigma) == flat.shape[1] else 0.0
-    return rows[-1], lowest, float((flat @ rows[-1]).abs().max())
+    nu, lowest = _least_seen(flat)
+    return nu, lowest, float((flat @ nu).abs().max())
 
 
 def weight_direction(model: nn.Module) -> tuple[Tensor, float]:
     """nu (d,) and the lowest singular value of an MLP's first layer (0 where it does not span)."""
-    weight = _first_layer(model)
-    _, sigma, rows = torch.linalg.svd(weight, full_matrices=True)
-    return rows[-1], float(sigma[-1]) if len(sigma) == weight.shape[1] else 0.0
+    return _least_seen(_first_layer(model))
+
+
+def _least_seen(matrix: Tensor) -> tuple[Tensor, float]:
+    """The last right singular vector, and its singular value: 0 if the rows do not span."""
+    _, sigma, vectors = torch.linalg.svd(matrix, full_matrices=True)
+    return vectors[-1], float(sigma[-1]) if len(sigma) == matrix.shape[1] else 0.0
 
 
 def hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -91,30 +94,31 @@ def softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor)
     The least eigenvector of sum_j (slope_j / distance_j)^2: a switch counts by how soon it would be
     reached. The budget is a maximum over switches and this a sum, so it is a start, not the optimum.
     """
-    scaled, free = _scaled_slopes(models, x, gradients)
+    return _softest(*_scaled_slopes(models, x, gradients))
+
+
+def _softest(scaled: Tensor, free: Tensor) -> Tensor:
     if not len(scaled):
         return unit(free[:, -1])
     _, vectors = torch.linalg.eigh(scaled.T @ scaled)
     return unit(free @ vectors[:, 0])
 
 
-def largest_direction(
-    models: Sequence[nn.Module], x: Tensor, gradients: Tensor, rounds: int = ROUNDS
-) -> Tensor:
+def largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
     """(d,) a direction of large symmetric budget: successive linear programmes from the softest one.
 
     Maximising a length over a polytope has many local answers; every round is at least as long.
     """
     from scipy.optimize import linprog
 
-    start = softest_direction(models, x, gradients)
     scaled, free = _scaled_slopes(models, x, gradients)
-    best, reach = start, _budget(models, x, start)
+    best = _softest(scaled, free)
+    reach = _budget(models, x, best)
     if not len(scaled) or not np.isfinite(reach):
         return best
     a = scaled.numpy()
     lines = np.concatenate([a, -a])
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         goal = (best @ free).numpy()
         limit = {"time_limit": SECONDS}
         ends, ones = (None, None), np.ones(len(lines))

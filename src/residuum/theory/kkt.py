@@ -144,8 +144,7 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
     chunk = max(1, MOST_VALUES // max(1, x[0].numel() if len(x) else 1))
     try:
         with torch.no_grad():
-            parts = [model(part) for part in x.split(chunk)] if len(x) > chunk else [model(x)]
-        outputs = torch.cat(parts) if len(parts) > 1 else parts[0]
+            outputs = torch.cat([model(part) for part in x.split(chunk)])
     except RuntimeError as problem:
         raise DataError(
             f"Samples must fit the network's input; got shape {tuple(x.shape[1:])}.",
@@ -160,18 +159,19 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def fit_multipliers(
-    model: nn.Module, x: Tensor, rows: Rows, free: bool = False, method: str = "auto"
+    model: nn.Module, x: Tensor, rows: Rows, free: bool = False
 ) -> tuple[Tensor, float, str]:
-    """Best multipliers, the condition number of the Gram matrix, and a note where digits are lost.
+    """Return the best multipliers, the condition number of the Gram matrix, and a note if digits are lost.
 
-    method: "gram", "dense", or "auto": the Gram matrix unless its condition exceeds 1e12.
+    They come from the Gram matrix, or from the dense gradients if its condition exceeds 1e12 and they
+    fit in memory.
     """
     theta = parameters(model)
     matrix = gram(model, x, rows)
     factor, note = mult.factor_gram(matrix, project(model, x, rows, theta)), ""
     fits = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
     poor = factor.condition > mult.MAX_CONDITION
-    if method == "dense" or (method == "auto" and poor and fits):
+    if poor and fits:
         factor = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
     elif poor:
         note = f"Gram matrix of condition {factor.condition:.1e}: multipliers have few digits"
@@ -250,23 +250,28 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
 def _free_layer(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, plain: Theta, limit: int, end: float
 ) -> tuple[float, int, bool]:
-    """Column generation: free the pairs of the largest first-order gain, solve, price again."""
+    """Free all pairs, or by column generation the ``limit`` most useful: free those of the largest
+    first-order gain, solve, price again.
+    """
     gates = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
     chosen = torch.zeros(len(pairs), dtype=torch.bool)
     residual, value, fine = plain, norm(plain), True
-    for _ in range(ROUNDS):
-        gain = _first_order_gain(model, trace, rows, pairs, residual)
-        gain = torch.where(gates, -gain, gain).masked_fill(chosen, -torch.inf)
-        room = limit - int(chosen.sum())
-        wanted = gain.topk(min(room, len(pairs))).indices if len(pairs) > limit else gain.argsort()
-        wanted = wanted[gain[wanted] > 1e-12 * norm(plain) ** 2] if len(pairs) > limit else wanted
-        if room <= 0 or not len(wanted) or chosen.all():
+    for _ in range(ROUNDS if len(pairs) > limit else 1):
+        if (room := limit - int(chosen.sum())) <= 0:
+            break
+        best = torch.arange(len(pairs))
+        if len(pairs) > limit:
+            gain = _first_order_gain(model, trace, rows, pairs, residual)
+            gain = torch.where(gates, -gain, gain).masked_fill(chosen, -torch.inf)
+            # Half of the room per round, so that later rounds can price with a better residual.
+            best = gain.topk(max(1, room // 2)).indices
+            best = best[gain[best] > 1e-12 * norm(plain) ** 2]
+        if not len(best):
             break
         if time.monotonic() >= end:
             fine = False
             break
-        # Half of what is left per round, so that later rounds can price with a better residual.
-        chosen[wanted if len(pairs) <= limit else wanted[: max(1, room // 2)]] = True
+        chosen[best] = True
         found, fine = _solve(model, trace, rows, pairs.take(chosen), end)
         if norm(found) < value:
             residual, value = found, norm(found)

@@ -19,9 +19,9 @@ slackness too), which needs nu orthogonal to grad_x Phi.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,7 @@ from residuum.theory.budgets import Budgets, exact_budgets, unit
 from residuum.theory.directions import DIRECTIONS, SLOW, hidden_basis
 from residuum.theory.kkt import evaluate, fit_multipliers, posed
 from residuum.theory.patterns import HypothesisError, Switches, check_piecewise_linear, switches
+from residuum.theory.rows import margins
 
 TOLERANCE = 1e-9  # relative: below it a residual or a gap to the margin counts as zero
 CHUNK = 4  # samples between two looks at the progress
@@ -120,16 +121,6 @@ class KKTSet:
             size = u.flatten(1).norm(dim=1)
         return cls(models, target, x, y, size, _over(u, size), task)
 
-    @classmethod
-    def ntk(cls, models: tuple[nn.Module, ...], target: Theta, x: Tensor, lam: Tensor) -> KKTSet:
-        """target = theta - theta0; lam: (n, P, C) free multipliers at every gradient point."""
-        doubles = tuple(copy.deepcopy(m).double().requires_grad_(False) for m in models)
-        for model in doubles:
-            check_piecewise_linear(model)
-        size = lam.double().flatten(1).norm(dim=1)
-        wanted = {name: t.detach().double() for name, t in target.items()}
-        return cls(doubles, wanted, x.double(), size, size, _over(lam.double(), size), "ntk")
-
     def __len__(self) -> int:
         return len(self.x)
 
@@ -166,11 +157,10 @@ class KKTSet:
     def margins(self) -> Tensor | None:
         """(n, rows) margin of every constraint: one (binary), one per rival; None without any."""
         if self.task == "binary":
-            return self.y[:, None] * self.outputs
+            return margins(self.outputs, self.y)
         if self.task == "multiclass":
-            rival = _rivals(self.y, self.outputs)
-            own = self.outputs.gather(1, self.y[:, None])
-            return own - self.outputs[rival].reshape(len(self), -1)
+            rivals = _rivals(self.y, self.outputs)
+            return margins(self.outputs, self.y)[rivals].reshape(len(self), -1)
         return None
 
     @cached_property
@@ -299,9 +289,44 @@ class KKTSet:
         a pattern is convex: the mean is in it. Across patterns the statement is false, and refused with
         the neurons that differ.
         """
-        self._check_multiplier(torch.tensor([i, k]))
         if i == k:
             raise HypothesisError("label", "Merging needs two samples; got one.", "Name another.")
+        self._check_alike(i, k)
+        return self._merged([[i, k], *([j] for j in range(len(self)) if j not in (i, k))])
+
+    def merge_all(self) -> tuple[KKTSet, list[list[int]]]:
+        """Merge samples in use until no two share label, multipliers and pattern.
+
+        Returns:
+            The merged set, and the samples of this set behind each of its samples.
+        """
+        groups: list[list[int]] = []
+        for k in range(len(self)):
+            for group in groups:
+                with suppress(HypothesisError):
+                    self._check_alike(group[0], k)
+                    group.append(k)
+                    break
+            else:
+                groups.append([k])
+        return self._merged(groups), groups
+
+    def _merged(self, groups: list[list[int]]) -> KKTSet:
+        """One sample for each group, in the place of the group's first."""
+        groups = sorted(groups)
+        first = torch.tensor([group[0] for group in groups])
+        lam = torch.stack([self.lam[group].sum() for group in groups])
+        x = torch.stack(
+            [
+                torch.tensordot(self.lam[group], self.x[group], 1) / self.lam[group].sum()
+                for group in groups
+            ]
+        )
+        return self._with(x, self.y[first], lam, self.covectors[first])
+
+    def _check_alike(self, i: int, k: int) -> None:
+        """Refuse two samples that cannot be merged, naming what differs."""
+        self._check_multiplier(torch.tensor([i, k]))
         if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
             raise HypothesisError(
                 "label",
@@ -324,25 +349,6 @@ class KKTSet:
                 f"{int(differ.sum())} neurons: {self.switches.names(differ)}.",
                 "Merge samples of one pattern.",
             )
-        total = self.lam[i] + self.lam[k]
-        x, lam = self.x.clone(), self.lam.clone()
-        x[i] = (self.lam[i] * self.x[i] + self.lam[k] * self.x[k]) / total
-        lam[i] = total
-        keep = torch.arange(len(self)) != k
-        return self._with(x[keep], self.y[keep], lam[keep], self.covectors[keep])
-
-    def merge_all(self) -> KKTSet:
-        """Samples in use merged until no two share label, multipliers and pattern."""
-        result, i = self, 0
-        while i < len(result):
-            k = i + 1
-            while k < len(result):
-                try:
-                    result = dataclasses.replace(result.merge(i, k), before=self)
-                except HypothesisError:
-                    k += 1
-            i += 1
-        return result
 
     def split(
         self,
@@ -408,8 +414,13 @@ class KKTSet:
 
     def used(self) -> KKTSet:
         """The set without samples of multiplier zero, which explain nothing."""
-        keep = self.lam != 0
-        return self._with(self.x[keep], self.y[keep], self.lam[keep], self.covectors[keep])
+        return self.take(self.lam != 0)
+
+    def take(self, samples: Tensor) -> KKTSet:
+        """The set of some samples alone."""
+        return self._with(
+            self.x[samples], self.y[samples], self.lam[samples], self.covectors[samples]
+        )
 
     def far_set(self, r: float) -> KKTSet:
         """Theorem 4 for any depth: a set at least r away from every sample of this one.

@@ -19,6 +19,7 @@ from torch import Tensor
 from residuum.errors import InconclusiveError
 
 MAX_CONDITION = 1e12  # of the Gram matrix: above, fewer than four digits of lam are left
+REFINEMENTS = 2  # steps, each of which regains digits
 DENSE_BYTES = 1 << 30  # of the dense gradients that a QR may hold
 
 
@@ -85,9 +86,7 @@ def solve(factor: Factor, free: bool) -> Tensor:
     return torch.from_numpy(solution)
 
 
-def refine(
-    lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], free: bool, steps: int = 2
-) -> Tensor:
+def refine(lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], free: bool) -> Tensor:
     """Iterative refinement on the support: G_SS d = <g_S, r(lam)>, with r computed explicitly.
 
     correlate(lam) returns <g_r, r(lam)> for all rows. The normal equations limit lam to
@@ -98,7 +97,7 @@ def refine(
     if not support.any():
         return lam
     block = gram[support][:, support]
-    for _ in range(steps):
+    for _ in range(REFINEMENTS):
         step = torch.linalg.lstsq(
             block, correlate(lam)[support][:, None], rcond=1e-13, driver="gelsd"
         ).solution

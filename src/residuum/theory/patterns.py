@@ -22,6 +22,7 @@ from residuum.errors import InputError
 from residuum.networks import MLP, Linear, dense_chain
 
 ROUNDING = 1e-13  # of a switch's size: what is smaller is not told from zero
+CHUNK = 256  # directions differentiated at once
 NAMED = 4  # switches an error message names one by one
 _PIECEWISE = (nn.ReLU, nn.LeakyReLU)
 _AFFINE = (
@@ -100,7 +101,7 @@ def slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
     return jvp(values, (x,), (direction.expand_as(x).contiguous(),))[1].detach()
 
 
-def slope_matrix(models: Sequence[nn.Module], x: Tensor, chunk: int = 256) -> Tensor:
+def slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     """(K, d) gradients in x of all switches at one sample x: (*shape)."""
     chains = [chain for model in models if (chain := dense_chain(model)) is not None]
     if len(chains) == len(models):
@@ -109,7 +110,7 @@ def slope_matrix(models: Sequence[nn.Module], x: Tensor, chunk: int = 256) -> Te
     basis = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, *x.shape)
     parts = [
         slopes(models, x.expand(len(some), *x.shape).contiguous(), some)
-        for some in basis.split(chunk)
+        for some in basis.split(CHUNK)
     ]
     return torch.cat(parts).T
 

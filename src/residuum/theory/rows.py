@@ -19,6 +19,7 @@ from residuum.records import TASKS
 from residuum.stationarity import Rows
 
 RIVALS = ("tied", "best")
+TIED = 0.05  # of the least margin: rivals within it count as tied
 
 
 def choose_task(task: str, outputs: int) -> str:
@@ -86,13 +87,11 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs[own][:, None] - outputs).masked_fill(own, torch.inf)
 
 
-def constraint_rows(
-    outputs: Tensor, y: Tensor, task: str, rivals: str = "tied", tolerance: float = 0.05
-) -> Rows:
+def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied") -> Rows:
     """Rows of the problem: (sample, covector) pairs, each with a multiplier of its own.
 
     Binary: y_i. Regression: one row per output. Several classes: e_y - e_c for every rival c whose
-    margin is within ``tolerance`` of the least, since at a KKT point several constraints of one sample
+    margin is within ``TIED`` of the least, since at a KKT point several constraints of one sample
     may be tight; "best" is the published choice of one.
 
     outputs: (n, C).
@@ -110,7 +109,7 @@ def constraint_rows(
     if rivals == "best":
         chosen = torch.zeros_like(m, dtype=torch.bool).scatter(1, m.argmin(1, keepdim=True), True)
     else:
-        chosen = m <= best + tolerance * best.abs()
+        chosen = m <= best + TIED * best.abs()
     index, rival = chosen.nonzero(as_tuple=True)
     rows = torch.arange(len(index))
     covectors = outputs.new_zeros(len(index), classes)

@@ -176,19 +176,13 @@ class _Run:
                         status = "steps" if last else "time"
                     if status == "running" and interrupted():
                         raise KeyboardInterrupt
-                    if self.path is not None and now - saved > SAVE_EVERY:
-                        self._state("running").save(self.path)
+                    if now - saved > SAVE_EVERY:
+                        self._save("running")
                         saved = now
         except KeyboardInterrupt:
-            if self.path is not None:
-                self._state("running").save(self.path)
+            self._save("running")
             raise
-        state = self._state(status)
-        if self.path is not None and status == "diverged":
-            self.path.unlink(missing_ok=True)  # nothing to go on from; other settings may follow
-        elif self.path is not None:
-            state.save(self.path)
-        return state
+        return self._save(status)
 
     def _observe(self, check_residual: bool) -> str:
         """Measure, remember, show, and say whether a goal is reached."""
@@ -222,8 +216,9 @@ class _Run:
         lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
         return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
 
-    def _state(self, status: str) -> TrainingState:
-        return TrainingState(
+    def _save(self, status: str) -> TrainingState:
+        """Return the state, and write it to its file if there is one."""
+        state = TrainingState(
             theta=snapshot(self.model),
             theta0=self.theta0,
             step=self.step,
@@ -233,6 +228,11 @@ class _Run:
             buffers=_cpu(self.method.buffers),
             history=tuple(self.history),
         )
+        if self.path is not None and status == "diverged":
+            self.path.unlink(missing_ok=True)  # nothing to go on from; other settings may follow
+        elif self.path is not None:
+            state.save(self.path)
+        return state
 
     def _resume(self) -> None:
         """Go on from a saved state of the same data and settings; another is refused, never overwritten."""

@@ -293,14 +293,7 @@ def _active(given: KKTSet) -> tuple[KKTSet, Tensor]:
             "Check the reconstruction.",
         )
     kept = part.nonzero()[:, 0]
-    return dataclasses.replace(
-        given,
-        x=given.x[kept],
-        y=given.y[kept],
-        lam=given.lam[kept],
-        covectors=given.covectors[kept],
-        before=None,
-    ), kept
+    return dataclasses.replace(given.take(kept), before=None), kept
 
 
 def _on(given: KKTSet, device: str) -> KKTSet:

@@ -207,7 +207,11 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     if sum(len(cones[int(g)]) for g in group[some]) * (d + k) > LARGEST:
         return None
     x0 = {g: cells.given.x[cells.groups.first[g]].flatten().cpu().numpy() for g in cones}
-    share = _shares(cells, i, own)
+    # What of candidate i's multipliers the image takes, per row of its group.
+    share = {
+        int(q): cells.share * float(_row_multipliers(cells.given, i, rows.covectors[q]))
+        for q in np.flatnonzero(group == own)
+    }
     start = cells.given.x[i].flatten().cpu().numpy() - x0[own]
     matrix, level, sums = [], [], {}
     for q in some.tolist():
@@ -255,32 +259,20 @@ def _cone(cells: Cells, g: int) -> Array:
 
 
 def _total(cells: Cells, g: int, covector: Tensor) -> Array:
-    """(d + 1,) moment about the first member and mass, of one row of a group.
-
-    Several classes: a row belongs to a rival, and the multipliers are those of that rival alone, minus the
-    entries of u where the row's covector is negative.
-    """
-    members = cells.groups.members(g)
-    given = cells.given
-    lam = (
-        given.lam[members]
-        if given.task == "binary"
-        else -given.u[members, 0] @ (covector < 0).to(given.u)
-    )
+    """Return (d + 1,): moment about the first member, and mass, of one row of a group."""
+    members, given = cells.groups.members(g), cells.given
+    lam = _row_multipliers(given, members, covector)
     away = given.x[members].flatten(1) - given.x[cells.groups.first[g]].flatten()
     return torch.cat([lam @ away, lam.sum()[None]]).cpu().numpy()
 
 
-def _shares(cells: Cells, i: int, own: int) -> dict[int, float]:
-    """What of candidate i's multiplier the image takes, per row of its group."""
-    rows, given = cells.sums.rows, cells.given
-    assert rows is not None
-    mine = (rows.index == own).nonzero()[:, 0].tolist()
+def _row_multipliers(given: KKTSet, samples: Tensor | int, covector: Tensor) -> Tensor:
+    """Return the multipliers of some samples for one row. With several classes a row belongs to one
+    rival, whose multipliers are minus the entries of u where the row's covector is negative.
+    """
     if given.task == "binary":
-        return {mine[0]: cells.share * float(given.lam[i])}
-    return {
-        q: cells.share * float(-given.u[i, 0] @ (rows.covectors[q] < 0).to(given.u)) for q in mine
-    }
+        return given.lam[samples]
+    return -given.u[samples, 0] @ (covector < 0).to(given.u)
 
 
 def _solve(a: Array, b: Array, x: Array, start: Array, k: int, seconds: float) -> Array:
