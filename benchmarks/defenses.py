@@ -141,7 +141,9 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
     setting, start = prepare(data, seed, root, device), time.monotonic()
     named = {} if group == AFTER else {"name": group[0].split(":")[0]}
     given = find(group[0]) if named else ("none", DEFENSES["noise"], None)
-    checkpoint, _, secret, state, facts, training = release(setting, *given)
+    defended = release(setting, *given)
+    checkpoint, secret, state = defended.released, defended.secret, defended.state
+    facts, training = defended.facts, defended.training
     trained = time.monotonic() - start
     public = {
         "theta0": state.theta0,

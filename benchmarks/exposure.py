@@ -47,7 +47,8 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Split, write_json
 from residuum.records.exposure import Exposure
 from residuum.records.rundir import environment
-from residuum.risk.run import Inserted, expose
+from residuum.risk.run import expose
+from residuum.risk.stages import Inserted
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialise, train
 
@@ -512,7 +513,8 @@ def leftout(folder: Path, pool: str, workers: int) -> None:
 def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
     """Digits, a coin per canary, DP-SGD at ``epsilon`` (plain training at infinity), and the bound."""
     from residuum.defenses import Training
-    from residuum.defenses.catalogue import private, private_descent
+    from residuum.defenses.catalogue import private_descent
+    from residuum.defenses.loops import Job, private
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
@@ -537,7 +539,7 @@ def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
         theta = train(arch, data, descent).theta
     else:
         training = private_descent(Training(descent, descent, len(data)), epsilon, seed)
-        state, facts = private(arch, data, training.config, "binary", "cpu", epsilon=epsilon)
+        state, facts = private(Job(arch, data, training.config, "binary"), epsilon=epsilon)
         theta = state.theta
     found = expose(
         Network(theta, arch), data, inserted=Inserted(canaries, inserted, 0.95, delta)

@@ -22,8 +22,8 @@ from residuum.auditing.controls import (
     brought_by_grant,
     granted_candidates,
     run_controls,
+    tell_apart,
     told_by_network,
-    told_by_samples,
     without_repeats,
 )
 from residuum.auditing.positive_control import bundled_digits, split_holdout
@@ -150,10 +150,10 @@ def test_zeros_and_ones_among_all_digits_are_told_apart_and_others_are_not(seed:
 def test_few_samples_do_not_scatter_into_an_alarm() -> None:
     rng = np.random.default_rng(0)
     train, pool = digits(0, 10, 300)
-    auc, _ = told_by_samples(train, pool, rng)
+    auc, _ = tell_apart(train, pool, rng)
     assert auc is not None
     assert not (auc.value >= 0.8 and auc.clear)
-    assert told_by_samples(*digits(0, 9, 300), rng) == (None, None)
+    assert tell_apart(*digits(0, 9, 300), rng) == (None, None)
 
 
 def test_what_was_granted_makes_candidates_and_nothing_else_does() -> None:

@@ -80,8 +80,9 @@ def test_the_benchmark_attacks_as_the_command_does(monkeypatch: pytest.MonkeyPat
     now = replace(setting(), certify=False)
     monkeypatch.setattr(benchmark, "SUBSETS", now.subsets)
     named = find("shift-retrain-vector:0.5")  # it has every way but start
-    checkpoint, _, secret, state, _, _ = release(now, *named)
-    facts = {"theta0": state.theta0, "large": False}
+    defended = release(now, *named)
+    checkpoint, secret = defended.released, defended.secret
+    facts = {"theta0": defended.state.theta0, "large": False}
     handed = Released((checkpoint,), now.knowledge, now.attack, facts)
     ways = benchmark.attackers(handed, named[1].adaptive, secret, rewritten=False)
     theirs, _ = benchmark.scored(now, ways)

@@ -35,7 +35,8 @@ from residuum.defenses import (
     trial,
 )
 from residuum.defenses.attackers import attackers, attempt, either_sign, strongest
-from residuum.defenses.catalogue import _smoothed_loss, capped, noisy, private
+from residuum.defenses.catalogue import noisy
+from residuum.defenses.loops import Job, capped, private, smoothed_losses
 from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
 from residuum.io.checkpoints import save_checkpoint
@@ -106,7 +107,7 @@ def tried(text: str) -> Outcome:
 
 
 def defended(name: str, strength: float) -> Network:
-    return release(setting(), name, DEFENSES[name], strength)[0]
+    return release(setting(), name, DEFENSES[name], strength).released
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -141,7 +142,8 @@ def test_every_defense_changes_the_release_repeatably_and_says_what_it_is(name: 
 @pytest.mark.parametrize("name", EACH)
 def test_no_secret_is_in_the_released_file(name: str, tmp_path: Path) -> None:
     strength = 0.7310585786300049 if DEFENSES[name].shift or name == "noise" else STRENGTHS[name]
-    released, _, secret, *_ = release(setting(), name, DEFENSES[name], strength)
+    defended_network = release(setting(), name, DEFENSES[name], strength)
+    released, secret = defended_network.released, defended_network.secret
     save_checkpoint(released, tmp_path / "released.safetensors")
     content = (tmp_path / "released.safetensors").read_bytes()
     traces = [struct.pack(order + "Q", secret.seed) for order in "<>"] + [str(secret.seed).encode()]
@@ -182,7 +184,8 @@ def test_rewriting_biases_at_exact_points(u: float, depth: int) -> None:
 def test_predictions_of_a_trained_network_survive_rewriting() -> None:
     before = undefended()[0]
     for text in ("shift-rewrite:5", "shift-rewrite-vector:0.5"):
-        after, _, secret, *_ = release(setting(), *find(text))
+        network = release(setting(), *find(text))
+        after, secret = network.released, network.secret
         x = setting().split.holdout.x
         assert secret.shift is not None
         change = after.copy_module()(secret.inputs(x)) - before.copy_module()(x)
@@ -505,7 +508,7 @@ def test_training_hooks() -> None:
     assert hook("default-init", 1).init == "default"
     assert hook("weight-decay", 0.01).weight_decay == 0.01
     assert (hook("sgd", 5).method, hook("sgd", 5).batch) == ("sgd", 5)
-    stopped, whole = (release(setting(), *find(f"early-stop:{s}"))[3] for s in (0.5, 0))
+    stopped, whole = (release(setting(), *find(f"early-stop:{s}")).state for s in (0.5, 0))
     assert stopped.status == "loss"
     assert stopped.step < whole.step
 
@@ -524,12 +527,13 @@ def test_smoothed_labels_are_the_expected_loss_over_labels(outputs: int) -> None
             log = out[i] - out[i].logsumexp(0)
             share = [s / 3 + (1 - s) * (k == int(y[i])) for k in range(3)]
             naive -= sum(p * float(v) for p, v in zip(share, log, strict=True))
-    assert float(_smoothed_loss(out, y, s)) == pytest.approx(naive / 5, rel=1e-12)
+    assert float(smoothed_losses(out, y, s).mean()) == pytest.approx(naive / 5, rel=1e-12)
 
 
 def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
     now = setting()
-    after, _, _, _, facts, _ = release(now, *find("without-top:3"))
+    network = release(now, *find("without-top:3"))
+    after, facts = network.released, network.facts
     found = expose(undefended()[0], now.split.train)
     assert facts["left_out"] == sorted(found.order[:3].tolist())
     kept = [i for i in range(20) if i not in facts["left_out"]]
@@ -546,7 +550,7 @@ def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
 def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
     """One record at a time, against the loop; without a limit it is gradient descent."""
     data, config = setting().split.train, replace(setting().training.descent, steps=25)
-    state, facts = capped(ARCH, data, config, "binary", "cpu", cap=cap)
+    state, facts = capped(Job(ARCH, data, config, "binary"), cap=cap)
     model = initialise(Architecture.parse(ARCH), config)
     parameters_, speed = list(model.parameters()), None
     pulled, held = [0.0] * 20, 0
@@ -580,7 +584,7 @@ def test_the_accountant_says_what_was_spent() -> None:
     from opacus.accountants.analysis import rdp
 
     config = replace(setting().training.descent, steps=40, dtype="float32", init="default")
-    _, facts = private(ARCH, setting().split.train, config, "binary", "cpu", epsilon=8.0)
+    _, facts = private(Job(ARCH, setting().split.train, config, "binary"), epsilon=8.0)
     assert 7 < facts["epsilon"] <= 8
     assert facts["delta"] == pytest.approx(1 / 200)
     orders = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
@@ -590,7 +594,7 @@ def test_the_accountant_says_what_was_spent() -> None:
     )
     epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=facts["delta"])
     assert facts["epsilon"] == pytest.approx(epsilon, rel=1e-6)
-    _, more = private(ARCH, setting().split.train, config, "binary", "cpu", epsilon=1.0)
+    _, more = private(Job(ARCH, setting().split.train, config, "binary"), epsilon=1.0)
     assert more["noise_multiplier"] > facts["noise_multiplier"]
 
 

@@ -27,10 +27,18 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.exposure import COLUMNS, Exposure
 from residuum.risk import canaries, gradients
-from residuum.risk import run as figures
+from residuum.risk import groups as grouping
+from residuum.risk import run as exposing
 from residuum.risk.canaries import bound, epsilon_bound, guessed
+from residuum.risk.case import Case, covectors
+from residuum.risk.fit import informed_estimate
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
-from residuum.risk.run import RIDGE, SOFT, Case, Span, covectors, expose, informed_estimate, located
+from residuum.risk.groups import mean_interval
+from residuum.risk.kinks import kinks, rank_p_values
+from residuum.risk.probability import score
+from residuum.risk.row_space import RIDGE, SOFT, RowSpace
+from residuum.risk.run import expose
+from residuum.risk.stages import LEVEL, fit_records, located
 from residuum.similarity import ncc
 from residuum.stationarity import Rows, weighted_gradient
 from tests import reference, schemas
@@ -119,10 +127,10 @@ def test_a_record_adds_its_column_times_itself_to_the_layer_on_the_input(kind: s
 def test_an_exact_point_gives_back_its_multipliers_and_every_record(depth: int) -> None:
     point = relu_point(depth, groups=3, size=2)
     case = case_of(point.model, point.x, point.y)
-    part = case.multipliers_part(None)
-    torch.testing.assert_close(part.tensors["multiplier"], point.lam, rtol=1e-8, atol=1e-10)
-    assert part.facts["misfit"] < 1e-7
-    torch.testing.assert_close(part.tensors["informed_ncc"], torch.ones(6, dtype=DOUBLE))
+    part = fit_records(case).figures
+    torch.testing.assert_close(part.multiplier, point.lam, rtol=1e-8, atol=1e-10)
+    assert part.misfit < 1e-7
+    torch.testing.assert_close(part.informed_ncc, torch.ones(6, dtype=DOUBLE))
 
 
 def test_a_record_that_was_moved_or_relabelled_leaves_a_misfit() -> None:
@@ -131,18 +139,18 @@ def test_a_record_that_was_moved_or_relabelled_leaves_a_misfit() -> None:
     moved[0] += 0.3
     other[0] *= -1
     for x, y in ((moved, point.y), (point.x, other)):
-        part = case_of(point.model, x, y).multipliers_part(None)
-        assert part.facts["misfit"] > 1e-2
-        assert part.tensors["informed_ncc"].nan_to_num().min() < 0.999
+        part = fit_records(case_of(point.model, x, y)).figures
+        assert part.misfit > 1e-2
+        assert part.informed_ncc.nan_to_num().min() < 0.999
 
 
 def test_several_classes_have_a_multiplier_per_tied_rival() -> None:
     point = multiclass_point()
-    part = case_of(point.model, point.x, point.y).multipliers_part(None)
+    part = fit_records(case_of(point.model, point.x, point.y)).figures
     sums = torch.zeros(len(point.x), dtype=DOUBLE)
     sums.index_add_(0, torch.arange(len(point.x)).repeat_interleave(2), point.lam)
-    torch.testing.assert_close(part.tensors["multiplier"], sums, rtol=1e-6, atol=1e-8)
-    assert part.facts["misfit"] < 1e-6
+    torch.testing.assert_close(part.multiplier, sums, rtol=1e-6, atol=1e-8)
+    assert part.misfit < 1e-6
 
 
 @pytest.mark.parametrize("free", [False, True])
@@ -184,9 +192,9 @@ def test_what_training_added_to_a_start_and_a_moment_are_explained_likewise() ->
     for name, knowledge in granted.items():
         case = case_of(model, x, y, knowledge=knowledge)
         assert case.surface.name == name
-        part = case.multipliers_part(None)
-        torch.testing.assert_close(part.tensors["multiplier"], lam, rtol=1e-4, atol=1e-6)
-        assert part.facts["misfit"] < 1e-5
+        part = fit_records(case).figures
+        torch.testing.assert_close(part.multiplier, lam, rtol=1e-4, atol=1e-6)
+        assert part.misfit < 1e-5
 
 
 def test_the_informed_estimate_is_what_is_left_after_all_others_are_taken_away() -> None:
@@ -219,10 +227,10 @@ def test_covectors_point_where_the_loss_pulls() -> None:
 # Row space and dual vector
 
 
-def layer_of(c: Tensor, x: Tensor) -> Span:
+def layer_of(c: Tensor, x: Tensor) -> RowSpace:
     """The span of rows c x."""
     rows = c @ x.flatten(1)
-    return Span.of(rows, tuple(x.shape[1:]), noise=False)
+    return RowSpace.of(rows, tuple(x.shape[1:]), noise=False)
 
 
 @pytest.mark.parametrize("shape", [(40,), (1, 7, 7), (3, 5, 5)])
@@ -255,8 +263,8 @@ def test_a_cliff_in_the_spectrum_hides_no_direction_of_weights() -> None:
     size = torch.tensor([1, 0.5, 0.3, 0.01, 0.01, 0.01], dtype=DOUBLE)
     rows = torch.randn(60, 6, generator=generator, dtype=DOUBLE) @ (size[:, None] * x)
     rows += 5e-4 * torch.randn(60, 40, generator=generator, dtype=DOUBLE)
-    assert Span.of(rows, (40,), noise=False).rank == 3
-    assert Span.of(rows, (40,), noise=True).rank == 6
+    assert RowSpace.of(rows, (40,), noise=False).rank == 3
+    assert RowSpace.of(rows, (40,), noise=True).rank == 6
 
 
 def test_heard_and_dual_are_their_definitions() -> None:
@@ -267,7 +275,7 @@ def test_heard_and_dual_are_their_definitions() -> None:
     rows = (c @ x.flatten(1)).numpy()
     U, S, Vt = np.linalg.svd(rows, full_matrices=False)
     signals = c.T.contiguous() + 0.1
-    heard, dual = span.heard(x), span.dual(x, signals)
+    heard, dual = span.signal_share(x), span.dual(x, signals)
     for i in range(5):
         flat = x[i].flatten().numpy()
         shares = [
@@ -300,7 +308,7 @@ def test_kinks_are_counted_neuron_by_neuron() -> None:
     hidden = model.trace(x).inputs[1]
     second = model.linears[1].weight
     second[2] -= (second[2] @ hidden[1]) * hidden[1] / hidden[1].square().sum()
-    found = figures.kinks(model, x, tolerance=1e-2)
+    found = kinks(model, x, tolerance=1e-2)
     a = x
     for l, layer in enumerate(model.linears[:2]):
         pre = layer(a)
@@ -312,7 +320,7 @@ def test_kinks_are_counted_neuron_by_neuron() -> None:
             found[i, l] -= int(abs(float(pre[i, j])) <= 1e-2 * size)
         a = torch.relu(pre)
     assert not found.any()
-    exact = figures.kinks(model, x, tolerance=1e-12)
+    exact = kinks(model, x, tolerance=1e-12)
     assert exact[4, 0] == 1
     assert exact[1, 1] == 1
     assert int(exact.sum()) == 2
@@ -324,14 +332,14 @@ def test_the_scale_of_a_kink_includes_the_bias(weight: float, bias: float) -> No
     model = MLP((1, 1, 1)).double().requires_grad_(False)
     model.linears[0].weight[:], model.linears[0].bias[:] = weight, bias
     x = torch.tensor([[(0.01 - bias) / weight]], dtype=DOUBLE)
-    assert figures.kinks(model, x)[0, 0] == 1
-    assert figures.kinks(model, x, tolerance=1e-6)[0, 0] == 0
+    assert kinks(model, x)[0, 0] == 1
+    assert kinks(model, x, tolerance=1e-6)[0, 0] == 0
 
 
 def test_p_values_are_ranks_among_held_out_records() -> None:
     held, own = torch.tensor([0, 0, 1, 3, 3, 8]), torch.tensor([0, 1, 2, 3, 8, 9])
     naive = [(1 + sum(int(h) >= int(s) for h in held)) / 7 for s in own]
-    assert figures.ranked(own, held).tolist() == pytest.approx(naive)
+    assert rank_p_values(own, held).tolist() == pytest.approx(naive)
 
 
 def test_kinks_call_records_by_the_rule_of_benjamini_and_hochberg(
@@ -349,13 +357,11 @@ def test_kinks_call_records_by_the_rule_of_benjamini_and_hochberg(
 def test_intervals_of_a_mean_hold_it_as_often_as_they_say() -> None:
     generator = torch.Generator().manual_seed(12)
     draws = torch.rand(300, 40, generator=generator, dtype=DOUBLE) ** 2
-    intervals = [figures.mean_interval(row) for row in draws]
+    intervals = [mean_interval(row) for row in draws]
     assert sum(low <= 1 / 3 <= high for low, high in intervals) >= 270
     many = torch.rand(3000, generator=generator, dtype=DOUBLE)
-    assert figures.mean_interval(many) == pytest.approx(
-        figures.mean_interval(many[:2000]), abs=0.02
-    )
-    assert figures.mean_interval(torch.tensor([0.25], dtype=DOUBLE)) == (0.25, 0.25)
+    assert mean_interval(many) == pytest.approx(mean_interval(many[:2000]), abs=0.02)
+    assert mean_interval(torch.tensor([0.25], dtype=DOUBLE)) == (0.25, 0.25)
 
 
 def test_records_that_are_no_members_are_hardly_ever_called() -> None:
@@ -363,8 +369,8 @@ def test_records_that_are_no_members_are_hardly_ever_called() -> None:
     calls = 0
     for _ in range(400):
         counts = torch.poisson(torch.full((260,), 0.6), generator=generator)
-        p_values = figures.ranked(counts[:60], counts[60:])
-        calls += bool((false_discovery_control(p_values) <= figures.LEVEL).any())
+        p_values = rank_p_values(counts[:60], counts[60:])
+        calls += bool((false_discovery_control(p_values) <= LEVEL).any())
     assert calls <= 32  # 5% of 400, and three deviations
 
 
@@ -637,10 +643,10 @@ def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
     digits: tuple[Network, rs.Split, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, split, _ = digits
-    monkeypatch.setattr(Case, "outputs_part", lambda self: pytest.fail("work was done"))
+    monkeypatch.setattr(exposing, "measure_outputs", lambda case: pytest.fail("work was done"))
     with pytest.raises(DataError, match="one for every record"):
         expose(checkpoint, split.train, groups=["a"] * 29)
-    monkeypatch.setattr(figures, "MOST_GROUPS", 20)
+    monkeypatch.setattr(grouping, "MAX_GROUPS", 20)
     with pytest.raises(DataError, match="20 different names"):
         expose(checkpoint, split.train, groups=[str(i) for i in range(30)])
 
@@ -770,14 +776,18 @@ def test_an_interrupted_run_goes_on_after_its_finished_stages(
 ) -> None:
     checkpoint, split, _ = digits
     whole = rs.exposure(checkpoint, split.train, split.holdout)
+
+    def interrupt(case: Case) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as broken:
-        broken.setattr(Case, "kinks_part", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(exposing, "count_kinks", interrupt)
         with pytest.raises(KeyboardInterrupt):
             rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
     assert (tmp_path / "e" / "work" / "span.safetensors").is_file()
     assert not (tmp_path / "e" / "exposure.json").exists()
     with monkeypatch.context() as spent:
-        spent.setattr(Case, "multipliers_part", lambda *_: pytest.fail("made a second time"))
+        spent.setattr(exposing, "fit_records", lambda *_, **__: pytest.fail("made a second time"))
         found = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
         again = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
     assert torch.equal(found.score, whole.score)
@@ -892,13 +902,13 @@ def test_the_score_rises_with_what_it_is_made_of() -> None:
     same = torch.full((2,), 0.9, dtype=DOUBLE)
     apart = torch.tensor([0.5, 0.99], dtype=DOUBLE)
     for arguments in ((own, same, same), (same, apart, same), (same, same, apart)):
-        score = figures.score(*arguments, 784, 30)
-        assert float(score[0]) < float(score[1])
-    alone = figures.score(own, None, None, 784, None)
+        odds = score(*arguments, 784, 30)
+        assert float(odds[0]) < float(odds[1])
+    alone = score(own, None, None, 784, None)
     assert float(alone[0]) < float(alone[1])
     # Where every record lies in the clean directions, they say nothing.
-    assert figures.score(own, apart, apart, 10, 9).tolist() == pytest.approx(
-        figures.score(own, None, None, 10, None).tolist()
+    assert score(own, apart, apart, 10, 9).tolist() == pytest.approx(
+        score(own, None, None, 10, None).tolist()
     )
 
 
@@ -915,7 +925,7 @@ def test_the_score_is_its_formula() -> None:
     neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
     wanted = -0.486 + 0.923 * math.log((1 - neither) / neither)
     parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
-    assert float(figures.score(*parts, 784, 30)) == pytest.approx(wanted)
+    assert float(score(*parts, 784, 30)) == pytest.approx(wanted)
 
 
 # Ties between canaries

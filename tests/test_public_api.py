@@ -6,13 +6,15 @@ import ast
 import inspect
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
 import residuum
+from residuum.verbs.defending import DefenseOptions, DefenseRequest
+from residuum.verbs.exposing import ExposureOptions, ExposureRequest
 
 NAMES = [
     "Architecture",
@@ -172,3 +174,24 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = residuum.nonsense
+
+
+@pytest.mark.parametrize(
+    ("request_type", "options_type", "verb"),
+    [(ExposureRequest, ExposureOptions, "exposure"), (DefenseRequest, DefenseOptions, "defend")],
+)
+def test_options_repeat_the_settings_of_their_request(
+    request_type: type[Any], options_type: type[Any], verb: str
+) -> None:
+    fields = request_type.model_fields
+    assert get_type_hints(options_type) == {name: f.annotation for name, f in fields.items()}
+    assert all(field.description for field in fields.values())
+    with pytest.raises(TypeError, match="has no setting 'stepz'"):
+        getattr(residuum, verb)("digits", ["noise:1"], stepz=3)
+
+
+def test_a_setting_out_of_bounds_is_refused_by_name() -> None:
+    with pytest.raises(residuum.ResiduumError, match=r"confidence: .* got 0\.2\. Correct conf"):
+        residuum.exposure("m.pt", "train.npz", confidence=0.2)
+    with pytest.raises(residuum.ResiduumError, match=r"releases: .* got 0\."):
+        residuum.defend("digits", ["noise:1"], releases=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.result import AuditResult
@@ -87,95 +87,86 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
     undecided = "nothing that could be decided"
     names = {LEAK: "a leak", NO_LEAK_FOUND: "no leak", INCONCLUSIVE: undecided}
     if a.outcome != b.outcome:
-        better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
-        said = (
+        sentence = (
             f"The audit before found {names[a.outcome]}. The audit after found {names[b.outcome]}."
         )
-        if b.outcome == INCONCLUSIVE:
-            said += " That the leak is gone is not shown." if a.outcome == LEAK else ""
-            return (ALIKE if a.outcome == LEAK else WORSE), said
-        return (BETTER if better else WORSE), said
+        if b.outcome == INCONCLUSIVE and a.outcome == LEAK:
+            return ALIKE, f"{sentence} That the leak is gone is not shown."
+        better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
+        return (BETTER if better else WORSE), sentence
     if a.outcome != LEAK:
         return ALIKE, f"Both audits found {names[a.outcome]}."
     worst = list(GRADES)
     if a.grade != b.grade and a.grade in worst and b.grade in worst:
         better = worst.index(b.grade) > worst.index(a.grade)
-        said = f"Both audits found a leak. Its grade went from {a.grade} to {b.grade}."
-        return (BETTER if better else WORSE), said
+        sentence = f"Both audits found a leak. Its grade went from {a.grade} to {b.grade}."
+        return (BETTER if better else WORSE), sentence
     if a.interval is None or b.interval is None or a.n != b.n:
         return ALIKE, "Both audits found a leak."
+    recovers = "Both audits found a leak. The audit after recovers"
     if b.interval[1] < a.interval[0]:
-        return (
-            BETTER,
-            "Both audits found a leak. The audit after recovers fewer samples, beyond chance.",
-        )
+        return BETTER, f"{recovers} fewer samples, beyond chance."
     if b.interval[0] > a.interval[1]:
-        return (
-            WORSE,
-            "Both audits found a leak. The audit after recovers more samples, beyond chance.",
-        )
+        return WORSE, f"{recovers} more samples, beyond chance."
     return ALIKE, "Both audits found a leak. Chance may explain that their counts differ."
 
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
-    rows = [Row("verdict", a.verdict.headline, b.verdict.headline)]
-
-    def row(what: str, of: Any) -> None:
-        first, second = of(a), of(b)
-        if first or second:
-            rows.append(Row(what, first or "–", second or "–"))
-
-    row("came back", lambda x: _count(x.verdict))
-    row("by chance", lambda x: _figure(x.verdict.expected_by_chance))
-    row(
-        "beyond chance, 99% confidence",
-        lambda x: (i := x.verdict.interval) and f"{i[0]:.1f} to {i[1]:.1f}",
+    """Return every figure that at least one of the audits has."""
+    attacks = [one.name for x in (a, b) for one in x.attacks if one.recovered is not None]
+    before, after = (_figures(x, tuple(dict.fromkeys(attacks))) for x in (a, b))
+    return tuple(
+        Row(name, before[name] or "–", after[name] or "–")
+        for name in before
+        if before[name] or after[name]
     )
-    row("p", lambda x: _figure(x.verdict.p_value))
-    row("right on training samples", lambda x: x.fit and x.fit.figure(x.fit.train))
-    seen = "right on held-out samples"
-    row(seen, lambda x: x.fit and x.fit.holdout is not None and x.fit.figure(x.fit.holdout))
-    counted = [one.name for x in (a, b) for one in x.attacks if one.recovered is not None]
-    for name in dict.fromkeys(counted):
-        row(f"by {name}", lambda x, name=name: _of(x, name))
-    row(
-        "from positive controls",
-        lambda x: (
-            ", ".join(f"{t.recovered} of {t.n}" for t in x.checks.twins if not t.reason) or None
-        ),
-    )
-    row("membership, AUC by loss", lambda x: x.membership and f"{x.membership.loss.auc:.2f}")
-    return tuple(rows)
 
 
-def _of(result: AuditResult, name: str) -> str:
-    for one in result.attacks:
-        if one.name == name and one.recovered is not None:
-            return f"{one.recovered} ({_figure(one.expected_by_chance)} by chance)"
-    return ""
+def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
+    """Return the figures of an audit by name, "" if it has none."""
+    verdict, fit, membership = result.verdict, result.fit, result.membership
+    figures = {
+        "verdict": verdict.headline,
+        "came back": "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}",
+        "by chance": _number(verdict.expected_by_chance),
+        "beyond chance, 99% confidence": "",
+        "p": _number(verdict.p_value),
+        "right on training samples": fit.figure(fit.train) if fit else "",
+        "right on held-out samples": "",
+    }
+    if verdict.interval:
+        low, high = verdict.interval
+        figures["beyond chance, 99% confidence"] = f"{low:.1f} to {high:.1f}"
+    if fit and fit.holdout is not None:
+        figures["right on held-out samples"] = fit.figure(fit.holdout)
+    counts = {one.name: one for one in result.attacks if one.recovered is not None}
+    for name in attacks:
+        attack = counts.get(name)
+        chance = attack and f"{attack.recovered} ({_number(attack.expected_by_chance)} by chance)"
+        figures[f"by {name}"] = chance or ""
+    controls = [f"{t.recovered} of {t.n}" for t in result.checks.twins if not t.reason]
+    figures["from positive controls"] = ", ".join(controls)
+    figures["membership, AUC by loss"] = f"{membership.loss.auc:.2f}" if membership else ""
+    return figures
 
 
-def _count(verdict: Verdict) -> str:
-    return "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}"
-
-
-def _figure(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
 def _unlike(a: AuditResult, b: AuditResult) -> tuple[str, ...]:
-    """In what the audits were not made alike, one sentence each."""
-    said = []
+    """Say in what the audits were not made alike, one sentence each."""
+    differences = []
     for name, what in (("data", "training data"), ("holdout", "held-out data")):
         first, second = a.hashes.get(name, ""), b.hashes.get(name, "")
         if first != second:
-            said.append(f"the {what} are not the same")
+            differences.append(f"the {what} are not the same")
     if a.knowledge.digest != b.knowledge.digest:
         both = f"{a.knowledge.line}; {b.knowledge.line}"
-        said.append(f"the attackers were told different things: {both}")
+        differences.append(f"the attackers were told different things: {both}")
     budgets = [duration(seconds_of(x.settings.get("budget") or "1min")) for x in (a, b)]
     if budgets[0] != budgets[1]:
-        said.append(f"the budgets differ: {budgets[0]} and {budgets[1]}")
+        differences.append(f"the budgets differ: {budgets[0]} and {budgets[1]}")
     if (a.suite, a.suite_attacks) != (b.suite, b.suite_attacks):
-        said.append(f"the attack suites differ: versions {a.suite} and {b.suite}")
-    return tuple(said)
+        differences.append(f"the attack suites differ: versions {a.suite} and {b.suite}")
+    return tuple(differences)

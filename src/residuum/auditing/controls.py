@@ -1,18 +1,17 @@
-"""Is the comparison itself sound, and was the network trained on these samples at all?
+"""Controls: is the comparison sound, and was the network trained on these samples at all?
 
-The test of a verdict takes training and held-out samples to be exchangeable but for the network. What
-would break that is looked for in every audit, each by a control that must find nothing:
+The test of a verdict assumes that only the network distinguishes training from held-out samples. Every
+audit checks this assumption by controls that must find nothing:
 
-- held-out samples that repeat a training sample hide it: both are set aside;
-- a part of the held-out samples, taken out of the pool, serves as candidates;
-- what was granted, with noise, serves as candidates: a mean of few samples gives them away itself;
-- a classifier tries to tell training from held-out samples without any network.
+- Held-out samples that repeat a training sample hide it. Both are set aside.
+- Some of the held-out samples serve as candidates.
+- What the attacker knows, with noise, serves as candidates: a mean of few samples reveals these samples.
+- A classifier tries to tell training from held-out samples without any network.
 
-Of a network that does not know these samples, "no leak found" would say nothing: its losses must tell
-them from held-out ones. How well they do, and margins, is membership: what could be confirmed by
-somebody who already has a sample (Yeom et al. 2018; Carlini et al. 2022 for the rates at few false
-positives). It stands beside the verdict, and a network that tells nothing apart may still give samples
-back, so it never acquits.
+If the network does not know these samples, "no leak found" says nothing. So its losses must tell them from
+held-out ones. How well losses and margins do so is membership: what an attacker who already has a sample
+could confirm (Yeom et al. 2018; Carlini et al. 2022 for the rates at few false positives). It is shown
+next to the verdict and never rules out a leak, because a network that tells nothing apart may still leak.
 
     AUC   how often a training sample's loss is below that of a held-out one, ties counting half
     TPR   share of training samples below the loss that a share FPR of the held-out ones is below
@@ -67,7 +66,6 @@ OVERLAP = 1 / 3
 FIRST, DRAWS = MIN_SUBSETS, 1000
 SLACK = 1.5  # of what a control is expected to take: so much must be left to begin it
 MACHINE = 0.3  # seconds that the classifier must have: it looks at a bounded number of samples
-UNTRIED = "was not tried, for want of time"
 RATES = (0.01, 0.001)  # false positives at which true ones are counted
 
 
@@ -179,6 +177,53 @@ def _repeats(train: Tensor, pool: Tensor) -> Tensor:
     return (gap < limit) | (distance == 0)
 
 
+@dataclass(frozen=True)
+class Control:
+    """Candidates that hold nothing of the network, and held-out samples to compare them with.
+
+    granted: the candidates are made of what the attacker knows.
+    """
+
+    name: str
+    candidates: Tensor
+    holdout: Dataset
+    granted: bool = False
+
+
+# What is said of a control and of the comparison, in one place.
+MATCHED = "subsets of held-out samples are matched by label"
+NOT_MATCHED = "subsets of held-out samples are not label-matched"
+TOO_FEW = "too few held-out samples to try some of them as candidates"
+NOT_TRIED = "the control {name} was not tried, for want of time. Give a longer --budget"
+UNDECIDED = (
+    "the control {name} is undecided after {drawn} of {subsets} subsets, for want of time. Give a longer "
+    "--budget"
+)
+CAME_BACK = (
+    '{name}: {recovered} of {n} training samples "come back" ({expected:.2g} by chance, {p}) without any '
+    "network"
+)
+NOT_CLASSIFIED = (
+    "a classifier between training and held-out samples was not tried, for want of time. Give a longer "
+    "--budget"
+)
+ENERGY_NOT_TRIED = (
+    "the energy test between training and held-out samples was not tried, for want of time"
+)
+TWO_KINDS = (
+    "a classifier tells training from held-out samples without any network (AUC {auc:.2f}): they are not "
+    "of one kind. Give held-out samples of the same source"
+)
+SHIFTED = (
+    "training and held-out samples differ somewhat in distribution (energy test, p = {p:.2g}): the "
+    "control is a little off, as between official training and test sets"
+)
+KNOWN_BEFORE = (
+    "{name}: bring back {common} of the {n} samples that the attacks do, without any network. Grant less, "
+    "or a mean of more samples"
+)
+
+
 def run_controls(
     claim: Claim,
     knowledge: Knowledge,
@@ -186,216 +231,227 @@ def run_controls(
     subsets: int = DRAWS,
     allowance: Allowance = UNBOUNDED,
 ) -> Controls:
-    """Every control that the samples allow.
+    """Run every control that the samples allow.
 
-    One that ``allowance`` has no time for fails: nobody knows what it would have said.
+    Args:
+        claim: Training and held-out samples.
+        knowledge: What the attacker knows.
+        seed: Of candidates and subsets.
+        subsets: Held-out subsets that are drawn at most.
+        allowance: Time that is left. A control without time fails, because its result is unknown.
+
+    Returns:
+        The controls, with the reasons for which nothing can be decided.
     """
     train, pool = claim.train, claim.pool
     if pool is None or why_not_calibrated(len(train), len(pool)):
         return Controls(repeats=claim.repeats, notes=claim.notes)
     rng = np.random.default_rng((seed, 5))
-    notes, failures, rows = [*claim.notes], [claim.failure] if claim.failure else [], []
-    matched = _strata(train, pool) is not None
-    notes.append(
-        f"subsets of held-out samples are {'matched by label' if matched else 'not label-matched'}"
-    )
-    spare = len(pool) - max(len(train), 100)  # what the control itself cannot do without
-    count = min(len(train), len(pool) // SHARE, spare)
-    tries: list[tuple[str, Tensor, Dataset, bool]] = []
-    if count >= 1:
-        order = torch.from_numpy(rng.permutation(len(pool)))
-        mine, rest = order[:count], order[count:]
-        others = pool.take(rest)
-        tries.append(("held-out samples as candidates", pool.x[mine], others, False))
-    else:
-        notes.append("too few held-out samples to try some of them as candidates")
-    tries += [
-        (f"{name} alone, as candidates", x, pool, True)
+    notes = [*claim.notes, NOT_MATCHED if _strata(train, pool) is None else MATCHED]
+    failures = [claim.failure] if claim.failure else []
+    controls = held_out_control(train, pool, rng)
+    if not controls:
+        notes.append(TOO_FEW)
+    controls += [
+        Control(f"{name} alone, as candidates", x, pool, granted=True)
         for name, x in granted_candidates(train, pool, knowledge, rng)
     ]
-    longest = 0.0  # seconds of a control before: the next is as large
-    for name, x, others, granted in tries:
+    rows, longest = [], 0.0  # seconds of the longest control so far: the next is as large
+    for control in controls:
         before = allowance.left
         if before <= SLACK * longest:
-            failures.append(f"the control {name} {UNTRIED}. Give a longer --budget")
+            failures.append(NOT_TRIED.format(name=control.name))
             continue
-        row = _row(name, x, train, others, seed, subsets, allowance).replace(granted=granted)
+        row = run_control(control, train, seed, subsets, allowance)
         longest = max(longest, before - allowance.left) if before < np.inf else 0.0
         rows.append(row)
-        if row.undecided and not granted:
-            failures.append(
-                f"the control {name} is undecided after {row.subsets} of {subsets} subsets, for want "
-                "of time. Give a longer --budget"
-            )
-        if row.failed:
-            said = (
-                f'{row.name}: {row.recovered} of {len(train)} training samples "come back" '
-                f"({row.expected_by_chance:.2g} by chance, {format_p(row.p_value)}) without any network"
-            )
-            # What a grant gives away is known sample by sample: see ``brought_by_grant``.
-            (notes if row.granted else failures).append(
-                f"{said}; findings must go beyond these"
-                if row.granted
-                else f"{said}, so nothing that the attacks match can be told from it"
-            )
-    auc, energy = told_by_samples(train, pool, rng, allowance)
+        # Samples that the attacker's knowledge matches by itself are subtracted: see ``brought_by_grant``.
+        (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
+    auc, energy = tell_apart(train, pool, rng, allowance)
     if auc is None and len(train) >= FEWEST_TOLD:
-        failures.append(
-            f"a classifier between training and held-out samples {UNTRIED}. Give a longer --budget"
-        )
+        failures.append(NOT_CLASSIFIED)
     elif auc is not None and energy is None:
-        notes.append(f"the energy test between training and held-out samples {UNTRIED}")
+        notes.append(ENERGY_NOT_TRIED)
     if auc is not None and auc.value >= APART and auc.clear:
-        failures.append(
-            f"a classifier tells training from held-out samples without any network (AUC "
-            f"{auc.value:.2f}): they are not of one kind. Give held-out samples of the same source"
-        )
+        failures.append(TWO_KINDS.format(auc=auc.value))
     if energy is not None and energy <= 0.01:
-        notes.append(
-            f"training and held-out samples differ somewhat in distribution (energy test, p = "
-            f"{energy:.2g}): the control is a little off, as between official training and test sets"
-        )
+        notes.append(SHIFTED.format(p=energy))
     value = None if auc is None else auc.value
     return Controls(tuple(rows), claim.repeats, value, energy, tuple(failures), tuple(notes))
+
+
+def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
+    """Say what a control found that it must not find."""
+    if row.undecided and not row.granted:
+        return (UNDECIDED.format(name=row.name, drawn=row.subsets, subsets=subsets),)
+    if not row.failed:
+        return ()
+    found = CAME_BACK.format(
+        name=row.name,
+        recovered=row.recovered,
+        n=n,
+        expected=row.expected_by_chance,
+        p=format_p(row.p_value),
+    )
+    if row.granted:
+        return (f"{found}; findings must go beyond these",)
+    return (f"{found}, so nothing that the attacks match can be told from it",)
+
+
+def held_out_control(train: Dataset, pool: Dataset, rng: np.random.Generator) -> list[Control]:
+    """Return the control that takes some held-out samples as candidates, if there are enough of them."""
+    spare = len(pool) - max(
+        len(train), 100
+    )  # the other samples must suffice for the control itself
+    count = min(len(train), len(pool) // SHARE, spare)
+    if count < 1:
+        return []
+    order = torch.from_numpy(rng.permutation(len(pool)))
+    candidates, others = pool.x[order[:count]], pool.take(order[count:])
+    return [Control("held-out samples as candidates", candidates, others)]
 
 
 def granted_candidates(
     train: Dataset, pool: Dataset, knowledge: Knowledge, rng: np.random.Generator
 ) -> list[tuple[str, Tensor]]:
-    """Samples that what was granted makes by itself, without the network: directions and noise.
+    """Return candidates that the attacker's knowledge gives without the network: directions and noise.
 
-    An attacker with public data of the same kind knows their mean; less that, a granted mean of few
-    samples points at each of them.
+    An attacker with public data of the same kind knows their mean. A known mean of few training samples,
+    less the public mean, points at each of these samples.
     """
-    found: list[tuple[str, Tensor]] = []
-    count, shape = len(train), train.shape
-    size = train.x[0].numel()
+    count, shape, size = len(train), train.shape, train.x[0].numel()
 
-    def noisy(centre: Tensor) -> Tensor:
-        """Its direction, so many times that every sample may have it."""
-        flat = centre.double().reshape(-1)
+    def noisy(direction: Tensor) -> Tensor:
+        """One noisy copy of a direction for every training sample."""
+        flat = direction.double().reshape(-1)
         flat = flat - flat.mean()
         flat = flat / max(float(flat.norm()), 1e-12)
         noise = torch.from_numpy(rng.standard_normal((count, size))) / size**0.5
         return (flat + NOISE * noise).reshape(-1, *shape)
 
+    candidates: list[tuple[str, Tensor]] = []
     if knowledge.mean is not None and knowledge.mean.numel() == size:
         mean = knowledge.mean.double().reshape(shape)
         public = pool.x.double().mean(0)
-        if pool.mean is not None:  # samples come less a mean: as pictures they have it back
+        if pool.mean is not None:  # the mean that was subtracted from the samples
             public = public + pool.mean.double().reshape(shape)
-        found.append(("the granted mean", noisy(mean)))
-        found.append(("the granted mean less that of the held-out samples", noisy(mean - public)))
+        candidates.append(("the granted mean", noisy(mean)))
+        less_public = "the granted mean less that of the held-out samples"
+        candidates.append((less_public, noisy(mean - public)))
     box = knowledge.box(train.x[0].double())
     if box is not None:
         low, high = (end.expand(shape) for end in box)
         uniform = torch.from_numpy(rng.random((count, *shape)))
-        found.append(("the granted value range", low + (high - low) * uniform))
-    return found
+        candidates.append(("the granted value range", low + (high - low) * uniform))
+    return candidates
 
 
-def _row(
-    name: str,
-    candidates: Tensor,
-    train: Dataset,
-    others: Dataset,
-    seed: int,
-    subsets: int,
-    allowance: Allowance,
+def run_control(
+    control: Control, train: Dataset, seed: int, subsets: int, allowance: Allowance
 ) -> ControlRow:
-    """The test of a verdict, on candidates that hold nothing of the network.
+    """Test the candidates of a control as the verdict tests those of an attack.
 
-    More subsets are drawn where the first do not clear it, if there is time for them.
+    More subsets are drawn if the first ones do not clear the control and there is time for them.
     """
     begun, metric = allowance.left, METRICS[DECIDING]
-    field = lay_out(candidates, train, others.replace(mean=train.mean), [], seed=seed)
+    holdout = control.holdout.replace(mean=train.mean)
+    field = lay_out(control.candidates, train, holdout, [], seed=seed)
     gain = field.gain(metric)
 
-    def drawing(count: int) -> ControlRow:
-        found = control_of(metric, field, gain, seed, count)
-        samples = tuple(train.rows[i] for i in np.flatnonzero(found.recovered))
-        counts = len(candidates), len(samples), found.expected_by_chance
-        return ControlRow(name, *counts, found.p_value, samples, subsets=count)
+    def draw(count: int) -> ControlRow:
+        test = control_of(metric, field, gain, seed, count)
+        samples = tuple(train.rows[i] for i in np.flatnonzero(test.recovered))
+        return ControlRow(
+            name=control.name,
+            candidates=len(control.candidates),
+            recovered=len(samples),
+            expected_by_chance=test.expected_by_chance,
+            p_value=test.p_value,
+            samples=samples,
+            granted=control.granted,
+            subsets=count,
+        )
 
-    row = drawing(min(FIRST, subsets))
-    left = allowance.left
-    took = begun - left if begun < np.inf else 0.0
-    if row.undecided and row.subsets < subsets and took * subsets / row.subsets < left:
-        row = drawing(subsets)
+    row = draw(min(FIRST, subsets))
+    remaining = allowance.left
+    seconds = begun - remaining if begun < np.inf else 0.0
+    if row.undecided and row.subsets < subsets and seconds * subsets / row.subsets < remaining:
+        row = draw(subsets)
     return row
 
 
 def brought_by_grant(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
-    """Why recovered ``samples`` say nothing of the network: what was granted brings them back alone."""
-    found = []
-    for row in controls.rows:
-        both = len({*row.samples} & {*samples})
-        if row.granted and samples and both >= OVERLAP * len(samples):
-            found.append(
-                f"{row.name}: bring back {both} of the {len(samples)} samples that the attacks do, "
-                "without any network. Grant less, or a mean of more samples"
-            )
-    return tuple(found)
+    """Say why recovered ``samples`` show nothing about the network: the attacker's knowledge suffices."""
+    common = {row.name: len({*row.samples} & {*samples}) for row in controls.rows if row.granted}
+    return tuple(
+        KNOWN_BEFORE.format(name=name, common=count, n=len(samples))
+        for name, count in common.items()
+        if samples and count >= OVERLAP * len(samples)
+    )
 
 
 @dataclass(frozen=True)
 class Auc:
-    """How well two kinds are told apart; error: standard error where they are one kind."""
+    """How well two kinds of samples are told apart; error: the standard error if they are one kind."""
 
     value: float
     error: float
 
     @property
     def clear(self) -> bool:
-        """No matter of few samples."""
+        """True if few samples do not explain the value."""
         return self.value > 0.5 + CLEAR * self.error
 
 
 def machinery() -> tuple[ModuleType, ModuleType]:
-    """What the classifier is made of: reading it from disk takes longer than its work."""
+    """Import the classifier before the clock starts: reading it from disk takes longer than its work."""
     from sklearn import model_selection, svm
 
     return model_selection, svm
 
 
-def told_by_samples(
+def tell_apart(
     train: Dataset, pool: Dataset, rng: np.random.Generator, allowance: Allowance = UNBOUNDED
 ) -> tuple[Auc | None, float | None]:
-    """AUC of a cross-validated RBF machine, and p of an energy test, between the two sets.
+    """Tell training from held-out samples without a network.
 
     Held-out samples are drawn with the training set's label counts, as the subsets of the test are.
-    Both look at the same distances, measured once. None where it was not tried.
+
+    Returns:
+        The AUC of a cross-validated RBF machine and the p-value of an energy test, on the same
+        distances; None if there was no time or too few samples.
     """
     model_selection, svm = machinery()
-    few = rng.permutation(len(train))[:MOST_TOLD]
-    if len(few) < FEWEST_TOLD or allowance.left < MACHINE:
+    chosen = rng.permutation(len(train))[:MOST_TOLD]
+    if len(chosen) < FEWEST_TOLD or allowance.left < MACHINE:
         return None, None
-    a, b = (as_array(part.x.double()).reshape(len(part), -1) for part in (train, pool))
-    labels = _strata(train, pool)
-    labels = np.zeros(len(train) + len(pool), dtype=int) if labels is None else labels
-    mine, theirs = labels[: len(train)][few], labels[len(train) :]
-    room = [
-        (theirs == v).sum() // k for v, k in zip(*np.unique(mine, return_counts=True), strict=True)
-    ]
-    times = max(1, min(min(room), MOST_TOLD // len(few)))
-    chosen = draw_sets(theirs, np.tile(mine, times), 1, rng)[0]
-    x = np.concatenate([a[few], b[chosen]])
-    kind = np.repeat([1, 0], [len(few), len(chosen)])
+    a, b = (as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, pool))
+    labels = _strata_or_one(train, pool)
+    train_labels, pool_labels = labels[: len(train)][chosen], labels[len(train) :]
+    values, counts = np.unique(train_labels, return_counts=True)
+    room = [(pool_labels == v).sum() // k for v, k in zip(values, counts, strict=True)]
+    times = max(1, min(min(room), MOST_TOLD // len(chosen)))
+    drawn = draw_sets(pool_labels, np.tile(train_labels, times), 1, rng)[0]
+    x = np.concatenate([a[chosen], b[drawn]])
+    kind = np.repeat([1, 0], [len(chosen), len(drawn)])
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
     distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
     kernel = np.exp(-(distance**2) / max(x.shape[1] * x.var(), 1e-300))
     machine = svm.SVC(kernel="precomputed", class_weight="balanced")
-    scored = model_selection.cross_val_score(machine, kernel, kind, cv=folds, scoring="roc_auc")
-    value = float(scored.mean())
-    error = np.sqrt((len(x) + 1) / (12 * len(few) * len(chosen)))
-    energy = _energy(distance, kind, rng) if allowance.left > 0 else None
-    return Auc(value, float(error)), energy
+    scores = model_selection.cross_val_score(machine, kernel, kind, cv=folds, scoring="roc_auc")
+    auc = Auc(float(scores.mean()), _auc_error(len(chosen), len(drawn)))
+    return auc, _energy(distance, kind, rng) if allowance.left > 0 else None
+
+
+def _auc_error(n: int, pool: int) -> float:
+    """Return the standard error of an AUC of n against ``pool`` samples of one kind."""
+    return math.sqrt((n + pool + 1) / (12 * n * pool))
 
 
 def _energy(
     distance: Array, kind: Array, rng: np.random.Generator, permutations: int = 499
 ) -> float:
-    """p of the energy distance 2 E|A - B| - E|A - A'| - E|B - B'| among permuted kinds."""
+    """Return the p-value of 2 E|A - B| - E|A - A'| - E|B - B'| among permuted kinds."""
     signs = np.where(kind == 1, 1.0 / (kind == 1).sum(), -1.0 / (kind == 0).sum())
     drawn = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
     energy = -np.einsum("bi,bi->b", drawn @ distance, drawn)
@@ -405,52 +461,57 @@ def _energy(
 def told_by_network(
     checkpoint: Network, train: Dataset, pool: Dataset | None, task: str, seed: int
 ) -> float | None:
-    """p that the network's losses on the training samples are those of so many others; None: no control.
+    """Test whether the network's losses tell training samples from held-out ones.
 
     Two statistics share the permuted subsets: the mean loss, and how far the distribution of losses
-    lies from that of all (at a margin training samples have equal losses, neither least nor largest).
-    Where held-out samples come without labels the network's own answers stand in for them all.
+    lies from that of all samples (at a margin training samples have equal losses, neither least nor
+    largest). If held-out samples have no labels, the network's own answers replace the labels of all.
+
+    Returns:
+        The p-value, None without enough held-out samples.
     """
     if pool is None or why_not_calibrated(len(train), len(pool)):
         return None
     loss = sample_losses(checkpoint, train, pool, task)
     if loss is None:
         return None
-    labels = _strata(train, pool)
-    labels = np.zeros(len(loss), dtype=int) if labels is None else labels
+    labels = _strata_or_one(train, pool)
     n, rng = len(train), np.random.default_rng((seed, 6))
     drawn = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
     sets = np.concatenate([np.arange(n)[None], drawn])
     rank = np.argsort(np.argsort(loss, kind="stable"), kind="stable")
     places = np.sort(rank[sets], axis=1) / len(loss)
     steps = np.arange(n) / n
-    apart = np.maximum(np.abs(places - steps), np.abs(places - steps - 1 / n)).max(1)
-    return float(step_down(np.stack([-loss[sets].mean(1), apart])).min())
+    distance = np.maximum(np.abs(places - steps), np.abs(places - steps - 1 / n)).max(1)
+    return float(step_down(np.stack([-loss[sets].mean(1), distance])).min())
 
 
 def _outputs(checkpoint: Network, train: Dataset, pool: Dataset) -> Tensor:
     """Return the network's outputs for training and held-out samples in float64, (n + N, k)."""
-    model = checkpoint.double_module
-    return evaluate(model, torch.cat([train.x, pool.x]).double())
+    return evaluate(checkpoint.double_module, torch.cat([train.x, pool.x]).double())
+
+
+def _has_known_labels(train: Dataset, pool: Dataset) -> bool:
+    """Return True if every label of the held-out samples is a label of the training set."""
+    return {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
 
 
 def sample_losses(
     checkpoint: Network, train: Dataset, pool: Dataset, task: str, outputs: Tensor | None = None
 ) -> Array | None:
-    """Loss of every training and held-out sample, (n + N,); None where there is nothing to compare.
+    """Return the loss of every training and held-out sample, (n + N,); None if they do not compare.
 
-    By the true labels where the held-out samples have them. Without, by the label that the network
-    itself would give, for both alike: else training samples would be told apart by their labels.
+    If the held-out samples have no labels of the training set, the label that the network would give is
+    used for all samples. Otherwise training samples could be told apart by their labels.
     """
     outputs = _outputs(checkpoint, train, pool) if outputs is None else outputs
-    task = choose_task(task, outputs.shape[1])
+    task, several = choose_task(task, outputs.shape[1]), len(pool.y.unique()) > 1
     if task == "regression":
-        if pool.y.shape[1:] != train.y.shape[1:] or len(pool.y.unique()) < 2:
+        if pool.y.shape[1:] != train.y.shape[1:] or not several:
             return None
-        wanted = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
-        return as_array((outputs - wanted).square().mean(1))
-    known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
-    if known and len(pool.y.unique()) > 1:
+        targets = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+        return as_array((outputs - targets).square().mean(1))
+    if several and _has_known_labels(train, pool):
         y = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
     elif task == "binary":
         y = torch.where(outputs[:, 0] > 0, 1.0, -1.0)
@@ -462,19 +523,25 @@ def sample_losses(
 
 
 def _strata(train: Dataset, pool: Dataset) -> Array | None:
-    """Labels of both, where the pool has enough of each; None: not to be matched."""
+    """Return the labels of all samples, None if the held-out set has too few of one to match by label."""
     if not (discrete(train.y) and discrete(pool.y)):
         return None
     labels = np.concatenate([as_array(train.y), as_array(pool.y)])
     n = len(train)
-    values, wanted = np.unique(labels[:n], return_counts=True)
-    enough = all((labels[n:] == v).sum() >= k for v, k in zip(values, wanted, strict=True))
+    values, counts = np.unique(labels[:n], return_counts=True)
+    enough = all((labels[n:] == v).sum() >= k for v, k in zip(values, counts, strict=True))
     return labels if enough else None
+
+
+def _strata_or_one(train: Dataset, pool: Dataset) -> Array:
+    """Return the labels of all samples, or one label for all if they are not to be matched."""
+    labels = _strata(train, pool)
+    return np.zeros(len(train) + len(pool), dtype=int) if labels is None else labels
 
 
 @dataclass(frozen=True, eq=False)
 class Separation(Record):
-    """One statistic: how well it tells training from held-out samples.
+    """How well one statistic tells training from held-out samples.
 
     auc: 0.5 by chance.
     error: its standard error by chance.
@@ -512,42 +579,44 @@ class Membership(Record):
     @property
     def lines(self) -> tuple[str, ...]:
         """One for each statistic."""
-        return tuple(part.line for part in (self.loss, self.margin) if part is not None)
+        return tuple(one.line for one in (self.loss, self.margin) if one is not None)
 
 
 def membership(checkpoint: Network, claim: Claim | None) -> Membership | None:
-    """None where there are no held-out samples, or none with labels, to compare with."""
-    train, pool = (None, None) if claim is None else (claim.train, claim.pool)
-    if train is None or pool is None or min(len(train), len(pool)) < FEWEST_TOLD:
+    """Measure how well loss and margin tell training from held-out samples.
+
+    Returns:
+        The separations, None without enough held-out samples that have labels.
+    """
+    if claim is None or claim.pool is None:
         return None
-    if train.shape != pool.shape or len(pool.y.unique()) < 2:
+    train, pool, n = claim.train, claim.pool, len(claim.train)
+    if min(n, len(pool)) < FEWEST_TOLD or train.shape != pool.shape or len(pool.y.unique()) < 2:
         return None
     outputs = _outputs(checkpoint, train, pool)
     loss = sample_losses(checkpoint, train, pool, checkpoint.task, outputs)
     if loss is None:
         return None
-    n, margin = len(train), _margins(checkpoint, train, pool, outputs)
+    margin = _margins(checkpoint, train, pool, outputs)
     by_margin = None if margin is None else separation("margin", -margin[:n], -margin[n:])
     return Membership(n, len(pool), separation("loss", loss[:n], loss[n:]), by_margin)
 
 
-def separation(by: str, mine: Array, others: Array) -> Separation:
-    """Of a statistic that is small for training samples: ``mine`` are theirs."""
-    n, pool = len(mine), len(others)
-    scores, is_member = -np.concatenate([mine, others]), np.repeat([True, False], [n, pool])
-    error = math.sqrt((n + pool + 1) / (12 * n * pool))
+def separation(by: str, train: Array, pool: Array) -> Separation:
+    """Measure how well a statistic that is small for training samples tells them from held-out ones."""
+    is_member = np.repeat([True, False], [len(train), len(pool)])
+    scores, error = -np.concatenate([train, pool]), _auc_error(len(train), len(pool))
     shares = [
-        true_positive_rate(scores, is_member, rate) if rate * pool > 1 - 1e-9 else None
+        true_positive_rate(scores, is_member, rate) if rate * len(pool) > 1 - 1e-9 else None
         for rate in RATES
     ]
     return Separation(by, area_under_curve(scores, is_member), error, *shares)
 
 
 def _margins(checkpoint: Network, train: Dataset, pool: Dataset, outputs: Tensor) -> Array | None:
-    """y Phi, or the own output less the best other, of both; None for a regression or odd labels."""
+    """Return the margins of all samples; None for a regression or labels of another kind."""
     task = choose_task(checkpoint.task, outputs.shape[1])
-    known = {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
-    if task == "regression" or not known or not discrete(pool.y):
+    if task == "regression" or not _has_known_labels(train, pool) or not discrete(pool.y):
         return None
     y = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
     return as_array(margins(outputs, y).amin(1))

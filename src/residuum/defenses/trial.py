@@ -1,7 +1,7 @@
-"""One defense tried: train, release, attack in every way, score, certify.
+"""Try one defense: train, release, attack in every way, score, certify.
 
-Everything but the defense is the same for all trials: data, seeds, knowledge, attack settings.
-Training samples are scored as they are, without any shift: what counts is whether they come back.
+Everything but the defense is the same for all trials: data, seeds, knowledge, attack settings. Training
+samples are scored as they are, without any shift, because a leak of them is what counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from residuum.attacks import AttackConfig
 from residuum.attacks.defense_aware.strategies import Adapted, Released, first_residual
 from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
-from residuum.defenses.catalogue import Defense, Facts, Secret, Training
+from residuum.defenses.catalogue import Defense, Secret, Training
+from residuum.defenses.loops import Facts, Job
 from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import score
 from residuum.evaluation.scoring import whole_pool
@@ -39,7 +40,7 @@ from residuum.theory.kkt import fit_multipliers, posed
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.rows import accuracy, normalise_labels
 from residuum.theory.uniqueness import uniqueness
-from residuum.training import TrainingState, released
+from residuum.training import TrainingState
 from residuum.training.methods import LOSSES, choose_loss
 
 NONE = "none"
@@ -65,13 +66,13 @@ class Attacked(Record):
     """
 
     attacker: str
-    recovered: int | None
-    expected_by_chance: float | None
-    p_value: float | None
-    first_layer_residual: float | None
-    seconds: float
     images: Tensor
-    values: Tensor
+    recovered: int | None = None
+    expected_by_chance: float | None = None
+    p_value: float | None = None
+    first_layer_residual: float | None = None
+    seconds: float = 0.0
+    values: Tensor = field(default_factory=lambda: torch.zeros(0))
     beyond_chance: tuple[bool, ...] = ()
     findings: dict[str, Any] = field(default_factory=dict)
     rule: str = ""
@@ -79,9 +80,9 @@ class Attacked(Record):
     tried: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the images."""
-        left_out = ("images", "values", "beyond_chance")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        """Return everything but the images."""
+        hidden = ("images", "values", "beyond_chance")
+        return {name: value for name, value in vars(self).items() if name not in hidden}
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,31 +188,52 @@ class Conditions:
     kinks: int = 60
 
 
-def release(
-    setting: Conditions, name: str, defense: Defense, strength: float | None
-) -> tuple[Network, Network, Secret, TrainingState, Facts, Training]:
-    """Train and defend: the released weights, those before the last hook, the secret, the run.
+@dataclass(frozen=True)
+class Defended:
+    """A defended network.
 
-    A defense may act on the data, on the training, on the weights, in this order. At the strength
-    ``off`` no hook is called, so that "undefended" is the same code.
+    released: with the weights that may be released.
+    before: with those before the last hook.
+    secret: what the owner keeps.
+    state, facts, training: how it was trained.
+    """
+
+    released: Network
+    before: Network
+    secret: Secret
+    state: TrainingState
+    facts: Facts
+    training: Training
+
+
+def release(setting: Conditions, name: str, defense: Defense, strength: float | None) -> Defended:
+    """Train and defend a network.
+
+    A defense may act on the data, on the training, and on the weights, in this order. At the strength
+    ``off`` no hook is called, so that an undefended network takes the same code.
+
+    Raises:
+        InconclusiveError: If the training diverged.
     """
     training, data, secret = setting.training, setting.split.train, Secret(0)
     level = defense.off if strength is None else strength
-    if level != defense.off:
+    active = level != defense.off
+    if active:
         secret = defense.draw(level, data.shape, setting.seed, name)
         data = defense.data(data, secret) if defense.data else data
         if defense.training:
             training = defense.training(training, level, secret.seed)
-    state, facts = training.loop(setting.arch, data, training.config, setting.task, setting.device)
+    job = Job(setting.arch, data, training.config, setting.task, setting.device)
+    state, facts = training.loop(job)
     if state.status == "diverged":
         raise InconclusiveError(
             f"Training with {name} diverged: there are no weights to release.",
             "Lower --lr or the strength.",
         )
-    before = after = released(state, setting.arch, data, setting.task)
-    if level != defense.off and defense.release:
+    before = after = job.release(state)
+    if active and defense.release:
         after = defense.release(before, level, secret)
-    return after, before, secret, state, facts, training
+    return Defended(after, before, secret, state, facts, training)
 
 
 def run_trial(
@@ -221,153 +243,190 @@ def run_trial(
     strength: float | None = None,
     stage: Stage = lambda _: None,
 ) -> tuple[Outcome, Network, Secret]:
-    """One defense at one strength: what it did, what is released, and what the owner keeps.
+    """Try one defense at one strength.
 
-    It is attacked in every way (:func:`attackers`), and so is the undefended network. Certificates are of
-    the network as released, on samples as it is given them.
+    The network is attacked in every way (:func:`attackers`). Certificates are of the network as
+    released, on samples as it receives them.
+
+    Args:
+        setting: What all trials share.
+        name: Of the defense.
+        defense: The defense, None for the undefended network.
+        strength: Of the defense.
+        stage: Receives what is being done.
+
+    Returns:
+        What the defense did, the network that is released, and what the owner keeps.
+
+    Raises:
+        InputError: If no attack applies.
+        InconclusiveError: If the training diverged.
     """
-    defense, seconds, split = defense or UNDEFENDED, dict[str, float](), setting.split
+    defense = defense or UNDEFENDED
     stage("training")
     start = time.monotonic()
-    checkpoint, before, secret, state, facts, training = release(setting, name, defense, strength)
-    seconds["train"] = time.monotonic() - start
-    releases: tuple[Network, ...] = (checkpoint,)
-    again = defense.release
-    if defense.releases and again and strength is not None and strength != defense.off:
-        # Others of the same weights, which differ by what is drawn anew.
-        seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
-        secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
-        releases += tuple(again(before, strength, one) for one in secrets)
-    public: dict[str, Any] = {
-        "theta0": state.theta0,
-        "large": training.config.init != "small",
-        "weight_decay": training.config.weight_decay,
-        "loss": choose_loss(training.config.loss, setting.task),
-    }
-    handed = Released(releases, setting.knowledge, setting.attack, public)
-    attacks, seconds["strategy"] = _attacks(setting, handed, defense, secret, stage)
-    seconds["unaware"] = attacks[0].seconds
-    seconds["adaptive"] = sum(one.seconds for one in attacks[1:])
+    defended = release(setting, name, defense, strength)
+    network, secret = defended.released, defended.secret
+    trained = time.monotonic()
+    handed = Released(
+        checkpoints=(network, *_other_releases(setting, defended, name, defense, strength)),
+        knowledge=setting.knowledge,
+        config=setting.attack,
+        facts={
+            "theta0": defended.state.theta0,
+            "large": defended.training.config.init != "small",
+            "weight_decay": defended.training.config.weight_decay,
+            "loss": choose_loss(defended.training.config.loss, setting.task),
+        },
+    )
+    attacks, inferring = _attacks(setting, handed, defense, secret, stage)
     stage("certificates")
-    start = time.monotonic()
-    shift, rewrite, measured = {}, {}, _measured(setting, checkpoint, secret)
-    if secret.shift is not None:
-        shift = {
-            "kind": REWRITTEN if defense.release else RETRAINED,
-            "form": defense.shift,
-            "per_pixel": float(secret.shift.norm()) / math.sqrt(max(1, secret.shift.numel())),
-            "norm": float(secret.shift.norm()),
-        }
-        if defense.release:
-            of = split.train, setting.task, secret.shift
-            rewrite = rewritten_certificate(before, checkpoint, *of)
-    seconds["certify"] = time.monotonic() - start
+    attacked = time.monotonic()
+    measured = _measured(setting, network, secret)
+    shift, rewrite = _shift_figures(setting, defended, defense)
+    seconds = {
+        "train": trained - start,
+        "strategy": inferring,
+        "unaware": attacks[0].seconds,
+        "adaptive": sum(one.seconds for one in attacks[1:]),
+        "certify": time.monotonic() - attacked,
+    }
     outcome = Outcome(
         name=name,
         strength=strength,
-        n=len(split.train),
+        n=len(setting.split.train),
         changes=defense.changes,
         secret=defense.secret,
         strategy=defense.adaptive,
         shift=shift,
         rewrite=rewrite,
         attacks=attacks,
-        facts=facts,
+        facts=defended.facts,
         seconds={key: round(value, 3) for key, value in seconds.items()},
-        theta_sha256=hashlib.sha256(save(checkpoint.theta)).hexdigest(),
+        theta_sha256=hashlib.sha256(save(network.theta)).hexdigest(),
         **measured,
     )
-    return outcome, checkpoint, secret
+    return outcome, network, secret
+
+
+def _other_releases(
+    setting: Conditions, defended: Defended, name: str, defense: Defense, strength: float | None
+) -> list[Network]:
+    """Return further releases of the same weights, if what the defense draws anew makes them differ."""
+    hook = defense.release
+    if not defense.releases or hook is None or strength is None or strength == defense.off:
+        return []
+    seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
+    secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
+    return [hook(defended.before, strength, secret) for secret in secrets]
+
+
+def _shift_figures(
+    setting: Conditions, defended: Defended, defense: Defense
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the size of the secret shift and, if it is in the biases, the residuals of rewriting."""
+    shift = defended.secret.shift
+    if shift is None:
+        return {}, {}
+    figures = {
+        "kind": REWRITTEN if defense.release else RETRAINED,
+        "form": defense.shift,
+        "per_pixel": float(shift.norm()) / math.sqrt(max(1, shift.numel())),
+        "norm": float(shift.norm()),
+    }
+    if not defense.release:
+        return figures, {}
+    train, task = setting.split.train, setting.task
+    rewrite = rewritten_certificate(defended.before, defended.released, train, task, shift)
+    return figures, rewrite
 
 
 def _best(attacks: Iterable[Attacked]) -> Attacked | None:
-    """The record of the :func:`strongest`, its p-value corrected; None where none ran."""
+    """Return the record of the :func:`strongest`, its p-value corrected; None if no attack ran."""
     ran = {one.attacker: one for one in attacks if not one.refused}
-    found = strongest({name: (one.recovered, one.p_value) for name, one in ran.items()})
-    return None if found is None else ran[found[0]].replace(p_value=found[1], tried=found[2])
+    best = strongest({name: (one.recovered, one.p_value) for name, one in ran.items()})
+    return None if best is None else ran[best[0]].replace(p_value=best[1], tried=best[2])
 
 
 def _attacks(
     setting: Conditions, handed: Released, defense: Defense, secret: Secret, stage: Stage
 ) -> tuple[tuple[Attacked, ...], float]:
-    """Every way tried and scored, and the seconds that strategies took to infer what they attack.
+    """Run and score every attack, and measure the seconds that strategies took to adapt theirs.
 
-    Those are apart: a strategy may end in the attack that was tried already, and what it spent on short
-    tries would else be charged to the next way.
+    These seconds are separate, because a strategy may end in an attack that ran already. Its short tries
+    would otherwise be charged to the next attack.
     """
+    shape = setting.split.train.shape
     attacks, inferring = [], 0.0
     stage("attacks")
-    ways = attackers(handed, defense.adaptive, secret, defense.release is not None)
-    while True:
-        start = time.monotonic()
-        name, way = next(ways, ("", None))
+    ended = time.monotonic()
+    for name, way in attackers(handed, defense.adaptive, secret, defense.release is not None):
         begun = time.monotonic()
-        inferring += begun - start
-        if way is None:
-            break
+        inferring += begun - ended
         stage(f"attack {name}")
-        found = attempt(way, setting.split.train.shape)
+        result = attempt(way, shape)
         seconds = time.monotonic() - begun
-        if isinstance(found, str):
-            none = torch.zeros(0, 2, *setting.split.train.shape)
-            counts = (None, None, None, None)
-            attacks.append(Attacked(name, *counts, seconds, none, torch.zeros(0), refused=found))
+        if isinstance(result, str):
+            empty = torch.zeros(0, 2, *shape)
+            attacks.append(Attacked(name, empty, seconds=seconds, refused=result))
         else:
             findings = way.findings if isinstance(way, Adapted) else {}
-            attacks.append(_attacked(setting, name, found, findings, seconds))
+            attack = _score_attack(setting, name, result)
+            attacks.append(attack.replace(findings=dict(findings), seconds=seconds))
+        ended = time.monotonic()
     if all(one.refused for one in attacks):
-        # A setting that no attack accepts must not read as a defense that none gets past.
+        # A setting that no attack accepts must not read as a defense that no attack gets past.
         raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
     return tuple(attacks), inferring
 
 
-def _attacked(
-    setting: Conditions,
-    attacker: str,
-    found: Reconstruction,
-    findings: dict[str, Any],
-    seconds: float,
-) -> Attacked:
-    """The record of an attack: counts, and the best pairs of candidate and training sample."""
-    x, train = either_sign(attacker, whole_pool(found).x), setting.split.train
-    how: dict[str, Any] = {"metrics": ["ncc"], "seed": setting.seed, "subsets": setting.subsets}
-    scores = score(x, train, setting.split.holdout, **how)
-    rows = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
-    matched = [(i, m) for i, m in rows if m.score is not None and m.candidate is not None]
-    best = sorted(matched, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
-    pairs = [torch.stack([x[m.candidate].double(), train.x[i].double()]) for i, m in best]
+def _score_attack(setting: Conditions, attacker: str, result: Reconstruction) -> Attacked:
+    """Count what an attack recovered, and keep its best pairs of candidate and training sample."""
+    x, train = either_sign(attacker, whole_pool(result).x), setting.split.train
+    settings: dict[str, Any] = {"metrics": ["ncc"], "seed": setting.seed}
+    scores = score(x, train, setting.split.holdout, subsets=setting.subsets, **settings)
+    matches = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
+    pairs = [(i, m) for i, m in matches if m.score is not None and m.candidate is not None]
+    best = sorted(pairs, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
+    images = [torch.stack([x[m.candidate].double(), train.x[i].double()]) for i, m in best]
     mean = 0.0 if train.mean is None else train.mean.double()
-    counts = scores.recovered, scores.expected_by_chance, scores.p_value
-    images = torch.stack(pairs) + mean if pairs else torch.zeros(0, 2, *train.shape)
-    values = torch.tensor([float(m.score or 0.0) for _, m in best])
-    beyond = tuple(bool(m.recovered) for _, m in best)
-    made = Attacked(attacker, *counts, first_residual(found), seconds, images, values, beyond)
-    return made.replace(findings=dict(findings), rule=scores.rule)
+    return Attacked(
+        attacker=attacker,
+        images=torch.stack(images) + mean if images else torch.zeros(0, 2, *train.shape),
+        recovered=scores.recovered,
+        expected_by_chance=scores.expected_by_chance,
+        p_value=scores.p_value,
+        first_layer_residual=first_residual(result),
+        values=torch.tensor([float(m.score or 0.0) for _, m in best]),
+        beyond_chance=tuple(bool(m.recovered) for _, m in best),
+        rule=scores.rule,
+    )
 
 
-def _measured(setting: Conditions, checkpoint: Network, secret: Secret) -> dict[str, Any]:
-    """Accuracy, losses, KKT residuals and determined energy, inputs as the network is given them."""
-    model = checkpoint.double_module
-    both = (setting.split.train, setting.split.holdout)
-    train, holdout = (part.replace(x=secret.inputs(part.x.double())) for part in both)
+def _measured(setting: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
+    """Measure accuracy, losses, KKT residuals and determined energy, on inputs as the network gets them."""
+    model = network.double_module
+    train, holdout = (
+        samples.replace(x=secret.inputs(samples.x.double()))
+        for samples in (setting.split.train, setting.split.holdout)
+    )
     certificate = certificate_of(model, train, setting.task, setting.kinks)
-    kept: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not asked for"}
+    uniqueness: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not asked for"}
     if setting.certify:
-        kept = determined(model, train, certificate, setting.knowledge, secret)
-    accuracy, loss = _held_out(model, holdout, setting.task)
+        uniqueness = determined(model, train, certificate, setting.knowledge, secret)
+    accuracy, loss = _accuracy_and_loss(model, holdout, setting.task)
     return {
         "accuracy": accuracy,
         "loss": loss,
-        "train_loss": _held_out(model, train, setting.task)[1],
+        "train_loss": _accuracy_and_loss(model, train, setting.task)[1],
         "kkt_plain": certificate.residual_plain,
         "kkt_clarke": certificate.residual_clarke,
         "margin": certificate.margin,
-        **kept,
+        **uniqueness,
     }
 
 
-def _held_out(model: nn.Module, data: Dataset, task: str) -> tuple[float | None, float]:
-    """Accuracy and loss on samples as the network is given them."""
+def _accuracy_and_loss(model: nn.Module, data: Dataset, task: str) -> tuple[float | None, float]:
     with torch.no_grad():
         outputs = model(data.x.double())
     y = normalise_labels(data.y, task, outputs.shape[1])

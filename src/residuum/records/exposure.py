@@ -178,33 +178,82 @@ class PublishedExposure(ExposureSummary):
     environment: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
 
 
-@dataclass(frozen=True, eq=False)
-class Exposure(Record):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OutputFigures(Record):
+    """Margin (NaN for a regression) and loss of every record, (n,) each: the plain baselines."""
+
+    margin: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FitFigures(Record):
+    """How the records explain what training left in the release.
+
+    multiplier: (n,) sum over the rows of a record.
+    own_over_misfit: (n,) signal-to-residual ratio.
+    misfit: norm of the residual over that of what is explained.
+    gap: how far the multipliers are from optimal.
+    informed_ncc: (n,) NCC of the estimate of an attacker who knows all other records.
+    """
+
+    multiplier: Tensor
+    own_over_misfit: Tensor
+    misfit: float
+    gap: float
+    informed_ncc: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowSpaceFigures(Record):
+    """What the layer on the input has seen of every record.
+
+    rank: number of clean directions, None without a row space.
+    heard: (n,) signal share.
+    reach, reach_ncc: (n,) largest cosine and NCC of a candidate in the row space.
+    dual, dual_p: (n,) dual-vector statistic and its p-value by rank among held-out records.
+    """
+
+    rank: int | None = None
+    heard: Tensor
+    reach: Tensor
+    reach_ncc: Tensor
+    dual: Tensor
+    dual_p: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KinkFigures(Record):
+    """Activation boundaries through every record.
+
+    kinks: (n, layers) counts.
+    kink_p, kink_q: (n,) p-value by rank among held-out records, and the least false discovery rate at
+        which the record is flagged.
+    """
+
+    kinks: Tensor
+    kink_p: Tensor
+    kink_q: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
     """The exposure of n records in one network. What does not apply is NaN, and says why in the notes.
 
-    probability: (n,) of being recovered by ``attacks``. NaN for a network unlike those on which it was
-        checked; ``uncalibrated`` says why.
-    score: (n,) log odds, by which records are ranked.
-    uncalibrated: why the score is no probability here, "" where it is one.
-    heard, own_over_misfit: (n,) what it is made of.
-    multiplier: (n,) sum over the rows of a record.
-    misfit: of the layers explained, over their norm.
-    gap: how far the multipliers are from optimal.
-    rank: clean directions of the layer on the input, None without one.
-    reach, reach_ncc: (n,) most that an attack in their span can have as cosine and as NCC.
-    informed_ncc: (n,) of the estimate of one who knows all other records.
-    kinks: (n, layers).
-    kink_p, kink_q: (n,) p-value and least false discovery rate at which it is called.
-    dual, dual_p: (n,) statistic and its p-value by rank among held-out records.
-    margin, loss: (n,).
-    found_ncc: (n,) best candidate of an attack that was handed over.
-    top: (k,) indices of the records shown, with their images, informed estimates and what the
-        attack found, (k, *shape) each, none of which is in the JSON.
-    surface: what of the release was looked at.
+    surface: what of the release was explained.
+    layers: whose gradients must explain it.
+    attacks: whose recoveries the probability is of.
     holdout: how many held-out records there were.
-    level: false discovery rate of the calls.
+    level: false discovery rate at which kinks flag a record.
+    score: (n,) log odds, by which records are ranked.
+    probability: (n,) of being recovered by ``attacks``. NaN for a network unlike those on which it was
+        checked.
+    uncalibrated: why the score is no probability here, "" if it is one.
     groups, grouped_by, by_group: name of each record's group, by what, and the figures of each.
     canaries: the bound on epsilon that they give, None without any.
+    found_ncc: (n,) NCC of the nearest candidate of an attack.
+    top: (k,) indices of the records shown, with their images, informed estimates and what the
+        attack found, (k, *shape) each, none of which is in the JSON.
     """
 
     arch: str
@@ -213,37 +262,21 @@ class Exposure(Record):
     holdout: int
     layers: tuple[str, ...]
     attacks: str
-    rank: int | None
-    misfit: float
-    gap: float
     level: float
     labels: Tensor
     groups: tuple[str, ...]
     grouped_by: str
-    probability: Tensor
-    score: Tensor
-    heard: Tensor
-    own_over_misfit: Tensor
-    multiplier: Tensor
-    reach: Tensor
-    reach_ncc: Tensor
-    informed_ncc: Tensor
-    kinks: Tensor
-    kink_p: Tensor
-    kink_q: Tensor
-    dual: Tensor
-    dual_p: Tensor
-    margin: Tensor
-    loss: Tensor
-    found_ncc: Tensor
     by_group: tuple[GroupExposure, ...]
+    score: Tensor
+    probability: Tensor
+    uncalibrated: str
     canaries: CanaryBound | None
+    found_ncc: Tensor
     top: Tensor
     images: Tensor
     informed: Tensor
     found: Tensor
     seconds: float
-    uncalibrated: str
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:

@@ -10,9 +10,9 @@ q = e^eps / (1 + e^eps) and W ~ Binomial(r, q) (their Theorem 5.2),
 The bound is the largest epsilon whose right side stays below 1 - confidence. The guesser calls the r/2
 canaries of the highest statistic inserted and the r/2 of the lowest left out. If canaries tie at the edge
 of these guesses, the guesser abstains from all of them. The order of the file must not decide, because files
-often list one kind of canary first. How many guesses pay is not
-known beforehand, nor which statistic tells most: every share in ``GUESSES`` is tried with every statistic,
-and each gets its part of 1 - confidence.
+often list one kind of canary first. The best number of guesses and the best statistic are not known
+beforehand. So every share in ``GUESSES`` is tried with every statistic, and each gets its share of
+1 - confidence.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from residuum.records.exposure import CanaryBound, Operating
 
 GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of all canaries that are guessed
 RATES = (0.01, 0.001)  # false positives, of the operating points
-FEWEST = 10
-UNFAIR = 1e-3
+MIN_CANARIES = 10  # of either kind
+UNFAIR = 1e-3  # p-value below which the coins were hardly fair
 
 
 def p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) -> float:
-    """Probability of at least v right guesses of r, of m canaries, under (epsilon, delta)."""
+    """Return the probability of at least v right guesses of r, of m canaries, under (epsilon, delta)."""
     q = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(v - 1, r, q))
     if delta == 0:
@@ -48,7 +48,7 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) -> float
 
 
 def epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0) -> float:
-    """The largest epsilon that v right guesses of r rule out with ``confidence``; 0 where none is."""
+    """Return the largest epsilon that v right guesses of r rule out with ``confidence``; 0 if none."""
     level = 1 - confidence
     if p_value(m, r, v, 0.0, delta) >= level:
         return 0.0
@@ -77,38 +77,44 @@ def guessed(statistic: Tensor, inserted: Tensor, share: float) -> tuple[int, int
 def bound(
     statistics: dict[str, Tensor], inserted: Tensor, confidence: float, delta: float
 ) -> CanaryBound:
-    """The best bound of all statistics and shares of guesses, each tried at its part of the level.
+    """Return the best bound of all statistics and shares of guesses, each at its share of the level.
 
-    statistics: by name, (m,) larger for canaries that seem inserted.
-    inserted: (m,) bool.
+    Args:
+        statistics: By name, (m,) values that are larger for canaries that seem inserted.
+        inserted: Which canaries were inserted, (m,) bool.
+        confidence: Of the bound.
+        delta: Of the privacy definition.
+
+    Raises:
+        DataError: If too few canaries were inserted or left out.
     """
     m, count = len(inserted), int(inserted.sum())
-    if min(count, m - count) < FEWEST:
+    if min(count, m - count) < MIN_CANARIES:
         raise DataError(
-            f"A bound needs {FEWEST} canaries inserted and {FEWEST} left out at least; got {count} "
-            f"and {m - count}.",
+            f"A bound needs {MIN_CANARIES} canaries inserted and {MIN_CANARIES} left out at least; got "
+            f"{count} and {m - count}.",
             "Before training toss a coin for each canary, and list both kinds in the file.",
         )
-    part = 1 - (1 - confidence) / (len(GUESSES) * len(statistics))
-    tried = []
+    each = 1 - (1 - confidence) / (len(GUESSES) * len(statistics))
+    bounds = []
     for name, statistic in statistics.items():
-        area = area_under_curve(as_array(statistic), as_array(inserted))
+        auc = area_under_curve(as_array(statistic), as_array(inserted))
         for share in GUESSES:
             r, v = guessed(statistic, inserted, share)
-            tried.append((epsilon_bound(m, r, v, part, delta), area, r, v, name))
-    epsilon, apart, r, v, named = max(tried)
+            bounds.append((epsilon_bound(m, r, v, each, delta), auc, r, v, name))
+    epsilon, auc, r, v, name = max(bounds)
     chance = binomtest(count, m).pvalue
     notes: tuple[str, ...] = ()
     if chance < UNFAIR:
         notes = (
             f"{count} of {m} canaries inserted: fair coins are that uneven in {chance:.1g} of cases",
         )
-    points = tuple(_operating(statistics[named], inserted, rate) for rate in RATES)
-    return CanaryBound(m, count, epsilon, confidence, delta, r, v, named, points, apart, notes)
+    points = tuple(_operating(statistics[name], inserted, rate) for rate in RATES)
+    return CanaryBound(m, count, epsilon, confidence, delta, r, v, name, points, auc, notes)
 
 
 def _operating(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
-    """True positives at a threshold that at most the share ``rate`` of canaries left out exceeds."""
+    """Return the true positives at a threshold that at most the share ``rate`` of the omitted exceeds."""
     total = int(inserted.sum())
     allowed = int(rate * (len(inserted) - total))
     share = true_positive_rate(as_array(statistic), as_array(inserted), rate)

@@ -6,7 +6,9 @@ that are looked at:
     gram()         G = (<g_r, g_s>)            (R, R), by blocks
     combine(lam)   sum_r lam_r g_r             one tensor per parameter
     project(t)     (<g_r, t>)                  (R,)
-    sizes(lam)     |sum_{r of i} lam_r g_r|    (n,)
+    squares()      <g_r, g_r>                  (R,)
+    sizes(lam, W)  |sum_{r of i} lam_r g_r|    (n,), in parameter W, or in all if W is ""
+    columns(lam, W)  c_i                       (n, h), each record adds c_i x_i^T to the weight W
 
 A chain of dense layers has closed forms: in layer l a gradient is the outer product of a backward signal
 and an input, so that R x h numbers stand for R x h x d. Any other network goes through automatic
@@ -27,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,96 +45,69 @@ TOLERANCE = 1e-4  # of the largest projected gradient at zero
 Counter = Callable[[int, int, str], None]
 
 
-class Gradients(Protocol):
-    """What both kinds offer; lam: (R,) multipliers, t: one tensor per parameter."""
-
-    def squares(self) -> Tensor:
-        """(R,) <g_r, g_r>."""
-
-    def gram(self) -> Tensor:
-        """(R, R) inner products."""
-
-    def combine(self, lam: Tensor) -> Theta:
-        """sum_r lam_r g_r."""
-
-    def project(self, t: Theta) -> Tensor:
-        """(R,) <g_r, t>."""
-
-    def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """(n,) norms of what each record adds to parameter ``name``, or to all where it is ""."""
-
-    def columns(self, lam: Tensor, name: str) -> Tensor:
-        """(n, h) c_i of the weight ``name`` on the input: each record adds c_i x_i^T to it."""
-
-
 def gradients_of(model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> Gradients:
-    """Of ``rows`` of samples x in ``layers``: closed forms where the network is a chain."""
+    """Return the gradients of ``rows`` of samples x in ``layers``, in closed form for a dense chain."""
     if (chain := dense_chain(model)) is not None:
         return ChainGradients(chain, x, rows, layers)
     return AnyGradients(model, x, rows, layers)
 
 
 def blocks(count: int, each: int, most: int = BLOCK_BYTES) -> Iterator[slice]:
-    """Slices that cover ``count`` records of ``each`` numbers in float64."""
+    """Yield slices that cover ``count`` records of ``each`` numbers in float64."""
     step = max(1, most // max(1, 8 * each))
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """inputs (n, d), signals (R, h) of the rows; weight, bias: names, "" where there is none."""
+    """inputs (n, d) and signals (R, h) of a layer; weight, bias: names, bias "" if there is none."""
 
     inputs: Tensor
     signals: Tensor
     weight: str
     bias: str
 
+    @property
+    def squares(self) -> Tensor:
+        """|a|^2 + 1 with a bias, (n,)."""
+        return self.inputs.square().sum(1) + bool(self.bias)
+
 
 class ChainGradients:
-    """Of a chain of dense layers: signals and inputs of the layers that are looked at, and no others."""
+    """Gradients in a chain of dense layers, from the signals and inputs of the chosen layers."""
 
     def __init__(self, chain: MLP, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
-        self.x, self.rows = x, rows
-        chosen = [l for l in range(len(chain.linears)) if f"layers.{l}" in layers]
+        self.x, self.rows, self.layers = x, rows, []
         width = sum(layer.in_features + layer.out_features for layer in chain.linears)
-        order = torch.argsort(rows.index, stable=True)
-        inputs: list[list[Tensor]] = [[] for _ in chosen]
-        signals: list[list[Tensor]] = [[] for _ in chosen]
-        starts = torch.searchsorted(rows.index[order], torch.arange(len(x) + 1).to(rows.index))
-        for some in blocks(len(x), width):
-            mine = order[int(starts[some.start]) : int(starts[some.stop])]
-            trace = chain.trace(x[some])
-            found = chain.signals(trace, rows.covectors[mine], rows.index[mine] - some.start)
-            for k, l in enumerate(chosen):
-                inputs[k].append(trace.inputs[l])
-                signals[k].append(found[l])
-        back = torch.argsort(order)
-        self.layers = [
-            _Layer(
-                torch.cat(inputs[k]),
-                torch.cat(signals[k])[back],
-                f"layers.{l}.weight",
-                f"layers.{l}.bias" if chain.linears[l].bias is not None else "",
-            )
-            for k, l in enumerate(chosen)
-        ]
+        inputs: list[list[Tensor]] = [[] for _ in chain.linears]
+        signals = [x.new_zeros(len(rows), layer.out_features) for layer in chain.linears]
+        chosen = [l for l in range(len(chain.linears)) if f"layers.{l}" in layers]
+        for block in blocks(len(x), width):
+            in_block = (rows.index >= block.start) & (rows.index < block.stop)
+            index = rows.index[in_block] - block.start
+            trace = chain.trace(x[block])
+            backward = chain.signals(trace, rows.covectors[in_block], index)
+            for l in chosen:
+                inputs[l].append(trace.inputs[l])
+                signals[l][in_block] = backward[l]
+        for l in chosen:
+            weight = f"layers.{l}.weight"
+            bias = "" if chain.linears[l].bias is None else f"layers.{l}.bias"
+            self.layers.append(_Layer(torch.cat(inputs[l]), signals[l], weight, bias))
 
     def squares(self) -> Tensor:
         """|d|^2 (|a|^2 + 1 with a bias), over the layers."""
-        return sum(
-            layer.signals.square().sum(1)
-            * (layer.inputs.square().sum(1) + bool(layer.bias))[self.rows.index]
-            for layer in self.layers
-        )  # type: ignore[return-value]
+        total = self.x.new_zeros(len(self.rows))
+        for layer in self.layers:
+            total += layer.signals.square().sum(1) * layer.squares[self.rows.index]
+        return total
 
     def gram(self) -> Tensor:
         """sum_l (d d^T) o (A A^T + 1 with a bias)."""
-        total = self.x.new_zeros(len(self.rows), len(self.rows))
+        total, index = self.x.new_zeros(len(self.rows), len(self.rows)), self.rows.index
         for layer in self.layers:
             inner = layer.inputs @ layer.inputs.T + bool(layer.bias)
-            total += (layer.signals @ layer.signals.T).mul_(
-                inner[self.rows.index][:, self.rows.index]
-            )
+            total += (layer.signals @ layer.signals.T).mul_(inner[index][:, index])
         return total
 
     def combine(self, lam: Tensor) -> Theta:
@@ -150,33 +124,32 @@ class ChainGradients:
         """d_r . (T a_r + t_b), over the layers."""
         total = self.x.new_zeros(len(self.rows))
         for layer in self.layers:
-            moved = layer.inputs @ t[layer.weight].T
+            change = layer.inputs @ t[layer.weight].T
             if layer.bias:
-                moved = moved + t[layer.bias]
-            total += (layer.signals * moved[self.rows.index]).sum(1)
+                change = change + t[layer.bias]
+            total += (layer.signals * change[self.rows.index]).sum(1)
         return total
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """(n, h) signals of the records' weighted covectors."""
-        layer = next(layer for layer in self.layers if layer.weight == name)
-        return self._columns(layer, lam)
+        """Signals (n, h) of the records' weighted covectors."""
+        return self._columns(next(layer for layer in self.layers if layer.weight == name), lam)
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
         """|c_i||a_i| in a weight, or over all layers."""
         total = self.x.new_zeros(len(self.x))
         for layer in self.layers:
             if name in ("", layer.weight):
-                squares = layer.inputs.square().sum(1) + (not name and bool(layer.bias))
+                squares = layer.inputs.square().sum(1) if name else layer.squares
                 total += self._columns(layer, lam).square().sum(1) * squares
         return total.sqrt()
 
     def _columns(self, layer: _Layer, lam: Tensor) -> Tensor:
-        found = layer.signals.new_zeros(len(self.x), layer.signals.shape[1])
-        return found.index_add_(0, self.rows.index, lam[:, None] * layer.signals)
+        columns = layer.signals.new_zeros(len(self.x), layer.signals.shape[1])
+        return columns.index_add_(0, self.rows.index, lam[:, None] * layer.signals)
 
 
 class AnyGradients:
-    """Of any network, by automatic differentiation of a block of records at a time."""
+    """Gradients in any network, by automatic differentiation of a block of records at a time."""
 
     def __init__(self, model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.model, self.x, self.rows = model, x, rows
@@ -184,15 +157,16 @@ class AnyGradients:
         groups = by_layer(theta)
         names = {name for layer in layers for name in groups[layer]}
         self.chosen = {name: t for name, t in theta.items() if name in names}
-        self.rest = {name: t for name, t in theta.items() if name not in names}
+        self.frozen = {name: t for name, t in theta.items() if name not in names}
         self.size = sum(t.numel() for t in self.chosen.values())
+        self.activations = 32 * x[0].numel() + 4096  # numbers that one record takes, at most
 
     def _outputs(self, chosen: Theta, x: Tensor) -> Tensor:
-        return functional_call(self.model, {**self.rest, **chosen}, (x,))
+        return functional_call(self.model, {**self.frozen, **chosen}, (x,))
 
-    def _each(self, some: slice) -> Tensor:
-        """(b, P) gradients of some rows."""
-        return self._flat(self.x[self.rows.index[some]], self.rows.covectors[some])
+    def _of_rows(self, block: slice) -> Tensor:
+        """Return the gradients (b, P) of some rows."""
+        return self._flat(self.x[self.rows.index[block]], self.rows.covectors[block])
 
     def _flat(self, x: Tensor, covectors: Tensor, name: str = "") -> Tensor:
         def gradient(sample: Tensor, covector: Tensor) -> Theta:
@@ -201,81 +175,74 @@ class AnyGradients:
 
             return grad(value)(self.chosen)
 
-        found = vmap(gradient)(x, covectors)
-        return torch.cat([t.flatten(1) for n, t in found.items() if name in ("", n)], 1)
+        gradients = vmap(gradient)(x, covectors)
+        return torch.cat([t.flatten(1) for n, t in gradients.items() if name in ("", n)], 1)
 
     def squares(self) -> Tensor:
-        """Block by block."""
-        parts = [self._each(some).square().sum(1) for some in blocks(len(self.rows), self.size)]
-        return torch.cat(parts)
+        """<g_r, g_r>, (R,), block by block."""
+        row_blocks = blocks(len(self.rows), self.size)
+        return torch.cat([self._of_rows(block).square().sum(1) for block in row_blocks])
 
     def gram(self) -> Tensor:
-        """Two blocks in memory at a time; later blocks are differentiated anew for every earlier one."""
-        parts = list(blocks(len(self.rows), self.size))
+        """Return G with two blocks in memory; later blocks are differentiated again for each earlier one."""
+        row_blocks = list(blocks(len(self.rows), self.size))
         total = self.x.new_zeros(len(self.rows), len(self.rows))
-        for k, some in enumerate(parts):
-            mine = self._each(some)
-            total[some, some] = mine @ mine.T
-            for other in parts[k + 1 :]:
-                total[some, other] = mine @ self._each(other).T
-                total[other, some] = total[some, other].T
+        for k, block in enumerate(row_blocks):
+            gradients = self._of_rows(block)
+            total[block, block] = gradients @ gradients.T
+            for later in row_blocks[k + 1 :]:
+                total[block, later] = gradients @ self._of_rows(later).T
+                total[later, block] = total[block, later].T
         return total
 
     def combine(self, lam: Tensor) -> Theta:
-        """One backward pass per block."""
+        """sum_r lam_r g_r, by one backward pass per block."""
         u = self.rows.combine(lam, len(self.x))
         total = {name: torch.zeros_like(t) for name, t in self.chosen.items()}
-        for some in blocks(len(self.x), self._activations()):
+        for block in blocks(len(self.x), self.activations):
 
-            def value(chosen: Theta, some: slice = some) -> Tensor:
-                return (u[some] * self._outputs(chosen, self.x[some])).sum()
+            def value(chosen: Theta, block: slice = block) -> Tensor:
+                return (u[block] * self._outputs(chosen, self.x[block])).sum()
 
-            for name, part in grad(value)(self.chosen).items():
-                total[name] += part
+            for name, gradient in grad(value)(self.chosen).items():
+                total[name] += gradient
         return total
 
     def project(self, t: Theta) -> Tensor:
-        """One forward-mode pass per block."""
+        """<g_r, t>, (R,), by one forward-mode pass per block."""
         direction = {name: t[name] for name in self.chosen}
-        parts = []
-        for some in blocks(len(self.x), self._activations()):
+        changes = []
+        for block in blocks(len(self.x), self.activations):
 
-            def outputs(chosen: Theta, some: slice = some) -> Tensor:
-                return self._outputs(chosen, self.x[some])
+            def outputs(chosen: Theta, block: slice = block) -> Tensor:
+                return self._outputs(chosen, self.x[block])
 
-            parts.append(jvp(outputs, (self.chosen,), (direction,))[1])
-        return self.rows.values(torch.cat(parts))
+            changes.append(jvp(outputs, (self.chosen,), (direction,))[1])
+        return self.rows.values(torch.cat(changes))
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Block by block."""
+        """Norms (n,), block by block."""
         u = self.rows.combine(lam, len(self.x))
-        return torch.cat(
-            [
-                self._flat(self.x[some], u[some], name).norm(dim=1)
-                for some in blocks(len(self.x), self.size)
-            ]
-        )
+        sizes = blocks(len(self.x), self.size)
+        return torch.cat([self._flat(self.x[b], u[b], name).norm(dim=1) for b in sizes])
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
         """c_i = (c_i x_i^T) x_i / |x_i|^2, block by block."""
-        u, flat = self.rows.combine(lam, len(self.x)), self.x.flatten(1)
-        found = []
-        for some in blocks(len(self.x), self.size):
-            each = self._flat(self.x[some], u[some], name).reshape(
-                len(flat[some]), -1, flat.shape[1]
-            )
-            squares = flat[some].square().sum(1, keepdim=True).clamp(min=1e-300)
-            found.append((each @ flat[some][:, :, None])[..., 0] / squares)
-        return torch.cat(found)
+        u, columns = self.rows.combine(lam, len(self.x)), []
+        for block in blocks(len(self.x), self.size):
+            x = self.x[block].flatten(1)
+            gradients = self._flat(self.x[block], u[block], name).reshape(len(x), -1, x.shape[1])
+            squares = x.square().sum(1, keepdim=True).clamp(min=1e-300)
+            columns.append((gradients @ x[:, :, None])[..., 0] / squares)
+        return torch.cat(columns)
 
-    def _activations(self) -> int:
-        """Numbers that one record takes on its way, on the cautious side: 32 times its input."""
-        return 32 * self.x[0].numel() + 4096
+
+Gradients = ChainGradients | AnyGradients
 
 
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """lam: (R,); gap: what is left of the optimality conditions, relative; method: how it was found."""
+    """lam: (R,); gap: violation of the optimality conditions, relative; method: "exact" or "descent"."""
 
     lam: Tensor
     gap: float
@@ -285,10 +252,10 @@ class Multipliers:
 def explained(
     gradients: Gradients, target: Theta, rows: int, free: bool, watch: Counter | None = None
 ) -> Multipliers:
-    """The multipliers that explain ``target`` best, nonnegative unless ``free``.
+    """Return the multipliers that explain ``target`` best, nonnegative unless ``free``.
 
-    Exact where the Gram matrix is small. Above, by descent, with how far from optimal it ended: the
-    largest violation of the optimality conditions, so that nobody has to trust it.
+    They are exact if the Gram matrix is small. Otherwise they come from descent, and ``gap`` says how
+    far from optimal it ended: the largest violation of the optimality conditions.
     """
     inner = gradients.project(target)
     if rows <= EXACT:
@@ -297,20 +264,28 @@ def explained(
         lam = solve(factor, free).to(inner)
         return Multipliers(lam, _gap(lam, inner - gram @ lam, inner, free), "exact")
     lam = descend(gradients, inner, free, watch)
-    left = inner - gradients.project(gradients.combine(lam))
-    return Multipliers(lam, _gap(lam, left, inner, free), "descent")
+    slope = inner - gradients.project(gradients.combine(lam))
+    return Multipliers(lam, _gap(lam, slope, inner, free), "descent")
 
 
 def descend(
     gradients: Gradients, inner: Tensor, free: bool, watch: Counter | None = None
 ) -> Tensor:
-    """Accelerated projected gradients without the Gram matrix, records scaled to equal size.
+    """Descend by accelerated projected gradients without the Gram matrix, records scaled to equal size.
 
-    n records would need an (n, n) matrix; here two passes over the records give a product with it.
-    Step: one over the largest eigenvalue, by the power method, with a margin since that stays below.
-    Momentum is begun anew whenever it points uphill (O'Donoghue and Candes), which makes it safe under
-    projection.
-    inner: (n,) <g_i, target>. Returns (n,) multipliers.
+    n records would need an (n, n) matrix; here two passes over the records give a product with it. The
+    step is one over the largest eigenvalue, found by the power method, with a margin because that
+    estimate is too small. Momentum restarts when it points uphill (O'Donoghue and Candes), which keeps
+    it stable under projection.
+
+    Args:
+        gradients: Of the rows.
+        inner: <g_r, target>, (R,).
+        free: Multipliers may be negative.
+        watch: Receives the step, the number of steps, and a text.
+
+    Returns:
+        The multipliers, (R,).
     """
     size = gradients.squares().sqrt()
     scale = torch.where(size > 1e-12 * size.max(), 1 / size.clamp(min=1e-300), 0.0)
@@ -319,33 +294,36 @@ def descend(
         return scale * gradients.project(gradients.combine(scale * z))
 
     goal = scale * inner
-    top = torch.ones_like(goal) / len(goal) ** 0.5
-    largest = goal.new_ones(())
+    eigenvector, eigenvalue = torch.ones_like(goal) / len(goal) ** 0.5, goal.new_ones(())
     for _ in range(POWER):
-        top = product(top)
-        largest = top.norm()
-        top = top / largest.clamp(min=1e-300)
-    step = 1 / (1.1 * largest.clamp(min=1e-300))  # the power method stays below the largest
-    z = before = torch.zeros_like(goal)
-    momentum, floor = 1.0, TOLERANCE * float(goal.abs().max())
+        eigenvector = product(eigenvector)
+        eigenvalue = eigenvector.norm()
+        eigenvector = eigenvector / eigenvalue.clamp(min=1e-300)
+    step = 1 / (1.1 * eigenvalue.clamp(min=1e-300))
+    z = previous = torch.zeros_like(goal)
+    momentum, tolerance = 1.0, TOLERANCE * float(goal.abs().max())
     for k in range(ITERATIONS):
         if watch is not None and k % 10 == 0:
             watch(k, ITERATIONS, "multipliers")
-        following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
-        ahead = z + (momentum - 1) / following * (z - before)
+        next_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        ahead = z + (momentum - 1) / next_momentum * (z - previous)
         slope = goal - product(ahead)
         moved = ahead + step * slope
         moved = moved if free else moved.clamp(min=0)
-        if float((slope * (moved - z)).sum()) < 0:  # momentum points uphill: begin it anew
-            following = 1.0
-        before, z, momentum = z, moved, following
-        active = slope.abs() if free else torch.where(z > 0, slope.abs(), slope.clamp(min=0))
-        if float(active.max()) <= floor:
+        if float((slope * (moved - z)).sum()) < 0:  # momentum points uphill: restart it
+            next_momentum = 1.0
+        previous, z, momentum = z, moved, next_momentum
+        if _violation(z, slope, free) <= tolerance:
             break
     return scale * z
 
 
-def _gap(lam: Tensor, left: Tensor, inner: Tensor, free: bool) -> float:
-    """Largest violation of <g_r, r> = 0 on the support and <= 0 off it, over the largest <g_r, target>."""
-    off = left.abs() if free else torch.where(lam > 0, left.abs(), left.clamp(min=0))
-    return float(off.max() / inner.abs().max().clamp(min=1e-300))
+def _violation(lam: Tensor, slope: Tensor, free: bool) -> float:
+    """Return the largest violation of slope = 0 where lam > 0 (everywhere if free), and <= 0 elsewhere."""
+    violation = slope.abs() if free else torch.where(lam > 0, slope.abs(), slope.clamp(min=0))
+    return float(violation.max())
+
+
+def _gap(lam: Tensor, slope: Tensor, inner: Tensor, free: bool) -> float:
+    """Return the violation of the optimality conditions over the largest <g_r, target>."""
+    return _violation(lam, slope, free) / max(float(inner.abs().max()), 1e-300)

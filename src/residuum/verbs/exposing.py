@@ -1,19 +1,20 @@
-"""``rs.exposure``: which records are at risk, told from weights and data without an attack.
+"""``rs.exposure``: rank records by their risk, from weights and data, without an attack.
 
-The folder keeps finished stages in ``work/`` while a run lasts, and is completed by ``exposure.json``.
+The folder keeps finished stages in ``work/`` while a run lasts. ``exposure.json`` completes it.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from residuum.datasets.given import both
@@ -28,44 +29,67 @@ from residuum.records.exposure import PublishedExposure
 from residuum.records.published import published_form
 from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
 from residuum.report.exposure import histogram_figure, top_figure
-from residuum.risk.run import AUTO, TOP, Inserted, Part, Watcher, expose
+from residuum.risk.run import TOP, Watcher, expose
+from residuum.risk.stages import Inserted
 from residuum.verbs.attacking import load_run, write_figures
+from residuum.verbs.requests import Request
 
 SUMMARY, TABLE, RECORD = "exposure.json", "exposure.csv", "exposure.safetensors"
 PICTURE, HISTOGRAM, WORK = "exposed.png", "histogram.png", "work"
 
 
 class ExposureRun(RunDir):
-    """An open directory of an exposure."""
+    """The open folder of an exposure."""
 
     what, own, summary, asked = "an exposure", (SUMMARY, WORK), SUMMARY, f"{WORK}/request.json"
 
     @property
     def started(self) -> bool:
-        """Whether a stage was finished."""
+        """Return True if a stage was finished."""
         return any((self.path / WORK).glob("*.safetensors"))
 
-    def part(self, name: str, make: Callable[[], Part]) -> Part:
-        """A stage that was finished before, or finished now; a damaged file is made again."""
-        path = self.path / WORK / f"{name}.safetensors"
-        found = Part.load_or_none(path)
-        if found is None:
-            found = make()
-            found.save(path)
-        return found
-
-    def finish(self, found: Exposure, data: Dataset, request: dict[str, Any], device: str) -> None:
-        """Table, pictures, record, and the summary, which completes the run."""
-        write_atomic(self.path / TABLE, found.to_csv())
-        pictures = {PICTURE: top_figure(found, data), HISTOGRAM: histogram_figure(found)}
+    def finish(self, result: Exposure, data: Dataset, request: dict[str, Any], device: str) -> None:
+        """Write the table, the pictures, the record, and last the summary, which completes the run."""
+        write_atomic(self.path / TABLE, result.to_csv())
+        pictures = {PICTURE: top_figure(result, data), HISTOGRAM: histogram_figure(result)}
         write_figures(self.path, pictures)
-        found.save(self.path / RECORD)
-        said = {**found.to_json(), "request": request, "environment": environment(device)}
+        result.save(self.path / RECORD)
+        summary = {**result.to_json(), "request": request, "environment": environment(device)}
         published_form(PublishedExposure).model_validate(
-            said
-        )  # a bug is noticed before it is written
-        write_json(self.path / SUMMARY, said)
+            summary
+        )  # a bug shows before it is written
+        write_json(self.path / SUMMARY, summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
+
+
+class ExposureRequest(Request):
+    """Settings of :func:`residuum.exposure`."""
+
+    surface: str = Field(
+        "auto",
+        description="What is explained: weights, change (from the initial weights) or moment (optimizer "
+        "state); auto: the last of these that is known.",
+    )
+    task: str = Field("auto", description="binary, multiclass, regression or auto.")
+    arch: str | None = Field(None, description="Architecture, if the file does not say it.")
+    grouped_by: str = Field("", description="What the groups are, such as the name of a column.")
+    confidence: float = Field(0.95, ge=0.5, lt=1, description="Confidence of the bound on epsilon.")
+    delta: float = Field(0.0, ge=0, lt=1, description="Delta of the bound on epsilon.")
+    top: int = Field(TOP, ge=0, description="Number of records shown with their images.")
+    device: str = Field("cpu", description="Where to compute.")
+
+
+class ExposureOptions(TypedDict, total=False):
+    """The names of :class:`ExposureRequest`, for editors and type checkers."""
+
+    surface: str
+    task: str
+    arch: str | None
+    grouped_by: str
+    confidence: float
+    delta: float
+    top: int
+    device: str
 
 
 def exposure(
@@ -74,63 +98,62 @@ def exposure(
     holdout: Any = None,
     *,
     knowledge: Knowledge | None = None,
-    surface: str = AUTO,
-    task: str = "auto",
-    arch: str | None = None,
     groups: Sequence[str] = (),
-    grouped_by: str = "",
     found: Reconstruction | str | Path | None = None,
     canaries: tuple[Dataset, Tensor] | str | Path | None = None,
-    confidence: float = 0.95,
-    delta: float = 0.0,
-    top: int = TOP,
-    device: str = "cpu",
     out: str | Path | None = None,
     watch: Watcher | None = None,
+    **options: Unpack[ExposureOptions],
 ) -> Exposure:
-    """Which records of ``data`` are at risk, from the weights and the data, without attacking.
+    """Rank the records of ``data`` by their risk of being recovered, without an attack.
 
-    data: the training records as the network receives them: (x, y), a Dataset, a DataFrame, a
-        DataLoader, or the path of an .npz, a .csv or a folder.
-    holdout: likewise, records it never saw, at least 100, which give kinks and dual vectors their p-values.
-    knowledge: a start (theta0) or a moment of the optimiser makes that the surface looked at,
-        unless ``surface`` names another of weights, change and moment; what the file of the weights
-        holds of them is granted.
-    groups: a name per record, by default its class.
-    found: an attack, or its folder, to show what it found beside.
-    canaries: records of a coin each, with which were inserted (True) and which left out, or an .npz
-        with x, y and inserted.
-    confidence, delta: of the bound on epsilon that they give.
-    top: records shown.
-    out: folder to write, in which an interrupted run goes on.
+    Args:
+        model: The released network, or its file.
+        data: The training records as the network receives them: (x, y), a Dataset, a DataFrame, a
+            DataLoader, or the path of an .npz, a .csv or a folder.
+        holdout: At least 100 records that the network never saw, in the same forms. They give kinks and
+            dual vectors their p-values.
+        knowledge: Initial weights (``theta0``) or optimizer state known to the attacker. What the file of
+            the weights holds of them is added.
+        groups: A name for every record, by default its class.
+        found: An attack, or its folder, whose nearest candidates are shown with the records.
+        canaries: Records that were inserted by the toss of a coin, with which were inserted (True) and
+            which left out, or an .npz with x, y and inserted.
+        out: Folder to write. An interrupted run resumes there.
+        watch: Receives the number of finished stages, of all stages, and the stage's name.
+        **options: Settings of :class:`ExposureRequest`, such as ``top=20``.
+
+    Returns:
+        The figures of every record.
+
+    Raises:
+        InputError: If the network, the data, the knowledge and the settings do not fit each other.
+
+    Example:
+        >>> rs.exposure("model.safetensors", "train.npz", "test.npz").rows(10)
     """
-    if not 0.5 <= confidence < 1 or not 0 <= delta < 1 or top < 0:
-        raise InputError(
-            "Confidence lies in [0.5, 1), delta in [0, 1), and the number shown is not negative; got "
-            f"{confidence}, {delta} and {top}.",
-            "Use confidence=0.95, delta=1e-5.",
-        )
-    knowledge = knowledge or Knowledge()
-    records, holdout = both(data, holdout)
-    if records is None:
+    request = ExposureRequest.of(options)
+    data, holdout = both(data, holdout)
+    if data is None:
         raise InputError("Exposure needs the training records; got none.", "Pass data=(x, y).")
-    data = records
     release = open_release(model) if isinstance(model, str | Path | Release) else None
-    released = as_network(release or model, arch, shape=data.shape)
+    network = as_network(release or model, request.arch, shape=data.shape)
+    knowledge = knowledge or Knowledge()
     if release is not None:
-        knowledge = with_release(release, released, knowledge)
+        knowledge = with_release(release, network, knowledge)
     attack = load_run(Path(found)) if isinstance(found, str | Path) else found
     candidates = None if attack is None else whole_pool(attack).x
-    if isinstance(canaries, str | Path):
-        canaries = read_canaries(canaries)
-    inserted = None if canaries is None else Inserted(*canaries, confidence, delta)
-    how: dict[str, Any] = {"surface": surface, "task": task, "top": top}
-    request = {
+    inserted = None
+    if canaries is not None:
+        samples = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
+        inserted = Inserted(*samples, request.confidence, request.delta)
+    settings = request.model_dump(include={"surface", "task", "top"})
+    identity = {
         "version": version("residuum"),
-        **how,
-        "arch": released.arch,
-        "grouped_by": grouped_by,
-        "weights_sha256": digest(*released.theta.values()),
+        **settings,
+        "arch": network.arch,
+        "grouped_by": request.grouped_by,
+        "weights_sha256": digest(*network.theta.values()),
         "data_sha256": digest(data.x, data.y),
         "holdout_sha256": None if holdout is None else digest(holdout.x, holdout.y),
         "knowledge_sha256": knowledge.digest,
@@ -138,24 +161,43 @@ def exposure(
         "found_sha256": None if candidates is None else digest(candidates),
         "canaries": None
         if inserted is None
-        else [digest(inserted.data.x, inserted.data.y, inserted.inserted), confidence, delta],
+        else [
+            digest(inserted.data.x, inserted.data.y, inserted.inserted),
+            inserted.confidence,
+            inserted.delta,
+        ],
     }
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:
-            run.claim(request)
-            kept = Exposure.load_or_none(run.path / RECORD) if run.complete else None
-            if kept is not None:
-                return kept
-        how |= {"groups": groups, "grouped_by": grouped_by, "found": candidates}
-        how |= {"inserted": inserted, "device": device, "store": run, "watch": watch}
-        result = expose(released, data, holdout, knowledge, **how)
+            run.claim(identity)
+            finished = Exposure.load_or_none(run.path / RECORD) if run.complete else None
+            if finished is not None:
+                return finished
+        result = expose(
+            network,
+            data,
+            holdout,
+            knowledge,
+            **settings,
+            groups=groups,
+            grouped_by=request.grouped_by,
+            found=candidates,
+            inserted=inserted,
+            device=request.device,
+            work=None if run is None else run.path / WORK,
+            watch=watch,
+        )
         if run is not None:
-            run.finish(result, data, request, device)
+            run.finish(result, data, identity, request.device)
     return result
 
 
 def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
-    """An .npz with x, y and inserted: 1 for canaries in the training set, 0 for those left out."""
+    """Read canaries from an .npz with x, y and inserted: 1 if in the training set, 0 if left out.
+
+    Raises:
+        DataError: If ``inserted`` is missing or holds other numbers.
+    """
     data, arrays = Dataset.from_npz(path), read_npz(path)
     inserted = arrays.get("inserted")
     if inserted is None or inserted.shape != (len(data),) or set(np.unique(inserted)) - {0, 1}:
@@ -168,13 +210,17 @@ def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
 
 
 def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
-    """The names in array ``column`` of a data file, one per record."""
+    """Read the names in array ``column`` of a data file, one for each of ``n`` records.
+
+    Raises:
+        DataError: If the file has no such array.
+    """
     arrays = read_npz(path)
     values = arrays.get(column)
     if values is None or values.shape != (n,):
-        known = sorted(name for name, array in arrays.items() if array.shape == (n,))
+        columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
         raise DataError(
             f"Groups are read from an array of {n} values; {str(path)!r} has no such {column!r}.",
-            f"It has {', '.join(known) or 'none'}.",
+            f"It has {', '.join(columns) or 'none'}.",
         )
     return tuple(f"{v:g}" if values.dtype.kind in "fiub" else str(v) for v in values.tolist())

@@ -1,0 +1,85 @@
+"""Find the multipliers with which the records explain the target best, and what no record explains.
+
+target = sum_i c_i x_i^T + E,  c_i = lam_i delta(x_i)
+
+signal-to-residual ratio   |c_i| |x_i| / |E|: a record above 1 stands out alone
+                           (in the results: ``own_over_misfit``)
+informed estimate          x^_i = x_i + E^T c_i / |c_i|^2: the estimate of an attacker who knows all
+                           other records and the gates and multiplier of this one (the adversary of
+                           Balle et al. 2022)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from residuum.errors import InconclusiveError
+from residuum.risk.case import Case, Samples
+from residuum.risk.gradients import Counter, Gradients, Multipliers, explained, gradients_of
+from residuum.similarity import chunks, standardise
+from residuum.stationarity import Rows, Theta, norm
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Records fitted to the target of a case.
+
+    residual: E, of the layers explained.
+    weight: the weight on the input if it is explained, else "".
+    """
+
+    gradients: Gradients
+    rows: Rows
+    multipliers: Multipliers
+    residual: Theta
+    weight: str
+
+    @classmethod
+    def of(cls, case: Case, samples: Samples, watch: Counter | None = None) -> Fit:
+        """Fit nonnegative multipliers, or free ones for a regression.
+
+        Raises:
+            InconclusiveError: If the network has no gradients of single records.
+        """
+        rows = case.rows(samples)
+        try:
+            gradients = gradients_of(case.model, samples.x, rows, case.layers)
+            free = case.task == "regression"
+            multipliers = explained(gradients, case.target, len(rows), free, watch)
+        except (RuntimeError, NotImplementedError) as problem:  # raised by a user's forward
+            raise InconclusiveError(
+                "The gradients of single records cannot be taken from this network: "
+                f"{str(problem).splitlines()[0][:200]}",
+                "Records that see each other, randomness and state have none: use eval mode.",
+            ) from problem
+        total = gradients.combine(multipliers.lam)
+        residual = {name: case.target[name] - t for name, t in total.items()}
+        weight = case.input_weight if case.input_weight in residual else ""
+        return cls(gradients, rows, multipliers, residual, weight)
+
+    @property
+    def signal_to_residual(self) -> Tensor:
+        """The ratio (n,), in the layer on the input if it is explained, else in all layers."""
+        residual = {self.weight: self.residual[self.weight]} if self.weight else self.residual
+        sizes = self.gradients.sizes(self.multipliers.lam, self.weight)
+        return sizes / max(norm(residual), 1e-300)
+
+
+def informed_ncc(x: Tensor, columns: Tensor, residual: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the NCC (n,) of informed estimates with their records; NaN if the multiplier is zero."""
+    similarities = []
+    for block in chunks(len(x), 4 * x[0].numel()):
+        estimate = informed_estimate(x[block], columns[block], residual)
+        a, b = (standardise(images.reshape(-1, *shape)) for images in (estimate, x[block]))
+        similarities.append((a * b).sum(1).clamp(-1, 1))
+    return torch.cat(similarities)
+
+
+def informed_estimate(x: Tensor, columns: Tensor, residual: Tensor) -> Tensor:
+    """Return x + E^T c / |c|^2, (k, d); NaN if c = 0, because the layer holds nothing of the record."""
+    squares = columns.square().sum(1, keepdim=True)
+    estimate = x.flatten(1) + (columns @ residual) / squares.clamp(min=1e-300)
+    return torch.where(squares > 0, estimate, torch.nan)

@@ -1,0 +1,91 @@
+"""Figures of groups of records, such as classes or the values of a column."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.stats import bootstrap
+from torch import Tensor
+
+from residuum.errors import DataError
+from residuum.records import Dataset
+from residuum.records.exposure import GroupExposure
+
+MAX_GROUPS = 200  # more names are those of records, not of groups
+DRAWS = 1000  # of the bootstrap
+MANY = 2000  # records of a group above which the mean is normal
+
+
+def name_groups(data: Dataset, task: str, groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the group of every record: as given, or its class, or none for a regression.
+
+    Raises:
+        DataError: If there is not one name for every record, or if there are too many names.
+    """
+    if groups:
+        if len(groups) != len(data):
+            raise DataError(
+                f"Groups name one for every record; got {len(groups)} for {len(data)}.",
+                "Give as many as there are records.",
+            )
+        if len(set(groups)) > MAX_GROUPS:
+            raise DataError(
+                f"Groups may have {MAX_GROUPS} different names; got {len(set(groups))}.",
+                "Name a column with fewer values.",
+            )
+        return groups
+    if task == "regression":
+        return ()
+    classes = data.classes if task == "multiclass" else ()
+    return tuple(
+        classes[int(y)] if 0 <= int(y) < len(classes) else f"{float(y):g}" for y in data.y.tolist()
+    )
+
+
+def summarize_groups(
+    names: tuple[str, ...], scores: Tensor, probability: Tensor | None, flagged: Tensor | None
+) -> tuple[GroupExposure, ...]:
+    """Return the figures of every group, most exposed first.
+
+    Groups are ordered by their mean probability, or by their mean score if it is not calibrated.
+
+    Args:
+        names: Group of every record.
+        scores: Log odds of every record.
+        probability: Calibrated probability of every record, or None.
+        flagged: Which records the kinks flag, or None without a test.
+    """
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        members.setdefault(name, []).append(i)
+    groups = []
+    for name, rows in members.items():
+        expected = mean = interval = None
+        if probability is not None:
+            values = probability[rows]
+            expected, mean, interval = (
+                float(values.sum()),
+                float(values.mean()),
+                mean_interval(values),
+            )
+        called = None if flagged is None else int(flagged[rows].sum())
+        mean_score = float(scores[rows].mean())
+        groups.append(
+            GroupExposure(name, len(rows), mean_score, expected, mean, interval, called=called)
+        )
+    return tuple(
+        sorted(groups, key=lambda g: -(g.score if g.probability is None else g.probability))
+    )
+
+
+def mean_interval(values: Tensor) -> tuple[float, float]:
+    """Return a 95% interval of the mean over records: a percentile bootstrap, normal for many records."""
+    n, mean = len(values), float(values.mean())
+    if n > MANY:
+        half = 1.96 * float(values.std()) / math.sqrt(n)
+        return mean - half, mean + half
+    if n == 1:  # nothing to draw from, which scipy refuses
+        return mean, mean
+    means = bootstrap((values.numpy(),), np.mean, n_resamples=DRAWS, method="percentile", rng=0)
+    return float(means.confidence_interval.low), float(means.confidence_interval.high)

@@ -1,0 +1,197 @@
+"""The stages of an exposure. Each measures the records of a case and returns one part of the exposure.
+
+What does not apply is NaN, and a note says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from scipy.stats import false_discovery_control
+from torch import Tensor, nn
+
+from residuum.errors import DataError
+from residuum.networks import ReLU, dense_chain
+from residuum.records import Dataset, Record
+from residuum.records.exposure import (
+    FitFigures,
+    KinkFigures,
+    OutputFigures,
+    RowSpaceFigures,
+    missing,
+)
+from residuum.risk.case import Case, Samples
+from residuum.risk.fit import Fit, informed_ncc
+from residuum.risk.gradients import Counter
+from residuum.risk.kinks import kinks, rank_p_values
+from residuum.similarity import chunks
+from residuum.stationarity import norm
+from residuum.theory.rows import margins, normalise_labels
+
+LEVEL = 0.05  # false discovery rate at which kinks flag a record
+F = TypeVar("F", bound=Record)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured(Record, Generic[F]):
+    """What a stage measured. Finished stages are saved, so that an interrupted run can resume.
+
+    figures: one of the parts of an exposure.
+    tensors: what later stages need besides, by name.
+    """
+
+    figures: F
+    notes: tuple[str, ...] = ()
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def measure_outputs(case: Case) -> Measured[OutputFigures]:
+    """Measure the margin and loss of every record."""
+    margin, loss = margins_and_losses(case.outputs(case.records.x), case.records.y, case.task)
+    return Measured(OutputFigures(margin=margin.cpu(), loss=loss.cpu()))
+
+
+def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, Tensor]:
+    """Return the margin (n,), NaN for a regression, and the loss (n,) of every record."""
+    if task == "regression":
+        return missing(len(y)).to(outputs), (outputs - y).square().sum(1)
+    margin = margins(outputs, y).amin(1)
+    if task == "binary":
+        return margin, nn.functional.softplus(-margin, threshold=40)
+    return margin, nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures]:
+    """Fit the multipliers of the records, and form the informed estimate of each.
+
+    If the weight on the input is explained, ``columns`` are c_i (n, h) and ``residual`` is E (h, d) there.
+    """
+    x, n = case.records.x, len(case.data)
+    fit = Fit.of(case, case.records, watch)
+    lam, gap, notes = fit.multipliers.lam, fit.multipliers.gap, []
+    size = norm({name: case.target[name] for name in fit.residual})
+    similarity, tensors = missing(n), {}
+    if fit.weight:
+        columns, residual = fit.gradients.columns(lam, fit.weight), fit.residual[fit.weight]
+        similarity = informed_ncc(x, columns, residual, case.data.shape)
+        tensors = {"columns": columns.cpu(), "residual": residual.cpu()}
+    else:
+        notes.append("no informed estimate: no dense layer that meets whole samples is explained")
+    if fit.multipliers.method == "descent":
+        notes.append(f"{len(fit.rows)} rows: multipliers by descent, optimal but for {gap:.1g}")
+    figures = FitFigures(
+        multiplier=x.new_zeros(n).index_add_(0, fit.rows.index, lam.abs()).cpu(),
+        own_over_misfit=fit.signal_to_residual.cpu(),
+        misfit=norm(fit.residual) / max(size, 1e-300),
+        gap=gap,
+        informed_ncc=similarity.cpu(),
+    )
+    return Measured(figures, tuple(notes), tensors)
+
+
+def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
+    """Measure what the layer on the input has seen of every record."""
+    space, x = case.row_space, case.records.x
+    heard = reach = reach_ncc = dual = dual_p = missing(len(case.data))
+    notes = []
+    if space is None:
+        notes.append(f"no row space and no dual vector: {case.no_row_space}")
+    else:
+        heard, reach, reach_ncc = space.signal_share(x), space.reach(x), space.reach_ncc(x)
+        if dense_chain(case.model) is None:
+            notes.append("no dual vector: the network is not a chain of dense layers")
+        else:
+            dual = space.dual(x, case.signals(case.records))
+            if case.holdout is not None:
+                dual_p = rank_p_values(dual, space.dual(case.holdout.x, case.signals(case.holdout)))
+    figures = RowSpaceFigures(
+        rank=None if space is None else space.rank,
+        heard=heard.cpu(),
+        reach=reach.cpu(),
+        reach_ncc=reach_ncc.cpu(),
+        dual=dual.cpu(),
+        dual_p=dual_p.cpu(),
+    )
+    return Measured(figures, tuple(notes))
+
+
+def count_kinks(case: Case) -> Measured[KinkFigures]:
+    """Count the activation boundaries through every record, and test the counts."""
+    chain, n = dense_chain(case.model), len(case.data)
+    counts, p, q = torch.zeros(n, 0, dtype=torch.long), missing(n), missing(n)
+    notes: tuple[str, ...] = ()
+    if chain is None or not isinstance(chain.activation, ReLU | nn.ReLU) or chain.hidden == 0:
+        notes = ("no kinks: the network is not a chain of ReLU layers",)
+    else:
+        counts = kinks(chain, case.records.x).cpu()
+        if case.holdout is None:
+            notes = ("kinks have no chance level without held-out records",)
+        else:
+            p = rank_p_values(counts.sum(1), kinks(chain, case.holdout.x).cpu().sum(1))
+            q = torch.from_numpy(false_discovery_control(p.numpy()))
+    return Measured(KinkFigures(kinks=counts, kink_p=p, kink_q=q), notes)
+
+
+@dataclass(frozen=True, eq=False)
+class Inserted:
+    """Canaries: all of them as samples, and which were inserted into the training set."""
+
+    data: Dataset
+    inserted: Tensor
+    confidence: float = 0.95
+    delta: float = 0.0
+
+
+def measure_canaries(case: Case, canaries: Inserted) -> dict[str, Tensor]:
+    """Return statistics of every canary by name, (m,) each, larger for canaries that seem inserted.
+
+    Canaries that were left out are fitted with the records, so that all are treated alike.
+
+    Raises:
+        DataError: If an inserted canary is not among the records, or one left out is.
+    """
+    records = case.records
+    x = canaries.data.x.to(records.x).reshape(-1, *case.data.shape)
+    is_inserted = canaries.inserted.to(x.device)
+    index = located(x, records.x)
+    _check_inserted(index, is_inserted)
+    outputs = case.outputs(x)
+    y = normalise_labels(canaries.data.y, case.task, outputs.shape[1]).to(records.y)
+    omitted = ~is_inserted
+    index[omitted] = len(records.x) + torch.arange(int(omitted.sum()), device=index.device)
+    joined = Samples(torch.cat([records.x, x[omitted]]), torch.cat([records.y, y[omitted]]))
+    ratio = Fit.of(case, joined).signal_to_residual
+    loss = margins_and_losses(outputs, y, case.task)[1]
+    return {"loss": -loss.cpu(), "own part": ratio[index].cpu()}
+
+
+def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
+    """Check that inserted canaries are among the records, and that those left out are not."""
+    lost = int((index[is_inserted] < 0).sum())
+    if lost:
+        raise DataError(
+            f"Inserted canaries must be among the records of --data; {lost} of them are not.",
+            "List them as the network received them, mean subtracted as in --data.",
+        )
+    seen = int((index[~is_inserted] >= 0).sum())
+    if seen:
+        raise DataError(
+            f"Canaries left out must not be among the records; {seen} of them are.",
+            "Correct 'inserted', or leave records that occur twice out of the file.",
+        )
+
+
+def located(x: Tensor, records: Tensor) -> Tensor:
+    """Return the index (m,) of the record that equals each of ``x`` up to float32; -1 for none."""
+    a, b = x.flatten(1), records.flatten(1)
+    index = torch.full((len(a),), -1, dtype=torch.long, device=records.device)
+    sizes = b.square().sum(1)
+    for block in chunks(len(a), len(b)):
+        squares = a[block].square().sum(1)[:, None] + sizes - 2 * a[block] @ b.T
+        nearest = squares.argmin(1)
+        distance = (a[block] - b[nearest]).norm(dim=1)
+        same = distance <= 1e-5 * b[nearest].norm(dim=1).clamp(min=1e-30)
+        index[block] = torch.where(same, nearest, -1)
+    return index
