@@ -10,14 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _NAMES = {  # by the module that they are in
-    "attacks": "AttackConfig PRESETS attack",
+    "attacks": "PRESETS attack",
     "auditing.comparing": "compare",
     "auditing.result": "AuditResult",
     "auditing.run": "audit",
     "io.checkpoints": "load_checkpoint save_checkpoint",
+    "io.release": "Release load",
     "io.modules": "checkpoint_from_module",
     "io.optimizer_state": "moment_of",
-    "io.release": "Release",
     "datasets": "load_dataset",
     "errors": "ResiduumError",
     "evaluation": "score",
@@ -42,7 +42,6 @@ __all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  names are in the table a
 if TYPE_CHECKING:
     from residuum import attacks as attacks
     from residuum.attacks import PRESETS as PRESETS
-    from residuum.attacks import AttackConfig as AttackConfig
     from residuum.attacks import attack as attack
     from residuum.auditing.comparing import compare as compare
     from residuum.auditing.result import AuditResult as AuditResult
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from residuum.io.modules import checkpoint_from_module as checkpoint_from_module
     from residuum.io.optimizer_state import moment_of as moment_of
     from residuum.io.release import Release as Release
+    from residuum.io.release import load as load
     from residuum.networks import Architecture as Architecture
     from residuum.networks.network import Network as Network
     from residuum.records import Certificate as Certificate

@@ -1,25 +1,39 @@
 """Attacks from weights alone. Nothing here may import datasets, training or evaluation."""
 
-from residuum.attacks.base import Attack
+from residuum.attacks.base import AtOnce, Attack, AttackProgress
 from residuum.attacks.cost import estimate
-from residuum.attacks.registry import ATTACKS, every_attack
+from residuum.attacks.exact.polynomial import PolynomialAttack
+from residuum.attacks.inversion.first_layer import FirstLayerWeights
+from residuum.attacks.inversion.gradient_matching import (
+    Geiping2020,
+    Geiping2020OptimizerState,
+    GradientMatching,
+    OptimizerStateMatching,
+)
+from residuum.attacks.inversion.model_inversion import ModelInversion
+from residuum.attacks.registry import ATTACKS, attack_class, every_attack, make_attack
 from residuum.attacks.run import attack
 from residuum.attacks.selection import select
+from residuum.attacks.stationarity.attack import (
+    KKT,
+    NTK,
+    Auto,
+    BinaryKKT,
+    MulticlassKKT,
+    OptimizerState,
+    WeightDecay,
+)
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.priors import PRIORS
-from residuum.settings import AttackConfig
-from residuum.settings.presets import GROWTH_PRESETS, PRESETS
+from residuum.attacks.tabular.hyperplanes import Hyperplanes
+from residuum.attacks.unmixing.attack import Unmix, UnmixOptimizerState
+from residuum.attacks.unmixing.backbone import BehindBackbone, BehindBackboneOptimizerState
+from residuum.settings import PRESETS
 
-__all__ = [
-    "ATTACKS",
-    "GROWTH_PRESETS",
-    "OBJECTIVES",
-    "PRESETS",
-    "PRIORS",
-    "Attack",
-    "AttackConfig",
-    "attack",
-    "estimate",
-    "every_attack",
-    "select",
-]
+__all__ = ["ATTACKS", "KKT", "NTK", "OBJECTIVES", "PRESETS", "PRIORS", "AtOnce", "Attack"]
+__all__ += ["AttackProgress", "Auto", "BehindBackbone", "BehindBackboneOptimizerState", "BinaryKKT"]
+__all__ += ["FirstLayerWeights", "Geiping2020", "Geiping2020OptimizerState", "GradientMatching"]
+__all__ += ["Hyperplanes", "ModelInversion", "MulticlassKKT", "OptimizerState"]
+__all__ += ["OptimizerStateMatching", "PolynomialAttack", "Unmix", "UnmixOptimizerState"]
+__all__ += ["WeightDecay", "attack", "attack_class", "estimate", "every_attack", "make_attack"]
+__all__ += ["select"]

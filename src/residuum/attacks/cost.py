@@ -12,16 +12,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from residuum.attacks.registry import ATTACKS
-from residuum.attacks.run import resolve
-from residuum.attacks.stationarity.attack import make_grower, prepare
+from residuum.attacks.base import Attack
+from residuum.attacks.stationarity.attack import Auto, Stationarity, make_grower
 from residuum.attacks.stationarity.problem import MAX_UNKNOWNS
 from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver
 from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Knowledge
-from residuum.settings import FAST, AttackConfig
+from residuum.settings import FAST
 
 MEASURED = 2.0  # seconds of steps that an estimate takes
 SLOW = 3  # times the planned time for measuring: a step that takes longer is measured once
@@ -72,28 +71,36 @@ class Estimate:
 
 
 def estimate(
-    checkpoint: Network,
+    network: Network,
     knowledge: Knowledge | None = None,
-    config: AttackConfig | None = None,
+    attack: Attack | None = None,
     *,
     measured: float | None = None,
 ) -> Estimate:
-    """Cost of ``attack`` with the same arguments: memory counted, time of a step measured.
+    """Estimate the cost of an attack: count its memory and measure the time of a step.
 
-    The solver is built as for the attack itself, so that whatever it refuses is refused here. A look at
-    the loss costs a step, closed-form multipliers one for each of them and one more.
+    The solver is built as for the attack itself, so that whatever it refuses is refused here. An evaluation
+    of the loss costs a step. Closed-form multipliers cost one step for each of them and one more.
 
-    measured: seconds of steps to time, by default two.
+    Args:
+        network: The network that is attacked.
+        knowledge: What the attacker knows.
+        attack: The attack, by default the stationarity attack that suits the network.
+        measured: Seconds of steps to time, by default two.
+
+    Returns:
+        The cost.
+
+    Raises:
+        InputError: If the attack takes no steps, or does not fit the network.
     """
     knowledge = knowledge or Knowledge()
-    config = resolve(checkpoint, knowledge, config or AttackConfig())
-    if config.objective in ATTACKS:
+    config = (attack or Auto()).resolved(network, knowledge)
+    if not isinstance(config, Stationarity):
         raise InputError(
-            f"A dry run measures attacks on the weights' equation; {config.objective} takes no steps "
-            "on it.",
-            "Run it.",
+            f"A dry run measures stationarity attacks; {config.name} is none of them.", "Run it."
         )
-    solver = prepare(checkpoint, knowledge, config)
+    solver = config.solver(network, knowledge)
     state = solver.start()
     per_run = state.x[0].numel() + state.lam[0].numel()
     found, notes = _cost(solver, state.x, state.lam)
@@ -102,10 +109,10 @@ def estimate(
     if make_grower(solver) is not None:  # refuses what it cannot do
         notes += ("the time is that of the first candidates; growth adds",)
     return Estimate(
-        checkpoint.arch,
+        network.arch,
         config.device,
         config.precision,
-        sum(t.numel() for t in checkpoint.theta.values()),
+        sum(t.numel() for t in network.theta.values()),
         config.restarts,
         config.candidates,
         state.x[0, 0].numel(),
@@ -121,10 +128,12 @@ def estimate(
 
 
 def expected_seconds(
-    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, measured: float
+    network: Network, knowledge: Knowledge, attack: Stationarity, measured: float
 ) -> float:
-    """Return how long ``attack`` with the same arguments takes, from about ``measured`` seconds of steps."""
-    solver = prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
+    """Return how long an attack takes, from about ``measured`` seconds of steps."""
+    resolved = attack.resolved(network, knowledge)
+    assert isinstance(resolved, Stationarity)
+    solver = resolved.solver(network, knowledge)
     return _seconds(solver, _measure(solver, measured))
 
 
@@ -132,8 +141,8 @@ def _seconds(solver: Solver, step_seconds: float) -> float:
     """Return the time of all steps, looks and closed-form multipliers."""
     config, unknowns = solver.config, solver.start().lam[0].numel()
     looks = 1 + 1 / solver.check_every
-    if config.multipliers.every and unknowns <= MAX_UNKNOWNS:
-        looks += (unknowns + 1) / config.multipliers.every
+    if config.lam_every and unknowns <= MAX_UNKNOWNS:
+        looks += (unknowns + 1) / config.lam_every
     return min(config.seconds, config.steps * looks * step_seconds)
 
 

@@ -1,45 +1,147 @@
-"""All attacks by name: one per objective of the stationarity family, and the others in ``ATTACKS``."""
+"""All attacks by name. A new attack, here or in an installed package, is one class and one entry."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from residuum import plugins
 from residuum.attacks.base import Attack
 from residuum.attacks.exact.polynomial import PolynomialAttack
 from residuum.attacks.inversion.first_layer import FirstLayerWeights
-from residuum.attacks.inversion.gradient_matching import GEIPING, OURS, Invert
+from residuum.attacks.inversion.gradient_matching import (
+    Geiping2020,
+    Geiping2020OptimizerState,
+    GradientMatching,
+    OptimizerStateMatching,
+)
 from residuum.attacks.inversion.model_inversion import ModelInversion
-from residuum.attacks.stationarity.attack import Stationarity
+from residuum.attacks.stationarity.attack import (
+    KKT,
+    NTK,
+    Auto,
+    BinaryKKT,
+    MulticlassKKT,
+    OptimizerState,
+    Stationarity,
+    WeightDecay,
+)
 from residuum.attacks.stationarity.objectives import OBJECTIVES
-from residuum.attacks.tabular.hyperplanes import Corners
-from residuum.attacks.unmixing.attack import Unmix
-from residuum.attacks.unmixing.backbone import BehindTrunk
-from residuum.surfaces.surface import CHANGE, MOMENT, WEIGHTS
+from residuum.attacks.tabular.hyperplanes import Hyperplanes
+from residuum.attacks.unmixing.attack import Unmix, UnmixOptimizerState
+from residuum.attacks.unmixing.backbone import BehindBackbone, BehindBackboneOptimizerState
+from residuum.errors import InputError, require_known
+from residuum.records import Knowledge, Reconstruction
+from residuum.settings import PRESETS
+from residuum.surfaces.surface import CHANGE, MOMENT, WEIGHTS, chosen
 
-# Attacks of their own; every objective makes one more.
-ATTACKS: plugins.Table[Attack] = plugins.Table(
+STATIONARITY = (BinaryKKT, MulticlassKKT, WeightDecay, NTK, OptimizerState)
+ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
     "attack",
     {
-        one.name: one
-        for one in (
-            Unmix("unmix", WEIGHTS),
-            Unmix("unmix-moment", MOMENT),
-            BehindTrunk("trunk", WEIGHTS),
-            BehindTrunk("trunk-moment", MOMENT),
-            Invert("invert", CHANGE, OURS),
-            Invert("invert-moment", MOMENT, OURS),
-            Invert("geiping2020", CHANGE, GEIPING, floor=True),
-            Invert("geiping2020-moment", MOMENT, GEIPING, floor=True),
-            Corners(),
-            PolynomialAttack(),
-            ModelInversion(),
-            FirstLayerWeights(),
+        attack.name: attack
+        for attack in (
+            Unmix,
+            UnmixOptimizerState,
+            BehindBackbone,
+            BehindBackboneOptimizerState,
+            GradientMatching,
+            OptimizerStateMatching,
+            Geiping2020,
+            Geiping2020OptimizerState,
+            Hyperplanes,
+            PolynomialAttack,
+            ModelInversion,
+            FirstLayerWeights,
         )
     },
     beside=OBJECTIVES,
 )
 OBJECTIVES.beside = ATTACKS
+CHOOSING: dict[str, type[Attack]] = {attack.name: attack for attack in (Auto, KKT)}
+CHOICES = {  # what these choose from
+    "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),
+    "kkt": ("binary-kkt", "multiclass-kkt"),
+}
+UNMIX = {
+    WEIGHTS: Unmix,
+    CHANGE: Unmix,
+    MOMENT: UnmixOptimizerState,
+}  # it subtracts initial weights itself
 
 
-def every_attack() -> dict[str, Attack]:
-    """By name, as they stand: those of the objectives first."""
-    return {name: Stationarity(name, cls) for name, cls in OBJECTIVES.items()} | ATTACKS
+def every_attack() -> dict[str, type[Attack]]:
+    """Return all attacks by name, one for each objective first."""
+    own = {attack.name: attack for attack in STATIONARITY}
+    stationarity = {
+        name: own[name] if name in own else Stationarity.with_objective(objective)
+        for name, objective in OBJECTIVES.items()
+    }
+    return {**stationarity, **ATTACKS}
+
+
+def attack_class(name: str) -> type[Attack]:
+    """Return the attack of this name. "auto" and "kkt" choose an attack when they see the network.
+
+    Raises:
+        InputError: If there is no such attack.
+    """
+    attacks = {**CHOOSING, **every_attack()}
+    require_known(name, attacks, "No attack")
+    return attacks[name]
+
+
+def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -> Attack:
+    """Return an attack with the settings of a preset and others.
+
+    Args:
+        name: Name of the attack. "auto" stands for the attack of the preset.
+        preset: Name of the preset. Settings that the attack does not have are left out.
+        **settings: Settings that differ from the preset.
+
+    Returns:
+        The attack.
+
+    Raises:
+        InputError: If there is no such attack or preset, or if a setting is not allowed.
+    """
+    require_known(preset, PRESETS, "No preset")
+    values = PRESETS[preset]
+    kind = attack_class(values.attack if name == "auto" else name)
+    return kind(**{**kind.shared(values.settings), **settings})
+
+
+def attack_of(reconstruction: Reconstruction) -> Attack:
+    """Return the attack that made a reconstruction, with its settings."""
+    name = reconstruction.settings.get("attack", reconstruction.attack)
+    kind = {**CHOOSING, **every_attack()}.get(name, Attack)
+    return kind.from_json(reconstruction.settings)
+
+
+def on_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
+    """Return the variant of an attack that works on the surface that a user names.
+
+    Args:
+        name: weights, change, moment, or "" for the surface of the attack.
+        knowledge: What the attacker knows.
+        attack: The attack.
+
+    Returns:
+        The attack for that surface, with the same settings.
+
+    Raises:
+        InputError: If the attack has no variant for that surface.
+    """
+    if not name:
+        return attack
+    surface = chosen(name, knowledge)
+    if isinstance(attack, Unmix):
+        return UNMIX[surface].like(attack)
+    if isinstance(attack, Auto) and surface != WEIGHTS:
+        kinds = every_attack().values()
+        return next(kind for kind in kinds if kind.surface == surface).like(attack)
+    if attack.surface != surface:
+        raise InputError(
+            f"{attack.name} attacks {attack.surface}, not {surface}.",
+            "Leave out the surface, or choose another attack.",
+        )
+    return attack

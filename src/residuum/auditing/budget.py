@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from residuum.attacks import AttackConfig
+from residuum.attacks import Attack
 from residuum.attacks.cost import expected_seconds
+from residuum.attacks.stationarity.attack import Stationarity
 from residuum.auditing.durations import duration
 from residuum.auditing.request import AuditRequest
 from residuum.networks.network import Network
@@ -47,10 +48,10 @@ MAX_CANDIDATES = 20_000  # of all restarts of one attack: bounds the memory of t
 
 @dataclass(frozen=True, eq=False)
 class Batch(Record):
-    """Restarts that ran side by side: what decides their outcome, beside the preset.
+    """Restarts that ran together. With the preset it decides their outcome.
 
-    attack: a key of ``ATTACKS`` or ``OBJECTIVES``.
-    seed: of all its restarts, which differ by their number.
+    attack: name of the attack.
+    seed: seed of all its restarts, which differ by their number.
     """
 
     attack: str
@@ -58,10 +59,9 @@ class Batch(Record):
     steps: int
     seed: int
 
-    def of(self, config: AttackConfig) -> AttackConfig:
-        """The settings of this batch, those of ``config`` otherwise."""
-        config = replace(config, objective=self.attack, restarts=self.restarts)
-        return replace(config, steps=self.steps, seed=self.seed)
+    def of(self, attack: Attack) -> Attack:
+        """Return the attack with the restarts, steps and seed of this batch."""
+        return attack.changed(restarts=self.restarts, steps=self.steps, seed=self.seed)
 
 
 @dataclass
@@ -149,19 +149,28 @@ class Plan:
 
 
 def first_batch(
-    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, share: float, exact: bool
+    network: Network, knowledge: Knowledge, config: Stationarity, share: float, exact: bool
 ) -> Plan:
-    """The batch that the others of ``share`` seconds will be like.
+    """Plan the first batch of an attack. Later batches are like it.
 
-    As many whole restarts as fit share the time evenly, each at least as long as the preset says,
-    unless its steps are ``exact``; where fewer than ``PARTS`` fit, these take fewer steps.
-    Restarts side by side cost
-    a CPU what they cost one after another, so there a single one is timed.
+    As many whole restarts as fit share the time evenly. Each is at least as long as the preset says, unless
+    its steps are exact. If fewer than ``PARTS`` fit, they take fewer steps. On a CPU, restarts that run
+    together take as long as one after another, so a single one is timed there.
+
+    Args:
+        network: The network that is attacked.
+        knowledge: What the attacker knows.
+        config: The attack.
+        share: Seconds of the attack.
+        exact: True if the number of steps must not change.
+
+    Returns:
+        The plan.
     """
     gpu = config.device.startswith("cuda")
-    timed = config if gpu else replace(config, restarts=1)
+    timed = config if gpu else config.changed(restarts=1)
     measured = min(max(MEASURED[0], 0.03 * share), MEASURED[1])
-    needed = expected_seconds(checkpoint, knowledge, timed, measured)
+    needed = expected_seconds(network, knowledge, timed, measured)
     each = needed / timed.restarts
     fit = min(int(share / each), MAX_RESTARTS) if each > 0 else MAX_RESTARTS
     # Of a large network not even the fewest steps of the fewest restarts may fit.
@@ -171,7 +180,7 @@ def first_batch(
     stretch = min(MOST_STRETCH, share / (max(PARTS, fit) * each)) if each > 0 else 1.0
     steps = config.steps if exact and fit else max(MIN_STEPS, int(config.steps * stretch))
     seconds = restarts * each * steps / config.steps
-    return Plan(Batch(config.objective, restarts, steps, config.seed), seconds, config.steps)
+    return Plan(Batch(config.name, restarts, steps, config.seed), seconds, config.steps)
 
 
 def next_batch(done: list[tuple[Batch, float]], candidates: int, share: float) -> Batch | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from residuum.auditing.request import AuditRequest
 from residuum.errors import InputError, OutputError
@@ -91,7 +91,7 @@ def read_config(path: str | Path) -> AuditConfig:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"A configuration file has at most {MAX_BYTES} bytes.", "Shorten it.")
         config = AuditConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as problem:
+    except (OSError, ValueError, RecursionError, InputError) as problem:
         raise InputError(
             f"{str(path)!r} must be a configuration of residuum audit; reading it failed "
             f"({_reason(problem)}).",
@@ -134,7 +134,6 @@ def _next_to(path: Path, name: Any) -> Any:
 
 
 def _reason(problem: Exception) -> str:
-    if isinstance(problem, ValidationError):
-        first = problem.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))[:60]}: {first['msg']}"
+    if isinstance(problem, InputError):
+        return problem.message.rstrip(".")
     return str(problem).splitlines()[0][:120] if str(problem) else type(problem).__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from residuum.attacks.random_streams import stream
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
+from residuum.settings.training import Initialization
 from residuum.stationarity import by_layer, parameters
 from residuum.surfaces.inspection import Inspection
 from residuum.surfaces.surface import weights
@@ -82,6 +84,12 @@ class ControlTraining:
         return self.recipe.start or (inferred if self.knowledge.theta0 is None else "granted")
 
     @property
+    def initial_weights(self) -> Initialization:
+        """How weights begin that are not known to the attacker."""
+        name = "default" if self.initialization == "granted" else self.initialization
+        return cast(Initialization, name)
+
+    @property
     def begins_at_known_weights(self) -> bool:
         """Whether the control begins at the known initial weights of the audited network."""
         return self.initialization == "granted" and self.knowledge.theta0 is not None
@@ -118,11 +126,13 @@ class ControlTraining:
         return TrainedControl(theta, theta0, loss, description)
 
     def _maximize_margin(self, data: Dataset, description: str) -> TrainedControl:
-        init = "default" if self.initialization == "granted" else self.initialization
         config = TrainingConfig(
-            steps=self.recipe.epochs or STEPS, seed=self.seed + 1, stop_loss=self.target_loss
+            init=self.initial_weights,
+            steps=self.recipe.epochs or STEPS,
+            seed=self.seed + 1,
+            seconds=max(self.seconds, MIN_SECONDS),
+            stop_loss=self.target_loss,
         )
-        config = replace(config, init=init, seconds=max(self.seconds, MIN_SECONDS))
         state = train(self.network.arch, data, config, task=self.task)
         loss = state.history[-1]["loss"] if state.history else math.nan
         return TrainedControl(state.theta, state.theta0, loss, description)
@@ -134,8 +144,7 @@ class ControlTraining:
             known = {name: t.double() for name, t in (self.knowledge.theta0 or {}).items()}
             model.load_state_dict({**model.state_dict(), **known})
         elif self.network.live is None:
-            init = "default" if self.initialization == "granted" else self.initialization
-            config = TrainingConfig(init=init, seed=self.seed + 1)
+            config = TrainingConfig(init=self.initial_weights, seed=self.seed + 1)
             model = initialise(self.network.architecture, config).double()
         else:
             with torch.random.fork_rng(devices=[]):

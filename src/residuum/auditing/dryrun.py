@@ -23,6 +23,7 @@ from residuum.auditing.request import AuditOptions, AuditRequest
 from residuum.auditing.schedule import (
     AttackSchedule,
     reason_to_run,
+    requested_settings,
     selected_attacks,
     skipped_attacks,
     surfaces_of_attacks,
@@ -87,7 +88,7 @@ def dry_run(
         InputError: If an option does not fit.
     """
     plugins.load()
-    request, obstacles = AuditRequest.of(**options), Obstacles()
+    request, obstacles = AuditRequest(**options), Obstacles()
     case = load_case(
         model,
         data,
@@ -116,7 +117,7 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
     """Return every attack that the request asks for, and whether it would run or why not."""
     attacks = selected_attacks(request, case.knowledge)
     surfaces_of = surfaces_of_attacks(attacks, case.attacked, case.knowledge)
-    skipped = skipped_attacks(attacks, surfaces_of, case.knowledge, request.attacks)
+    skipped = skipped_attacks(attacks, surfaces_of, case.knowledge, requested_settings(request))
     rows = []
     for name, attack in attacks.items():
         surface = surfaces_of[name]

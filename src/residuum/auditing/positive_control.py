@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from residuum.attacks import every_attack
 from residuum.auditing.budget import PARTS, TWIN_SHARE, Allowance, Batch
 from residuum.auditing.case import Case
 from residuum.auditing.control_training import ControlTraining, TrainedControl
@@ -220,7 +219,7 @@ def _attack_control(
         try:
             result = schedule.repeat(name, batch, seconds)
         except Exception as problem:
-            if not (every_attack()[name].outside or isinstance(problem, ResiduumError)):
+            if not (schedule.attacks[name].outside or isinstance(problem, ResiduumError)):
                 raise
             attacks.missing.append(f"{name}, which failed: {str(problem)[:100]}")
             continue

@@ -10,13 +10,14 @@ This module needs no torch, so that help texts stay fast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, InstanceOf, field_validator
 
 from residuum.auditing.durations import seconds_of
 from residuum.auditing.training_recipe import TrainingRecipe
-from residuum.errors import InputError, did_you_mean, require_known
+from residuum.errors import require_known
+from residuum.settings import AttackSettings, Settings
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -27,14 +28,12 @@ MAX_SEED = 2**31 - 1
 EXPERT: dict[str, Any] = {"group": "expert"}
 
 
-class AuditRequest(BaseModel):
+class AuditRequest(Settings):
     """What the user asks an audit to do.
 
     The inputs (model, samples, attacker knowledge) are not part of the request, and neither is the
     folder to write.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     budget: str | float = Field(
         default="1min", description="Time that the audit may take, such as 90s, 1m30s or 1h."
@@ -49,9 +48,10 @@ class AuditRequest(BaseModel):
         description=f"Settings of the attacks. One of: {', '.join(PRESETS)}.",
         json_schema_extra=EXPERT,
     )
-    attacks: tuple[str, ...] = Field(
+    attacks: Sequence[str | InstanceOf[AttackSettings] | dict[str, Any]] = Field(
         default=(),
-        description="Names of the attacks to run. By default all that apply.",
+        description="Attacks to run, by name. By default all that apply. In Python also attacks with "
+        "settings, such as rs.attacks.KKT(steps=3000).",
         json_schema_extra=EXPERT,
     )
     steps: int | None = Field(
@@ -106,40 +106,18 @@ class AuditRequest(BaseModel):
         "moment (optimizer state), or all.",
         json_schema_extra=EXPERT,
     )
-    batches: tuple[Any, ...] = Field(
+    batches: Sequence[Any] = Field(
         default=(),
         max_length=10_000,
         description="Batches of restarts to repeat, instead of what the budget allows.",
     )
 
+    @field_validator("attacks", mode="before")
     @classmethod
-    def of(cls, **options: Any) -> Self:
-        """Return the request with these settings.
-
-        Args:
-            **options: Fields of the request by name.
-
-        Returns:
-            The request. Settings that are left out have their defaults.
-
-        Raises:
-            InputError: If a name is unknown or a value does not fit.
-        """
-        for name in options:
-            if name not in cls.model_fields:
-                raise InputError(
-                    f"An audit has no setting {name!r}.",
-                    did_you_mean(name, tuple(cls.model_fields)),
-                )
-        try:
-            return cls.model_validate(options)
-        except ValidationError as problem:
-            first = problem.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            raise InputError(
-                f"{name} of an audit does not fit: {first['msg']}; got {str(first['input'])[:60]!r}.",
-                f"The default is {cls.model_fields[str(first['loc'][0])].default!r}.",
-            ) from problem
+    def _name_attacks(cls, attacks: Any) -> Any:
+        if isinstance(attacks, str | AttackSettings):
+            attacks = (attacks,)
+        return tuple(a.to_entry() if isinstance(a, AttackSettings) else a for a in attacks)
 
     @field_validator("budget")
     @classmethod
@@ -222,7 +200,7 @@ class AuditOptions(TypedDict, total=False):
     budget: str | float
     twin: bool
     preset: str
-    attacks: Sequence[str]
+    attacks: Sequence[str | AttackSettings | dict[str, Any]]
     steps: int | None
     seed: int
     subsets: int

@@ -160,7 +160,7 @@ def audit(
         'leak'
     """
     plugins.load()
-    request = AuditRequest.of(**options)
+    request = AuditRequest(**options)
     budget = TimeBudget(request)
     case = load_case(
         model, data, holdout, knowledge, request, base=base, adapter=adapter, trust_code=trust_code

@@ -8,17 +8,18 @@ It never ends the audit.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from residuum import plugins
-from residuum.attacks import PRESETS, Attack, AttackConfig, every_attack, select
-from residuum.attacks.base import ran
-from residuum.attacks.run import FEWEST, resolve
+from residuum.attacks import PRESETS, Attack, attack_class, every_attack, select
+from residuum.attacks.base import MIN_CANDIDATES
+from residuum.attacks.registry import CHOICES
 from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.objectives import permuted
 from residuum.attacks.stationarity.solution import Explained, explained
@@ -38,9 +39,10 @@ from residuum.auditing.budget import (
 from residuum.auditing.listener import SILENT, AuditListener
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.verdict import AttackOutcome
-from residuum.errors import InputError, PluginError, require_known
+from residuum.errors import InputError, PluginError
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Record
+from residuum.settings import SearchSettings
 from residuum.surfaces.surface import WEIGHTS, Surface, chosen, surfaces
 
 if TYPE_CHECKING:
@@ -92,30 +94,58 @@ def run_attacks(audit: Audit) -> Audit:
     return replace(audit, attacks=results)
 
 
-def attack_config(request: AuditRequest) -> AttackConfig:
-    """Return the settings of the attacks: the preset, changed by the request."""
-    config = replace(PRESETS[request.preset], seed=request.seed, device=request.device)
-    return config if request.steps is None else replace(config, steps=request.steps)
-
-
 def selected_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Attack]:
     """Return the attacks that the request asks for, by name, baselines last.
+
+    Args:
+        request: Settings of the audit.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The attacks with their settings: those of the preset, of the request, and of the attack itself.
 
     Raises:
         InputError: If the request names an attack or a surface that is not known.
     """
-    attacks = every_attack()
-    for name in request.attacks:
-        require_known(name, attacks, "No attack")
+    requested = requested_settings(request)
     surface = "" if request.surface == "all" else chosen(request.surface, knowledge)
     selected = {
-        name: attack
-        for name, attack in attacks.items()
-        if (request.baselines or not attack.baseline)
-        and (not request.attacks or name in request.attacks)
-        and (not surface or attack.surface == surface)
+        name: configured_attack(kind, request, requested.get(name, {}))
+        for name, kind in every_attack().items()
+        if (request.baselines or not kind.baseline)
+        and (not requested or name in requested)
+        and (not surface or kind.surface == surface)
     }
     return dict(sorted(selected.items(), key=lambda item: item[1].baseline))
+
+
+def requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
+    """Return the settings of the attacks that the request names; {} if it names none.
+
+    Raises:
+        InputError: If there is no attack of that name.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for entry in request.attacks:
+        values = {"attack": entry} if isinstance(entry, str) else dict(entry)
+        name = str(values.pop("attack", ""))
+        attack_class(name)
+        settings |= dict.fromkeys(CHOICES.get(name, (name,)), values)
+    return settings
+
+
+def configured_attack(
+    kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
+) -> Attack:
+    """Return an attack with the settings of the preset, of the request, and its own.
+
+    Baselines do not use the preset and the steps of the request.
+    """
+    values: dict[str, Any] = {} if kind.baseline else dict(PRESETS[request.preset].settings)
+    values |= {"seed": request.seed, "device": request.device}
+    if request.steps is not None and not kind.baseline:
+        values["steps"] = request.steps
+    return kind(**{**kind.shared(values), **settings})
 
 
 def skipped_attacks(
@@ -181,10 +211,10 @@ class AttackSchedule:
             clock=audit.budget.attacks,
         )
 
-    @property
-    def config(self) -> AttackConfig:
-        """Settings of the attacks."""
-        return attack_config(self.request)
+    @cached_property
+    def attacks(self) -> dict[str, Attack]:
+        """The attacks with their settings, by name."""
+        return selected_attacks(self.request, self.knowledge)
 
     @property
     def repeats(self) -> bool:
@@ -193,9 +223,10 @@ class AttackSchedule:
 
     def run(self) -> AttackResults:
         """Run all attacks that apply."""
-        attacks = selected_attacks(self.request, self.knowledge)
+        attacks = self.attacks
         surfaces_of = surfaces_of_attacks(attacks, self.network, self.knowledge)
-        rows = skipped_attacks(attacks, surfaces_of, self.knowledge, self.request.attacks)
+        requested = requested_settings(self.request)
+        rows = skipped_attacks(attacks, surfaces_of, self.knowledge, requested)
         timed = [n for n, a in attacks.items() if not a.baseline and a.pace != "formula"]
         timed = [name for name in timed if name not in rows]
         reconstructions: dict[str, Reconstruction] = {}
@@ -249,15 +280,16 @@ class AttackSchedule:
 
         The estimate comes from the time that the attacks took. None if no attack ran in batches.
         """
-        config = self.config
         per_restart: dict[str, float] = {}
+        restarts = PARTS
         for row in results.outcomes:
             work = sum(b.restarts * b.steps for b in results.batches if b.attack == row.name)
             if work:
-                per_restart[row.name] = row.seconds * config.steps / work
+                attack = self._batched(row.name)
+                per_restart[row.name] = row.seconds * attack.steps / work
+                restarts = max(restarts, attack.restarts)
         if not per_restart:
             return None
-        restarts = max(PARTS, config.restarts)
         return restarts * max(per_restart.values()) * len(per_restart) / ATTACK_SHARE
 
     def residual_on_permuted(self, name: str, steps: int, seconds: float) -> float | None:
@@ -275,14 +307,14 @@ class AttackSchedule:
             The residual of the checked layers. None if the time ended before the steps, because fewer
             steps would leave more and make the real residual look small.
         """
-        attack = every_attack()[name]
+        attack = self.attacks[name]
         if not isinstance(attack, Stationarity):
             return 1.0
         surface = surfaces(self.network, self.knowledge)[attack.surface]
-        objective = permuted(attack.objective, self.config.seed)
-        config = replace(self.config, objective=name, restarts=1, steps=steps, seconds=seconds)
-        config = resolve(self.network, self.knowledge, config)
-        result = Stationarity(name, objective).run(surface, self.knowledge, config)
+        objective = permuted(attack.objective, attack.seed)
+        control = type(attack).with_objective(objective).like(attack)
+        control = control.changed(restarts=1, steps=steps, seconds=seconds)
+        result = control.run(surface, self.knowledge)
         return None if "time" in result.status else explained(surface, result, objective).worst
 
     def repeat(self, name: str, batch: Batch | None, seconds: float) -> Reconstruction | None:
@@ -296,14 +328,12 @@ class AttackSchedule:
         Returns:
             The reconstruction, None if the attack does not apply to this network.
         """
-        attack = every_attack()[name]
+        attack = self.attacks[name]
         surface = surfaces_of_attacks({name: attack}, self.network, self.knowledge)[name]
         if attack.why_not(surface, self.knowledge):
             return None
-        config = replace(self.config, objective=name, seconds=seconds)
-        config = config if batch is None else batch.of(config)
-        config = resolve(self.network, self.knowledge, config)
-        return ran(attack, surface, self.knowledge, config)
+        attack = attack if batch is None else batch.of(attack)
+        return attack.changed(seconds=seconds).run(surface, self.knowledge)
 
     def _plans(
         self,
@@ -317,7 +347,7 @@ class AttackSchedule:
         for name in names:
             with _own_fault(name, attacks[name], rows):
                 if self.store and (batch := self.store.planned(name)) is not None:
-                    plans[name] = Plan(batch, share, self.config.steps)
+                    plans[name] = Plan(batch, share, self._batched(name).steps)
                     continue
                 plans[name] = self._first_batch(name, share)
                 if self.store:
@@ -325,13 +355,18 @@ class AttackSchedule:
         return plans
 
     def _first_batch(self, name: str, share: float) -> Plan:
-        config = replace(self.config, objective=name)
         exact = self.request.steps is not None
-        return first_batch(self.network, self.knowledge, config, share, exact)
+        return first_batch(self.network, self.knowledge, self._batched(name), share, exact)
+
+    def _batched(self, name: str) -> Stationarity:
+        """Return an attack that runs in batches of restarts."""
+        attack = self.attacks[name]
+        assert isinstance(attack, Stationarity)
+        return attack
 
     def _unfinished(self, batches: list[Batch], result: Reconstruction) -> str:
         """Return what is missing of the steps and restarts that the preset plans, "" if nothing."""
-        plan = self.config
+        plan = self._batched(batches[0].attack)
         full = [batch for batch in batches if batch.steps >= plan.steps]
         cut_by_clock = result.status.count("time")
         finished = sum(batch.restarts for batch in full) - cut_by_clock
@@ -347,13 +382,11 @@ class AttackSchedule:
     ) -> tuple[Reconstruction, list[Batch]]:
         """Run one attack and return its candidates and its batches."""
         if attack.baseline:
-            return self._baseline(name, attack, surface), []
+            return self._baseline(attack, surface), []
         if attack.pace != "batches":
             has_clock = attack.pace != "sized"
             seconds = math.inf if self.repeats and has_clock else share
-            config = replace(self.config, objective=name, seconds=seconds)
-            config = resolve(self.network, self.knowledge, config)
-            return ran(attack, surface, self.knowledge, config), []
+            return attack.changed(seconds=seconds).run(surface, self.knowledge), []
         results: list[Reconstruction] = []
         batches: list[Batch] = []
         for batch in self._batches(name, plan, share, results):
@@ -399,31 +432,29 @@ class AttackSchedule:
         """Run one batch, continue it, or read it back if it is finished."""
         if self.store and (finished := self.store.load(batch)) is not None:
             return finished
-        config = resolve(self.network, self.knowledge, batch.of(self.config))
-        config = replace(config, seconds=max(self.clock.left, MIN_SECONDS))
+        attack = batch.of(attack).changed(seconds=max(self.clock.left, MIN_SECONDS))
         watch = self.listener.watch_attack(batch.attack, done, total)
         state = self.store.state(batch) if self.store else None
-        result = ran(attack, surface, self.knowledge, config, state_path=state, watch=watch)
+        result = attack.run(surface, self.knowledge, state_path=state, watch=watch)
         if self.store:
             self.store.save(batch, result)
         return result
 
-    def _baseline(self, name: str, attack: Attack, surface: Surface) -> Reconstruction:
+    def _baseline(self, attack: Attack, surface: Surface) -> Reconstruction:
         """Run a baseline, with fewer candidates if the time is short."""
-        config = PRESETS.get(name, self.config)
-        config = replace(config, objective=name, device=self.request.device, seed=self.request.seed)
-        config = resolve(self.network, self.knowledge, config)
-        one_step = ran(attack, surface, self.knowledge, replace(config, steps=1))
-        needed = one_step.seconds * config.steps
+        attack = attack.resolved(self.network, self.knowledge)
+        if not isinstance(attack, SearchSettings):
+            return attack.run(surface, self.knowledge)
+        needed = attack.changed(steps=1).run(surface, self.knowledge).seconds * attack.steps
         allowed = max(LEAST_BASELINE, BASELINE_SHARE * self.request.seconds)
         if needed > allowed and not self.repeats:
-            fit = max(FEWEST, int(config.candidates * allowed / needed))
-            config = replace(config, candidates=min(config.candidates, fit))
+            fit = max(MIN_CANDIDATES, int(attack.candidates * allowed / needed))
+            attack = attack.changed(candidates=min(attack.candidates, fit))
             # A pass through a large network takes its time, however few candidates there are.
-            one_step = ran(attack, surface, self.knowledge, replace(config, steps=1))
-            if one_step.seconds * config.steps > MAX_BASELINE * allowed:
+            one_step = attack.changed(steps=1).run(surface, self.knowledge)
+            if one_step.seconds * attack.steps > MAX_BASELINE * allowed:
                 raise BaselineTooSlow
-        return ran(attack, surface, self.knowledge, config)
+        return attack.run(surface, self.knowledge)
 
 
 class BaselineTooSlow(Exception):

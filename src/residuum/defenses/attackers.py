@@ -23,7 +23,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from residuum.attacks import attack
 from residuum.attacks.defense_aware.strategies import (
     ADAPTIVE,
     SIGNED,
@@ -31,6 +30,8 @@ from residuum.attacks.defense_aware.strategies import (
     Released,
     without_shift,
 )
+from residuum.attacks.stationarity.attack import NTK
+from residuum.attacks.unmixing.attack import Unmix
 from residuum.defenses.catalogue import Secret
 from residuum.errors import InputError
 from residuum.networks.network import Network
@@ -47,13 +48,13 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
     strategy: of one who knows the defense, a key of ``ADAPTIVE``; "" where there is none.
     rewritten: the secret shift is in the biases, not in the training data.
     """
-    known, config = handed.knowledge, handed.config
-    unaware = adapted = Adapted(handed.checkpoints[0], known, config)
+    known, attack = handed.knowledge, handed.attack
+    unaware = adapted = Adapted(handed.checkpoints[0], known, attack)
     yield "unaware", unaware
     source = {**known.provenance, "theta0": "train"}
     with_start = known.replace(theta0=handed.facts["theta0"], provenance=source)
-    change = config.changed(objective="ntk", lam_init=SIGNED)
-    unmix = replace(config, objective="unmix")
+    change = NTK.like(attack, lam_init=SIGNED)
+    unmix = Unmix.like(attack)
     found: Adapted | InputError = unaware
     if strategy:
         found = _adapt(strategy, handed)
@@ -63,7 +64,7 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
             adapted = found
             if adapted.findings.get("chosen") != "unaware":  # else it is the attack above
                 yield "adapted", adapted
-    if handed.facts["large"] and adapted.config.objective != "ntk":
+    if handed.facts["large"] and not isinstance(adapted.attack, NTK):
         yield "start", Adapted(adapted.checkpoint, with_start, change)
     yield "unmix", Adapted(adapted.checkpoint, with_start, unmix)
     retrained = secret.shift is not None and not rewritten
@@ -95,7 +96,7 @@ def attempt(way: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction
     if isinstance(way, InputError):
         return way.message
     try:
-        found = attack(way.checkpoint, way.knowledge, way.config)
+        found = way.attack.run(way.checkpoint, way.knowledge)
     except InputError as problem:
         return problem.message
     if not len(found.x):

@@ -156,7 +156,7 @@ def batched(training: Training, strength: float, seed: int) -> Training:
     """Use mini-batches of ``strength`` samples, a rate smaller in proportion, and as many steps."""
     size = min(max(1, round(strength)), training.samples)
     rate = training.descent.lr * size / training.samples
-    config = replace(training.descent, method="sgd", batch=size, lr=rate)
+    config = training.descent.changed(method="sgd", batch=size, lr=rate)
     return replace(training, config=config)
 
 
@@ -169,8 +169,8 @@ def private_descent(training: Training, strength: float, seed: int) -> Training:
     """
     descent = training.descent
     steps, rate = max(1, round(descent.steps * DP_STEPS)), descent.lr * DP_RATE
-    config = replace(descent, init="default", dtype="float32", weight_decay=0.0, momentum=0.0)
-    config = replace(config, steps=steps, lr=rate)
+    config = descent.changed(init="default", dtype="float32", weight_decay=0.0, momentum=0.0)
+    config = config.changed(steps=steps, lr=rate)
     return replace(training, config=config, loop=partial(private, epsilon=strength))
 
 
@@ -244,14 +244,14 @@ DEFENSES: dict[str, Defense] = {
         "nothing",
         "training loss to stop at",
         "free-multipliers",
-        training=lambda t, loss, _: replace(t, config=replace(t.config, stop_loss=loss)),
+        training=lambda t, loss, _: replace(t, config=t.config.changed(stop_loss=loss)),
     ),
     "default-init": Defense(
         "the initial weights: the framework's own instead of small ones",
         "the initial weights, where their seed is not public",
         "1 for on, 0 for off",
         "known-start",
-        training=lambda t, *_: replace(t, config=replace(t.config, init="default")),
+        training=lambda t, *_: replace(t, config=t.config.changed(init="default")),
         switch=True,
     ),
     "plain-gd": Defense(
@@ -267,7 +267,7 @@ DEFENSES: dict[str, Defense] = {
         "nothing",
         "weight decay",
         "tied-multipliers",
-        training=lambda t, decay, _: replace(t, config=replace(t.descent, weight_decay=decay)),
+        training=lambda t, decay, _: replace(t, config=t.descent.changed(weight_decay=decay)),
     ),
     "label-smoothing": Defense(
         "gradient descent on smoothed labels",

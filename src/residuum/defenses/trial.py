@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from residuum.attacks import AttackConfig
+from residuum.attacks import Attack
 from residuum.attacks.defense_aware.strategies import Adapted, Released, first_residual
 from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
 from residuum.defenses.catalogue import Defense, Secret, Training
@@ -178,7 +178,7 @@ class Conditions:
     split: Split
     task: str
     training: Training
-    attack: AttackConfig
+    attack: Attack
     knowledge: Knowledge
     seed: int = 0
     subsets: int = 500
@@ -271,7 +271,7 @@ def run_trial(
     handed = Released(
         checkpoints=(network, *_other_releases(setting, defended, name, defense, strength)),
         knowledge=setting.knowledge,
-        config=setting.attack,
+        attack=setting.attack,
         facts={
             "theta0": defended.state.theta0,
             "large": defended.training.config.init != "small",
@@ -502,7 +502,7 @@ def determined(
 def at_seed(setting: Conditions, seed: int) -> Conditions:
     """The same setting with another seed for weights, attack and secret."""
     config, descent = (
-        replace(part, seed=seed) for part in (setting.training.config, setting.training.descent)
+        part.changed(seed=seed) for part in (setting.training.config, setting.training.descent)
     )
     training = replace(setting.training, config=config, descent=descent)
     return replace(setting, training=training, attack=replace(setting.attack, seed=seed), seed=seed)

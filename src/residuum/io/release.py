@@ -105,6 +105,26 @@ def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES)
     return release
 
 
+def load(path: str | Path) -> Release:
+    """Read the file of a release. Nothing in it is executed.
+
+    Args:
+        path: A file of torch, safetensors, scikit-learn or ONNX, or a directory of ``residuum train``.
+
+    Returns:
+        The release, for attacks, audits and scans.
+
+    Raises:
+        CheckpointError: If the file cannot be read.
+        UnsafeFileError: If loading the file would run code, or if it asks for too much memory.
+
+    Example:
+        >>> import residuum as rs
+        >>> release = rs.load("model.pt")  # doctest: +SKIP
+    """
+    return open_release(path)
+
+
 def look_into(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
     """Read a file as :func:`open_release` does, and list what loading it would run instead of refusing."""
     path = Path(path)

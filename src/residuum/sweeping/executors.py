@@ -32,8 +32,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from residuum.attacks import AttackConfig, attack, select
-from residuum.attacks.run import advance
+from residuum.attacks import Attack, select
+from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.errors import InputError, MissingExtraError
 from residuum.networks.network import Network
@@ -47,6 +47,7 @@ from residuum.sweeping.space import (
     SweepRequest,
     Trial,
     configured,
+    restarts_of,
 )
 
 MEMORY = "out of memory"
@@ -67,7 +68,7 @@ class Task:
 
     network: Network
     knowledge: Knowledge
-    config: AttackConfig
+    attack: Attack
     threads: int = 1
 
 
@@ -204,28 +205,30 @@ def judged(
 
 def _run_attack(task: Task, job: Job) -> Outcome:
     """Attack with all trials of a job side by side, up to its pause or to the end."""
-    restarts = task.config.restarts
-    base = dataclasses.replace(task.config, seed=job.seed * SEEDS + job.numbers[0])
-    configs = [configured(base, params) for params in job.params.values()]
-    stacked = [dataclasses.replace(c, restarts=restarts * len(configs)) for c in configs]
-    per_run = [config for config in stacked for _ in range(restarts)]
+    restarts = restarts_of(task.attack)
+    base = task.attack.changed(seed=job.seed * SEEDS + job.numbers[0])
+    attacks = [configured(base, params) for params in job.params.values()]
+    stacked = [attack.changed(restarts=restarts * len(attacks)) for attack in attacks]
+    per_run = [attack for attack in stacked for _ in range(restarts)]
     with tempfile.TemporaryDirectory(prefix="residuum-") as folder:
         path = Path(folder) / "state.safetensors" if job.until or job.state else None
         if path is not None and job.state is not None:
             path.write_bytes(job.state)
-        inputs = task.network, task.knowledge, stacked[0]
-        if path is not None and job.until and advance(*inputs, path, job.until, per_run):
-            return Outcome(job, state=path.read_bytes())
-        together = attack(*inputs, state_path=path, per_run=per_run)
-    if len(configs) == 1:
+        first = stacked[0].resolved(task.network, task.knowledge)
+        if path is not None and job.until and isinstance(first, Stationarity):
+            has_steps = first.advance(task.network, task.knowledge, path, job.until, per_run)
+            if has_steps:
+                return Outcome(job, state=path.read_bytes())
+        together = first.run(task.network, task.knowledge, state_path=path, per_run=per_run)
+    if len(attacks) == 1:
         return Outcome(job, (together,))
-    single = (_restarts_of(together, i, config) for i, config in enumerate(configs))
+    single = (_restarts_of(together, i, attack) for i, attack in enumerate(attacks))
     return Outcome(job, tuple(single))
 
 
-def _restarts_of(together: Reconstruction, place: int, config: AttackConfig) -> Reconstruction:
-    """The restarts of one trial out of a job's, as if they had run alone."""
-    count = config.restarts
+def _restarts_of(together: Reconstruction, place: int, attack: Attack) -> Reconstruction:
+    """Return the restarts of one trial of a job, as if they had run alone."""
+    count = restarts_of(attack)
     first = place * count
     rows = slice(first, first + count)
     mask = (together.run >= first) & (together.run < first + count)
@@ -237,7 +240,7 @@ def _restarts_of(together: Reconstruction, place: int, config: AttackConfig) -> 
         loss=together.loss[rows],
         layers=together.layers[rows],
         status=together.status[rows],
-        settings=config.to_json(),
+        settings=attack.to_json(),
         seconds=together.seconds * count / together.restarts,
         ident=None if together.ident is None else together.ident[mask],
         events=tuple(

@@ -21,10 +21,8 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from residuum.attacks import AttackConfig
-from residuum.attacks.registry import ATTACKS
-from residuum.attacks.run import resolve
-from residuum.attacks.stationarity.attack import prepare
+from residuum.attacks import Attack
+from residuum.attacks.stationarity.attack import Stationarity
 from residuum.errors import InputError, require_known
 from residuum.io.checkpoints import as_network
 from residuum.io.release import open_release
@@ -56,7 +54,6 @@ from residuum.sweeping.space import (
     SweepOptions,
     SweepRequest,
     Trial,
-    unmixes,
 )
 from residuum.sweeping.study import Study, open_storage
 
@@ -121,9 +118,9 @@ def sweep(
     source = {"arch": network.arch}
     if release is not None:
         source = {"checkpoint_sha256": release.sha256, **source}
-    config = resolve(network, knowledge, request.config)
-    _check(network, knowledge, config)
-    task = Task(network, knowledge, config, request.cpus)
+    attack = request.attack.resolved(network, knowledge)
+    _check(network, knowledge, attack)
+    task = Task(network, knowledge, attack, request.cpus)
     with ExitStack() as stack:
         out = Path(out or stack.enter_context(TemporaryDirectory()))
         folder = stack.enter_context(SweepRun.open(out))
@@ -148,15 +145,13 @@ def sweep(
     return done
 
 
-def _check(network: Network, knowledge: Knowledge, config: AttackConfig) -> None:
+def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
     """Refuse what no trial can work with, before the first one: on the CPU, with two candidates."""
-    if not unmixes(config):
-        smallest = dataclasses.replace(config, device="cpu", restarts=1, candidates=2)
-        prepare(network, knowledge, smallest)
+    if isinstance(attack, Stationarity):
+        attack.changed(device="cpu", restarts=1, candidates=2).solver(network, knowledge)
         return
-    method = ATTACKS[config.objective]
-    if reason := method.why_not(SURFACES[method.surface](network, knowledge), knowledge):
-        raise InputError(f"{method.name} does not apply: {reason}.", "Sweep another attack.")
+    if reason := attack.why_not(SURFACES[attack.surface](network, knowledge), knowledge):
+        raise InputError(f"{attack.name} does not apply: {reason}.", "Sweep another attack.")
 
 
 def _samples(data: Dataset | str | Path, name: str) -> Dataset:
@@ -212,7 +207,7 @@ class Driver:
         order, plan = ranked(trials), self.request.plan()
         saved = (self.folder.load(trial.number) for trial in order)
         readable = (one for one in saved if one is not None)
-        settings = {**self.task.config.to_json(), "sweep": plan}
+        settings = {**self.task.attack.to_json(), "sweep": plan}
         consensus, pool = pooled(readable, self.task.knowledge, settings)
         if consensus is not None:
             consensus.save(self.folder.path / POOLED)
@@ -239,7 +234,7 @@ class Driver:
                 "seconds": time.monotonic() - self.start,
                 "compute_seconds": self.compute,
             },
-            "environment": environment(self.request.config.device),
+            "environment": environment(self.request.attack.device),
         }
         return Sweep(self.request, self.task, trials, consensus, pool, summary)
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from pydantic import Field, InstanceOf, model_validator
 
-from residuum.attacks import AttackConfig
+from residuum.attacks import Attack, Auto
 from residuum.attacks.cost import Estimate
-from residuum.attacks.registry import ATTACKS
+from residuum.attacks.stationarity.attack import KKT, Stationarity
 from residuum.attacks.stationarity.solver import CHECK_EVERY
 from residuum.attacks.unmixing.attack import Unmix
 from residuum.errors import InputError, require_known
 from residuum.records import Record
-from residuum.settings import LEFT_OPEN, NUMBERS, settings_of
+from residuum.settings import LEFT_OPEN, NUMBERS, RestartSettings, Settings
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -101,30 +101,31 @@ SPACE: dict[str, Range] = {
     "lam_min": Range(0.0, 1.0),  # 0.01 .. 0.5
     "sharpness": Range(5.0, 1000.0, log=True),  # 10 .. 500
 }
-UNMIX = ("unmix_rank", "unmix_strength", "unmix_starts")
+UNMIX = ("rank", "strength", "starts")
 UNMIX_SPACE: dict[str, Range] = {
-    "unmix_rank": Range(0.3, 1.0),
-    "unmix_strength": Range(1.0, 8.0, log=True),
+    "rank": Range(0.3, 1.0),
+    "strength": Range(1.0, 8.0, log=True),
 }
 
 
-def unmixes(config: AttackConfig) -> bool:
-    """Return True for unmix, which takes no steps, leaves no residual and has settings of its own."""
-    return isinstance(ATTACKS.get(config.objective), Unmix)
-
-
-def numeric() -> dict[str, Any]:
+def numeric(attack: type[Attack]) -> dict[str, Any]:
     """Return the settings of an attack that a sweep can vary, with their defaults."""
     skipped = ("restarts", "seed", "seconds", "steps")
-    defaults = {n: one.default for n, one in settings_of(AttackConfig).items()} | LEFT_OPEN
+    defaults = {name: LEFT_OPEN.get(name, f.default) for name, f in attack.model_fields.items()}
     return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 
-def configured(config: AttackConfig, params: Params) -> AttackConfig:
-    """Return the configuration with these settings, each converted to the type of its default."""
-    defaults = numeric()
+def configured(attack: Attack, params: Params) -> Attack:
+    """Return the attack with these settings, each converted to the type of its default."""
+    defaults = numeric(type(attack))
     changes: dict[str, Any] = {name: type(defaults[name])(v) for name, v in params.items()}
-    return config.changed(**changes)
+    return attack.changed(**changes)
+
+
+def restarts_of(attack: Attack) -> int:
+    """Return the number of restarts of an attack that a sweep can vary."""
+    assert isinstance(attack, RestartSettings | Unmix)
+    return attack.restarts
 
 
 class SweepOptions(TypedDict, total=False):
@@ -133,7 +134,7 @@ class SweepOptions(TypedDict, total=False):
     trials: int
     sampler: str
     seed: int
-    config: AttackConfig
+    attack: Attack
     space: Mapping[str, Range]
     batch: int
     wave: int
@@ -148,7 +149,7 @@ class SweepOptions(TypedDict, total=False):
     storage: str | None
 
 
-class SweepRequest(BaseModel):
+class SweepRequest(Settings):
     """What a sweep is asked to do. The fields up to ``objectives`` decide its trials, the others where
     they run.
 
@@ -158,67 +159,66 @@ class SweepRequest(BaseModel):
         InputError: If an option is unknown, is out of its bounds, or contradicts another.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    trials: int = Field(32, ge=1, le=SEEDS, description="Settings to try.")
-    sampler: str = Field("random", description=f"How settings are chosen: {', '.join(SAMPLERS)}.")
-    seed: int = Field(0, ge=0, lt=2**31, description="Seed of the trials and of every attack.")
-    config: InstanceOf[AttackConfig] = Field(
-        AttackConfig(restarts=2),
-        description="Settings of every attack that are not varied; restarts and steps of one trial.",
+    trials: int = Field(default=32, ge=1, le=SEEDS, description="Settings to try.")
+    sampler: str = Field(
+        default="random", description=f"How settings are chosen: {', '.join(SAMPLERS)}."
     )
-    space: Mapping[str, Range] = Field(SPACE, description="Settings to vary, by name.")
-    batch: int = Field(1, ge=1, description="Trials that share one program: fills a GPU.")
-    wave: int = Field(16, ge=1, description="Trials that a sampler draws before it learns again.")
+    seed: int = Field(
+        default=0, ge=0, lt=2**31, description="Seed of the trials and of every attack."
+    )
+    attack: InstanceOf[Attack] = Field(
+        default=Auto(restarts=2),
+        description="The attack. Its settings are those that are not varied; its restarts and steps are "
+        "those of one trial.",
+    )
+    space: Mapping[str, Range] = Field(default=SPACE, description="Settings to vary, by name.")
+    batch: int = Field(default=1, ge=1, description="Trials that share one program: fills a GPU.")
+    wave: int = Field(
+        default=16, ge=1, description="Trials that a sampler draws before it learns again."
+    )
     rungs: int = Field(
-        0, ge=0, description="Successive halving: pauses at which two thirds of the trials end."
+        default=0,
+        ge=0,
+        description="Successive halving: pauses at which two thirds of the trials end.",
     )
     objectives: tuple[str, ...] = Field(
-        OBJECTIVES[:1],
+        default=OBJECTIVES[:1],
         description="residual, residual and agreement for a front of both; for unmix: expected.",
     )
-    engine: str = Field("local", description="Where trials run: local, processes or ray.")
+    engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
     workers: int = Field(
-        0, ge=0, description="Processes on this machine; 0 for as many as cores allow."
+        default=0, ge=0, description="Processes on this machine; 0 for as many as cores allow."
     )
-    cpus: int = Field(1, ge=1, description="Cores, and threads, of a trial.")
-    gpus: float = Field(0.0, ge=0, description="Share of a GPU that a Ray trial reserves.")
-    address: str = Field("", description='Ray cluster to join; "" starts one on this machine.')
+    cpus: int = Field(default=1, ge=1, description="Cores, and threads, of a trial.")
+    gpus: float = Field(default=0.0, ge=0, description="Share of a GPU that a Ray trial reserves.")
+    address: str = Field(
+        default="", description='Ray cluster to join; "" starts one on this machine.'
+    )
     retries: int = Field(
-        2, ge=0, description="How often a trial whose process or machine died is tried again."
+        default=2,
+        ge=0,
+        description="How often a trial whose process or machine died is tried again.",
     )
     storage: str | None = Field(
-        None, description="Database URL, as Optuna takes it; by default a journal in the folder."
+        default=None,
+        description="Database URL, as Optuna takes it; by default a journal in the folder.",
     )
-
-    def __init__(self, **options: Unpack[SweepOptions]) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as problem:
-            first = problem.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            raise InputError(
-                f"The sweep option {name!r} is refused: {first['msg']}; got {first['input']!r}.",
-                "Correct it, or leave it out.",
-            ) from problem
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in_defaults_of_unmix(cls, options: dict[str, Any]) -> dict[str, Any]:
-        config = options.get("config")
-        if isinstance(config, AttackConfig) and unmixes(config):
+        if isinstance(options.get("attack"), Unmix):
             return {"space": UNMIX_SPACE, "objectives": EXPECTED, **options}
         return options
 
     @model_validator(mode="after")
     def _check(self) -> SweepRequest:
         require_known(self.sampler, SAMPLERS, "No sampler")
-        if unmixes(self.config):
+        if isinstance(self.attack, Unmix):
             self._check_unmix()
-        elif self.config.objective in ATTACKS:
+        elif not isinstance(self.attack, Stationarity | Auto | KKT):
             raise InputError(
-                f"A sweep varies attacks on the weights' equation, and unmix; {self.config.objective} "
-                "takes no steps on it.",
+                f"A sweep varies stationarity attacks and unmix; {self.attack.name} is none of them.",
                 "Run it with residuum attack.",
             )
         self._check_space()
@@ -229,10 +229,10 @@ class SweepRequest(BaseModel):
 
     def _check_unmix(self) -> None:
         for name in self.space:
-            require_known(name, UNMIX, f"A sweep of {self.config.objective} cannot vary")
+            require_known(name, UNMIX, f"A sweep of {self.attack.name} cannot vary")
         if self.rungs:
             raise InputError(
-                f"Successive halving pauses at steps; {self.config.objective} takes none.",
+                f"Successive halving pauses at steps; {self.attack.name} takes none.",
                 "Use --rungs 0.",
             )
 
@@ -241,7 +241,7 @@ class SweepRequest(BaseModel):
         if not self.space:
             raise InputError("A sweep must vary a setting.", "Leave --search out for the default.")
         for name, setting in self.space.items():
-            require_known(name, numeric(), "A sweep cannot vary")
+            require_known(name, numeric(type(self.attack)), "A sweep cannot vary")
             if not setting.low < setting.high or (setting.log and setting.low <= 0):
                 raise InputError(
                     f"{name} must run from low to high, above 0 on a log scale; got {setting.low:g} "
@@ -249,16 +249,16 @@ class SweepRequest(BaseModel):
                     f"Example: --search {name}=1e-3:1:log.",
                 )
             for end in (setting.low, setting.high):
-                configured(AttackConfig(), {name: end})
+                configured(type(self.attack)(), {name: end})
 
     def _check_objectives(self) -> None:
-        unmix = unmixes(self.config)
+        unmix = isinstance(self.attack, Unmix)
         if self.objectives not in ((EXPECTED,) if unmix else (OBJECTIVES[:1], OBJECTIVES)):
             raise InputError(
                 f"A sweep ranks by {RANKINGS[unmix]}; got {','.join(self.objectives)}.",
                 "Leave --rank-by out.",
             )
-        if self.objectives != OBJECTIVES[:1] and self.config.restarts < 2:
+        if self.objectives != OBJECTIVES[:1] and restarts_of(self.attack) < 2:
             raise InputError(
                 "Agreement is between restarts; a trial has one.", "Use --restarts 2 or more."
             )
@@ -286,28 +286,31 @@ class SweepRequest(BaseModel):
     @property
     def pauses(self) -> list[int]:
         """Steps at which the worst trials of a wave end, in multiples of ``CHECK_EVERY``."""
-        steps = (self.config.steps / ETA**k for k in range(self.rungs, 0, -1))
+        if not isinstance(self.attack, RestartSettings):
+            return []
+        last = self.attack.steps
+        steps = (last / ETA**k for k in range(self.rungs, 0, -1))
         rounded = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in steps}
-        return sorted(step for step in rounded if step < self.config.steps)
+        return sorted(step for step in rounded if step < last)
 
     def plan(self) -> dict[str, Any]:
         """Return what decides the trials as plain values: a stored sweep is compared with it."""
-        config = {k: v for k, v in self.config.to_json().items() if k != "seconds"}
-        return {**self.model_dump(mode="json", exclude={"config", *PLACES}), "config": config}
+        attack = {k: v for k, v in self.attack.to_json().items() if k != "seconds"}
+        return {**self.model_dump(mode="json", exclude={"attack", *PLACES}), "attack": attack}
 
 
 def cost(request: SweepRequest, trial: Estimate) -> dict[str, float]:
     """Return what a sweep takes on one device, from the measured cost of a whole trial."""
     running, before, steps = request.trials, 0, 0
-    for pause in (*request.pauses, request.config.steps):
+    for pause in (*request.pauses, trial.steps):
         steps += running * (pause - before)
         running, before = math.ceil(running / ETA), pause
-    seconds = steps * trial.seconds / request.config.steps
+    seconds = steps * trial.seconds / trial.steps
     return {
         "seconds_per_trial": trial.seconds,
         "trials_per_hour": 3600 * request.trials / seconds,
         "hours_of_this_sweep": seconds / 3600,
-        "hours_of_10000_runs": 10_000 / request.config.restarts * seconds / request.trials / 3600,
+        "hours_of_10000_runs": 10_000 / trial.restarts * seconds / request.trials / 3600,
         "memory_bytes_per_trial": float(sum(trial.memory.values())),
         "gflop_per_step": trial.flops_per_step / 1e9,
     }

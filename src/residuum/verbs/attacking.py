@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import Attack
 from residuum.attacks.base import Watcher
 from residuum.errors import InputError, require_known
 from residuum.evaluation import score
@@ -46,14 +46,14 @@ class AttackRun(RunDir):
         self,
         released: Network,
         knowledge: Knowledge,
-        config: AttackConfig,
+        attack: Attack,
         request: dict[str, Any],
         preset: str,
         watch: Watcher | None = None,
     ) -> Reconstruction:
         """Attack, and write everything, the summary last; the state stays where time ran out."""
         state, out = self.path / STATE, self.path
-        found = attack(released, knowledge, config, state_path=state, watch=watch)
+        found = attack.run(released, knowledge, state_path=state, watch=watch)
         found.save(out / RECONSTRUCTION)
         drawn = {"selected.png": figures.selected_figure(found)}
         drawn |= {
@@ -70,9 +70,9 @@ class AttackRun(RunDir):
         return found
 
 
-def request_of(release: Release, released: Network, config: AttackConfig) -> dict[str, Any]:
+def request_of(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
     """All that was asked for, but the wall clock: what decides whether two attacks are the same."""
-    settings = {name: value for name, value in config.to_json().items() if name != "seconds"}
+    settings = {name: value for name, value in attack.to_json().items() if name != "seconds"}
     return {"settings": settings, "arch": released.arch, "checkpoint_sha256": release.sha256}
 
 

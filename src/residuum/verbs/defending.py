@@ -9,14 +9,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from pydantic import Field
 
-from residuum.attacks import PRESETS
+from residuum.attacks import Auto
 from residuum.datasets import load_dataset
 from residuum.defenses import Conditions, Defense, Outcome, Secret, Training, find, run_trial
 from residuum.errors import InputError
@@ -27,10 +26,10 @@ from residuum.networks.network import Network
 from residuum.records import Knowledge, Split, make_directory, write_atomic, write_json
 from residuum.records.rundir import RunDir, digest, environment
 from residuum.report import defenses as report
+from residuum.settings import Settings
 from residuum.theory.rows import choose_task
 from residuum.training import TrainingConfig
 from residuum.verbs.attacking import write_figures
-from residuum.verbs.requests import Request
 
 IMAGES = ("digits", "mnist", "cifar10")  # whose pixels lie between 0 and 1, which is public
 RESULT, WORK = "result.json", "work"
@@ -79,34 +78,38 @@ class DefenseRun(RunDir):
         return self.path / "trials" / _slug(trial)
 
 
-class DefenseRequest(Request):
+class DefenseRequest(Settings):
     """Settings of :func:`residuum.defend`."""
 
-    arch: str | None = Field(None, description="Architecture; by default two hidden layers of 100.")
-    n: int | None = Field(None, description="Training samples.")
-    data_root: Path | None = Field(None, description="Folder of downloaded datasets.")
-    data_seed: int | None = Field(None, description="Seed that selects the samples.")
-    holdout: int | None = Field(None, description="Held-out samples.")
-    task: str = Field("auto", description="binary, multiclass, regression or auto.")
-    steps: int = Field(800, description="Training steps of margin maximization.")
-    gd_steps: int = Field(3000, description="Steps of gradient descent, if a defense needs it.")
-    lr: float = Field(0.5, description="Rate of that gradient descent, momentum 0.9.")
-    attack_steps: int = Field(800, description="Steps of every attack.")
-    restarts: int = Field(2, description="Restarts of every attack.")
+    arch: str | None = Field(
+        default=None, description="Architecture; by default two hidden layers of 100."
+    )
+    n: int | None = Field(default=None, description="Training samples.")
+    data_root: Path | None = Field(default=None, description="Folder of downloaded datasets.")
+    data_seed: int | None = Field(default=None, description="Seed that selects the samples.")
+    holdout: int | None = Field(default=None, description="Held-out samples.")
+    task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
+    steps: int = Field(default=800, description="Training steps of margin maximization.")
+    gd_steps: int = Field(
+        default=3000, description="Steps of gradient descent, if a defense needs it."
+    )
+    lr: float = Field(default=0.5, description="Rate of that gradient descent, momentum 0.9.")
+    attack_steps: int = Field(default=800, description="Steps of every attack.")
+    restarts: int = Field(default=2, description="Restarts of every attack.")
     releases: int = Field(
-        16, ge=1, description="Noisy releases that the adaptive attacker averages."
+        default=16, ge=1, description="Noisy releases that the adaptive attacker averages."
     )
     value_range: tuple[float, float] | None = Field(
-        None, description="Pixel range known to attackers, with the training mean."
+        default=None, description="Pixel range known to attackers, with the training mean."
     )
     subsets: int = Field(
-        500, ge=MIN_SUBSETS, description="Held-out subsets of the permutation test."
+        default=500, ge=MIN_SUBSETS, description="Held-out subsets of the permutation test."
     )
     uniqueness: bool = Field(
-        True, description="Certify what other training sets share with a sample."
+        default=True, description="Certify what other training sets share with a sample."
     )
-    seed: int = Field(0, description="Seed of weights, attacks and secrets.")
-    device: str = Field("cpu", description="Where to compute.")
+    seed: int = Field(default=0, description="Seed of weights, attacks and secrets.")
+    device: str = Field(default="cpu", description="Where to compute.")
 
 
 class DefenseOptions(TypedDict, total=False):
@@ -157,7 +160,7 @@ def defend(
     Example:
         >>> rs.defend("digits", ["noise:0.5", "shift-rewrite:5"], n=100, out="runs/d")
     """
-    request = DefenseRequest.of(options)
+    request = DefenseRequest(**options)
     trials = _trials(defenses)
     conditions = _conditions(data, request)
     outcomes = []
@@ -196,8 +199,7 @@ def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
     descent = TrainingConfig(
         method="gd", steps=request.gd_steps, lr=request.lr, momentum=0.9, seed=seed
     )
-    attack = replace(
-        PRESETS["residuum"],
+    attack = Auto(
         steps=request.attack_steps,
         restarts=request.restarts,
         seed=seed,

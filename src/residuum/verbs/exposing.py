@@ -31,8 +31,8 @@ from residuum.records.rundir import RunDir, digest, environment, write_atomic, w
 from residuum.report.exposure import histogram_figure, top_figure
 from residuum.risk.run import TOP, Watcher, expose
 from residuum.risk.stages import Inserted
+from residuum.settings import Settings
 from residuum.verbs.attacking import load_run, write_figures
-from residuum.verbs.requests import Request
 
 SUMMARY, TABLE, RECORD = "exposure.json", "exposure.csv", "exposure.safetensors"
 PICTURE, HISTOGRAM, WORK = "exposed.png", "histogram.png", "work"
@@ -62,21 +62,25 @@ class ExposureRun(RunDir):
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
 
-class ExposureRequest(Request):
+class ExposureRequest(Settings):
     """Settings of :func:`residuum.exposure`."""
 
     surface: str = Field(
-        "auto",
+        default="auto",
         description="What is explained: weights, change (from the initial weights) or moment (optimizer "
         "state); auto: the last of these that is known.",
     )
-    task: str = Field("auto", description="binary, multiclass, regression or auto.")
-    arch: str | None = Field(None, description="Architecture, if the file does not say it.")
-    grouped_by: str = Field("", description="What the groups are, such as the name of a column.")
-    confidence: float = Field(0.95, ge=0.5, lt=1, description="Confidence of the bound on epsilon.")
-    delta: float = Field(0.0, ge=0, lt=1, description="Delta of the bound on epsilon.")
-    top: int = Field(TOP, ge=0, description="Number of records shown with their images.")
-    device: str = Field("cpu", description="Where to compute.")
+    task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
+    arch: str | None = Field(default=None, description="Architecture, if the file does not say it.")
+    grouped_by: str = Field(
+        default="", description="What the groups are, such as the name of a column."
+    )
+    confidence: float = Field(
+        default=0.95, ge=0.5, lt=1, description="Confidence of the bound on epsilon."
+    )
+    delta: float = Field(default=0.0, ge=0, lt=1, description="Delta of the bound on epsilon.")
+    top: int = Field(default=TOP, ge=0, description="Number of records shown with their images.")
+    device: str = Field(default="cpu", description="Where to compute.")
 
 
 class ExposureOptions(TypedDict, total=False):
@@ -132,7 +136,7 @@ def exposure(
     Example:
         >>> rs.exposure("model.safetensors", "train.npz", "test.npz").rows(10)
     """
-    request = ExposureRequest.of(options)
+    request = ExposureRequest(**options)
     data, holdout = both(data, holdout)
     if data is None:
         raise InputError("Exposure needs the training records; got none.", "Pass data=(x, y).")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from residuum.attacks.base import Attack
 from residuum.attacks.defense_aware.shift import (
     BIAS,
     WEIGHT,
@@ -27,10 +28,10 @@ from residuum.attacks.defense_aware.shift import (
     infer_vector_shift,
     move_biases,
 )
-from residuum.attacks.run import attack
+from residuum.attacks.stationarity.attack import NTK, WeightDecay
 from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings import AttackConfig
+from residuum.settings import RestartSettings
 
 PROBE = 4  # a probing attack has this share of the steps, and one restart
 ROUNDS = 2  # of fitting the shift to candidates and the candidates to the shift
@@ -46,7 +47,7 @@ class Released:
 
     checkpoints: tuple[Network, ...]
     knowledge: Knowledge
-    config: AttackConfig
+    attack: Attack
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,7 +61,7 @@ class Adapted:
 
     checkpoint: Network
     knowledge: Knowledge
-    config: AttackConfig
+    attack: Attack
     findings: dict[str, Any] = field(default_factory=dict)
     shift: Tensor | None = None
 
@@ -131,9 +132,9 @@ def without_noise(checkpoint: Network) -> tuple[Network, int, int]:
 
 def free_multipliers(released: Released) -> Adapted:
     """No sign of the multipliers and no margin is assumed: right for any loss at any time."""
-    config = released.config.changed(objective="weight-decay", lam_init=SIGNED)
+    attack = WeightDecay.like(released.attack, lam_init=SIGNED)
     findings = {"objective": "weight-decay, free multipliers"}
-    return _better(released, config=config, findings=findings)
+    return _better(released, attack=attack, findings=findings)
 
 
 def tied_multipliers(released: Released) -> Adapted:
@@ -144,7 +145,7 @@ def tied_multipliers(released: Released) -> Adapted:
     return _better(
         released,
         knowledge=_told(released, "user", **granted),
-        config=replace(released.config, objective="weight-decay"),
+        attack=WeightDecay.like(released.attack),
         findings={"objective": "weight-decay, multipliers tied", **granted},
     )
 
@@ -154,7 +155,7 @@ def known_start(released: Released) -> Adapted:
     return _better(
         released,
         knowledge=_told(released, "train", theta0=released.facts["theta0"]),
-        config=released.config.changed(objective="ntk", lam_init=SIGNED),
+        attack=NTK.like(released.attack, lam_init=SIGNED),
         findings={"objective": "ntk, initial weights granted"},
     )
 
@@ -223,8 +224,8 @@ def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
     rms = float(u.norm()) / math.sqrt(u.numel())
     mean = {"kind": kind, "shift_per_pixel": float(u.mean()), "rms_per_pixel": rms}
     knowledge = _told(released, "user", theta0=theta0)
-    config = released.config.changed(objective="ntk", lam_init=SIGNED)
-    changes = {"knowledge": knowledge, "config": config, "findings": {"mean": mean}, "shift": u}
+    attack = NTK.like(released.attack, lam_init=SIGNED)
+    changes = {"knowledge": knowledge, "attack": attack, "findings": {"mean": mean}, "shift": u}
     return _adapted(released, checkpoint=moved, **changes)
 
 
@@ -240,8 +241,10 @@ def _better(released: Released, **changes: Any) -> Adapted:
 
 def _short(option: Adapted) -> tuple[float, Reconstruction]:
     """First-layer residual that a short attack reaches, relative as the attack's own loss is."""
-    short = replace(option.config, restarts=1, steps=max(1, option.config.steps // PROBE))
-    found = attack(option.checkpoint, option.knowledge, short)
+    attack = option.attack.resolved(option.checkpoint, option.knowledge)
+    assert isinstance(attack, RestartSettings)
+    short = attack.changed(restarts=1, steps=max(1, attack.steps // PROBE))
+    found = short.run(option.checkpoint, option.knowledge)
     reached = first_residual(found)
     return math.inf if reached is None else reached, found
 
@@ -266,7 +269,7 @@ def _moved(released: Released, shift: float | Tensor, **changes: Any) -> Adapted
 
 
 def _adapted(released: Released, **changes: Any) -> Adapted:
-    start = Adapted(released.checkpoints[0], released.knowledge, released.config)
+    start = Adapted(released.checkpoints[0], released.knowledge, released.attack)
     return replace(start, **changes)
 
 

@@ -32,7 +32,6 @@ from residuum.networks import Architecture, Polynomial, PolynomialNetwork
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction
 from residuum.records.identification import Identification
-from residuum.settings import AttackConfig
 from residuum.surfaces.surface import Surface
 from residuum.theory.polynomial import (
     Interpolant,
@@ -244,22 +243,22 @@ def _notes(
 class PolynomialAttack(AtOnce):
     """:func:`recover` as an attack; where its conditions fail it refuses."""
 
-    name = "polynomial"
+    name: ClassVar[str] = "polynomial"
     acquits: ClassVar[bool] = True
     pace: ClassVar[str] = "formula"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """A polynomial network."""
+        """Return why the attack does not apply."""
         kind = surface.checkpoint.architecture.kind
         return "" if kind == "polynomial" else f"needs a polynomial network, not {kind}"
 
     def why(self, surface: Surface) -> str:
-        """Whether it is exact shows on the way."""
+        """Return why the attack applies."""
         return "`residuum identify`: exact where its rank condition holds, which it reports"
 
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """One restart of no steps, whose residual is that of all equations together."""
-        found = recover(surface.model(), seed=config.seed)
+    def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
+        """Return one restart without steps, whose residual is that of all equations together."""
+        found = recover(surface.model(), seed=self.seed)
         shape = knowledge.shape or surface.checkpoint.input_shape or found.x.shape[1:]
         squared = torch.tensor([[(found.residual or 0.0) ** 2]])
         labels, weight = torch.where(found.weights < 0, -1.0, 1.0), found.weights.abs()

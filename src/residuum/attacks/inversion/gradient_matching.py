@@ -35,7 +35,7 @@ from residuum.attacks.stationarity.objectives import Moment
 from residuum.attacks.stationarity.priors import PRIORS, Prior
 from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings import AttackConfig
+from residuum.settings import RestartSettings
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
@@ -114,62 +114,62 @@ def covectors(matching: Matching, outputs: Tensor, labels: Tensor, lam: Tensor) 
     return outputs.softmax(1) - own
 
 
-class Invert(Attack):
-    """Gradients of candidates matched against what an optimiser, or a known start, gives away."""
+class GradientMatching(RestartSettings, Attack):
+    """Match gradients at candidates with the weight update from known initial weights.
 
+    Attributes:
+        matching: How gradients are compared.
+        floor: It is a published attack that others are compared with.
+    """
+
+    name: ClassVar[str] = "invert"
+    surface: ClassVar[str] = CHANGE
     part: ClassVar[float] = 0.5
     assumes: ClassVar[str] = ASSUMES
-
-    def __init__(self, name: str, surface: str, matching: Matching, floor: bool = False) -> None:
-        self.name, self.surface, self.matching, self.floor = name, surface, matching, floor
+    matching: ClassVar[Matching] = OURS
+    floor: ClassVar[bool] = False
 
     def matched(self, surface: Surface) -> Matching:
-        """How gradients of this network are compared: see the head of this file."""
+        """Return how gradients of this network are compared, see the head of this file."""
         chain = not self.floor and surface.chain is not None
         return DENSE if chain else self.matching
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """A surface whose target is a sum of gradients, and what the prior takes for a sample."""
+        """Return why the attack does not apply."""
         if surface.name != self.surface:
             return {
                 CHANGE: "needs the initial weights theta0; grant them with --init",
-                MOMENT: "needs the state of an optimiser, in the file or of a live one",
+                MOMENT: "needs the state of an optimizer, from the file or from a live one",
             }[self.surface]
         if surface.task == "regression" and surface.outputs > 1:
             return "needs one output or classes; a regression of several outputs is not covered"
         return ""
 
     def why(self, surface: Surface) -> str:
-        """In a few words."""
+        """Return why the attack applies."""
         return "gradients of samples add up to it, whatever the network"
 
     def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
-        """A floor is for comparisons; a chain of dense layers is taken apart faster."""
+        """Return why an audit leaves the attack out."""
         if self.floor:
             return "a published floor that invert is measured against; name it to run it"
         if surface.chain is None:
             return ""
         return "a chain of dense layers: moment, ntk and unmix are closer; name it to run it"
 
-    def run(
-        self,
-        surface: Surface,
-        knowledge: Knowledge,
-        config: AttackConfig,
-        *,
-        watch: Watcher | None = None,
-        **_: Any,
+    def reconstruct(
+        self, surface: Surface, knowledge: Knowledge, *, watch: Watcher | None = None, **_: Any
     ) -> Reconstruction:
-        """Restarts one after another, each with its part of ``config.seconds``."""
+        """Run the restarts one after another, each with its share of ``seconds``."""
         begun = time.monotonic()
         self.refuse(surface, knowledge)
-        problem = Problem(surface, knowledge, config, self.matched(surface))
+        problem = Problem(surface, knowledge, self, self.matched(surface))
         found: list[Solved] = []
-        for run in range(config.restarts):
-            left = config.seconds - (time.monotonic() - begun)
+        for run in range(self.restarts):
+            left = self.seconds - (time.monotonic() - begun)
             if found and left <= 0:
                 break
-            found.append(problem.solve(run, left / (config.restarts - run), watch))
+            found.append(problem.solve(run, left / (self.restarts - run), watch))
         looks = min(len(one.loss) for one in found)
         x = torch.cat([one.x for one in found])
         result = Reconstruction(
@@ -177,18 +177,40 @@ class Invert(Attack):
             x=x,
             labels=problem.labels.cpu().float().repeat(len(found)),
             lam=torch.cat([one.lam for one in found]),
-            run=torch.arange(len(found)).repeat_interleave(config.candidates),
+            run=torch.arange(len(found)).repeat_interleave(self.candidates),
             steps=torch.tensor(min((one.steps for one in found), key=len)[:looks]),
             loss=torch.stack([torch.stack(one.loss[:looks]) for one in found]),
             layers=torch.stack([torch.stack(one.layers[:looks]) for one in found]),
             layer_names=tuple(problem.groups),
             status=tuple(one.status for one in found),
             knowledge=knowledge,
-            settings=config.to_json(),
+            settings=self.to_json(),
             seconds=time.monotonic() - begun,
             notes=(problem.note(self.name),),
         )
         return result.replace(selection=select(result))
+
+
+class OptimizerStateMatching(GradientMatching):
+    """Match gradients at candidates with an optimizer state."""
+
+    name: ClassVar[str] = "invert-moment"
+    surface: ClassVar[str] = MOMENT
+
+
+class Geiping2020(GradientMatching):
+    """Match gradients as Geiping et al. 2020 do: the published attack that ``invert`` is compared with."""
+
+    name: ClassVar[str] = "geiping2020"
+    matching: ClassVar[Matching] = GEIPING
+    floor: ClassVar[bool] = True
+
+
+class Geiping2020OptimizerState(Geiping2020):
+    """The same attack on an optimizer state."""
+
+    name: ClassVar[str] = "geiping2020-moment"
+    surface: ClassVar[str] = MOMENT
 
 
 @dataclass
@@ -207,10 +229,10 @@ class Problem:
     """The network, what its gradients must add up to, and what a candidate is."""
 
     def __init__(
-        self, surface: Surface, knowledge: Knowledge, config: AttackConfig, matching: Matching
+        self, surface: Surface, knowledge: Knowledge, settings: RestartSettings, matching: Matching
     ) -> None:
-        device, numbers = config.device, config.numbers
-        self.matching, self.config, self.knowledge = matching, config, knowledge
+        device, numbers = settings.device, settings.numbers
+        self.matching, self.settings, self.knowledge = matching, settings, knowledge
         self.model = surface.model().to(device, numbers).requires_grad_(False)
         target = {name: t.to(device, numbers) for name, t in gradient_like(surface).items()}
         self.groups = {
@@ -220,7 +242,7 @@ class Problem:
         }
         self.target = target
         self.shape, outputs = surface.shape(knowledge), surface.outputs
-        self.labels = Moment().labels(config.candidates, outputs, knowledge).to(device)
+        self.labels = Moment().labels(settings.candidates, outputs, knowledge).to(device)
         self.lam_shape = Moment().multiplier_shape(outputs)
         self.prior = self._prior()
 
@@ -251,17 +273,17 @@ class Problem:
         Where time runs out the schedules have run down as well, so that a short restart is a fast one
         and not a broken one.
         """
-        config, begun = self.config, time.monotonic()
-        generator = stream(self.matching.multipliers, config.seed, run)
-        x = torch.randn(config.candidates, *self.shape, generator=generator, dtype=torch.float64)
-        x = (config.sigma * x).to(config.device, config.numbers).requires_grad_()
-        lam = torch.rand(config.candidates, *self.lam_shape, generator=generator)
+        settings, begun = self.settings, time.monotonic()
+        generator = stream(self.matching.multipliers, settings.seed, run)
+        x = torch.randn(settings.candidates, *self.shape, generator=generator, dtype=torch.float64)
+        x = (settings.sigma * x).to(settings.device, settings.numbers).requires_grad_()
+        lam = torch.rand(settings.candidates, *self.lam_shape, generator=generator)
         lam = (self._scale(x, lam.to(x)) * lam.to(x)).requires_grad_()
-        rate = float(lam.detach().mean()) * config.lr_x
+        rate = float(lam.detach().mean()) * settings.lr_x
         adam = torch.optim.Adam([{"params": [x], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
         box, share, solved = self.knowledge.box(x[0].detach()), 0.0, Solved(x, lam, [], [], [], "")
-        for step in range(config.steps):
-            share = max(share, step / config.steps, (time.monotonic() - begun) / seconds)
+        for step in range(settings.steps):
+            share = max(share, step / settings.steps, (time.monotonic() - begun) / seconds)
             if step and share >= 1:
                 break
             with second_derivatives():
@@ -276,12 +298,14 @@ class Problem:
                 solved.layers.append(parts.detach().cpu().double().expand(len(self.groups)))
                 if watch is not None:
                     now = solved.loss[-1][None], solved.layers[-1][None]
-                    watch(AttackProgress(step, config.steps, *now, tuple(self.groups)))
+                    watch(AttackProgress(step, settings.steps, *now, tuple(self.groups)))
             if not bool(loss.isfinite()):
                 break
             x.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl
-            falling = config.lr_decay + (1 - config.lr_decay) * (1 + math.cos(math.pi * share)) / 2
-            for group, size in zip(adam.param_groups, (config.lr_x, rate), strict=True):
+            falling = (
+                settings.lr_decay + (1 - settings.lr_decay) * (1 + math.cos(math.pi * share)) / 2
+            )
+            for group, size in zip(adam.param_groups, (settings.lr_x, rate), strict=True):
                 group["lr"] = falling * size
             adam.step()
             with torch.no_grad():
@@ -290,7 +314,7 @@ class Problem:
                     x.copy_(x.clamp(*box))
         finite = bool(x.isfinite().all())
         solved.status = (
-            "diverged" if not finite else "time" if step < config.steps - 1 else "finished"
+            "diverged" if not finite else "time" if step < settings.steps - 1 else "finished"
         )
         solved.x, solved.lam = x.detach().double().cpu(), lam.detach().double().cpu()
         return solved

@@ -12,7 +12,7 @@ from residuum.attacks.base import AtOnce
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.priors import box
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings import AttackConfig
+from residuum.settings import ModelInversionSettings
 from residuum.surfaces.surface import Surface
 
 
@@ -22,11 +22,11 @@ class Baseline(AtOnce):
     baseline: ClassVar[bool] = True
 
     def why(self, surface: Surface) -> str:
-        """It always does."""
+        """Return why the attack applies."""
         return "baseline"
 
 
-class ModelInversion(Baseline):
+class ModelInversion(ModelInversionSettings, Baseline):
     """Inputs that drive one output up (one output: half of them down), weighted by |output|.
 
     x starts at sigma N(0, 1) and climbs by gradient steps of ``lr_x``; with a known value range it
@@ -34,20 +34,19 @@ class ModelInversion(Baseline):
     output of a homogeneous network has no maximum.
     """
 
-    name = "model-inversion"
+    name: ClassVar[str] = "model-inversion"
 
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """By ascent on the output that a label asks for, steps as long as a share of the candidates' own
-        size.
+    def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
+        """Climb the output that each label asks for, in steps relative to the candidates' size.
 
-        Without a known range the norm is bounded instead: an output grows with its input, and would for
-        ever.
+        Without a known range the norm is bounded instead, because an output grows with its input without
+        end.
         """
-        shape, outputs, count = surface.shape(knowledge), surface.outputs, config.candidates
-        model = surface.model().to(config.device, config.numbers).requires_grad_(False)
-        generator = stream("baseline", config.seed)
-        x = config.sigma * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
-        x = x.to(config.device, config.numbers)
+        shape, outputs, count = surface.shape(knowledge), surface.outputs, self.candidates
+        model = surface.model().to(self.device, self.numbers).requires_grad_(False)
+        generator = stream("baseline", self.seed)
+        x = self.sigma * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        x = x.to(self.device, self.numbers)
         if outputs == 1:
             labels = torch.where(torch.arange(count) < count // 2, -1.0, 1.0).to(x)
         else:
@@ -58,12 +57,12 @@ class ModelInversion(Baseline):
             return labels * out[:, 0] if outputs == 1 else out.gather(1, labels[:, None])[:, 0]
 
         limit, ones = float(math.prod(shape)) ** 0.5, [1] * len(shape)
-        for _ in range(config.steps):
+        for _ in range(self.steps):
             x = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(value(x).sum(), x)
             size = slope.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *ones)
             with torch.no_grad():
-                x = x + config.lr_x * limit * slope / size
+                x = x + self.lr_x * limit * slope / size
                 if knowledge.value_range is not None:
                     x = x.clamp(*box(knowledge, x[None]))
                 else:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from residuum.attacks.base import Attack, Watcher
 from residuum.attacks.selection import select
+from residuum.attacks.stationarity import objectives
+from residuum.attacks.stationarity.defaults import default_settings
 from residuum.attacks.stationarity.growth import Grower, GrowthStrategy
-from residuum.attacks.stationarity.objectives import OBJECTIVES, Objective
+from residuum.attacks.stationarity.objectives import Objective
+from residuum.attacks.stationarity.priors import PRIORS
 from residuum.attacks.stationarity.solver import Population, Solver, SolverState, load_state
 from residuum.attacks.stationarity.splitting import SampleSplitting
+from residuum.errors import require_known
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings import AttackConfig
-from residuum.surfaces.surface import Surface
+from residuum.settings import KKTSettings, NTKSettings, StationaritySettings
+from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
 SAVE_EVERY = 20.0  # seconds between saves of an attack that is kept
 SPLITTING = SampleSplitting()
@@ -27,7 +31,7 @@ SPLITTING = SampleSplitting()
 
 def make_grower(solver: Solver, strategy: GrowthStrategy = SPLITTING) -> Grower | None:
     """Return what grows the candidates of this solver, None if its settings ask for no growth."""
-    return None if solver.config.growth.how == "none" else Grower(solver, strategy)
+    return None if solver.config.split == "none" else Grower(solver, strategy)
 
 
 def search(
@@ -37,12 +41,18 @@ def search(
     until: int | None = None,
     grower: Grower | None = None,
 ) -> SolverState:
-    """An attack from look to look: between them candidates grow, a watcher is told, the clock is read.
+    """Run a search from one evaluation step to the next. In between, candidates grow and the clock is read.
 
-    path: where the state is kept, and taken up again.
-    until: pause at the first look from this step on; the state that comes back has not stopped, and
-        is gone on with.
-    grower: Grows the candidates; by default :func:`make_grower` of this solver.
+    Args:
+        solver: The search.
+        path: File that keeps the state. A state in it continues.
+        watch: Receives the progress.
+        until: Pause at the first evaluation step from this one on. The returned state has not stopped
+            then, and can continue.
+        grower: Grows the candidates; by default :func:`make_grower` of this solver.
+
+    Returns:
+        The state at the end.
     """
     config, path = solver.config, None if path is None else Path(path)
     grower = grower or make_grower(solver)
@@ -71,82 +81,6 @@ def search(
     return state
 
 
-class Stationarity(Attack):
-    """Descent on the residual of the surface's equation, with the covectors of an objective.
-
-    strategy: how candidates grow, in attacks whose settings ask for growth.
-    """
-
-    acquits: ClassVar[bool] = True
-    pace: ClassVar[str] = "batches"
-
-    def __init__(
-        self, name: str, objective: type[Objective], strategy: GrowthStrategy = SPLITTING
-    ) -> None:
-        self.name, self.objective, self.surface = name, objective, objective.surface
-        self.strategy = strategy
-
-    @property
-    def outside(self) -> bool:
-        """As the objective is."""
-        return not self.objective.__module__.startswith("residuum.")
-
-    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """As the objective says."""
-        why_not = self.objective().why_not(surface.outputs, surface.task, knowledge)
-        return why_not or ("" if surface.name == self.surface else f"needs {self.surface}")
-
-    def why(self, surface: Surface) -> str:
-        """Likewise."""
-        return self.objective().why(surface)
-
-    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Likewise."""
-        return self.objective().left_out(surface.task, knowledge)
-
-    def run(
-        self,
-        surface: Surface,
-        knowledge: Knowledge,
-        config: AttackConfig,
-        *,
-        state_path: str | Path | None = None,
-        watch: Watcher | None = None,
-        per_run: Sequence[AttackConfig] | None = None,
-    ) -> Reconstruction:
-        """All restarts side by side; a saved state is gone on with."""
-        start = time.monotonic()
-        solver = prepare(surface.checkpoint, knowledge, config, per_run, self.objective)
-        grower = make_grower(solver, self.strategy)
-        state = search(solver, state_path, watch, grower=grower)
-        runs = config.restarts
-        status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
-        lam, x = solver.multipliers(state.best_lam), state.best_x
-        population = state.population or Population.start(runs, solver.problem.labels)
-        living = population.best_active.cpu().flatten()
-        notes, second_order = grown_facts(grower, state)
-        found = Reconstruction(
-            attack=config.objective,
-            x=_flat(x)[living],
-            labels=population.best_labels.cpu().flatten()[living],
-            lam=_flat(lam)[living],
-            run=torch.arange(runs).repeat_interleave(x.shape[1])[living],
-            steps=torch.tensor(state.steps),
-            loss=torch.stack(state.loss, 1),
-            layers=torch.stack(state.layers, 1),
-            layer_names=solver.problem.layer_names,
-            status=status,
-            knowledge=knowledge,
-            settings=config.to_json(),
-            seconds=time.monotonic() - start,
-            notes=notes,
-            events=population.events,
-            ident=population.best_ident.cpu().flatten()[living],
-            second_order=second_order,
-        )
-        return found.replace(selection=select(found))
-
-
 def grown_facts(
     grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
@@ -164,24 +98,232 @@ def grown_facts(
     return tuple(notes), tuple(grower.stationarity(state))
 
 
-def prepare(
-    checkpoint: Network,
-    knowledge: Knowledge,
-    config: AttackConfig,
-    per_run: Sequence[AttackConfig] | None = None,
-    kind: type[Objective] | None = None,
-) -> Solver:
-    """The attack that a resolved configuration describes, before its first step.
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().flatten(0, 1).cpu()
 
-    kind: the objective where it is not the one that the configuration names.
+
+class Stationarity(StationaritySettings, Attack):
+    """Minimize the residual of the surface's equation, with the covectors of an objective.
+
+    Attributes:
+        objective: Target, gradients and multipliers of the equation.
+        strategy: How candidates grow, if the settings ask for growth.
     """
-    objective = (kind or OBJECTIVES[config.objective]).configured(config, knowledge)
-    shape = checkpoint.sample_shape(knowledge)
-    outputs = checkpoint.architecture.outputs
-    objective.check(outputs, knowledge)
-    model = checkpoint.copy_module()
-    return Solver(model, objective, knowledge, config, shape, outputs, config.candidates, per_run)
+
+    acquits: ClassVar[bool] = True
+    pace: ClassVar[str] = "batches"
+    objective: ClassVar[type[Objective]]
+    strategy: ClassVar[GrowthStrategy] = SPLITTING
+
+    @classmethod
+    def with_objective(cls, objective: type[Objective]) -> type[Stationarity]:
+        """Return this attack with another objective, and the name and surface of that objective.
+
+        Args:
+            objective: The objective.
+
+        Returns:
+            A subclass of this attack.
+        """
+
+        def reduce(attack: Stationarity) -> Any:  # the class has no name to pickle it by
+            values = {name: getattr(attack, name) for name in attack.model_fields_set}
+            return _restore, (cls, objective, values)
+
+        return type(
+            objective.__name__,
+            (cls,),
+            {
+                "__module__": objective.__module__,
+                "__reduce__": reduce,
+                "name": objective.name,
+                "surface": objective.surface,
+                "objective": objective,
+            },
+        )
+
+    @property
+    def outside(self) -> bool:
+        """True if the objective comes from another package."""
+        return not self.objective.__module__.startswith("residuum.")
+
+    def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
+        """Return why the attack does not apply."""
+        why_not = self.objective().why_not(surface.outputs, surface.task, knowledge)
+        return why_not or ("" if surface.name == self.surface else f"needs {self.surface}")
+
+    def why(self, surface: Surface) -> str:
+        """Return why the attack applies."""
+        return self.objective().why(surface)
+
+    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+        """Return why an audit leaves the attack out."""
+        return self.objective().left_out(surface.task, knowledge)
+
+    def resolved(self, network: Network, knowledge: Knowledge) -> Attack:
+        """Return the attack with its candidates counted, and with priors that suit the data."""
+        for prior, _ in self.priors or ():
+            require_known(prior, PRIORS, "No prior")
+        attack = super().resolved(network, knowledge)
+        is_signed = not self.objective.nonnegative
+        defaults = default_settings(network, knowledge, self, self.surface, is_signed)
+        return attack.changed(**defaults) if defaults else attack
+
+    def reconstruct(
+        self,
+        surface: Surface,
+        knowledge: Knowledge,
+        *,
+        state_path: str | Path | None = None,
+        watch: Watcher | None = None,
+        per_run: Sequence[Attack] | None = None,
+    ) -> Reconstruction:
+        """Run all restarts together. A saved state continues."""
+        start = time.monotonic()
+        solver = self.solver(surface.checkpoint, knowledge, per_run)
+        grower = make_grower(solver, self.strategy)
+        state = search(solver, state_path, watch, grower=grower)
+        runs = self.restarts
+        status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
+        lam, x = solver.multipliers(state.best_lam), state.best_x
+        population = state.population or Population.start(runs, solver.problem.labels)
+        living = population.best_active.cpu().flatten()
+        notes, second_order = grown_facts(grower, state)
+        result = Reconstruction(
+            attack=self.name,
+            x=_flat(x)[living],
+            labels=population.best_labels.cpu().flatten()[living],
+            lam=_flat(lam)[living],
+            run=torch.arange(runs).repeat_interleave(x.shape[1])[living],
+            steps=torch.tensor(state.steps),
+            loss=torch.stack(state.loss, 1),
+            layers=torch.stack(state.layers, 1),
+            layer_names=solver.problem.layer_names,
+            status=status,
+            knowledge=knowledge,
+            settings=self.to_json(),
+            seconds=time.monotonic() - start,
+            notes=notes,
+            events=population.events,
+            ident=population.best_ident.cpu().flatten()[living],
+            second_order=second_order,
+        )
+        return result.replace(selection=select(result))
+
+    def solver(
+        self, network: Network, knowledge: Knowledge, per_run: Sequence[Attack] | None = None
+    ) -> Solver:
+        """Return the solver of this attack before its first step. All settings must be resolved.
+
+        Args:
+            network: The network that is attacked.
+            knowledge: What the attacker knows.
+            per_run: Settings of each restart, if they differ.
+
+        Returns:
+            The solver.
+
+        Raises:
+            InputError: If the objective does not fit the network or the knowledge.
+        """
+        objective = self.objective.configured(self, knowledge)
+        shape = network.sample_shape(knowledge)
+        outputs = network.architecture.outputs
+        objective.check(outputs, knowledge)
+        model = network.copy_module()
+        runs = None if per_run is None else cast(Sequence[StationaritySettings], per_run)
+        return Solver(model, objective, knowledge, self, shape, outputs, self.candidates, runs)
+
+    def advance(
+        self,
+        network: Network,
+        knowledge: Knowledge,
+        state_path: Path,
+        until: int,
+        per_run: Sequence[Attack] | None = None,
+    ) -> bool:
+        """Run the search up to step ``until`` and save its state. ``run`` continues from there.
+
+        Args:
+            network: The network that is attacked.
+            knowledge: What the attacker knows.
+            state_path: File that keeps the state.
+            until: Step at which the search pauses.
+            per_run: Settings of each restart, if they differ.
+
+        Returns:
+            True if steps are left.
+        """
+        attack = self.resolved(network, knowledge)
+        assert isinstance(attack, Stationarity)
+        runs = None if per_run is None else [r.resolved(network, knowledge) for r in per_run]
+        solver = attack.solver(network, knowledge, runs)
+        return not search(solver, state_path, until=until).stopped
 
 
-def _flat(part: Tensor) -> Tensor:
-    return part.detach().flatten(0, 1).cpu()
+def _restore(
+    kind: type[Stationarity], objective: type[Objective], values: dict[str, Any]
+) -> Stationarity:
+    return kind.with_objective(objective)(**values)
+
+
+class BinaryKKT(KKTSettings, Stationarity):
+    """The KKT equation of a binary classifier (Haim et al. 2022)."""
+
+    name: ClassVar[str] = "binary-kkt"
+    objective: ClassVar[type[Objective]] = objectives.BinaryKKT
+
+
+class MulticlassKKT(KKTSettings, Stationarity):
+    """The KKT equation of a classifier with several outputs (Buzaglo et al. 2023)."""
+
+    name: ClassVar[str] = "multiclass-kkt"
+    objective: ClassVar[type[Objective]] = objectives.MulticlassKKT
+
+
+class WeightDecay(Stationarity):
+    """The equation of a network trained with weight decay (Buzaglo et al. 2023)."""
+
+    name: ClassVar[str] = "weight-decay"
+    objective: ClassVar[type[Objective]] = objectives.WeightDecay
+
+
+class NTK(NTKSettings, Stationarity):
+    """The equation of the weight update from known initial weights (Loo et al. 2024)."""
+
+    name: ClassVar[str] = "ntk"
+    surface: ClassVar[str] = CHANGE
+    objective: ClassVar[type[Objective]] = objectives.NTK
+
+
+class OptimizerState(Stationarity):
+    """The equation of an optimizer state."""
+
+    name: ClassVar[str] = "moment"
+    surface: ClassVar[str] = MOMENT
+    objective: ClassVar[type[Objective]] = objectives.Moment
+
+
+class Auto(StationaritySettings, Attack):
+    """The stationarity attack that suits the network: KKT for a classifier, weight decay for a regression."""
+
+    name: ClassVar[str] = "auto"
+
+    def resolved(self, network: Network, knowledge: Knowledge) -> Attack:
+        """Return the attack for the task of the network."""
+        network.check_weights()
+        by_task: tuple[type[Stationarity], ...] = (BinaryKKT, MulticlassKKT, WeightDecay)
+        chosen = next(a for a in by_task if a.objective.task == network.inferred_task)
+        return chosen.like(self).resolved(network, knowledge)
+
+
+class KKT(KKTSettings, Attack):
+    """The KKT attack: binary or multiclass, by the number of outputs."""
+
+    name: ClassVar[str] = "kkt"
+
+    def resolved(self, network: Network, knowledge: Knowledge) -> Attack:
+        """Return the attack for the number of outputs."""
+        outputs = network.architecture.outputs
+        chosen = BinaryKKT if outputs == 1 else MulticlassKKT
+        return chosen.like(self).resolved(network, knowledge)

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.attacks.base import Attack
-from residuum.attacks.stationarity.attack import Stationarity
 from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge
-from residuum.settings import LR_LAM, AttackConfig
+from residuum.settings import LR_LAM, StationaritySettings
 from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 
 TYPED = 0.01  # weight of the columns' types
@@ -25,40 +23,52 @@ SIDE = 8  # pixels: in smaller frames neighbours say nothing of an image
 LEADING = 0.1  # share of the largest singular value down to which vectors are looked at
 
 
-def with_defaults(
-    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, method: Attack
-) -> AttackConfig:
-    """Fill in the priors that suit the appearance of the data in the first layer, if none are set.
+def default_settings(
+    network: Network,
+    knowledge: Knowledge,
+    settings: StationaritySettings,
+    surface: str,
+    is_signed: bool,
+) -> dict[str, Any]:
+    """Choose the priors and the rate of the multipliers that were not set.
 
     Images get a sparse prior. If the multipliers have a free sign, the prior is weaker, and weaker again
     for pen strokes. Its strength was chosen on images that no claim uses: with weight decay, 15 of 40
     photographs exceed NCC 0.9 (4 without a prior). With known initial weights, 167 of 180 digits are
     closer than 2.5 (140 with the prior for photographs). If column types are known, tables get a prior
     that pulls each column to its type.
+
+    Args:
+        network: The network that is attacked.
+        knowledge: What the attacker knows.
+        settings: Settings of the attack.
+        surface: The attack surface.
+        is_signed: True if the multipliers can have any sign.
+
+    Returns:
+        The chosen settings by name.
     """
-    if None not in (config.priors, config.lr_lam):
-        return config
-    signed = isinstance(method, Stationarity) and not method.objective.nonnegative
-    rows, shape = shown_rows(checkpoint, knowledge, method), checkpoint.sample_shape(knowledge)
+    if None not in (settings.priors, settings.lr_lam):
+        return {}
+    rows, shape = shown_rows(network, knowledge, surface), network.sample_shape(knowledge)
     dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
     seen = appearance(rows, shape) if dense else Appearance()
     free = SIGNED_SPARSE if seen.photographs else SIGNED_STROKES
-    priors = (("sparse-gradients", free if signed else SPARSE),) if seen.images else ()
+    priors = (("sparse-gradients", free if is_signed else SPARSE),) if seen.images else ()
     if knowledge.columns is not None:
         priors = (("columns", TYPED),)
     chosen: dict[str, Any] = {
         "priors": priors,
-        "lr_lam": SLOW if seen.images and config.priors != () and not signed else LR_LAM,
+        "lr_lam": SLOW if seen.images and settings.priors != () and not is_signed else LR_LAM,
     }
-    open_ = {name: value for name, value in chosen.items() if config.value(name) is None}
-    return config.changed(**open_)
+    return {name: value for name, value in chosen.items() if getattr(settings, name) is None}
 
 
-def shown_rows(checkpoint: Network, knowledge: Knowledge, method: Attack) -> Tensor:
+def shown_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tensor:
     """First-layer rows that mix training samples: after a large start the weights themselves do not."""
-    if method.surface == MOMENT:
+    if surface == MOMENT:
         return first_layer({**checkpoint.theta, **(knowledge.moment or {})})
-    if method.surface == CHANGE and knowledge.theta0 is not None:
+    if surface == CHANGE and knowledge.theta0 is not None:
         return first_layer(SURFACES[CHANGE](checkpoint, knowledge).target)
     return first_layer(checkpoint.theta)
 

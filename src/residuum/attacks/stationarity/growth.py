@@ -38,7 +38,7 @@ from residuum.attacks.stationarity.priors import box
 from residuum.attacks.stationarity.problem import Evaluation, Problem
 from residuum.attacks.stationarity.slots import Newcomer, population_of, settle, with_events
 from residuum.attacks.stationarity.solver import Solver, SolverState
-from residuum.settings import AttackConfig, Growth
+from residuum.settings import StationaritySettings
 
 
 class Round:
@@ -62,7 +62,7 @@ class Round:
         self.problem = grower.problem.with_labels(population.labels)
         self.x, self.lam, self.active = state.x, state.lam * grower.scale, population.active
         self.quota = [
-            min(max(1, int(settings.cap * count)), grower.limit - count) if run in due else 0
+            min(max(1, int(settings.split_cap * count)), grower.limit - count) if run in due else 0
             for run, count in enumerate(self.active.sum(1).tolist())
         ]
         self.generators = [grower.generator(state.step, run) for run in range(self.runs)]
@@ -78,7 +78,7 @@ class Round:
         return len(self.x)
 
     @property
-    def config(self) -> AttackConfig:
+    def config(self) -> StationaritySettings:
         """Settings of the attack."""
         return self.solver.config
 
@@ -130,19 +130,19 @@ class Grower:
         strategy.check(solver)
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
-        self.limit = self.settings.limit or 4 * solver.sizes[1]
+        self.limit = self.settings.split_limit or 4 * solver.sizes[1]
         self.note = ""  # of the first round that has one
 
     @property
-    def settings(self) -> Growth:
+    def settings(self) -> StationaritySettings:
         """Settings of growth."""
-        return self.solver.config.growth
+        return self.solver.config
 
     def next_round(self, step: int) -> int:
         """Return the step before which no round is due, as far as that is known in advance."""
-        if self.settings.trigger != "period":
+        if self.settings.split_trigger != "period":
             return self.solver.config.steps
-        return (step // self.settings.every + 1) * self.settings.every
+        return (step // self.settings.split_every + 1) * self.settings.split_every
 
     def after(self, state: SolverState) -> SolverState:
         """Return the state after an evaluation, with a round for every run that is due; in full precision."""
@@ -158,7 +158,7 @@ class Grower:
         population = population_of(state)
         last = tuple(state.step if r in due else step for r, step in enumerate(population.last))
         state = state.replace(population=population.replace(last=last))
-        if self.settings.merge:
+        if self.settings.split_merge:
             state = self._merge(state, due, sharpness)
         state, due = self._stop(state, due, sharpness)
         if not due:
@@ -177,20 +177,20 @@ class Grower:
         is_over = state.step >= self.solver.config.steps
         if population.stopped[run] or not bool(state.alive[run]) or is_over:
             return False
-        if settings.trigger == "period":
-            return state.step > 0 and state.step % settings.every == 0
+        if settings.split_trigger == "period":
+            return state.step > 0 and state.step % settings.split_every == 0
         start = population.last[run]
-        if state.step - start < settings.every:
+        if state.step - start < settings.split_every:
             return False
-        if settings.trigger == "gradient":
+        if settings.split_trigger == "gradient":
             gradient = self._evaluate(state, sharpness).grad_x[run]
-            return float(gradient.norm()) <= settings.tolerance
-        start = max(start, state.step - settings.every)
+            return float(gradient.norm()) <= settings.split_tolerance
+        start = max(start, state.step - settings.split_every)
         middle = (start + state.step) / 2
         history = list(zip(state.steps, state.loss, strict=True))
         early = [float(loss[run]) for step, loss in history if start <= step <= middle]
         late = [float(loss[run]) for step, loss in history if step > middle]
-        return bool(early and late) and min(late) > (1 - settings.tolerance) * min(early)
+        return bool(early and late) and min(late) > (1 - settings.split_tolerance) * min(early)
 
     def _evaluate(self, state: SolverState, sharpness: float | Tensor) -> Evaluation:
         return self._problem_of(state).evaluate(state.x, state.lam * self.scale, sharpness)
@@ -207,7 +207,7 @@ class Grower:
             The new state, and the runs that are still due.
         """
         population, loss = population_of(state), self._evaluate(state, sharpness).loss
-        zero = self.settings.zero * self.problem.empty_loss
+        zero = self.settings.split_zero * self.problem.empty_loss
         stopped = list(population.stopped)
         for run in due:
             if float(loss[run]) <= zero:
@@ -288,7 +288,7 @@ class Grower:
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale
         with self.solver.precision(False):
             gradient, lowest = second_order(problem, state.best_x, lam, sharpness, start * mask)
-        eps, rows = self.settings.eps, []
+        eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):
             least = max(norm, min(value, 0.0) ** 2)
             level = {"eps": eps, "least_eps": least, "stationary": least <= eps}

@@ -32,7 +32,7 @@ from residuum.errors import InputError, require_known
 from residuum.networks.network import Network
 from residuum.plugins import Table
 from residuum.records import Knowledge
-from residuum.settings import AttackConfig, settings_of
+from residuum.settings import AttackSettings
 from residuum.stationarity import Theta
 from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 
@@ -43,8 +43,7 @@ class Objective(ABC):
 
     surface: whose target the sum must equal.
     task: what a certificate of its candidates is asked for, "" to be told by the network.
-    Dataclass fields are options: those that ``AttackConfig`` has under the same name are set from
-    there.
+    Dataclass fields are options. Those that are also settings of the attack are set from there.
     """
 
     name: ClassVar[str] = ""
@@ -55,10 +54,10 @@ class Objective(ABC):
     points: ClassVar[tuple[str, ...]] = ("theta",)
 
     @classmethod
-    def configured(cls, config: AttackConfig, knowledge: Knowledge) -> Self:
+    def configured(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
         """The objective with the options of these settings."""
-        shared = {f.name for f in fields(cls)} & settings_of(AttackConfig).keys()
-        return cls(**{name: config.value(name) for name in shared})
+        shared = {f.name for f in fields(cls)} & type(settings).model_fields.keys()
+        return cls(**{name: getattr(settings, name) for name in shared})
 
     @property
     def follows_outputs(self) -> bool:
@@ -234,7 +233,7 @@ class WeightDecay(Objective):
         return bool(self.tied)
 
     @classmethod
-    def configured(cls, config: AttackConfig, knowledge: Knowledge) -> Self:
+    def configured(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
         """With multipliers tied to the loss where knowledge allows."""
         if not (knowledge.weight_decay and knowledge.sample_count and knowledge.loss):
             return cls()

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.stationarity.objectives import OBJECTIVES, Objective
+from residuum.attacks.registry import attack_of
+from residuum.attacks.stationarity.attack import Stationarity
+from residuum.attacks.stationarity.objectives import BinaryKKT, MulticlassKKT, Objective
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.stationarity.solver import sharpness_at
 from residuum.errors import InputError, require_known
 from residuum.records import Reconstruction, Record
-from residuum.settings import AttackConfig
 from residuum.stationarity import parameters
 from residuum.surfaces.surface import Surface
 from residuum.theory.kkt import evaluate
@@ -82,7 +83,7 @@ def best_residual(model: nn.Module, found: Sequence[Reconstruction]) -> dict[str
             continue
         kkt = kkt_set(model, part, part.x[rows], part.labels[rows], part.lam[rows])
         layer = next(iter(kkt.layer_residuals))
-        comparable = objective.surface == OBJECTIVES["binary-kkt"].surface
+        comparable = objective.surface == BinaryKKT.surface
         if comparable and (not best or kkt.layer_residuals[layer] < best[layer]):
             best = kkt.layer_residuals
     return best
@@ -90,12 +91,12 @@ def best_residual(model: nn.Module, found: Sequence[Reconstruction]) -> dict[str
 
 def objective_of(model: nn.Module, found: Reconstruction) -> Objective:
     """The objective as the attack was configured; by the number of outputs where nobody said."""
-    config = AttackConfig.from_json(found.settings)
-    name = config.objective if config.objective in OBJECTIVES else found.attack
-    if name not in OBJECTIVES:
-        outputs = evaluate(model, found.x[:1].to(next(model.parameters()))).shape[1]
-        name = "binary-kkt" if outputs == 1 else "multiclass-kkt"
-    return OBJECTIVES[name].configured(config, found.knowledge)
+    attack = attack_of(found)
+    if isinstance(attack, Stationarity):
+        return attack.objective.configured(attack, found.knowledge)
+    outputs = evaluate(model, found.x[:1].to(next(model.parameters()))).shape[1]
+    objective = BinaryKKT if outputs == 1 else MulticlassKKT
+    return objective.configured(attack, found.knowledge)
 
 
 def kkt_set(
@@ -159,24 +160,24 @@ def explained(
     best = _best_restart(found, judged)
     if best is None:
         return Explained({}, judged, silent)
-    if kind is None and found.attack not in OBJECTIVES:
+    attack = attack_of(found)
+    if not isinstance(attack, Stationarity):
         # Recovered in closed form: its one residual is of all equations, exact.
         return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1], silent)
     run, step, _ = best
-    config = AttackConfig.from_json(found.settings)
-    objective = (kind or OBJECTIVES[config.objective]).configured(config, found.knowledge)
+    objective = (kind or attack.objective).configured(attack, found.knowledge)
     mine = found.run == run
     problem = Problem(
         surface.model(),
         objective,
         found.knowledge,
         found.labels[mine],
-        surrogate=config.surrogate.kind,
+        surrogate=attack.surrogate,
         layers="all",
         dtype=torch.float64,
     )
     x, lam = found.x[mine].double()[None], found.lam[mine].double()[None]
-    squared = problem.evaluate(x, lam, sharpness_at(config, step)).layers[0].tolist()
+    squared = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
     values = dict(zip(problem.layer_names, squared, strict=True))
     finite = {name: math.sqrt(max(v, 0.0)) for name, v in values.items() if math.isfinite(v)}
     return Explained(finite, judged, silent)

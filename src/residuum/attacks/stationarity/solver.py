@@ -42,7 +42,7 @@ from residuum.engine.graph import Repeater, keep_freed_memory
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest
-from residuum.settings import FAST, LR_LAM, NUMBERS, VARIED, AttackConfig
+from residuum.settings import FAST, LR_LAM, NUMBERS, VARIED, StationaritySettings
 
 DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
 CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
@@ -143,11 +143,11 @@ class Solver:
         model: nn.Module,
         objective: Objective,
         knowledge: Knowledge,
-        config: AttackConfig,
+        config: StationaritySettings,
         shape: tuple[int, ...],
         outputs: int,
         candidates: int,
-        per_run: Sequence[AttackConfig] | None = None,
+        per_run: Sequence[StationaritySettings] | None = None,
     ) -> None:
         keep_freed_memory()
         if knowledge.mean is not None:  # once: a copy from the host cannot be part of a CUDA graph
@@ -279,7 +279,7 @@ class Solver:
         A captured chunk ends where closed-form multipliers are due: no graph can hold them.
         """
         end = min(step + self.check_every, self.config.steps)
-        every = self.config.multipliers.every
+        every = self.config.lam_every
         if every and self.config.device.startswith("cuda"):
             end = min(end, (step // every + 1) * every)
         return end
@@ -287,7 +287,7 @@ class Solver:
     def searching(self, step: int) -> bool:
         """Whether matrix products may round up to this step: ``polish`` is the share of the last ones."""
         config = self.config
-        return config.precision in FAST and step <= config.steps * (1 - config.numerics.polish)
+        return config.precision in FAST and step <= config.steps * (1 - config.polish)
 
     def progress(self, state: SolverState) -> AttackProgress:
         """The state as a watcher sees it."""
@@ -314,16 +314,16 @@ class Solver:
             generator = stream("candidates", config.seed, run)
             x = self._draw(self.settings.one(run).sigma, generator)
             xs.append(x.to(config.device, self.dtype))
-            draw = torch.randn if config.multipliers.distribution == "normal" else torch.rand
+            draw = torch.randn if config.lam_distribution == "normal" else torch.rand
             lam = draw(self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64)
-            low, high = config.multipliers.init
-            spread = high if config.multipliers.distribution == "normal" else high - low
+            low, high = config.lam_init
+            spread = high if config.lam_distribution == "normal" else high - low
             lams.append((low + spread * lam).to(config.device, self.dtype))
         x, lam = (part[0][None] if len(part) == 1 else torch.stack(part) for part in (xs, lams))
         infinite = torch.full((config.restarts,), math.inf, dtype=self.dtype, device=config.device)
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
         state = SolverState(x, lam, x, lam, infinite, infinite, alive, 0, self.fingerprint)
-        if config.growth.how == "none":
+        if config.split == "none":
             return state
         return state.replace(population=Population.start(config.restarts, self.problem.labels))
 
@@ -372,9 +372,7 @@ class Solver:
         )
 
     def _closed_form_due(self, step: int) -> bool:
-        return bool(
-            self.config.multipliers.every and step and step % self.config.multipliers.every == 0
-        )
+        return bool(self.config.lam_every and step and step % self.config.lam_every == 0)
 
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
@@ -443,7 +441,7 @@ class Solver:
                 own_problem,
                 x[run, there][None],
                 lam[run, there][None],
-                own.multipliers.least if self.objective.nonnegative else None,
+                own.lam_min if self.objective.nonnegative else None,
                 scale,
                 sharpness_at(own, step),
             )[0]
@@ -465,7 +463,7 @@ class Solver:
             self.objective,
             self.knowledge,
             self.labels(candidates),
-            surrogate=config.surrogate.kind,
+            surrogate=config.surrogate,
             normalise=config.normalise,
             layers=config.layers,
             dtype=self.dtype,
@@ -474,12 +472,12 @@ class Solver:
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
         """Factor from stored to plain-sum multipliers; per run where their sharpness differs."""
-        if self.config.multipliers.scale != "auto":
-            return 1.0 if self.config.multipliers.scale == "one" else 1 / candidates
+        if self.config.lam_scale != "auto":
+            return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
             return self._scale_at(self.sharpness)
-        found = [self._scale_at(run.surrogate.sharpness) for run in self.settings.runs]
-        return self.sharpness.new_tensor(found).view(-1, *[1] * (ndim - 1))
+        scales = [self._scale_at(run.sharpness) for run in self.settings.runs]
+        return self.sharpness.new_tensor(scales).view(-1, *[1] * (ndim - 1))
 
     def _scale_at(self, sharpness: float) -> float:
         spread = 0.25
@@ -490,26 +488,25 @@ class Solver:
         return balancing_scale(self.problem, x, self.lam_shape, sharpness)
 
 
-def share_at(config: AttackConfig, step: Step) -> Step:
+def share_at(config: StationaritySettings, step: Step) -> Step:
     """Of the steps, 1 at the last one."""
     return _at_most(step / max(1, config.steps - 1), 1.0)
 
 
-def sharpness_at(config: AttackConfig, step: Step, sharpness: Step | None = None) -> Step:
+def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | None = None) -> Step:
     """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device.
 
     sharpness: the one at the end, by default the configuration's own.
     """
-    how = config.surrogate
-    sharpness = how.sharpness if sharpness is None else sharpness
-    if how.anneal == "loo2024":  # as released: a decade every 20 000 steps, up to 200
+    sharpness = config.sharpness if sharpness is None else sharpness
+    if config.anneal == "loo2024":  # as released: a decade every 20 000 steps, up to 200
         return _at_most(10 + 10 ** (step / 20000), 200.0)
-    if how.anneal == "geometric" and how.sharpness_from:
-        return how.sharpness_from * (sharpness / how.sharpness_from) ** share_at(config, step)
+    if config.anneal == "geometric" and config.sharpness_from:
+        return config.sharpness_from * (sharpness / config.sharpness_from) ** share_at(config, step)
     return sharpness
 
 
-def rate_at(config: AttackConfig, step: Step) -> Step:
+def rate_at(config: StationaritySettings, step: Step) -> Step:
     """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""
     angle = math.pi * _at_most(step / max(1, config.steps), 1.0)
     cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
@@ -530,7 +527,9 @@ class StaticSteps:
     A captured graph keeps the shapes it was captured with: after growth a new object is needed.
     """
 
-    def __init__(self, step: OneStep, config: AttackConfig, dtype: torch.dtype, chunk: int) -> None:
+    def __init__(
+        self, step: OneStep, config: StationaritySettings, dtype: torch.dtype, chunk: int
+    ) -> None:
         self.step, self.config, self.dtype, self.chunk = step, config, dtype, chunk
         self.live: dict[str, Tensor] = {}
         self.moments: Moments = {}
@@ -545,7 +544,7 @@ class StaticSteps:
                 live[name] = torch.empty_like(tensor)
             live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
         if fast not in self.repeaters:  # a captured graph keeps the precision it was captured in
-            body = torch.compile(self.step) if self.config.numerics.compile else self.step
+            body = torch.compile(self.step) if self.config.compile else self.step
 
             def one() -> None:
                 body(live["x"], live["lam"], moments, live["step"], live["moving"])
@@ -581,8 +580,8 @@ class PerRun:
 
     def __init__(
         self,
-        config: AttackConfig,
-        runs: Sequence[AttackConfig] | None,
+        config: StationaritySettings,
+        runs: Sequence[StationaritySettings] | None,
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
     ) -> None:
@@ -594,13 +593,13 @@ class PerRun:
         self._tensors = {
             name: torch.tensor(values, **self._numbers)
             for name in NUMBERS
-            if len(set(values := [run.value(name) for run in self.runs])) > 1
+            if len(set(values := [getattr(run, name) for run in self.runs])) > 1
         }
 
     def value(self, name: str, ndim: int = 1) -> float | Tensor:
         """One number for all runs, or a tensor (R, 1, ...) of ``ndim`` dimensions."""
         if name not in self._tensors:
-            return self.one(0).value(name)
+            return getattr(self.one(0), name)
         tensor = self._tensors[name]
         return tensor.view(-1, *[1] * (ndim - 1))
 
@@ -615,7 +614,7 @@ class PerRun:
             for name in names
         ]
 
-    def one(self, run: int) -> AttackConfig:
+    def one(self, run: int) -> StationaritySettings:
         """The settings of one run."""
         return self.runs[run] if self.runs else self.config
 
@@ -627,7 +626,7 @@ class PerRun:
                 "Give one configuration per restart.",
             )
         for run in self.runs:
-            common = {name: self.config.value(name) for name in VARIED}
+            common = {name: getattr(self.config, name) for name in VARIED}
             if run.changed(**common) != self.config:
                 raise InputError(
                     f"Runs side by side may differ in {', '.join(VARIED)} alone.",
@@ -639,7 +638,7 @@ def fingerprint(
     model: nn.Module,
     objective: Objective,
     knowledge: Knowledge,
-    configs: Sequence[AttackConfig],
+    configs: Sequence[StationaritySettings],
     candidates: int,
 ) -> str:
     """Hash of everything that decides an attack but its wall clock.

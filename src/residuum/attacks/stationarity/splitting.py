@@ -66,21 +66,21 @@ class SampleSplitting(GrowthStrategy):
 
     def propose(self, now: Round) -> Proposal:
         """Propose one newcomer per split; its parent takes the other half."""
-        settings, exact = now.config.growth, has_exact_degree(now.solver.model)
+        settings, exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
         lowest = lowest_curvature(curvature, now.noise, now.free)
         values = lowest.values.masked_fill(~now.active, torch.inf)
         values = torch.where(torch.isfinite(values) | ~now.active, values, torch.inf)
-        threshold = now.x.new_full((now.runs,), settings.threshold)
-        if settings.relative:
+        threshold = now.x.new_full((now.runs,), settings.split_threshold)
+        if settings.split_relative:
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
             threshold = threshold * loss / now.length().square().clamp(min=1e-12)
         rank = values.argsort(1).argsort(1)  # 0 for the least
         quota = torch.tensor(now.quota, device=now.x.device)
         chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
         longest = torch.full_like(threshold, torch.inf) if exact else now.length() / 2
-        if settings.eta > 0:
-            longest = torch.full_like(threshold, settings.eta)
+        if settings.split_eta > 0:
+            longest = torch.full_like(threshold, settings.split_eta)
         bend = values.nan_to_num(posinf=0.0)
         step = joint_step(curvature, lowest.vectors, bend, chosen, longest, exact, now.clamp)
         newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]

@@ -30,12 +30,11 @@ from scipy.special import gammainc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.base import AtOnce, said_labels
+from residuum.attacks.base import AtOnce, predicted_labels
 from residuum.attacks.random_streams import stream
 from residuum.errors import InputError
 from residuum.networks.kinds import MLP
 from residuum.records import Knowledge, Reconstruction, Selection
-from residuum.settings import AttackConfig
 from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
@@ -288,16 +287,16 @@ def _apart(x: Tensor, score: Tensor) -> Tensor:
     return torch.tensor(kept, dtype=torch.long)
 
 
-class Corners(AtOnce):
+class Hyperplanes(AtOnce):
     """Corners of the first layer's hyperplanes that too many others pass through."""
 
-    name = "corners"
+    name: ClassVar[str] = "corners"
     pace: ClassVar[str] = "sized"
     part: ClassVar[float] = 0.25
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Conditions, cheapest first."""
+        """Return why the attack does not apply."""
         columns = math.prod(surface.shape(knowledge))
         if not LEAST <= columns <= MOST:
             return f"needs {LEAST} to {MOST} columns; samples here have {columns} values"
@@ -315,11 +314,11 @@ class Corners(AtOnce):
         return ""
 
     def why(self, surface: Surface) -> str:
-        """In a few words."""
+        """Return why the attack applies."""
         return "in few dimensions hyperplanes of the first layer meet on training samples"
 
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """As many lines as ``config.seconds`` allow by RATE; candidates: most telling first."""
+    def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
+        """Search as many lines as ``seconds`` allow by RATE. The highest scores come first."""
         chain, shape = surface.chain, surface.shape(knowledge)
         assert chain is not None
         first = chain.linears[0]
@@ -335,16 +334,16 @@ class Corners(AtOnce):
                 return model((low + (high - low) * x).reshape(-1, *shape))
 
         def margin(x: Tensor) -> Tensor:
-            return margins(out := outputs(x), said_labels(out).long()).amin(1)
+            return margins(out := outputs(x), predicted_labels(out).long()).amin(1)
 
-        lines = int(min(MOST_LINES, RATE * config.seconds))
+        lines = int(min(MOST_LINES, RATE * self.seconds))
         shared = margin if surface.task != "regression" else None
-        found = search(planes, lines, config.seed, upper(chain, low, high), shared)
+        found = search(planes, lines, self.seed, upper(chain, low, high), shared)
         if not len(found.x):
             raise InputError("corners found none that others pass through.", "Use another attack.")
         most = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
         x = (low + (high - low) * found.x[:most]).reshape(-1, *shape)
-        labels = said_labels(outputs(found.x[:most]))
+        labels = predicted_labels(outputs(found.x[:most]))
         sure = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * found.score[:most]).float()
         chosen = Selection.plain(x, labels, torch.arange(len(x)), sure)
         note = (

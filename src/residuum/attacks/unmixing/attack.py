@@ -13,8 +13,8 @@ from residuum.attacks.base import AtOnce
 from residuum.attacks.unmixing.ica import DOMAINS, SOUND, Effort, Sources, domain_of, unmix
 from residuum.attacks.unmixing.layers import Mixed, mixed
 from residuum.records import Knowledge, Reconstruction, Selection
-from residuum.settings import AttackConfig
-from residuum.surfaces.surface import Surface
+from residuum.settings import UnmixSettings
+from residuum.surfaces.surface import MOMENT, Surface
 
 SPEED = {"cpu": 1e10, "cuda": 1e12}  # of products and tanh a second, on the cautious side
 LADDER = (  # from one rank, one strength and one start to all
@@ -92,21 +92,21 @@ def within(seconds: float, rank: int, values: int, device: str) -> Effort:
     return fitting[-1] if fitting else LADDER[0]
 
 
-def named(config: AttackConfig, effort: Effort) -> Effort:
-    """``effort`` with the rank, strength and starts that a configuration names, 0 naming none.
+def named(settings: UnmixSettings, effort: Effort) -> Effort:
+    """Return the effort with the rank, strength and starts that are set; 0 means that one is not set.
 
-    One rank or strength leaves fewer runs to agree, or none: others then start anew, ``restarts`` of them,
-    and where no time was left for clusters of neurons an overfull layer takes none either.
+    A single rank or strength leaves few runs that can agree, or none. Then ``restarts`` runs differ in their
+    random start. If there was no time for clusters of neurons, an overfull layer has none either.
     """
-    ranks = (config.unmixing.rank,) if config.unmixing.rank else effort.ranks
-    strengths = (config.unmixing.strength,) if config.unmixing.strength else effort.strengths
-    chosen = config.unmixing.rank or config.unmixing.strength
+    ranks = (settings.rank,) if settings.rank else effort.ranks
+    strengths = (settings.strength,) if settings.strength else effort.strengths
+    chosen = settings.rank or settings.strength
     return replace(
         effort,
         ranks=ranks,
         strengths=strengths,
-        starts=config.unmixing.starts or effort.starts,
-        repeats=config.restarts if chosen else effort.repeats,
+        starts=settings.starts or effort.starts,
+        repeats=settings.restarts if chosen else effort.repeats,
         overfull_partitions=effort.overfull_partitions if effort.partitions or not chosen else (),
     )
 
@@ -154,44 +154,41 @@ def reach(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return most.clamp(min=0).quantile(INSIDE, dim=1)
 
 
-class Unmix(AtOnce):
-    """The rows of the layer on the input, taken apart."""
+class Unmix(UnmixSettings, AtOnce):
+    """Separate the rows of the input layer into samples (independent component analysis)."""
 
-    acquits: ClassVar[bool] = False
+    name: ClassVar[str] = "unmix"
     pace: ClassVar[str] = "sized"
     part: ClassVar[float] = 0.25
     assumes: ClassVar[str] = ASSUMES
 
-    def __init__(self, name: str, surface: str) -> None:
-        self.name, self.surface = name, surface
-
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Conditions, cheapest first."""
+        """Return why the attack does not apply."""
         if surface.name != self.surface:
-            return "needs the state of an optimiser, in the file or of a live one"
+            return "needs the state of an optimizer, from the file or from a live one"
         found = mixed(surface, knowledge)
         return found if isinstance(found, str) else ""
 
     def why(self, surface: Surface) -> str:
-        """In a few words."""
+        """Return why the attack applies."""
         return "the layer on the input holds mixtures of samples, which come apart where sparse"
 
     def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
-        """An audit compares samples."""
+        """Return why an audit leaves the attack out: it compares samples, not patches."""
         found = mixed(surface, knowledge)
         if isinstance(found, str) or found.whole:
             return ""
         return "its sources are patches, which cannot be compared with samples: residuum attack"
 
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """As hard as ``config.seconds`` allow; candidates: what most runs agree on first."""
+    def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
+        """Return the sources, those that most runs agree on first. ``seconds`` decides the effort."""
         layer = mixed(surface, knowledge)
         assert isinstance(layer, Mixed)
-        domain = domain_of(config.unmixing.domain, layer.shape)
+        domain = domain_of(self.domain, layer.shape)
         values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
-        effort = named(config, within(config.seconds, layer.rank, values, config.device))
+        effort = named(self, within(self.seconds, layer.rank, values, self.device))
         found = unmix(
-            layer.rows.to(config.device), layer.shape, effort, domain=domain, seed=config.seed
+            layer.rows.to(self.device), layer.shape, effort, domain=domain, seed=self.seed
         )
         centres = found.centres
         sign, size, said = told(found, layer, knowledge, centres)
@@ -229,3 +226,10 @@ class Unmix(AtOnce):
         )
         start = f"; {layer.kept:.3g} of the start was taken off" if layer.kept != 1 else ""
         return what, runs + start
+
+
+class UnmixOptimizerState(Unmix):
+    """Separate the input layer's rows of an optimizer state into samples."""
+
+    name: ClassVar[str] = "unmix-moment"
+    surface: ClassVar[str] = MOMENT

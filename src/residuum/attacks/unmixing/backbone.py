@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from residuum.attacks.base import AtOnce, said_labels
+from residuum.attacks.base import AtOnce, predicted_labels
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.priors import Prior, SparseGradients
 from residuum.attacks.unmixing.attack import within
@@ -38,8 +38,7 @@ from residuum.attacks.unmixing.ica import ROUNDING, Layer, distinct, unmix
 from residuum.attacks.unmixing.layers import MOST_BYTES, VISIBLE, layer_bytes, left_of
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
-from residuum.settings import AttackConfig
-from residuum.surfaces.surface import WEIGHTS, Surface
+from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
 LEADING = 0.03  # of the largest singular value: directions that sources are looked for in
 DRIFT = 3e-4  # likewise: the wider span that features kept to while they changed in training
@@ -254,36 +253,33 @@ def nonnegative(sources: Tensor) -> Tensor:
     return sources * sources.pow(3).sum(1, keepdim=True).sign()
 
 
-class BehindTrunk(AtOnce):
-    """Features of the first dense layer taken apart, inverted, and settled in its span."""
+class BehindBackbone(AtOnce):
+    """Separate the features in the first dense layer behind a backbone, and invert them."""
 
-    pace: ClassVar[str] = "once"
+    name: ClassVar[str] = "trunk"
     assumes: ClassVar[str] = ASSUMES
 
-    def __init__(self, name: str, surface: str) -> None:
-        self.name, self.surface = name, surface
-
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Conditions, cheapest first."""
+        """Return why the attack does not apply."""
         if surface.name != self.surface:
-            return "needs the state of an optimiser, in the file or of a live one"
+            return "needs the state of an optimizer, from the file or from a live one"
         found = behind(surface, knowledge)
         return found if isinstance(found, str) else ""
 
     def why(self, surface: Surface) -> str:
-        """In a few words."""
+        """Return why the attack applies."""
         return "the first dense layer spans the features of training images, which few images share"
 
-    def find(self, surface: Surface, knowledge: Knowledge, config: AttackConfig) -> Reconstruction:
-        """All three steps within ``config.seconds``; candidates: the least outside first."""
+    def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
+        """Run all three steps within ``seconds``. Candidates closest to the span come first."""
         begun = time.monotonic()
         layer = behind(surface, knowledge)
         assert isinstance(layer, Behind)
-        shape, device = surface.shape(knowledge), config.device
+        shape, device = surface.shape(knowledge), self.device
         rows = layer.rows.to(device)
         values = 2 * math.prod(layer.shape)
-        setting = within(UNMIXING * config.seconds, layer.rank, values, device)
-        found = unmix(rows, layer.shape, setting, rank=layer.rank, seed=config.seed)
+        setting = within(UNMIXING * self.seconds, layer.rank, values, device)
+        found = unmix(rows, layer.shape, setting, rank=layer.rank, seed=self.seed)
         first = found.centres
         rest = torch.ones(len(found.x), dtype=torch.bool)
         rest[first] = False
@@ -293,19 +289,19 @@ class BehindTrunk(AtOnce):
         trunk = Trunk(model, layer.name)
         low, high = knowledge.value_range or (0.0, 1.0)
         prior = SparseGradients(1.0, knowledge=Knowledge(shape=shape, value_range=(low, high)))
-        x = torch.randn(len(sources), *shape, generator=stream("trunk", config.seed)).to(device)
+        x = torch.randn(len(sources), *shape, generator=stream("trunk", self.seed)).to(device)
         x = INVERT.noise * (high - low) * x
         box = knowledge.box(x[0])
         parts = {INVERT: from_source(sources), SETTLE: outside(layer.span.to(device))}
         ahead = INVERT.steps + SETTLE.steps
         for how, missed in parts.items():
-            left = max(config.seconds - (time.monotonic() - begun), 1e-3) * how.steps / ahead
+            left = max(self.seconds - (time.monotonic() - begun), 1e-3) * how.steps / ahead
             x, far = inverted(trunk, x, missed, how, prior, box, left)
             ahead -= how.steps
         far, order = far.double().cpu().clamp(min=1e-12).sort()
         x = x.double().cpu()[order]
         with torch.no_grad():
-            labels = said_labels(model(x.to(device, torch.float32))).cpu()
+            labels = predicted_labels(model(x.to(device, torch.float32))).cpu()
         result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
         notes = self._notes(layer, found.runs, far)
         return result.replace(selection=chosen(x, labels, far), notes=notes)
@@ -319,6 +315,13 @@ class BehindTrunk(AtOnce):
             f"{self.name}: features of its images lie outside of these by {float(far[0]):.1e} of their "
             f"energy at least, {float(far.median()):.1e} in the median",
         )
+
+
+class BehindBackboneOptimizerState(BehindBackbone):
+    """The same attack on an optimizer state."""
+
+    name: ClassVar[str] = "trunk-moment"
+    surface: ClassVar[str] = MOMENT
 
 
 def chosen(x: Tensor, labels: Tensor, far: Tensor) -> Selection:

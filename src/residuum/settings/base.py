@@ -1,0 +1,124 @@
+"""The base of all settings: pydantic models that refuse wrong values with an error for users.
+
+A setting is declared once, as a field with its default, its bounds and its description. Constructors, the
+command line, ``config.toml`` and ``docs/settings.md`` are made from these fields. Nothing here imports torch,
+so that help texts stay fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from residuum.errors import InputError, did_you_mean
+
+BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}
+MAX_SHOWN = 60  # characters of a refused value in an error message
+
+
+class Settings(BaseModel):
+    """Base of a group of settings. The constructor checks every value.
+
+    Raises:
+        InputError: If a name is unknown or a value is not allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as problem:
+            raise input_error(type(self), problem) from problem
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with other values. Settings that were never set keep their defaults.
+
+        Args:
+            **changes: New values by name.
+
+        Returns:
+            The copy. All its values were checked.
+
+        Raises:
+            InputError: If a name is unknown or a value is not allowed.
+        """
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**values, **changes})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all settings as plain values. An infinite number becomes null."""
+        return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings that :meth:`to_json` wrote. Settings that are missing have their defaults."""
+        fields = cls.model_fields
+        endless = {name for name, field in fields.items() if field.default == math.inf}
+        return cls(**{k: math.inf if v is None and k in endless else v for k, v in values.items()})
+
+
+def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
+    """Return the first fault of a validation as an error with a rule, the value and a remedy.
+
+    Args:
+        model: The model that refused the values.
+        problem: What pydantic found.
+
+    Returns:
+        The error, for the caller to raise.
+    """
+    fault = problem.errors()[0]
+    path = [str(place) for place in fault["loc"]]
+    name, fields = path[0] if path else "", model.model_fields
+    if fault["type"] == "extra_forbidden":
+        return InputError(f"There is no setting {name!r}.", did_you_mean(name, tuple(fields)))
+    shown = repr(fault["input"])[:MAX_SHOWN]
+    if name not in fields:  # a rule about several settings
+        return InputError(_sentence(fault["msg"]), "Correct one of these settings.")
+    field = fields[name]
+    remedy = "Leave it out." if field.default is None else f"The default is {field.default!r}."
+    if choices := choices_of(field):
+        known = ", ".join(map(str, choices))
+        return InputError(
+            f"{name} must be one of {known}; got {shown}.",
+            did_you_mean(str(fault["input"]), tuple(map(str, choices))),
+        )
+    rule = bounds_in_words(field)
+    if fault["type"] == "finite_number":
+        rule = "finite"
+    if rule and (fault["type"] == "finite_number" or isinstance(fault["input"], int | float)):
+        return InputError(f"{name} must be {rule}; got {shown}.", remedy)
+    return InputError(f"{name} is refused: {_sentence(fault['msg'])} Got {shown}.", remedy)
+
+
+def choices_of(field: FieldInfo) -> tuple[Any, ...]:
+    """Return the words that a setting can be, () if it is not limited to words."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+
+
+def bounds_in_words(field: FieldInfo) -> str:
+    """Return the bounds of a number, such as "at least 0 and below 1"; "" if there are none."""
+    bounds = [
+        f"{words} {getattr(rule, name):g}"
+        for name, words in BOUNDS.items()
+        for rule in field.metadata
+        if getattr(rule, name, None) is not None
+    ]
+    return "positive" if bounds == ["above 0"] else " and ".join(bounds)
+
+
+def _sentence(message: str) -> str:
+    text = message.removeprefix("Value error, ").rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}."
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
