@@ -185,7 +185,7 @@ def circle(context: Context) -> Outcome:
     rates = {"sigma": 0.5, "lr_x": 0.02, "lr_lam": 0.02, "lr_decay": 0.02}
     base = {"candidates": CANDIDATES, "seed": context.seed}
     dtype = "float32" if context.device.startswith("cuda") else "auto"
-    config = rs.AttackConfig.of(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
+    config = rs.attacks.Auto(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
     found = context.attack(net.checkpoint, rs.Knowledge(), config)
     inversion = rs.PRESETS["model-inversion"].changed(**base)
     inverted = context.attack(net.checkpoint, rs.Knowledge(), inversion).x.double()

@@ -18,7 +18,7 @@ from papers import buzaglo2023, drawing, loo2024
 from papers.points import ExactPoint, noisy, normal, polynomial_point
 from papers.runs import Array, Context, Figure, ImageRun, Outcome, Victim, as_bytes, attack_identity
 from papers.shen2026_controls import CONTROLS, attack
-from residuum.attacks import GROWTH_PRESETS, AttackConfig
+from residuum.attacks import GROWTH_PRESETS, Attack, BinaryKKT
 from residuum.attacks.exact.polynomial import identify, recover
 from residuum.attacks.stationarity.growth import GrowthStrategy
 from residuum.cli.output import attack_progress
@@ -63,7 +63,7 @@ class Case:
         """
         run = ImageRun(self.name, self.data, self.n, box=True)
         if self.attack == "haim":
-            base = AttackConfig(objective="binary-kkt")
+            base = BinaryKKT()
         elif self.attack == "buzaglo":
             run = replace(run, task="regression", training=buzaglo2023.TRAINING)
             base = buzaglo2023.DECAY
@@ -91,7 +91,7 @@ class Prepared:
     split: Split
     victim: Victim
     known: Knowledge
-    config: AttackConfig
+    config: Attack
     every: int
     bar: float
 
@@ -329,7 +329,7 @@ def grown(context: Context, case: Case, seeds: int) -> Outcome:
 
 
 def control_arm(
-    context: Context, ready: Prepared, config: AttackConfig, strategy: GrowthStrategy
+    context: Context, ready: Prepared, config: Attack, strategy: GrowthStrategy
 ) -> Reconstruction:
     """Attack with candidates that grow by this strategy, or take the attack from the cache."""
     target, known = ready.victim.checkpoint, ready.known
@@ -344,7 +344,7 @@ def control_arm(
     return context.kept(Reconstruction, make, strategy.event, *identity)
 
 
-def arm_config(arm: str, base: AttackConfig, every: int, final: int) -> AttackConfig:
+def arm_config(arm: str, base: Attack, every: int, final: int) -> Attack:
     """Return the settings of one arm; the control arms add what curvature added, on average."""
     growth: dict[str, Any] = {"split_trigger": "period", "split_every": every}
     growth |= {"split_cap": 0.5, "split_merge": False, "split_limit": 8 * base.candidates}

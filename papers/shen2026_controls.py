@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks import every_attack
+from residuum.attacks import Attack, every_attack
 from residuum.attacks.run import resolve
 from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.curvature import Curvature, inner
@@ -27,7 +27,6 @@ from residuum.attacks.stationarity.growth import GrowthStrategy, Proposal, Round
 from residuum.attacks.stationarity.slots import Newcomer
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings import AttackConfig
 from residuum.surfaces.surface import SURFACES
 
 TRIED = 4  # places tried for every new candidate that is wanted
@@ -89,7 +88,7 @@ CONTROLS: dict[str, GrowthStrategy] = {arm.event: arm for arm in (RandomPlaces()
 def attack(
     target: Network,
     knowledge: Knowledge,
-    config: AttackConfig,
+    config: Attack,
     strategy: GrowthStrategy,
     **options: Any,
 ) -> Reconstruction:

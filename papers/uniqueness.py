@@ -39,7 +39,7 @@ from papers.refael2025 import (
     squares,
 )
 from papers.runs import Context, Figure, Outcome, Settings, Victim, first_residual, mlp
-from residuum.attacks import AttackConfig
+from residuum.attacks import Auto
 from residuum.networks import MLP
 from residuum.networks.network import Network
 from residuum.networks.spectrum import rank_above, singular_values
@@ -82,7 +82,7 @@ def digits(context: Context, seed: int, depth: int = 1, data: str = "mnist") -> 
 def attacked(context: Context, checkpoint: Network, n: int, **changes: Any) -> Reconstruction:
     """Two candidates per sample, the shape and the number of samples known."""
     own = SIZES[context.scale.name]
-    base = AttackConfig.of(steps=own.steps, restarts=own.restarts, dtype=context.fast)
+    base = Auto(steps=own.steps, restarts=own.restarts, dtype=context.fast)
     known = Knowledge(shape=checkpoint.input_shape, sample_count=n)
     return context.attack(checkpoint, known, base.changed(candidates=2 * n, **changes))
 
