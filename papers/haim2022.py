@@ -17,6 +17,7 @@ import residuum as rs
 from papers import drawing
 from papers import runs as common
 from papers.runs import OURS, Context, Figure, ImageRun, Outcome, Performed, figures_of, mlp
+from residuum.attacks import make_attack
 from residuum.attacks.selection import DUPLICATE, groups_of
 from residuum.similarity import l2
 
@@ -185,9 +186,9 @@ def circle(context: Context) -> Outcome:
     rates = {"sigma": 0.5, "lr_x": 0.02, "lr_lam": 0.02, "lr_decay": 0.02}
     base = {"candidates": CANDIDATES, "seed": context.seed}
     dtype = "float32" if context.device.startswith("cuda") else "auto"
-    config = rs.attacks.Auto(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
+    config = make_attack(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
     found = context.attack(net.checkpoint, rs.Knowledge(), config)
-    inversion = rs.PRESETS["model-inversion"].changed(**base)
+    inversion = make_attack("model-inversion", **base)
     inverted = context.attack(net.checkpoint, rs.Knowledge(), inversion).x.double()
     x, weight = found.x.double(), found.weight.double()
     heavy = heavy_enough(x, weight)

@@ -20,7 +20,7 @@ import residuum as rs
 from papers import drawing
 from papers.points import ExactPoint, noisy, normal, relu_point, steep_point, triangle
 from papers.runs import Context, Figure, Outcome, Settings, as_bytes, mlp
-from residuum.attacks import Attack, Auto
+from residuum.attacks import Auto
 from residuum.networks import MLP, dense_chain
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
@@ -131,7 +131,7 @@ def sphere(context: Context) -> Outcome:
     return out
 
 
-def sphere_attack(context: Context, radius: float) -> Attack:
+def sphere_attack(context: Context, radius: float) -> Auto:
     """Gaussian candidates of this deviation lie on the sphere up to 1 / sqrt(2 d)."""
     own = SIZES[context.scale.name]
     sizes: Settings = {"steps": own.steps, "restarts": own.restarts, "candidates": own.candidates}
