@@ -16,7 +16,17 @@ from torch import Tensor
 import residuum as rs
 from papers import drawing
 from papers import runs as common
-from papers.runs import OURS, Context, Figure, ImageRun, Outcome, Performed, figures_of, mlp
+from papers.runs import (
+    OURS,
+    Context,
+    Figure,
+    ImageRun,
+    Outcome,
+    Performed,
+    Settings,
+    figures_of,
+    mlp,
+)
 from residuum.attacks import make_attack
 from residuum.attacks.selection import DUPLICATE, groups_of
 from residuum.similarity import l2
@@ -183,8 +193,8 @@ def circle(context: Context) -> Outcome:
     data = rs.load_dataset("circle", POINTS, seed=context.seed).train
     options: dict[str, Any] = {"steps": training_steps, "init_scale": 0.1, "dtype": "float64"}
     net = context.train(mlp(data, hidden), data, **options)
-    rates = {"sigma": 0.5, "lr_x": 0.02, "lr_lam": 0.02, "lr_decay": 0.02}
-    base = {"candidates": CANDIDATES, "seed": context.seed}
+    rates: Settings = {"sigma": 0.5, "lr_x": 0.02, "lr_lam": 0.02, "lr_decay": 0.02}
+    base: Settings = {"candidates": CANDIDATES, "seed": context.seed}
     dtype = "float32" if context.device.startswith("cuda") else "auto"
     config = make_attack(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
     found = context.attack(net.checkpoint, rs.Knowledge(), config)

@@ -96,8 +96,7 @@ def attack(
     """
     method = config.resolved(target, knowledge)
     assert isinstance(method, Stationarity)
-    kind = type("Grown", (type(method),), {"strategy": strategy, "__module__": __name__})
-    result = kind.like(method).run(target, knowledge, **options)
+    result = type(method).with_strategy(strategy).like(method).run(target, knowledge, **options)
     return result.replace(settings={**result.settings, "split": strategy.event})
 
 

@@ -265,7 +265,7 @@ def objective(context: Context) -> Rows:
     own = SIZES[context.scale.name]
     split = rs.load_dataset("sphere", own.n, seed=context.seed, dim=own.dim)
     ours = refael2025.sphere_attack(context, 1.0).changed(restarts=1)
-    published = {"sigma": ours.sigma, "steps": 7 * own.steps, "candidates": 2 * own.n}
+    published: Settings = {"sigma": ours.sigma, "steps": 7 * own.steps, "candidates": 2 * own.n}
     attacks: dict[str, Attack] = {
         "published": make_attack(preset=RELEASED, dtype=context.fast, **published)
     }

@@ -146,6 +146,18 @@ class Stationarity(StationarityAttack):
             },
         )
 
+    @classmethod
+    def with_strategy(cls, strategy: GrowthStrategy) -> type[Stationarity]:
+        """Return this attack with another way to grow the candidates.
+
+        Args:
+            strategy: How candidates grow.
+
+        Returns:
+            A subclass of this attack.
+        """
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__, "strategy": strategy})
+
     @property
     def outside(self) -> bool:
         """True if the objective comes from another package."""
