@@ -106,7 +106,7 @@ class Row:
             self,
             n=10,
             hidden="-".join("30" for _ in self.hidden.split("-")),
-            training=replace(self.training, **short),
+            training=self.training.changed(**short),
             victims=1,
         )
 
@@ -134,14 +134,14 @@ ROWS = {
         "cifar10",
         100,
         ("moment", "unmix-moment", *INVERTED, "together", "haim2022", *BASELINES),
-        training=replace(BATCHES, momentum=0.9),
+        training=BATCHES.changed(momentum=0.9),
     ),
     "cifar-100-default": Row(
         "CIFAR n=100, default start, known",
         "cifar10",
         100,
         ("stationarity", "unmix-start", "together", "haim2022", *BASELINES),
-        training=replace(MARGIN, init="default"),
+        training=MARGIN.changed(init="default"),
     ),
     "cifar-100-lazy": Row(
         "CIFAR n=100, squared loss near a known start",

@@ -163,11 +163,11 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
         seed=seed,
         dtype=dtype,
     )
-    sized = replace(common, seconds=1.0 if tiny else sizes["unmix"])
+    sized = common.changed(seconds=1.0 if tiny else sizes["unmix"])
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
-    found = [replace(sized, objective="unmix"), replace(common, objective=kkt)]
+    found = [sized.changed(objective="unmix"), common.changed(objective=kkt)]
     if beside(path, released).moment is not None:
-        found += [replace(sized, objective="unmix-moment"), replace(common, objective="moment")]
+        found += [sized.changed(objective="unmix-moment"), common.changed(objective="moment")]
     return found
 
 
