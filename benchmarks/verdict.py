@@ -28,7 +28,7 @@ import torch
 import residuum as rs
 from benchmarks.harness import RESULTS, Report, ended, only_on
 from residuum import similarity
-from residuum.attacks import PRESETS, attack
+from residuum.attacks import attack, make_attack
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import (
     Claim,
@@ -37,7 +37,7 @@ from residuum.auditing.controls import (
     without_repeats,
 )
 from residuum.auditing.result import AuditResult
-from residuum.auditing.stages import findings, grades, run_tests
+from residuum.auditing.scores import findings, grades, run_tests
 from residuum.auditing.verdict import CLASS_LIKE, GRADES, LEAK, NEAR_COPY, RESEMBLES, decide
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import as_array
@@ -514,7 +514,7 @@ def graded(name: str, arch: str, n: int, seed: int) -> Row:
     split = rs.load_dataset(name, n, seed=seed, holdout=1500)
     state = train(arch, split.train, TrainingConfig(steps=2000, seed=seed))
     checkpoint = released(state, arch, split.train, "binary")
-    config = replace(PRESETS["residuum"], restarts=2, steps=2000, seed=seed)
+    config = make_attack(restarts=2, steps=2000, seed=seed)
     found: Reconstruction = attack(checkpoint, granted(split.train, True), config)
     claim = Claim(split.train, split.holdout)
     tests, _ = run_tests({"kkt": whole_pool(found)}, claim, seed, 1000, float("inf"))

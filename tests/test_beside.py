@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import warnings
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

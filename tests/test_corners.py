@@ -10,7 +10,14 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import every_attack
-from residuum.attacks.tabular.hyperplanes import Hyperplanes, Planes, beyond, on_lines, search, upper
+from residuum.attacks.tabular.hyperplanes import (
+    Hyperplanes,
+    Planes,
+    beyond,
+    on_lines,
+    search,
+    upper,
+)
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.surfaces.surface import SURFACES

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import residuum as rs
 from residuum.attacks import PRESETS, Auto, attack, make_attack
 from residuum.attacks.stationarity.attack import SPLITTING, make_grower, search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
@@ -20,7 +21,7 @@ from residuum.records import Knowledge, Reconstruction, same
 from residuum.similarity import cosine
 from tests.cases import polynomial_point
 
-CUBIC = BinaryKKT(
+CUBIC = rs.attacks.BinaryKKT(
     restarts=1,
     steps=2800,
     lr_x=0.01,
@@ -30,7 +31,7 @@ CUBIC = BinaryKKT(
     layers="all",
     split_every=200,
 )
-SMALL = BinaryKKT(
+SMALL = rs.attacks.BinaryKKT(
     restarts=2,
     steps=120,
     candidates=4,

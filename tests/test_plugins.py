@@ -401,7 +401,7 @@ def test_parts_of_this_package_are_not_from_outside() -> None:
     from residuum.attacks import every_attack
 
     assert {*every_attack()} == {*OBJECTIVES, *ATTACKS}
-    assert not any(one.outside for one in every_attack().values())
+    assert not any(one().outside for one in every_attack().values())
 
     class Mine(Attack):
         pass

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy.optimize import lsq_linear
 
-from residuum.attacks import PRESETS, Auto, attack, attack_class, make_attack
 from residuum.attacks import NTK as NTKAttack
+from residuum.attacks import PRESETS, Auto, attack, attack_class, make_attack
 from residuum.attacks import WeightDecay as WeightDecayAttack
 from residuum.attacks.base import MAX_CANDIDATES, MIN_CANDIDATES
 from residuum.attacks.random_streams import stream
@@ -335,7 +335,8 @@ def test_resuming_on_other_weights_is_refused(tmp_path):
 @pytest.mark.parametrize("decay", [1.0, 0.1])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_updates_equal_those_of_torch(optimiser, decay):
-    config = SHORT.changed(optimiser=optimiser,
+    config = SHORT.changed(
+        optimiser=optimiser,
         lr_x=3e-4,
         lr_lam=7e-4,
         lr_decay=decay,
@@ -544,7 +545,7 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
         assert type(config).from_json(config.to_json()) == config
     assert Auto.from_json({"seconds": 3}).seconds == 3
     with pytest.raises(InputError, match="Did you mean 'steps'"):
-        Attack.from_json({"stepz": 3})
+        Auto(stepz=3)
     for wrong in (
         {"optimiser": "adamw"},
         {"surrogate": "gelu"},

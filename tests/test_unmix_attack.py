@@ -239,7 +239,7 @@ def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
     named = rs.attack(flat, None, QUICK.changed(domain="series"))
     assert named.notes[0].endswith("sparse in their series")
     assert not torch.allclose(found.x[:5], named.x[:5])
-    with pytest.raises(InputError, match="domain must be one of .*; got 'edges'"):
+    with pytest.raises(InputError, match=r"domain must be one of .*; got 'edges'"):
         rs.attacks.Unmix(domain="edges")
 
 

@@ -42,7 +42,7 @@ def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> N
     assert found.restarts == 3
     assert found.selection is not None
     assert found.selection.support.max() == 3
-    with pytest.raises(InputError, match="^rank must be at least 0 and at most 1"):
+    with pytest.raises(InputError, match=r"^rank must be at least 0 and at most 1"):
         rs.attacks.Unmix(rank=1.2)
 
 
