@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -71,9 +70,9 @@ TABLE2: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
 
 def _run(name: str, n: int = 500, data: str = "cifar10", **changes: Any) -> ImageRun:
     if data == "mnist":
-        attack, changes = replace(OURS, candidates=1000), {"box": True, "metric": "ncc", **changes}
+        attack, changes = OURS.changed(candidates=1000), {"box": True, "metric": "ncc", **changes}
     else:
-        attack = replace(OURS, candidates=2 * n, restarts={500: 2, 1000: 1}.get(n, 4))
+        attack = OURS.changed(candidates=2 * n, restarts={500: 2, 1000: 1}.get(n, 4))
     return ImageRun(name, data, n, attack=attack, **changes)
 
 
