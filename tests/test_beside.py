@@ -203,13 +203,13 @@ def test_attacks_on_a_file_use_what_lies_beside_the_weights(
     optimiser = trained(model, OPTIMISERS["adam"](model))
     torch.save({"model": model.state_dict(), "o": optimiser.state_dict()}, tmp_path / "m.pt")
     config = OptimizerState(steps=5, restarts=1, candidates=4)
-    found = rs.attack(tmp_path / "m.pt", None, config.changed(objective="auto"), surface="moment")
+    found = rs.attack(tmp_path / "m.pt", None, rs.attacks.Auto.like(config), surface="moment")
     assert found.attack == "moment"
     assert found.knowledge.provenance["moment"] == "release"
     torch.save(model.state_dict(), tmp_path / "bare.pt")
-    with pytest.raises(InputError, match="optimiser"):
+    with pytest.raises(InputError, match="optimizer"):
         rs.attack(tmp_path / "bare.pt", None, config)
-    command = ["attack", str(tmp_path / "m.pt"), "--objective", "moment", "--steps", "5"]
+    command = ["attack", "moment", str(tmp_path / "m.pt"), "--steps", "5"]
     assert main([*command, "--out", str(tmp_path / "run"), "--json"]) == 0
     assert printed(capsys)["attack"] == "moment"
     assert main(["audit", str(tmp_path / "m.pt"), "--dry-run", "--json"]) == 0

@@ -165,7 +165,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     }
     for (surface, said), attack in asked.items():
         config = configured_on(surface, there, make_attack(said))
-        assert config.objective == attack
+        assert config.name == attack
     few = ["--steps", "3", "--candidates", "5", "--json"]
     for surface, code in (("weights", False), ("moment", True)):
         out = ["--out", str(tmp_path / surface)]
@@ -173,7 +173,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
         found = printed(capsys)
         assert (found["attack"] == "moment") is code
         assert ("--surface moment" in "".join(found["notes"])) is not code
-    wrong = ["attack", file, "--surface", "moment", "--objective", "ntk", "--dry-run"]
+    wrong = ["attack", "ntk", file, "--surface", "moment", "--dry-run"]
     assert main(wrong) == 2
     assert "ntk attacks weights - start, not moment" in one_line(capsys)
     both = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
