@@ -207,7 +207,7 @@ def test_attacks_on_a_file_use_what_lies_beside_the_weights(
     assert found.attack == "moment"
     assert found.knowledge.provenance["moment"] == "release"
     torch.save(model.state_dict(), tmp_path / "bare.pt")
-    with pytest.raises(InputError, match="optimizer"):
+    with pytest.raises(InputError, match="optimiser"):
         rs.attack(tmp_path / "bare.pt", None, config)
     command = ["attack", "moment", str(tmp_path / "m.pt"), "--steps", "5"]
     assert main([*command, "--out", str(tmp_path / "run"), "--json"]) == 0
