@@ -41,7 +41,10 @@ def test_defaults_that_are_repeated_agree() -> None:
         ({"recipe": "rate=fast"}, "must be a number"),
         ({"task": "ranking"}, "task must be one of auto, binary"),
         ({"surface": "all of it"}, "surface must be one of all, weights"),
-        ({"batches": [{"attack": "x"}]}, "batches is refused: a batch has an attack, restarts, steps and a seed"),
+        (
+            {"batches": [{"attack": "x"}]},
+            "batches is refused: a batch has an attack, restarts, steps and a seed",
+        ),
         ({"batches": [{"attack": "x", "restarts": 0, "steps": 1, "seed": 0}]}, "at least 1"),
     ],
 )
@@ -76,9 +79,7 @@ def test_every_setting_survives_toml() -> None:
     assert all(values[name] != defaults[name] for name in values), "every value is a change"
     read = AuditConfig(**tomllib.loads(tomli_w.dumps(values)))
     request = AuditRequest(**values)
-    assert AuditRequest(**read.options()).model_dump(mode="json") == request.model_dump(
-        mode="json"
-    )
+    assert AuditRequest(**read.options()).model_dump(mode="json") == request.model_dump(mode="json")
 
 
 def test_a_type_checker_reports_a_misspelled_keyword(tmp_path: Path) -> None:
