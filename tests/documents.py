@@ -79,7 +79,7 @@ def ignore_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits of one batch of STEPS steps at most, the same however busy the machine is."""
 
     def one_batch(
-        _: Network, __: Knowledge, config: AttackConfig, share: float, **_more: Any
+        _: Network, __: Knowledge, config: AttackConfig, share: float, exact: bool
     ) -> Plan:
         steps = min(config.steps, STEPS)
         batch = Batch(config.objective, config.restarts, steps, config.seed)
