@@ -277,7 +277,7 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
             told = judge(x)
             more[SIGNED] = [bool(row.recovered) for row in told.per_sample]
         else:
-            scores = judge(x, candidate_labels=pool_.labels)
+            scores = judge(x)
         unit = torch.nn.functional.normalize
         cosine = unit(flat.flatten(1)) @ unit(x.flatten(1)).T
         entry["attacks"][name] = {

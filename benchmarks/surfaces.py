@@ -41,6 +41,7 @@ from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, pict
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
+from residuum.io.release import open_release
 from residuum.io.release_knowledge import beside, with_release
 from residuum.records import Split, write_json
 from residuum.records.rundir import environment, require_device
@@ -166,7 +167,7 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     sized = replace(common, seconds=1.0 if tiny else sizes["unmix"])
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
     found = [replace(sized, objective="unmix"), replace(common, objective=kkt)]
-    if beside(path, released).moment is not None:
+    if beside(open_release(path), released).moment is not None:
         found += [replace(sized, objective="unmix-moment"), replace(common, objective="moment")]
     return found
 
@@ -365,7 +366,7 @@ def gates(folder: Path) -> None:
             released = rs.load_checkpoint(path)
             with np.load(path.with_suffix(".npz")) as images:
                 x = torch.from_numpy(images["x"]).flatten(1).double()
-            moment = with_release(path, released, rs.Knowledge()).moment
+            moment = with_release(open_release(path), released, rs.Knowledge()).moment
             assert moment is not None
             theta, rows = released.theta, moment["layers.0.weight"].double()
             on = (x @ theta["layers.0.weight"].double().T + theta["layers.0.bias"]) > 0  # (n, h)
