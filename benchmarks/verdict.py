@@ -28,7 +28,7 @@ import torch
 import residuum as rs
 from benchmarks.harness import RESULTS, Report, ended, only_on
 from residuum import similarity
-from residuum.attacks import PRESETS, attack
+from residuum.attacks import attack, make_attack
 from residuum.auditing.budget import Batch
 from residuum.auditing.certificates import Certificates
 from residuum.auditing.controls import (
@@ -511,7 +511,7 @@ def graded(name: str, arch: str, n: int, seed: int) -> Row:
     split = rs.load_dataset(name, n, seed=seed, holdout=1500)
     state = train(arch, split.train, TrainingConfig(steps=2000, seed=seed))
     checkpoint = released(state, arch, split.train, "binary")
-    config = replace(PRESETS["residuum"], restarts=2, steps=2000, seed=seed)
+    config = make_attack(restarts=2, steps=2000, seed=seed)
     found: Reconstruction = attack(checkpoint, granted(split.train, True), config)
     claim = Claim(split.train, split.holdout)
     tests, _ = run_tests({"kkt": whole_pool(found)}, claim, seed, 1000, float("inf"))

@@ -72,7 +72,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
 
 def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
     checkpoint = as_network(model, shape=SHAPE)
-    one = every_attack()[name]
+    one = every_attack()[name]()
     kind = "weights" if knowledge.moment is None else one.surface
     return one.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
 
