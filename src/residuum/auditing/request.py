@@ -17,7 +17,7 @@ from pydantic import Field, InstanceOf, field_validator
 from residuum.auditing.durations import seconds_of
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.errors import require_known
-from residuum.settings import AttackSettings, Settings
+from residuum.settings import EXPERT, AttackSettings, Settings
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 10**9  # of steps or restarts: more would not end
 MAX_SEED = 2**31 - 1
-EXPERT: dict[str, Any] = {"group": "expert"}
 
 
 class AuditRequest(Settings):
