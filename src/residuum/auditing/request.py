@@ -49,8 +49,8 @@ class AuditRequest(Settings):
     )
     attacks: Sequence[str | InstanceOf[AttackSettings] | dict[str, Any]] = Field(
         default=(),
-        description="Attacks to run, by name. By default all that apply. In Python also attacks with "
-        "settings, such as rs.attacks.KKT(steps=3000).",
+        description="Attacks to run, by name. By default all that apply. An attack with settings is an "
+        """object such as {"attack": "kkt", "steps": 3000}, in Python also rs.attacks.KKT(steps=3000).""",
         json_schema_extra=EXPERT,
     )
     steps: int | None = Field(
@@ -96,7 +96,8 @@ class AuditRequest(Settings):
     recipe: str = Field(
         default="",
         description="How the network was trained, so that the positive controls are trained in the same "
-        "way: any of optimiser=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=LAYER+LAYER.",
+        "way: any of optimiser, rate, epochs, batch, start and frozen, such as "
+        "optimiser=sgd,rate=0.01,frozen=LAYER+LAYER.",
         json_schema_extra=EXPERT,
     )
     surface: Literal["all", "weights", "change", "moment"] = Field(

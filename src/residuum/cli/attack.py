@@ -209,7 +209,9 @@ def add_command_of_plugin(arguments: list[str]) -> None:
     if name in attacks:
         app.command(attack_app(name, attacks[name]))
     elif following and not following[0].startswith("-"):
-        raise InputError(f"There is no attack {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}]))
+        raise InputError(
+            f"There is no attack {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}])
+        )
 
 
 def attack_app(name: str, settings: type[AttackSettings]) -> App:

@@ -27,7 +27,12 @@ SETTINGS = Group("Settings of the attack", sort_key=2)
 ATTACKER = Group("Attacker knowledge", sort_key=3)
 EXPERT = Group("Expert", sort_key=4)
 FLAT = Parameter(name="*")  # the fields of a parameter are options of the command
-ON_AND_OFF = Parameter(negative_bool="no-")  # --twin and --no-twin
+OPTION_NAMES = {  # of settings whose option has another name
+    "model_code": "model",
+    "objectives": "rank-by",
+    "cpus": "cpus-per-trial",
+    "gpus": "gpus-per-trial",
+}
 Made = TypeVar("Made")
 
 
@@ -80,6 +85,7 @@ def options_from(
                 continue
             is_expert = field.json_schema_extra == EXPERT_SETTING
             option = Parameter(
+                name=option_name(name),
                 help=_with_options(field.description or "", model),
                 group=EXPERT if is_expert else group,
                 show_default=shown_default(field.default) or False,
@@ -120,13 +126,7 @@ def made_from_options(make: Callable[..., Made], values: Mapping[str, Any]) -> M
 
 def option_name(setting: str) -> str:
     """Return the option of a setting."""
-    return "--" + {"model_code": "model"}.get(setting, setting).replace("_", "-")
-
-
-def suggestions(words: Iterable[str]) -> Parameter:
-    """Return the part of an option that completes some words. Other words can be typed too."""
-    offered = tuple(words)
-    return Parameter(completer=lambda _: offered)
+    return "--" + OPTION_NAMES.get(setting, setting).replace("_", "-")
 
 
 Task = Literal["auto", "binary", "multiclass", "regression"]
@@ -197,9 +197,9 @@ class Output:
     """How a command prints its result."""
 
     json: Annotated[bool, Parameter(help="Print one JSON object and nothing else.")] = False
-    quiet: Annotated[
-        bool, Parameter(name=("--quiet", "-q"), help="Print nothing but errors.")
-    ] = False
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print nothing but errors.")] = (
+        False
+    )
 
     @property
     def visible(self) -> bool:
@@ -224,9 +224,7 @@ class Facts:
     ] = None
     value_range: Annotated[
         str | None,
-        Parameter(
-            help="Least and greatest value of a sample.", metavar="LOW,HIGH", group=ATTACKER
-        ),
+        Parameter(help="Least and greatest value of a sample.", metavar="LOW,HIGH", group=ATTACKER),
     ] = None
     mean: Annotated[
         str | None,
