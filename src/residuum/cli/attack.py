@@ -196,7 +196,7 @@ def add_command_of_plugin(arguments: list[str]) -> None:
     Raises:
         InputError: If a checkpoint follows a name that is no attack.
     """
-    if not arguments or arguments[0].startswith("-") or arguments[0] in app:
+    if not arguments or arguments[0].startswith("-") or arguments[0] in MODELS:
         return
     name, following = arguments[0], arguments[1:2]
     if Path(name).exists():
@@ -206,6 +206,8 @@ def add_command_of_plugin(arguments: list[str]) -> None:
 
     plugins.load("--no-plugins" not in arguments)
     attacks = every_attack()
+    if name in app:
+        del app[name]
     if name in attacks:
         app.command(attack_app(name, attacks[name]))
     elif following and not following[0].startswith("-"):

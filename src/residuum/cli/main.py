@@ -21,7 +21,7 @@ from residuum.cli.usage import usage_message
 from residuum.errors import InputError, ResiduumError
 
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
-COMMANDS_IN_WORDS = {  # short enough for a line of 80 columns
+COMMANDS = {  # short enough for a line of 80 columns
     "audit": "Attack a checkpoint, count recovered samples, give a verdict.",
     "scan": "List what in a release can reveal training data.",
     "strip": "Write only the weights of a checkpoint.",
@@ -55,10 +55,10 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-for place, (name, words) in enumerate(COMMANDS_IN_WORDS.items()):
+for place, (name, words) in enumerate(COMMANDS.items()):
     app.command(f"residuum.cli.{name}:app", name=name, help=words, sort_key=place)
 app.register_install_completion_command(
-    help="Install the completion of your shell.", sort_key=len(COMMANDS_IN_WORDS)
+    help="Install the completion of your shell.", sort_key=len(COMMANDS)
 )
 
 
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         _report(str(problem), problem.exit_code, arguments)
         code = problem.exit_code
     except CycloptsError as problem:
-        _report(usage_message(problem, tuple(COMMANDS_IN_WORDS)), USAGE, arguments)
+        _report(usage_message(problem, tuple(COMMANDS)), USAGE, arguments)
         code = USAGE
     except KeyboardInterrupt:
         _report("Interrupted; what was finished is kept.", INTERRUPTED, arguments)
