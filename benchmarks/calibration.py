@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import Auto, attack
 from residuum.attacks.selection import FEATURES
 from residuum.datasets import load_dataset
 from residuum.networks.network import Network
@@ -131,7 +131,7 @@ def _attacks(victim: Victim, seed: int, folder: Path, device: str) -> Any:
     for box in victim.boxes:
         start = time.time()
         knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean) if box else Knowledge()
-        settings = AttackConfig(
+        settings = Auto(
             restarts=victim.restarts,
             steps=victim.steps,
             candidates=2 * victim.n,

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.harness import RESULTS, arguments, first_layer_rank, threads
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import Auto, attack
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.networks.network import Network, first_layer
@@ -64,9 +64,7 @@ def attacked(net: Network, split: Split, m: int, seed: int) -> Row:
     """What m candidates recover with two restarts, and with equal work."""
     alike = max(1, round(WORK / m))
     restarts = max(RESTARTS, alike)
-    config = AttackConfig.of(
-        candidates=m, restarts=restarts, steps=STEPS, dtype="float32", seed=seed
-    )
+    config = Auto(candidates=m, restarts=restarts, steps=STEPS, dtype="float32", seed=seed)
     start = time.process_time()
     found = attack(net, Knowledge(value_range=(0.0, 1.0), mean=split.train.mean), config)
     seconds = time.process_time() - start

@@ -214,8 +214,8 @@ def attacked(
     with threads(1):
         victim = kept(name, seed, root, cache)
         shape = tuple(victim.x.shape[1:])
-        config = rs.AttackConfig.of(
-            objective=attack,
+        config = rs.attacks.make_attack(
+            attack,
             candidates=row.n,
             restarts=1,
             steps=3000,

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import RESULTS, draw_seeds, ended
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import Auto, Unmix, attack
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation import score
@@ -253,10 +253,10 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
     }
     judge = partial(score, train=split.train, holdout=split.holdout, metrics=["ncc"], subsets=300)
     for name, config in (
-        ("unmix", AttackConfig(objective="unmix", seed=seed, seconds=40)),
+        ("unmix", Unmix(seed=seed, seconds=40)),
         (
             "stationarity",
-            AttackConfig.of(restarts=2, steps=1500, seed=seed, dtype="float32", device=device),
+            Auto(restarts=2, steps=1500, seed=seed, dtype="float32", device=device),
         ),
     ):
         if name == "stationarity" and device == "cpu" and kind.n * math.prod(shape) > SLOW:

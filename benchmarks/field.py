@@ -346,7 +346,7 @@ def collect(out: Path) -> dict[str, Any]:
 
 def trimmed(told: dict[str, Any]) -> dict[str, Any]:
     """Settings that are not the defaults, and the sizes of an attack."""
-    usual, sizes = rs.AttackConfig().to_json(), ("restarts", "candidates", "steps")
+    usual, sizes = rs.attacks.Auto().to_json(), ("restarts", "candidates", "steps")
     return {k: v for k, v in told.items() if k in sizes or v != usual.get(k)}
 
 

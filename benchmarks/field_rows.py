@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from residuum.attacks import PRESETS, AttackConfig, every_attack
+from residuum.attacks import PRESETS, Attack, every_attack, make_attack
 from residuum.records.rundir import digest
 from residuum.surfaces.surface import CHANGE, MOMENT
 from residuum.training import TrainingConfig
@@ -198,7 +198,7 @@ def arm_of(name: str) -> Arm:
     return Arm(name, "plugin", needs.get(brought.surface, "") if brought else "", name)
 
 
-def settings(row: Row, arm: str) -> AttackConfig:
+def settings(row: Row, arm: str) -> Attack:
     """Of an attack on a kind of victim; nothing is said about the seed and the device."""
     open_ = {"dtype": "auto"}
     if arm == "haim2022":
@@ -212,7 +212,7 @@ def settings(row: Row, arm: str) -> AttackConfig:
     sizes = {"candidates": 2 * row.n, "restarts": RESTARTS, "steps": STEPS, **row.sizes}
     if arm in MATCHED or arm == "trunk-moment":
         sizes = {**MATCHING, "candidates": row.n}
-    return AttackConfig.of(objective=arm_of(arm).objective, **sizes)
+    return make_attack(arm_of(arm).objective, **sizes)
 
 
 def pooled(row: Row) -> list[str]:

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, device_name, ended, threads
+from residuum.attacks import Auto
 from residuum.attacks.run import resolve
 from residuum.attacks.stationarity import plain
 from residuum.attacks.stationarity.attack import prepare
@@ -37,7 +38,6 @@ from residuum.networks import SigmoidReLU, with_surrogate
 from residuum.networks.probing import second_derivatives
 from residuum.records import Dataset, Knowledge, write_json
 from residuum.records.rundir import environment, require_device
-from residuum.settings import AttackConfig
 from residuum.stationarity import parameters
 
 Row = dict[str, Any]
@@ -136,7 +136,7 @@ class ViT(nn.Module):
 def solver(
     model: nn.Module, shape: tuple[int, ...], device: str, candidates: int, restarts: int
 ) -> Any:
-    config = AttackConfig.of(
+    config = Auto(
         steps=1000,
         restarts=restarts,
         candidates=candidates,

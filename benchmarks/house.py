@@ -115,7 +115,6 @@ def changes_in_a_step() -> int:
     """Changes of file between the call of one optimiser step and its first update."""
     import torch
 
-    from residuum.attacks import AttackConfig
     from residuum.attacks.run import resolve
     from residuum.attacks.stationarity.attack import prepare
     from residuum.networks import Architecture
@@ -127,7 +126,7 @@ def changes_in_a_step() -> int:
     arch = "mlp:64-30-30-1"
     theta = parameters(initialise(Architecture.parse(arch), TrainingConfig()))
     checkpoint, known = Network(theta, arch), Knowledge(value_range=(0.0, 1.0))
-    config = resolve(checkpoint, known, AttackConfig(restarts=1, steps=10))
+    config = resolve(checkpoint, known, Auto(restarts=1, steps=10))
     solver = prepare(checkpoint, known, config)
     state = solver.start()
     x, lam, moving = state.x.clone(), state.lam.clone(), state.moving

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Report
+from residuum.attacks import Auto
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.explicit import evaluation_cost
 from residuum.networks import MLP
 from residuum.records import Knowledge
-from residuum.settings import AttackConfig
 
 WIDTHS = (784, 1000, 1000, 1)
 SMALL, LARGE = 1000, 100_000
@@ -77,7 +77,7 @@ def _alone(m: int, layers: str, device: str) -> dict[str, Any]:
 def case(m: int, layers: str, device: str) -> dict[str, Any]:
     """One attack's beginning, timed; peak memory is this process's own."""
     torch.manual_seed(0)
-    config = AttackConfig.of(
+    config = Auto(
         restarts=1, steps=10**6, dtype="float32", layers=layers, device=device, lam_scale="mean"
     )
     solver = Solver(MLP(WIDTHS), BinaryKKT(), Knowledge(), config, WIDTHS[:1], 1, m)

@@ -120,11 +120,11 @@ def case(network: str, outputs: int = 1, **granted: Any) -> tuple[Any, rs.Knowle
     return Network(weights(arch), arch), knowledge
 
 
-def configured(config: rs.AttackConfig | None = None, **settings: Any) -> rs.AttackConfig:
+def configured(config: rs.attacks.Attack | None = None, **settings: Any) -> rs.attacks.Attack:
     """By flat names, which older code takes where it makes a configuration."""
-    if hasattr(rs.AttackConfig, "changed"):
-        return (config or rs.AttackConfig()).changed(**settings)
-    return replace(config or rs.AttackConfig(), **settings)
+    if hasattr(rs.attacks.Attack, "changed"):
+        return (config or rs.attacks.Auto()).changed(**settings)
+    return replace(config or rs.attacks.Auto(), **settings)
 
 
 def brought_back(found: rs.Reconstruction) -> tuple[Numbers, Words]:

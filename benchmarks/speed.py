@@ -106,7 +106,7 @@ def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
 def overhead() -> float:
     """Share of a sweep's wall clock that is not its trials', on one core."""
     checkpoint, knowledge, _ = victim(40)
-    config = rs.AttackConfig(restarts=2, steps=TINY_STEPS)
+    config = rs.attacks.Auto(restarts=2, steps=TINY_STEPS)
     with threads(1), tempfile.TemporaryDirectory() as place:
         done, wall = clock(
             lambda: sweep(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.harness import Report, median_time, only_on
-from residuum.attacks import AttackConfig
+from residuum.attacks import BinaryKKT
 from residuum.attacks.stationarity.growth import Grower
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver
@@ -26,8 +26,7 @@ def splitting(device: str) -> Report:
     only_on(device, "cuda")
     torch.manual_seed(0)
     m = 1000
-    config = AttackConfig.of(
-        objective="binary-kkt",
+    config = BinaryKKT(
         candidates=m,
         restarts=1,
         steps=STEPS,

@@ -3,7 +3,7 @@
     python -m benchmarks.unmix data SOURCE FOLDER                images for claims, others for tuning
     python -m benchmarks.stationarity FOLDER OUT --device cuda   victims, attacks, scores; resumable
 
-Settings are those of this file and of ``AttackConfig``; they were chosen on the images of FOLDER/tune
+Settings are those of this file and of ``Attack``; they were chosen on the images of FOLDER/tune
 and seeds 9001-9006, which no claim uses, and committed before ``stationarity-seeds.json`` was drawn. Arms:
 ``plain`` has no prior; ``prior`` has the sparse prior of the defaults; ``published`` has the settings of
 Haim et al. 2022 with as many candidates and steps, in tf32; "with unmix" pools the candidates of ``prior``

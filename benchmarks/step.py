@@ -13,12 +13,13 @@ from torch import Tensor
 
 from benchmarks.harness import Report, clock
 from benchmarks.published import PublishedAttack
+from residuum.attacks import Auto
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.explicit import cpu_has_bf16, matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
-from residuum.settings import FAST, AttackConfig
+from residuum.settings import FAST
 
 SHAPES = {"cifar": 3072, "mnist": 784}
 WIDTH, M = 1000, 1000
@@ -32,7 +33,7 @@ def network(d: int, width: int = WIDTH) -> MLP:
 
 def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -> float:
     """Milliseconds per step, capture and compilation not counted."""
-    config = AttackConfig.of(
+    config = Auto(
         candidates=settings.pop("m", M),
         restarts=settings.pop("restarts", 1),
         steps=10**6,

@@ -155,7 +155,7 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     released = rs.load_checkpoint(path)
     outputs = released.architecture.outputs
     dtype = "tf32" if device.startswith("cuda") else "float32"
-    common = rs.AttackConfig.of(
+    common = rs.attacks.Auto(
         candidates=CANDIDATES * n,
         restarts=restarts,
         steps=30 if tiny else ATTACK_STEPS,
@@ -338,9 +338,7 @@ def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool)
             told = {"steps": ATTACK_STEPS, "restarts": 1, **changes}
             told["candidates"] = changes.get("candidates", CANDIDATES) * len(true)
             told["steps"] = 20 if tiny else told["steps"]
-            config = rs.AttackConfig.of(
-                objective="moment", device=device, seed=seed, dtype=dtype, **told
-            )
+            config = rs.attacks.OptimizerState(device=device, seed=seed, dtype=dtype, **told)
             knowledge = rs.Knowledge(shape=(3, 32, 32))
             found, seconds = clock(lambda c=config, p=path, k=knowledge: rs.attack(p, k, c), device)
             x = found.x.float().reshape(-1, 3, 32, 32).numpy()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Report, clock, only_on, threads
-from residuum.attacks import AttackConfig
+from residuum.attacks import Attack, Auto
 from residuum.attacks.run import resolve
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
@@ -92,7 +92,7 @@ def victim(seed: int) -> tuple[Network, Knowledge, Split]:
 
 def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[str, Any]:
     """Wall clock of 200 small trials against the seconds that workers spent on them."""
-    config = AttackConfig(restarts=2, steps=TINY_STEPS)
+    config = Auto(restarts=2, steps=TINY_STEPS)
     costs: dict[str, Any] = {}
     for engine, workers in (("local", 1), ("ray", 2)):
         if engine == "ray" and importlib.util.find_spec("ray") is None:
@@ -124,7 +124,7 @@ def searched(
     seed: int, checkpoint: Network, knowledge: Knowledge, split: Split, out: Path
 ) -> dict[str, Any]:
     """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
-    config = AttackConfig(restarts=2, steps=STEPS)
+    config = Auto(restarts=2, steps=STEPS)
     done = sweep(checkpoint, knowledge, trials=TRIALS, seed=seed, config=config, out=out)
     same = preset_trials(checkpoint, knowledge, config, seed)
     values = [
@@ -155,7 +155,7 @@ def searched(
 
 
 def preset_trials(
-    checkpoint: Network, knowledge: Knowledge, config: AttackConfig, seed: int
+    checkpoint: Network, knowledge: Knowledge, config: Attack, seed: int
 ) -> list[Reconstruction]:
     """Trials that differ in nothing but their random start."""
     task = Task(checkpoint, knowledge, resolve(checkpoint, knowledge, config))

@@ -198,8 +198,8 @@ def attacked(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[s
 def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
     """Rows that an attack brings back; at most 3n candidates count."""
     by_steps = row.data in ("mixed", "heads")
-    config = rs.AttackConfig.of(
-        objective=attack.removesuffix(WITH),
+    config = rs.attacks.make_attack(
+        attack.removesuffix(WITH),
         candidates=2 * row.n,
         restarts=1,
         steps=2000,

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import RESULTS, clock, draw_seeds, ended, threads
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import Auto, attack
 from residuum.attacks.random_streams import stream
 from residuum.attacks.unmixing.attack import CONFIDENT_VALUES, confidence_by_share
 from residuum.attacks.unmixing.ica import Effort, Sources, fastica, unmix, whitened
@@ -260,7 +260,7 @@ def rival(
 ) -> tuple[Tensor, dict[str, Any]]:
     """The stationarity attack on the same network, as many steps as fit into the same seconds."""
     checkpoint = Network(victim.theta, victim.arch, tuple(victim.x.shape[1:]))
-    config = AttackConfig.of(
+    config = Auto(
         candidates=2 * n,
         restarts=1,
         device=device,

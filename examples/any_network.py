@@ -274,8 +274,8 @@ def tried(case: Case, model: Any, options: argparse.Namespace) -> tuple[str, str
         knowledge = knowledge.replace(shape=tuple(case.data[0].shape[1:]))
         read = as_network(model, told.get("arch"), knowledge.shape)
         read = read.replace(task=told.get("task", read.task))
-        attack = rs.attacks.Auto(steps=2, restarts=1, candidates=10)
-        found = rs.attack(read, knowledge, attack)
+        config = rs.attacks.Auto(steps=2, restarts=1, candidates=10)
+        found = rs.attack(read, knowledge, config)
         return read.arch, f"{found.attack}, loss {float(found.loss.min()):.3g}"
     result = rs.audit(
         model,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from papers import drawing
 from papers.runs import OURS, Context, Figure, ImageRun, Outcome
+from residuum.attacks import MulticlassKKT, WeightDecay
 from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.stationarity import norm
@@ -19,8 +20,8 @@ from residuum.training.methods import squared
 WEIGHT_DECAY = 7.5e-4
 TRAINING: dict[str, Any] = {"method": "gd", "loss": "squared", "weight_decay": WEIGHT_DECAY}
 TRAINING |= {"momentum": 0.9, "steps": 80_000}
-MULTICLASS = replace(OURS, candidates=500, steps=8000, objective="multiclass-kkt")
-DECAY = replace(OURS, candidates=500, steps=8000, objective="weight-decay", layers="all")
+MULTICLASS = MulticlassKKT.like(OURS, candidates=500, steps=8000)
+DECAY = WeightDecay.like(OURS, candidates=500, steps=8000, layers="all")
 DECAY = DECAY.changed(lam_init=(0.0, 1.0), lam_distribution="normal")
 RUNS = {"multiclass": ImageRun("multiclass", "cifar10", 500, task="multiclass", attack=MULTICLASS)}
 RUNS["weight decay"] = ImageRun("weight decay", "cifar10", 500, task="regression", attack=DECAY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,18 @@ from torch import Tensor
 import residuum as rs
 from papers import drawing
 from papers import runs as common
-from papers.runs import OURS, Context, Figure, ImageRun, Outcome, Performed, figures_of, mlp
+from papers.runs import (
+    OURS,
+    Context,
+    Figure,
+    ImageRun,
+    Outcome,
+    Performed,
+    Settings,
+    figures_of,
+    mlp,
+)
+from residuum.attacks import make_attack
 from residuum.attacks.selection import DUPLICATE, groups_of
 from residuum.similarity import l2
 
@@ -60,9 +70,9 @@ TABLE2: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
 
 def _run(name: str, n: int = 500, data: str = "cifar10", **changes: Any) -> ImageRun:
     if data == "mnist":
-        attack, changes = replace(OURS, candidates=1000), {"box": True, "metric": "ncc", **changes}
+        attack, changes = OURS.changed(candidates=1000), {"box": True, "metric": "ncc", **changes}
     else:
-        attack = replace(OURS, candidates=2 * n, restarts={500: 2, 1000: 1}.get(n, 4))
+        attack = OURS.changed(candidates=2 * n, restarts={500: 2, 1000: 1}.get(n, 4))
     return ImageRun(name, data, n, attack=attack, **changes)
 
 
@@ -182,12 +192,12 @@ def circle(context: Context) -> Outcome:
     data = rs.load_dataset("circle", POINTS, seed=context.seed).train
     options: dict[str, Any] = {"steps": training_steps, "init_scale": 0.1, "dtype": "float64"}
     net = context.train(mlp(data, hidden), data, **options)
-    rates = {"sigma": 0.5, "lr_x": 0.02, "lr_lam": 0.02, "lr_decay": 0.02}
-    base = {"candidates": CANDIDATES, "seed": context.seed}
+    rates: Settings = {"sigma": 0.5, "lr_x": 0.02, "lr_lam": 0.02, "lr_decay": 0.02}
+    base: Settings = {"candidates": CANDIDATES, "seed": context.seed}
     dtype = "float32" if context.device.startswith("cuda") else "auto"
-    config = rs.AttackConfig.of(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
+    config = make_attack(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
     found = context.attack(net.checkpoint, rs.Knowledge(), config)
-    inversion = rs.PRESETS["model-inversion"].changed(**base)
+    inversion = make_attack("model-inversion", **base)
     inverted = context.attack(net.checkpoint, rs.Knowledge(), inversion).x.double()
     x, weight = found.x.double(), found.weight.double()
     heavy = heavy_enough(x, weight)

@@ -9,12 +9,12 @@ import residuum as rs
 from papers import drawing
 from papers.runs import Context, Figure, ImageRun, Outcome, Scale
 
-ATTACK = replace(rs.PRESETS["ntk"], candidates=400)
+ATTACK = rs.attacks.NTK(**{**rs.PRESETS["ntk"].settings, "candidates": 400})
 VICTIM = ImageRun("MNIST", "mnist", 200, (2048, 2048), "all", "regression", metric="l2")
 VICTIM = replace(VICTIM, attack=ATTACK, box=True, initial=True)
 PUBLISHED = {"MNIST": (142, None), "CIFAR": (None, 5.2)}  # L2 below 2.5, median L2
 NOTE = f"gradients at both ends of training and {ATTACK.steps} steps; the released setting has those at "
-NOTE += f"theta and {rs.PRESETS['loo2024'].steps}"
+NOTE += f"theta and {rs.PRESETS['loo2024'].settings['steps']}"
 
 
 def training(scale: Scale) -> dict[str, Any]:

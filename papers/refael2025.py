@@ -20,7 +20,7 @@ import residuum as rs
 from papers import drawing
 from papers.points import ExactPoint, noisy, normal, relu_point, steep_point, triangle
 from papers.runs import Context, Figure, Outcome, Settings, as_bytes, mlp
-from residuum.attacks import AttackConfig
+from residuum.attacks import Auto
 from residuum.networks import MLP, dense_chain
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
@@ -131,11 +131,11 @@ def sphere(context: Context) -> Outcome:
     return out
 
 
-def sphere_attack(context: Context, radius: float) -> AttackConfig:
+def sphere_attack(context: Context, radius: float) -> Auto:
     """Gaussian candidates of this deviation lie on the sphere up to 1 / sqrt(2 d)."""
     own = SIZES[context.scale.name]
     sizes: Settings = {"steps": own.steps, "restarts": own.restarts, "candidates": own.candidates}
-    base = AttackConfig.of(lr_x=0.003, layers="all", normalise=False, seed=context.seed, **sizes)
+    base = Auto(lr_x=0.003, layers="all", normalise=False, seed=context.seed, **sizes)
     return base.changed(sigma=radius / own.dim**0.5, dtype=context.fast)
 
 
@@ -147,7 +147,7 @@ def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
     scale = context.scale
     split = context.split("cifar10", 100)
     data, n = split.train, len(split.train)
-    config = AttackConfig(steps=scale.attack_steps(6000), restarts=2, candidates=2 * n)
+    config = Auto(steps=scale.attack_steps(6000), restarts=2, candidates=2 * n)
     config = config.changed(dtype=context.fast, seed=context.seed)
     arch = mlp(data, scale.hidden((1000, 1000)))
     plain = context.train(arch, data, steps=scale.training)

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 import residuum as rs
-from residuum.attacks import AttackConfig
-from residuum.attacks.run import resolve
+from residuum.attacks import Attack, Auto, StationarityAttack, Unmix, attack_class, make_attack
 from residuum.attacks.unmixing.layers import LARGE_INITIALIZATION, TOO_FEW_DIRECTIONS
 from residuum.cli.output import attack_progress, training_progress
 from residuum.errors import DataError, InputError
@@ -51,7 +50,7 @@ SHOWN = 45  # images of a published grid
 SUBSETS = 300
 TEST_SAMPLES = {"mnist": 10_000, "cifar10": 8_000}  # the balanced test sets of Haim et al. 2022
 HIGH_DIGITS = ("5", "6", "7", "8", "9")
-OURS = AttackConfig(steps=6000, restarts=2)
+OURS = Auto(steps=6000, restarts=2)
 UNMIXED = 200  # training samples up to which unmixed images are pooled with the attack's candidates
 RELEASED = {  # the released runs of Haim et al. 2022 by dataset; their candidates are pooled
     "cifar10": ("haim2022-cifar-b9dfyspx", "haim2022-cifar-k60fvjdy"),
@@ -59,7 +58,7 @@ RELEASED = {  # the released runs of Haim et al. 2022 by dataset; their candidat
 }
 R = TypeVar("R", bound=Record)
 Settings = dict[str, Any]
-Arms = dict[str, tuple[list[AttackConfig], Settings]]  # pooled attacks, facts granted
+Arms = dict[str, tuple[list[Attack], Settings]]  # pooled attacks, facts granted
 
 
 @dataclass(frozen=True)
@@ -195,11 +194,11 @@ class Context:
 
         return self.kept(Victim, make, arch, task, config.to_json(), data.x, data.y)
 
-    def attack(self, target: Network, known: Knowledge, config: AttackConfig) -> Reconstruction:
+    def attack(self, target: Network, known: Knowledge, config: Attack) -> Reconstruction:
         """Attack, or take what the same attack brought back before; what is known is not kept."""
 
         def make(partial: Path) -> Reconstruction:
-            there = replace(config, device=self.device)
+            there = config.changed(device=self.device)
             with attack_progress(self.visible) as watch:
                 found = rs.attack(target, known, there, state_path=partial, watch=watch)
             return found.replace(knowledge=Knowledge())
@@ -216,12 +215,12 @@ def alone(path: Path) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
-def attack_identity(target: Network, known: Knowledge, config: AttackConfig) -> list[Any]:
+def attack_identity(target: Network, known: Knowledge, config: Attack) -> list[Any]:
     """What decides an attack: weights, what is known, settings; not the device.
 
     Settings are those that the attack chooses where none are said: with other defaults it is another.
     """
-    said = resolve(target, known, config).to_json()
+    said = config.resolved(target, known).to_json()
     settings = {k: v for k, v in said.items() if k != "device"}
     return [target.arch, known.digest, settings, *target.theta.values()]
 
@@ -267,7 +266,7 @@ class ImageRun:
     bias: str = "first"
     task: str = "binary"
     training: Mapping[str, Any] = field(default_factory=dict)
-    attack: AttackConfig = OURS
+    attack: StationarityAttack = OURS
     box: bool = False
     initial: bool = False
     metric: str = "ssim3"
@@ -290,7 +289,7 @@ class ImageRun:
             changes["batch"] = max(4, changes["batch"] * scale.n(self.n) // self.n)
         return changes
 
-    def attacks(self, context: Context, name: str) -> list[AttackConfig]:
+    def attacks(self, context: Context, name: str) -> list[Attack]:
         """Attacks whose candidates are pooled under residuum, published, model-inversion or weights."""
         scale, n = context.scale, context.scale.n(self.n)
         base: Settings = {"dtype": context.fast, "seed": context.seed, "candidates": 2 * n}
@@ -299,12 +298,13 @@ class ImageRun:
                 base["candidates"] = self.attack.candidates
             base["restarts"] = min(self.attack.restarts, scale.restarts)
             ours = self.attack.changed(steps=scale.attack_steps(self.attack.steps), **base)
-            return [ours, replace(ours, objective="unmix")] if n <= UNMIXED else [ours]
+            return [ours, Unmix.like(ours)] if n <= UNMIXED else [ours]
         if name == "published":
             base |= {"steps": scale.attack_steps(50_000), "seed": 0}
-            return [rs.PRESETS[preset].changed(**base) for preset in RELEASED[self.data]]
+            return [make_attack(preset=preset, **base) for preset in RELEASED[self.data]]
         base |= {"candidates": max(50, round(1000 * scale.width)), "dtype": "float32"}
-        return [rs.PRESETS[{"weights": "first-layer-weights"}.get(name, name)].changed(**base)]
+        kind = attack_class({"weights": "first-layer-weights"}.get(name, name))
+        return [kind(**kind.shared(base))]
 
     def knowledge(self, split: Split, net: Victim) -> Knowledge:
         """What the attacker is granted."""

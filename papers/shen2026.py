@@ -18,7 +18,7 @@ from papers import buzaglo2023, drawing, loo2024
 from papers.points import ExactPoint, noisy, normal, polynomial_point
 from papers.runs import Array, Context, Figure, ImageRun, Outcome, Victim, as_bytes, attack_identity
 from papers.shen2026_controls import CONTROLS, attack
-from residuum.attacks import GROWTH_PRESETS, AttackConfig
+from residuum.attacks import NTK, PRESETS, BinaryKKT, StationarityAttack
 from residuum.attacks.exact.polynomial import identify, recover
 from residuum.attacks.stationarity.growth import GrowthStrategy
 from residuum.cli.output import attack_progress
@@ -63,14 +63,14 @@ class Case:
         """
         run = ImageRun(self.name, self.data, self.n, box=True)
         if self.attack == "haim":
-            base = AttackConfig(objective="binary-kkt")
+            base: StationarityAttack = BinaryKKT()
         elif self.attack == "buzaglo":
             run = replace(run, task="regression", training=buzaglo2023.TRAINING)
             base = buzaglo2023.DECAY
         else:
             training = loo2024.training(context.scale)
             run = replace(run, task="regression", bias="all", initial=True, training=training)
-            base = rs.PRESETS["ntk"]
+            base = NTK(**PRESETS["ntk"].settings)
         share = 4 if self.attack == "loo" and context.scale.name != "paper" else 1
         steps = context.scale.attack_steps(self.steps // share)
         every = context.scale.attack_steps(self.every // share)
@@ -91,7 +91,7 @@ class Prepared:
     split: Split
     victim: Victim
     known: Knowledge
-    config: AttackConfig
+    config: StationarityAttack
     every: int
     bar: float
 
@@ -156,7 +156,7 @@ def traced(context: Context, ready: Prepared, **changes: Any) -> Traced:
             if shown:
                 shown(progress)
 
-        there = replace(config, device=context.device)
+        there = config.changed(device=context.device)
         given = ready.victim.checkpoint, ready.known, there
         with attack_progress(context.visible) as shown:
             found = rs.attack(*given, state_path=partial, watch=watch)
@@ -178,7 +178,7 @@ def cases(context: Context, runs: tuple[Case, ...]) -> Outcome:
     for case in runs:
         ready = case.prepared(context)
         # Relative to the loss, since this loss is normalised per layer and the published one is not.
-        growth = {**GROWTH_PRESETS["paper"], "split_relative": True, "split_threshold": 0.01}
+        growth = {**PRESETS["shen2026"].settings, "split_relative": True, "split_threshold": 0.01}
         growth |= {"split_eta": 0.0, "split_limit": 8 * ready.config.candidates}
         none = traced(context, ready, restarts=2)
         split = traced(context, ready, restarts=1, **{**growth, "split_every": ready.every})
@@ -305,7 +305,7 @@ ARMS = ("none", "curvature", "paper", "random", "frank-wolfe", "wide")
 def grown(context: Context, case: Case, seeds: int) -> Outcome:
     """Every arm against no growth, by L2 and NCC."""
     ready = case.prepared(context)
-    base = replace(ready.config, restarts=min(seeds, context.scale.restarts))
+    base = ready.config.changed(restarts=min(seeds, context.scale.restarts))
     out = Outcome(details={"n": len(ready.split.train), "seeds": base.restarts, "arms": {}})
     found: dict[str, Reconstruction] = {}
     final = base.candidates
@@ -329,13 +329,13 @@ def grown(context: Context, case: Case, seeds: int) -> Outcome:
 
 
 def control_arm(
-    context: Context, ready: Prepared, config: AttackConfig, strategy: GrowthStrategy
+    context: Context, ready: Prepared, config: StationarityAttack, strategy: GrowthStrategy
 ) -> Reconstruction:
     """Attack with candidates that grow by this strategy, or take the attack from the cache."""
     target, known = ready.victim.checkpoint, ready.known
 
     def make(partial: Path) -> Reconstruction:
-        on_device = replace(config, device=context.device)
+        on_device = config.changed(device=context.device)
         with attack_progress(context.visible) as watch:
             found = attack(target, known, on_device, strategy, state_path=partial, watch=watch)
         return found.replace(knowledge=Knowledge())
@@ -344,14 +344,14 @@ def control_arm(
     return context.kept(Reconstruction, make, strategy.event, *identity)
 
 
-def arm_config(arm: str, base: AttackConfig, every: int, final: int) -> AttackConfig:
+def arm_config(arm: str, base: StationarityAttack, every: int, final: int) -> StationarityAttack:
     """Return the settings of one arm; the control arms add what curvature added, on average."""
     growth: dict[str, Any] = {"split_trigger": "period", "split_every": every}
     growth |= {"split_cap": 0.5, "split_merge": False, "split_limit": 8 * base.candidates}
     if arm in ("none", "wide"):
-        return replace(base, candidates=final if arm == "wide" else base.candidates)
+        return base.changed(candidates=final if arm == "wide" else base.candidates)
     if arm == "paper":
-        return base.changed(**{**GROWTH_PRESETS["paper"], **growth})
+        return base.changed(**{**PRESETS["shen2026"].settings, **growth})
     if arm != "curvature":
         rounds = max(1, (base.steps - 1) // every)
         rate = (max(final, base.candidates + rounds) / base.candidates) ** (1 / rounds) - 1

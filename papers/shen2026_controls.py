@@ -19,16 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks import every_attack
-from residuum.attacks.run import resolve
+from residuum.attacks import StationarityAttack
 from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.curvature import Curvature, inner
 from residuum.attacks.stationarity.growth import GrowthStrategy, Proposal, Round
 from residuum.attacks.stationarity.slots import Newcomer
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction
-from residuum.settings import AttackConfig
-from residuum.surfaces.surface import SURFACES
 
 TRIED = 4  # places tried for every new candidate that is wanted
 ASCENT_STEPS = 60
@@ -89,7 +86,7 @@ CONTROLS: dict[str, GrowthStrategy] = {arm.event: arm for arm in (RandomPlaces()
 def attack(
     target: Network,
     knowledge: Knowledge,
-    config: AttackConfig,
+    config: StationarityAttack,
     strategy: GrowthStrategy,
     **options: Any,
 ) -> Reconstruction:
@@ -97,12 +94,9 @@ def attack(
 
     The settings of the result name the strategy under ``split``.
     """
-    config = resolve(target, knowledge, config)
-    method = every_attack()[config.objective]
+    method = config.resolved(target, knowledge)
     assert isinstance(method, Stationarity)
-    surface = SURFACES[method.surface](target, knowledge)
-    grown = Stationarity(method.name, method.objective, strategy)
-    result = grown.run(surface, knowledge, config, **options)
+    result = type(method).with_strategy(strategy).like(method).run(target, knowledge, **options)
     return result.replace(settings={**result.settings, "split": strategy.event})
 
 

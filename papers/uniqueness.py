@@ -39,7 +39,7 @@ from papers.refael2025 import (
     squares,
 )
 from papers.runs import Context, Figure, Outcome, Settings, Victim, first_residual, mlp
-from residuum.attacks import AttackConfig
+from residuum.attacks import Attack, attack_class, make_attack
 from residuum.networks import MLP
 from residuum.networks.network import Network
 from residuum.networks.spectrum import rank_above, singular_values
@@ -79,12 +79,16 @@ def digits(context: Context, seed: int, depth: int = 1, data: str = "mnist") -> 
     return split, mlp(split.train, (SIZES[context.scale.name].width,) * depth)
 
 
-def attacked(context: Context, checkpoint: Network, n: int, **changes: Any) -> Reconstruction:
+def attacked(
+    context: Context, checkpoint: Network, n: int, name: str = "auto", **changes: Any
+) -> Reconstruction:
     """Two candidates per sample, the shape and the number of samples known."""
     own = SIZES[context.scale.name]
-    base = AttackConfig.of(steps=own.steps, restarts=own.restarts, dtype=context.fast)
+    kind = attack_class(name)
+    base = {"steps": own.steps, "restarts": own.restarts, "dtype": context.fast}
+    attack = kind(**kind.shared({**base, "candidates": 2 * n, **changes}))
     known = Knowledge(shape=checkpoint.input_shape, sample_count=n)
-    return context.attack(checkpoint, known, base.changed(candidates=2 * n, **changes))
+    return context.attack(checkpoint, known, attack)
 
 
 def counts(found: Reconstruction, split: Split) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def length(context: Context) -> Rows:
         for steps in LENGTHS[context.scale.name]:
             net = context.train(arch, split.train, steps=steps, seed=seed)
             row = {"data": data, "seed": seed, "length": steps, **judged(context, net, split)}
-            unmixed = attacked(context, net.checkpoint, len(split.train), objective="unmix")
+            unmixed = attacked(context, net.checkpoint, len(split.train), "unmix")
             found = counts(unmixed, split)
             yield row | {f"unmix_{key}": found[key] for key in ("recovered", "expected_by_chance")}
 
@@ -260,9 +264,11 @@ def objective(context: Context) -> Rows:
     """
     own = SIZES[context.scale.name]
     split = rs.load_dataset("sphere", own.n, seed=context.seed, dim=own.dim)
-    ours = replace(refael2025.sphere_attack(context, 1.0), restarts=1)
-    published = {"sigma": ours.sigma, "steps": 7 * own.steps, "candidates": 2 * own.n}
-    attacks = {"published": rs.PRESETS[RELEASED].changed(dtype=context.fast, **published)}
+    ours = refael2025.sphere_attack(context, 1.0).changed(restarts=1)
+    published: Settings = {"sigma": ours.sigma, "steps": 7 * own.steps, "candidates": 2 * own.n}
+    attacks: dict[str, Attack] = {
+        "published": make_attack(preset=RELEASED, dtype=context.fast, **published)
+    }
     # Heavy-ball descent follows the flow of plain descent at ten times this rate, 300 times the published.
     descent: Settings = {"method": "gd", "lr": 0.3, "momentum": 0.9, "steps": 10 * own.training}
     ways = {f"descent to loss {loss:g}": {**descent, "stop_loss": loss} for loss in (1e-2, 1e-3)}

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from residuum.attacks import AttackConfig
+from residuum.attacks import Auto
 from residuum.attacks.run import resolve
 from residuum.cli.main import main
 from residuum.io.checkpoints import save_checkpoint
@@ -39,7 +39,7 @@ def victim() -> Network:
 
 
 def plan(trials: int = 6, steps: int = 50, **changes: Any) -> SweepRequest:
-    config = AttackConfig(restarts=2, steps=steps, candidates=12)
+    config = Auto(restarts=2, steps=steps, candidates=12)
     return SweepRequest(**{"trials": trials, "seed": 3, "config": config} | changes)
 
 

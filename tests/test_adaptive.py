@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import PRESETS, AttackConfig, attack
+from residuum.attacks import PRESETS, Auto, attack
 from residuum.attacks.defense_aware.shift import (
     EXACT,
     fit_shift,
@@ -201,7 +201,7 @@ def test_told_the_shift_of_the_data_the_equation_is_that_of_unshifted_samples() 
     point = relu_point(3, groups=3, seed=4)  # its samples play z = x + u
     u = torch.randn(12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     handed = Released(
-        (checkpoint(point.model),), Knowledge(), AttackConfig(), {"shift": u, "rewritten": False}
+        (checkpoint(point.model),), Knowledge(), Auto(), {"shift": u, "rewritten": False}
     )
     adapted = told_the_shift(handed)
     model = adapted.checkpoint.copy_module(torch.float64).requires_grad_(False)
@@ -243,7 +243,7 @@ def test_noise_is_averaged_away_and_cut_off() -> None:
     def error(part: Network) -> float:
         return float((part.theta["layers.0.weight"] - clean.theta["layers.0.weight"]).norm())
 
-    config = AttackConfig(steps=8, restarts=1, candidates=4)
+    config = Auto(steps=8, restarts=1, candidates=4)
     handed = Released(releases, Knowledge(), config)
     mean = ADAPTIVE["average-releases"](handed)
     assert error(mean.checkpoint) == pytest.approx(error(releases[0]) / 4, rel=0.1)
@@ -258,7 +258,7 @@ def test_noise_is_averaged_away_and_cut_off() -> None:
 def test_without_consensus_short_attacks_decide(name: str) -> None:
     shifted = move_biases(checkpoint(relu_point(2, groups=3).model), -0.5)
     permuted = with_bias(shifted, shifted.theta[BIAS].roll(1))
-    config = AttackConfig(steps=40, restarts=2, candidates=6)
+    config = Auto(steps=40, restarts=2, candidates=6)
     adapted = ADAPTIVE[name](Released((permuted,), Knowledge(), config))
     tried = adapted.findings["first_layer_residual_by_guess"]
     joint = {"fitted to candidates"} if name == "undo-constant-shift" else set()

@@ -231,7 +231,7 @@ def test_what_is_wrong_is_refused_with_the_reason(wrong: str, message: str, reme
     assert remedy in caught.value.remedy
 
 
-SHORT = rs.AttackConfig(steps=2, restarts=1, candidates=4)
+SHORT = rs.attacks.Auto(steps=2, restarts=1, candidates=4)
 
 
 def test_tokens_are_whole_numbers_and_the_part_behind_the_embedding_is_not() -> None:
@@ -344,7 +344,7 @@ def test_a_forward_that_vmap_cannot_transform_runs_one_run_after_the_other() -> 
 def test_an_all_relu_convnet_is_attacked_as_its_string() -> None:
     torch.manual_seed(0)
     model = ConvNet((1, 4, 4), (3, 4), 1)
-    config = rs.AttackConfig.of(steps=100, restarts=1, candidates=5, dtype="float64")
+    config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, dtype="float64")
     one = rs.attack(_keep(model, (1, 4, 4)), SHAPE, config)
     other = rs.attack(model, SHAPE, config)
     assert rs.checkpoint_from_module(model).arch == "convnet:1x4x4-3-4-1"
@@ -360,7 +360,7 @@ def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> N
     parts = [part for layer in model.linears for part in (layer, model.activation)][:-1]
     kept = _keep(nn.Sequential(*parts), (16,))
     assert dense_chain(kept.copy_module()) is None
-    config = rs.AttackConfig.of(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
+    config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
     one = rs.attack(kept, None, config)
     other = rs.attack(model, None, config)
     torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
@@ -371,7 +371,7 @@ def test_a_network_with_attention_is_attacked_in_one_file_as_it_is() -> None:
     torch.manual_seed(0)
     model, steps = ViT().eval(), {"candidates": 4, "steps": 25, "layers": "all"}
     wanted = plain.attack(model, MulticlassKKT(), SHAPE, **steps)
-    found = rs.attack(model, SHAPE, rs.AttackConfig.of(restarts=1, dtype="float64", **steps))
+    found = rs.attack(model, SHAPE, rs.attacks.Auto(restarts=1, dtype="float64", **steps))
     torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-10, atol=0)
     torch.testing.assert_close(found.x, wanted.x, rtol=0, atol=1e-9)
 
@@ -454,7 +454,7 @@ def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> Non
         def forward(self, z: Tensor) -> Tensor:
             return F.relu(z.flatten(1) @ self.w.T) @ self.v.T
 
-    config = rs.AttackConfig.of(
+    config = rs.attacks.Auto(
         steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all", priors=()
     )
     known = SHAPE.replace(label_balance=(0.0, 1.0))
@@ -584,7 +584,7 @@ class Sequence(nn.Module):
 
 def test_recurrent_layers_are_attacked() -> None:
     torch.manual_seed(0)
-    found = rs.attack(Sequence(), SHAPE, rs.AttackConfig(steps=25, restarts=1, candidates=4))
+    found = rs.attack(Sequence(), SHAPE, rs.attacks.Auto(steps=25, restarts=1, candidates=4))
     assert float(found.loss[0, -1]) < float(found.loss[0, 0])
 
 
@@ -613,7 +613,7 @@ def test_memory_of_the_passes_is_part_of_an_estimate() -> None:
     torch.manual_seed(0)
     checkpoint = rs.checkpoint_from_module(moved(resnet()), input_shape=(1, 4, 4))
     few, many = (
-        estimate(checkpoint, SHAPE, rs.AttackConfig(restarts=1, candidates=m), measured=0.01)
+        estimate(checkpoint, SHAPE, rs.attacks.Auto(restarts=1, candidates=m), measured=0.01)
         for m in (10, 30)
     )
     assert many.memory["passes"] == 3 * few.memory["passes"] > 0

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import residuum as rs
-from residuum.attacks import AttackConfig
+from residuum.attacks import OptimizerState
 from residuum.attacks.stationarity.objectives import Moment
 from residuum.cli.main import main
 from residuum.errors import InputError
@@ -203,7 +203,7 @@ def test_attacks_on_a_file_use_what_lies_beside_the_weights(
     model = network()
     optimiser = trained(model, OPTIMISERS["adam"](model))
     torch.save({"model": model.state_dict(), "o": optimiser.state_dict()}, tmp_path / "m.pt")
-    config = AttackConfig(objective="moment", steps=5, restarts=1, candidates=4)
+    config = OptimizerState(steps=5, restarts=1, candidates=4)
     found = rs.attack(tmp_path / "m.pt", None, replace(config, objective="auto"), surface="moment")
     assert found.attack == "moment"
     assert found.knowledge.provenance["moment"] == "release"

@@ -44,7 +44,7 @@ def hits(found: Tensor, rows: Tensor, tolerance: float = 0.05) -> int:
     return int(((found[:, None] - rows).abs().amax(2) < tolerance).any(0).sum())
 
 
-CONFIG = rs.AttackConfig(objective="corners", seconds=1)
+CONFIG = rs.attacks.Hyperplanes(seconds=1)
 
 
 def test_rows_on_which_hyperplanes_meet_come_back_and_are_no_accident() -> None:

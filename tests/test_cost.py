@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from residuum.attacks import AttackConfig, estimate
+from residuum.attacks import Auto, ModelInversion, estimate
 from residuum.attacks.stationarity.problem import Problem
 from residuum.cli.main import main
 from residuum.engine.explicit import evaluation_cost
@@ -73,7 +73,7 @@ def test_memory_stays_bounded_while_candidates_grow():
 
 
 def test_an_estimate_describes_the_attack():
-    config = AttackConfig(restarts=3, candidates=20, steps=500)
+    config = Auto(restarts=3, candidates=20, steps=500)
     found = estimate(released(), None, config, measured=0.05)
     assert (found.parameters, found.candidates, found.dimensions) == (72, 20, 6)
     assert found.unknowns == 3 * 20 * (6 + 1)
@@ -81,19 +81,19 @@ def test_an_estimate_describes_the_attack():
     assert list(found.flops_by_layer) == ["layers.0", "layers.1"]
     assert found.step_seconds > 0
     assert found.seconds == pytest.approx(500 * found.step_seconds * (1 + 1 / 25))
-    dear = estimate(released(), None, AttackConfig.of(candidates=20, lam_every=10), measured=0.05)
+    dear = estimate(released(), None, Auto(candidates=20, lam_every=10), measured=0.05)
     assert dear.seconds == pytest.approx(3000 * dear.step_seconds * (1 + 1 / 25 + 21 / 10))
-    short = estimate(released(), None, AttackConfig(seconds=1e-6), measured=0.05)
+    short = estimate(released(), None, Auto(seconds=1e-6), measured=0.05)
     assert short.seconds == 1e-6
     assert short.candidates == 20
 
 
 def test_other_networks_are_estimated():
-    other = estimate(released("convnet:1x4x4-2-1"), None, config=AttackConfig(), measured=0.05)
+    other = estimate(released("convnet:1x4x4-2-1"), None, config=Auto(), measured=0.05)
     assert other.flops_per_step > 0
     assert other.memory["passes"] > 0
     with pytest.raises(InputError, match="takes no steps"):
-        estimate(released(), None, AttackConfig(objective="model-inversion"))
+        estimate(released(), None, ModelInversion())
 
 
 def test_a_dry_run_prints_and_writes_nothing(tmp_path, capsys, monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import AttackConfig
+from residuum.attacks import Auto
 from residuum.attacks.defense_aware.shift import infer_mean, move_biases
 from residuum.attacks.defense_aware.strategies import ADAPTIVE, Adapted, Released, without_shift
 from residuum.datasets import load_dataset
@@ -87,7 +87,7 @@ def setting() -> Conditions:
         split,
         "binary",
         Training(TrainingConfig(steps=120), descent, 20),
-        AttackConfig(steps=60, restarts=1),
+        Auto(steps=60, restarts=1),
         knowledge,
         subsets=200,
         releases=4,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from residuum.attacks import Auto
 from residuum.attacks.stationarity.attack import search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT
 from residuum.attacks.stationarity.problem import Problem
@@ -13,7 +14,6 @@ from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.explicit import ExplicitEquation, accumulate, times
 from residuum.networks import MLP, Linear, Polynomial
 from residuum.records import Knowledge
-from residuum.settings import AttackConfig
 from tests.cases import SPREAD, AllLayers, attack_case
 from tests.reference import mlp_forward, naive_objective
 
@@ -114,7 +114,7 @@ def test_the_generic_path_equals_the_engine(objective, outputs):
 def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
     objective = MulticlassKKT()
     case = attack_case(MLP((5, 6, 4, 3)), objective, 3, (5,), 4)
-    config = AttackConfig.of(
+    config = Auto(
         steps=40,
         restarts=2,
         optimiser=optimiser,
@@ -284,7 +284,7 @@ def test_chunks_cover_all_candidates_and_keep_to_the_workspace():
 
 def test_an_attack_in_chunks_is_the_attack_at_once():
     case = attack_case(MLP((5, 6, 4, 3)), MulticlassKKT(), 3, (5,), 4)
-    config = AttackConfig.of(
+    config = Auto(
         steps=40, restarts=2, layers="all", lr_x=1e-3, lr_lam=1e-3, sigma=1.0, sharpness=4.0
     )
     ends = []

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.attacks import AttackConfig, attack
+from residuum.attacks import NTK, attack, make_attack
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.stationarity.solution import explained
@@ -111,7 +111,7 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
     checkpoint = small()
     start = {n: t - 0.1 * torch.randn_like(t) for n, t in checkpoint.theta.items()}
     known = Knowledge(theta0=start) if objective == "ntk" else Knowledge()
-    config = AttackConfig.of(objective=objective, candidates=6, restarts=3, steps=40, dtype=dtype)
+    config = make_attack(objective, candidates=6, restarts=3, steps=40, dtype=dtype)
     found = attack(checkpoint, known, config)
     surface = surfaces(checkpoint, known)[CHANGE if objective == "ntk" else WEIGHTS]
     far = explained(surface, found)
@@ -174,7 +174,7 @@ def test_frozen_layers_have_no_say_in_what_a_change_must_equal() -> None:
 def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
     checkpoint = small()
     with pytest.raises(InputError, match="equal the start"):
-        attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), AttackConfig(objective="ntk"))
+        attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), NTK())
 
 
 def test_surfaces_are_what_is_released_and_what_is_granted() -> None:

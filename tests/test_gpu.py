@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from residuum.attacks import AttackConfig
+from residuum.attacks import Attack, Auto
 from residuum.attacks.stationarity.attack import search
 from residuum.attacks.stationarity.objectives import BinaryKKT, Objective
 from residuum.attacks.stationarity.solver import Solver
@@ -21,9 +21,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-CONFIG = AttackConfig.of(
-    candidates=30, restarts=2, steps=300, dtype="float64", lr_x=1e-3, lr_lam=1e-3
-)
+CONFIG = Auto(candidates=30, restarts=2, steps=300, dtype="float64", lr_x=1e-3, lr_lam=1e-3)
 
 
 class WithoutPullback(BinaryKKT):
@@ -32,7 +30,7 @@ class WithoutPullback(BinaryKKT):
     pullback = Objective.pullback
 
 
-def solved(config: AttackConfig, objective: Objective | None = None) -> Solver:
+def solved(config: Attack, objective: Objective | None = None) -> Solver:
     torch.manual_seed(0)
     knowledge = Knowledge(value_range=(-1.0, 1.0), mean=torch.zeros(12))
     objective = objective or BinaryKKT()

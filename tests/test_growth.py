@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import GROWTH_PRESETS, AttackConfig, attack
+from residuum.attacks import GROWTH_PRESETS, Attack, Auto, BinaryKKT, attack
 from residuum.attacks.stationarity.attack import SPLITTING, make_grower, search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.stationarity.solver import Solver
@@ -21,8 +21,7 @@ from residuum.records import Knowledge, Reconstruction, same
 from residuum.similarity import cosine
 from tests.cases import polynomial_point
 
-CUBIC = AttackConfig.of(
-    objective="binary-kkt",
+CUBIC = BinaryKKT(
     restarts=1,
     steps=2800,
     lr_x=0.01,
@@ -32,8 +31,7 @@ CUBIC = AttackConfig.of(
     layers="all",
     split_every=200,
 )
-SMALL = AttackConfig.of(
-    objective="binary-kkt",
+SMALL = BinaryKKT(
     restarts=2,
     steps=120,
     candidates=4,
@@ -271,10 +269,10 @@ def test_the_gradient_triggers_a_round_too():
 
 def test_settings_of_growth_are_checked_and_kept():
     for name, settings in GROWTH_PRESETS.items():
-        config = AttackConfig.of(**settings)
-        assert AttackConfig.from_json(config.to_json()) == config
+        config = Auto(**settings)
+        assert Attack.from_json(config.to_json()) == config
         assert (config.growth.how == "none") == (name == "none")
-    paper = AttackConfig.of(**GROWTH_PRESETS["paper"]).growth
+    paper = Auto(**GROWTH_PRESETS["paper"]).growth
     assert 20_000 <= paper.every <= 40_000
     assert (paper.threshold, paper.cap, paper.eta) == (0.1, 0.5, 0.01)
     for wrong in (
@@ -286,7 +284,7 @@ def test_settings_of_growth_are_checked_and_kept():
         {"split_limit": -1},
     ):
         with pytest.raises(InputError):
-            AttackConfig.of(**wrong)
+            Auto(**wrong)
 
 
 def test_the_command_line_grows_and_says_so(tmp_path, capsys):

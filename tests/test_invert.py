@@ -54,7 +54,7 @@ def granted(model: nn.Module, x: Tensor, y: Tensor) -> rs.Knowledge:
 
 def problem(model: nn.Module, knowledge: rs.Knowledge, matching=GEIPING, m: int = 3) -> Problem:
     surface = SURFACES["moment"](as_network(model, shape=SHAPE), knowledge)
-    return Problem(surface, knowledge, rs.AttackConfig(candidates=m), matching)
+    return Problem(surface, knowledge, rs.attacks.Auto(candidates=m), matching)
 
 
 def test_the_sum_is_the_gradient_of_the_loss_and_both_distances_vanish_there() -> None:
@@ -92,7 +92,7 @@ def test_the_change_of_the_weights_is_turned_into_a_gradient() -> None:
 def test_a_sample_comes_back_from_its_gradient(name: str) -> None:
     model, x, y = network(), smooth(1), torch.tensor([1])  # one candidate has the middle label
     knowledge = granted(model, x, y)
-    config = rs.AttackConfig(objective=name, candidates=1, restarts=2, steps=150, lr_x=0.03, seed=3)
+    config = rs.attacks.make_attack(name, candidates=1, restarts=2, steps=150, lr_x=0.03, seed=3)
     found = rs.attack(model, knowledge, config)
     assert float(ncc(found.x, x.double()).max()) > 0.9
     assert float(ncc(found.x, smooth(8, seed=9).double()).max()) < float(
@@ -107,7 +107,7 @@ def test_a_chain_of_dense_layers_is_matched_as_one_and_gives_its_samples_back() 
     chain = Architecture.parse("mlp:64-40-3,bias=all").build()
     x, y = smooth(3), torch.tensor([0, 1, 2])
     knowledge = granted(chain, x.flatten(1), y)
-    config = rs.AttackConfig(objective="invert-moment", candidates=3, steps=300, lr_x=0.03, seed=3)
+    config = rs.attacks.OptimizerStateMatching(candidates=3, steps=300, lr_x=0.03, seed=3)
     found = rs.attack(chain, knowledge, config)
     assert "over the whole network, multipliers by rivals, prior total-variation" in found.notes[0]
     images = found.x.reshape(-1, *SHAPE)
@@ -124,7 +124,7 @@ def test_a_chain_of_dense_layers_is_matched_as_one_and_gives_its_samples_back() 
 
 def test_a_clock_shortens_it_and_says_so() -> None:
     model, x, y = network(), smooth(2), torch.tensor([0, 1])
-    config = rs.AttackConfig(objective="invert-moment", candidates=2, steps=10**6, seconds=0.5)
+    config = rs.attacks.OptimizerStateMatching(candidates=2, steps=10**6, seconds=0.5)
     seen = []
     found = rs.attack(model, granted(model, x, y), config, watch=seen.append)
     assert set(found.status) == {"time"}
@@ -145,4 +145,4 @@ def test_when_it_applies_and_what_an_audit_leaves_to_others() -> None:
     dense = as_network(chain)
     assert "closer" in ours.left_out(surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge())
     with pytest.raises(InputError, match="initial weights"):
-        rs.attack(model, knowledge, rs.AttackConfig(objective="invert"))
+        rs.attack(model, knowledge, rs.attacks.GradientMatching())

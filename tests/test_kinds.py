@@ -103,7 +103,7 @@ def parts(data: Dataset, count: int = 8) -> tuple[Dataset, Dataset]:
 
 KNOWN = rs.Knowledge(value_range=(0.0, 1.0))
 GRANTED = KNOWN.replace(shape=(12,))
-SHORT = rs.AttackConfig(steps=20, restarts=1, candidates=8)
+SHORT = rs.attacks.Auto(steps=20, restarts=1, candidates=8)
 
 
 @pytest.mark.usefixtures("gated")
@@ -174,7 +174,7 @@ def test_a_live_module_is_the_network_it_computes() -> None:
     chain = MLP((12, 9, 1)).double()
     kept = _keep(Wide(chain), (12,))
     assert dense_chain(kept.copy_module()) is None
-    config = rs.AttackConfig.of(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
+    config = rs.attacks.Auto(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
     one, other = (
         rs.attack(part, KNOWN, config) for part in (kept, rs.checkpoint_from_module(chain))
     )
@@ -207,7 +207,7 @@ def test_a_start_of_a_kept_module_is_its_weights_and_buffers_stay() -> None:
     model(samples().x)  # in training mode: the running mean moves, the weights do not
     trained(model, parts(samples())[0], 30)
     known = GRANTED.replace(theta0=start)
-    config = rs.AttackConfig(objective="ntk", gradients="theta0", steps=5, restarts=1, candidates=4)
+    config = rs.attacks.NTK(gradients="theta0", steps=5, restarts=1, candidates=4)
     assert torch.isfinite(rs.attack(model, known, config).loss).all()
     objective = OBJECTIVES["ntk"].configured(config, known)
     built = rs.checkpoint_from_module(model, input_shape=(12,)).copy_module()

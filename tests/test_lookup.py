@@ -35,7 +35,7 @@ def head(x: Tensor) -> rs.Network:
 def test_embeddings_of_a_head_name_their_records_in_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unmixing, "LADDER", (QUICK,))
     public = pool(300, seed=0)
-    found = rs.attack(head(public[:8]), None, rs.AttackConfig(objective="unmix", seconds=0.01))
+    found = rs.attack(head(public[:8]), None, rs.attacks.Unmix(seconds=0.01))
     named = lookup(found.x, public)
     assert {*named.index[named.match].tolist()} <= {*range(8)}
     assert len({*named.index[named.match].tolist()}) >= 6

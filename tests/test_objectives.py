@@ -10,6 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torch.nn import functional as F
 
+from residuum.attacks import Auto
 from residuum.attacks.stationarity.attack import search
 from residuum.attacks.stationarity.objectives import (
     NTK,
@@ -24,7 +25,6 @@ from residuum.attacks.stationarity.solver import Solver, SolverState
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
 from residuum.records import Knowledge
-from residuum.settings import AttackConfig
 from tests.cases import (
     SPREAD,
     VARIANTS,
@@ -284,12 +284,12 @@ def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
 def test_zero_at_a_minimum_with_weight_decay(loss):
     point, decay = weight_decay_point(loss)
     knowledge = Knowledge(loss=loss, weight_decay=decay, sample_count=len(point.x))
-    objective = WeightDecay.configured(AttackConfig(), knowledge)
+    objective = WeightDecay.configured(Auto(), knowledge)
     assert objective.tied == pytest.approx(1 / (2 * decay))
     ones = torch.ones(len(point.x), 1, dtype=torch.float64)
     known = (knowledge, point.y, point.x, ones)
     assert squared_residual(point.model, objective, *known) < 1e-24
-    off = WeightDecay.configured(AttackConfig(), knowledge.replace(weight_decay=1.1 * decay))
+    off = WeightDecay.configured(Auto(), knowledge.replace(weight_decay=1.1 * decay))
     assert squared_residual(point.model, off, *known) > 1e-3
 
 
@@ -306,7 +306,7 @@ def test_zero_at_exact_ntk_points(gradients):
 
 def perturbed_solver(point, model, surrogate, tmp_path, scale=0.02):
     """A solver about to start near the exact point: its state is laid where it resumes from."""
-    config = AttackConfig.of(
+    config = Auto(
         restarts=1,
         steps=1200,
         lr_x=0.01,
@@ -411,7 +411,7 @@ def test_options_of_an_objective_are_checked_when_it_is_made():
 
 
 def test_settings_of_an_attack_reach_the_options_of_the_same_name():
-    config = AttackConfig(rivals="best", gradients="both")
+    config = Auto(rivals="best", gradients="both")
     assert MulticlassKKT.configured(config, Knowledge()) == MulticlassKKT("best")
     assert NTK.configured(config, Knowledge()) == NTK("both")
     assert BinaryKKT.configured(config, Knowledge()) == BinaryKKT()
@@ -426,11 +426,11 @@ def test_what_an_objective_can_work_with():
 
 def test_multipliers_are_tied_only_by_all_three_facts():
     facts = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 20}
-    assert WeightDecay.configured(AttackConfig(), Knowledge(**facts)) == WeightDecay(
+    assert WeightDecay.configured(Auto(), Knowledge(**facts)) == WeightDecay(
         tied=5.0, loss="logistic"
     )
     for name in facts:
         rest = {key: value for key, value in facts.items() if key != name}
-        assert WeightDecay.configured(AttackConfig(), Knowledge(**rest)) == WeightDecay()
+        assert WeightDecay.configured(Auto(), Knowledge(**rest)) == WeightDecay()
     with pytest.raises(InputError, match="got 'hinge'"):
-        WeightDecay.configured(AttackConfig(), Knowledge(**{**facts, "loss": "hinge"}))
+        WeightDecay.configured(Auto(), Knowledge(**{**facts, "loss": "hinge"}))

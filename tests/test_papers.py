@@ -571,7 +571,7 @@ def trained(folder: Path):
 
 def test_nothing_is_computed_twice(tmp_path, monkeypatch):
     context, first = trained(tmp_path)
-    config = rs.AttackConfig(candidates=4, restarts=1, steps=50)
+    config = rs.attacks.Auto(candidates=4, restarts=1, steps=50)
     found = context.attack(first.checkpoint, rs.Knowledge(), config)
     with monkeypatch.context() as patch:
         for verb in ("train", "attack"):
@@ -593,7 +593,7 @@ def test_an_attack_is_known_by_the_defaults_that_it_chooses(monkeypatch):
     theta["layers.1.weight"] = torch.ones(1, 4).double()
     target = rs.Network(arch=arch, theta=theta)
     known = rs.Knowledge(shape=(1, 8, 8), theta0={k: 0.1 * v for k, v in theta.items()})
-    free = rs.AttackConfig(candidates=4)
+    free = rs.attacks.Auto(candidates=4)
     said = free.changed(priors=(), lr_lam=0.01)
 
     def keys() -> list[str]:
@@ -673,7 +673,7 @@ def test_a_watched_attack_that_was_killed_goes_on_and_has_seen_the_same(tmp_path
 
 def test_an_interrupted_attack_goes_on(tmp_path, monkeypatch):
     context, net = trained(tmp_path)
-    config = rs.AttackConfig.of(candidates=4, restarts=1, steps=200, dtype="float64")
+    config = rs.attacks.Auto(candidates=4, restarts=1, steps=200, dtype="float64")
     with monkeypatch.context() as patch:
         patch.setattr(rs, "attack", stopped(100), raising=False)
         with pytest.raises(KeyboardInterrupt):

@@ -109,7 +109,7 @@ def both(network, case, restarts=1, theta0=None, **rest):
         **case.granted,
     )
     common = {"candidates": M, "steps": STEPS, "layers": layers, "seed": 3, **rest}
-    config = rs.AttackConfig.of(restarts=restarts, dtype="float64", **common, **case.settings)
+    config = rs.attacks.Auto(restarts=restarts, dtype="float64", **common, **case.settings)
     wanted = rs.attack(rs.Network(dict(model.state_dict()), arch), knowledge, config)
     found = [
         plain.attack(model, case.objective, knowledge, restart=i, **common) for i in range(restarts)
@@ -160,7 +160,7 @@ def test_the_sparse_prior_is_the_same(case):
 def test_sharpness_is_the_same():
     model, knowledge = build("mlp:6-9-1"), rs.Knowledge(shape=(6,))
     common = {"candidates": M, "steps": STEPS, "layers": "all"}
-    config = rs.AttackConfig.of(restarts=1, sharpness_from=3, sharpness=30, **common)
+    config = rs.attacks.Auto(restarts=1, sharpness_from=3, sharpness=30, **common)
     wanted = rs.attack(model, knowledge, config)
     found = plain.attack(model, BinaryKKT(), knowledge, sharpness=(3, 30), **common)
     assert_same(found, wanted)
@@ -185,7 +185,7 @@ def test_a_frozen_first_layer_alone_cannot_be_explained():
     with pytest.raises(InputError, match="first layer did not move"):
         plain.attack(model, NTK(), knowledge, candidates=M, layers="first")
     with pytest.raises(InputError, match="first layer did not move"):
-        rs.attack(model, knowledge, rs.AttackConfig(objective="ntk", candidates=M, layers="first"))
+        rs.attack(model, knowledge, rs.attacks.NTK(candidates=M, layers="first"))
 
 
 # An objective without a derivative of its own

@@ -18,7 +18,7 @@ from residuum.verbs.exposing import ExposureOptions, ExposureRequest
 
 NAMES = [
     "Architecture",
-    "AttackConfig",
+    "Attack",
     "AuditResult",
     "Certificate",
     "Dataset",
@@ -90,7 +90,7 @@ def test_an_attack_takes_what_an_audit_takes(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1, bias=False))
     checkpoint = residuum.checkpoint_from_module(model)
     file = residuum.save_checkpoint(checkpoint, tmp_path / "m.safetensors")
-    config = residuum.AttackConfig(steps=5, restarts=1)
+    config = residuum.attacks.Auto(steps=5, restarts=1)
     wanted = residuum.attack(checkpoint, config=config)
     for given in (model, file, str(file), model.state_dict()):
         assert torch.equal(residuum.attack(given, config=config).x, wanted.x)
@@ -114,7 +114,7 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
     split = rs.load_dataset("digits", 8, holdout=120)
     state = rs.train(arch, split.train, rs.TrainingConfig(steps=30))
     checkpoint = rs.Network(state.theta, arch, task="binary")
-    config = rs.AttackConfig(steps=6, restarts=1, candidates=8)
+    config = rs.attacks.Auto(steps=6, restarts=1, candidates=8)
     found = rs.attack(checkpoint, config=config)
     cubic = rs.Network(
         {"weight": torch.eye(3).double(), "coefficient": torch.ones(3).double()},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from residuum.attacks import AttackConfig, attack, select
+from residuum.attacks import Auto, ModelInversion, attack, select
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.networks import Architecture
@@ -20,11 +20,11 @@ from residuum.training import TrainingConfig, initialise, train
 
 CIRCLE_ARCH, CIRCLE_SEEDS, CIRCLE_KEPT = "mlp:2-400-1", (100, 101, 102), 40
 CIRCLE_TRAINING = {"steps": 4000, "init_scale": 0.1}
-CIRCLE_ATTACK = AttackConfig(
+CIRCLE_ATTACK = Auto(
     candidates=100, restarts=2, steps=5000, sigma=0.5, lr_x=0.02, lr_lam=0.02, lr_decay=0.02
 )
 DIGITS_ARCH, DIGITS_SEEDS = "mlp:64-200-200-1", (2000, 2001, 2002, 2003, 2004)
-DIGITS_ATTACK = AttackConfig.of(candidates=40, restarts=3, steps=1500, dtype="float32")
+DIGITS_ATTACK = Auto(candidates=40, restarts=3, steps=1500, dtype="float32")
 SIGNIFICANT = 0.01
 
 
@@ -59,7 +59,7 @@ def test_circle_is_recovered_whole(seed):
     assert len(points) <= CIRCLE_KEPT
     assert matched(points, data.x) == 20
     assert matched(points, data.x @ turn.T) <= 1
-    inversion = AttackConfig(objective="model-inversion", candidates=100, restarts=1, steps=200)
+    inversion = ModelInversion(candidates=100, steps=200)
     inverted = attack(checkpoint, Knowledge(), inversion)
     assert matched(inverted.x, data.x) < 20
 
@@ -130,7 +130,7 @@ def test_the_data_cannot_reach_the_attack():
 
     checkpoint = digits_victim(DIGITS_SEEDS[0])
     knowledge = knowledge_of(digits_split(DIGITS_SEEDS[0]))
-    quick = AttackConfig(candidates=10, restarts=2, steps=30)
+    quick = Auto(candidates=10, restarts=2, steps=30)
     before = attack(checkpoint, knowledge, quick)
     other = load_dataset("digits", 40, seed=77)
     other.train.x.zero_()
@@ -143,7 +143,7 @@ def test_a_small_convnet_is_attacked_for_real():
     split = load_dataset("digits", 10, seed=3)
     checkpoint = released("convnet:1x8x8-8-16-1", split.train, TrainingConfig(steps=400, seed=3))
     knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean)
-    found = attack(checkpoint, knowledge, AttackConfig(candidates=20, restarts=1, steps=60))
+    found = attack(checkpoint, knowledge, Auto(candidates=20, restarts=1, steps=60))
     scores = score(found.x, split.train, split.holdout, metrics=("ncc",))
     assert found.status == ("finished",)
     assert found.loss[0, -1] < 0.9 * found.loss[0, 0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from residuum.attacks import AttackConfig, attack, select
+from residuum.attacks import FirstLayerWeights, ModelInversion, attack, select
 from residuum.attacks.selection import (
     FEATURES,
     SIMILARITY,
@@ -274,9 +274,7 @@ def released(arch, seed=0):
     return Network(dict(Architecture.parse(arch).build().state_dict()), arch)
 
 
-INVERSION = AttackConfig(
-    objective="model-inversion", restarts=1, steps=40, lr_x=0.02, candidates=6, sigma=0.1
-)
+INVERSION = ModelInversion(steps=40, lr_x=0.02, candidates=6, sigma=0.1)
 
 
 @pytest.mark.parametrize("arch", ["mlp:9-20-1", "mlp:9-20-3", "convnet:1x3x3-6-1"])
@@ -312,7 +310,7 @@ def test_model_inversion_stays_in_the_known_box():
 
 def test_first_layer_weights_are_the_rows_heaviest_first():
     checkpoint = released("mlp:9-20-7-1")
-    config = AttackConfig(objective="first-layer-weights")
+    config = FirstLayerWeights()
     found = attack(checkpoint, Knowledge(shape=(1, 3, 3)), config)
     rows = checkpoint.theta["layers.0.weight"].double()
     sizes = rows.norm(dim=1)
@@ -325,7 +323,7 @@ def test_first_layer_weights_are_the_rows_heaviest_first():
 
 
 def test_rows_of_a_convolution_are_no_images():
-    config = AttackConfig(objective="first-layer-weights")
+    config = FirstLayerWeights()
     with pytest.raises(InputError, match="needs a first layer that sees the whole input"):
         attack(released("convnet:1x8x8-4-1"), None, config)
 

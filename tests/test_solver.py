@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.optimize import lsq_linear
 
-from residuum.attacks import PRESETS, AttackConfig, attack
+from residuum.attacks import PRESETS, Attack, Auto, attack
 from residuum.attacks.random_streams import stream
 from residuum.attacks.run import FEWEST, MOST
 from residuum.attacks.stationarity.attack import search
@@ -29,7 +29,7 @@ from tests.cases import SPREAD, AllLayers, attack_case, relu_point
 from tests.reference import row_gradients, theta_vector
 from tests.test_engine import Wrapped
 
-SHORT = AttackConfig.of(
+SHORT = Auto(
     restarts=2, steps=60, candidates=4, sigma=0.5, layers="all", anneal="none", sharpness=20.0
 )
 BOX = Knowledge(value_range=(-0.3, 0.4), mean=torch.full((5,), 0.1, dtype=torch.float64))
@@ -522,11 +522,11 @@ def test_the_solver_takes_closed_form_multipliers_on_their_steps(monkeypatch):
 
 
 def test_sharpness_is_annealed_as_published():
-    loo = AttackConfig.of(anneal="loo2024", steps=80_000)
+    loo = Auto(anneal="loo2024", steps=80_000)
     wanted = {0: 11, 20_000: 20, 40_000: 110, 60_000: 200, 80_000: 200}
     for step, value in wanted.items():
         assert sharpness_at(loo, step) == pytest.approx(value)
-    geometric = AttackConfig.of(anneal="geometric", steps=101, sharpness_from=2.0, sharpness=200.0)
+    geometric = Auto(anneal="geometric", steps=101, sharpness_from=2.0, sharpness=200.0)
     for step, value in {0: 2, 50: 20, 100: 200, 101: 200}.items():
         assert sharpness_at(geometric, step) == pytest.approx(value)
     fixed = geometric.changed(anneal="none")
@@ -534,17 +534,17 @@ def test_sharpness_is_annealed_as_published():
 
 
 def test_rates_fall_along_a_cosine():
-    config = AttackConfig(steps=100, lr_decay=0.2)
+    config = Auto(steps=100, lr_decay=0.2)
     assert [rate_at(config, step) for step in (0, 50, 100)] == pytest.approx([1, 0.6, 0.2])
     assert {rate_at(replace(config, lr_decay=1.0), step) for step in range(101)} == {1.0}
 
 
 def test_settings_survive_json_and_wrong_ones_are_refused():
     for config in PRESETS.values():
-        assert AttackConfig.from_json(config.to_json()) == config
-    assert AttackConfig.from_json({"seconds": 3}).seconds == 3
+        assert Attack.from_json(config.to_json()) == config
+    assert Attack.from_json({"seconds": 3}).seconds == 3
     with pytest.raises(InputError, match="Did you mean 'steps'"):
-        AttackConfig.from_json({"stepz": 3})
+        Attack.from_json({"stepz": 3})
     for wrong in (
         {"optimiser": "adamw"},
         {"surrogate": "gelu"},
@@ -555,11 +555,11 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
         {"sigma": -1.0},
     ):
         with pytest.raises(InputError):
-            AttackConfig.of(**wrong)
+            Auto(**wrong)
     with pytest.raises(
         InputError, match="Did you mean 'value-box'"
     ):  # known once plug-ins are read
-        attack(released(), None, AttackConfig(priors=(("value-bx", 1.0),)))
+        attack(released(), None, Auto(priors=(("value-bx", 1.0),)))
 
 
 # attack()
@@ -706,7 +706,7 @@ def test_settings_are_finite_numbers():
     for name in ["lr_x", "lr_lam", "lr_decay", "sigma", "sharpness", "lam_min"]:
         for value in [float("nan"), float("inf")]:
             with pytest.raises(InputError, match=name):
-                AttackConfig.of(**{name: value})
+                Auto(**{name: value})
 
 
 # Reading it

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from residuum.attacks import AttackConfig
+from residuum.attacks import Attack, Auto
 from residuum.errors import InputError, OutputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Reconstruction, same
@@ -101,7 +101,7 @@ def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
 
     done = sweep_victim(tmp_path / "s")
     kept = Reconstruction.load(tmp_path / "s/trials/000002.safetensors")
-    again = attack(victim(), KNOWLEDGE, AttackConfig.from_json(kept.settings))
+    again = attack(victim(), KNOWLEDGE, Attack.from_json(kept.settings))
     assert same(again.replace(seconds=0.0), kept.replace(seconds=0.0))
     norms = again.layers[torch.arange(2), again.loss.argmin(1), 0].sqrt()
     assert done.trials[2].residual == float(norms.median())
@@ -224,7 +224,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
         return real(checkpoint, knowledge, config, **rest)
 
     monkeypatch.setattr(executors, "attack", sometimes)
-    config = AttackConfig(
+    config = Auto(
         restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6, constraint="penalty"
     )
     mixed = plan(6, config=config, space={"lr_lam": Range(1e5, 1e6)})
@@ -279,7 +279,7 @@ def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_no_trial_can_work_with_is_said_before_the_first(tmp_path: Path) -> None:
-    config = AttackConfig(priors=(("value-box", 1.0),))
+    config = Auto(priors=(("value-box", 1.0),))
     with pytest.raises(InputError, match="value_range"):
         sweep_victim(tmp_path / "s", plan(config=config))
     assert not (tmp_path / "s").exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from residuum.attacks import PRESETS, AttackConfig
+from residuum.attacks import PRESETS, Auto
 from residuum.errors import InputError
 from residuum.settings import LEFT_OPEN
 from residuum.sweeping import SAMPLERS, SPACE, Range
@@ -124,7 +124,7 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
         ({"batch": 2, "rungs": 1}, "Successive halving"),
         ({"batch": 2, "space": {"lr_decay": Range(0, 1)}}, "lr_decay is varied too"),
         ({"objectives": ("recovered",)}, "ranks by residual"),
-        ({"objectives": ("residual", "agreement"), "config": AttackConfig(restarts=1)}, "restarts"),
+        ({"objectives": ("residual", "agreement"), "config": Auto(restarts=1)}, "restarts"),
         ({"config": PRESETS["model-inversion"]}, "takes no steps"),
     ],
 )

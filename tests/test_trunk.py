@@ -61,13 +61,13 @@ def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> rs.AttackConfig:
+def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
     """Few sources and steps, whatever the clock says."""
     monkeypatch.setattr(trunk, "within", lambda *_: QUICK)
     monkeypatch.setattr(trunk, "CANDIDATES", 8)
     monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=100))
     monkeypatch.setattr(trunk, "SETTLE", replace(trunk.SETTLE, steps=250))
-    return rs.AttackConfig(objective="trunk-moment", seed=1)
+    return rs.attacks.BehindBackboneOptimizerState(seed=1)
 
 
 def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
@@ -115,7 +115,7 @@ def test_training_images_lie_in_the_span_and_others_do_not() -> None:
 
 
 def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk(
-    quick: rs.AttackConfig,
+    quick: rs.attacks.Attack,
 ) -> None:
     model, knowledge, x = planted()
     found = rs.attack(model, knowledge, quick)
@@ -128,7 +128,7 @@ def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk(
     assert "keep to 6 directions" in found.notes[0]
 
 
-def test_a_moment_of_nothing_gives_no_confidence(quick: rs.AttackConfig) -> None:
+def test_a_moment_of_nothing_gives_no_confidence(quick: rs.attacks.Attack) -> None:
     model, knowledge, _ = planted()
     noise = torch.randn(64, 8, generator=torch.Generator().manual_seed(2)) @ torch.randn(
         8, 3456, generator=torch.Generator().manual_seed(3)
@@ -178,7 +178,7 @@ def test_what_it_refuses() -> None:
     wide = knowledge.replace(moment={**knowledge.moment, "dense.weight": full})
     assert "directions of dense are in use by 64 neurons" in why_not(model, wide, "trunk-moment")
     with pytest.raises(InputError, match="does not apply: the start of dense"):
-        rs.attack(model, rs.Knowledge(shape=SHAPE), rs.AttackConfig(objective="trunk"))
+        rs.attack(model, rs.Knowledge(shape=SHAPE), rs.attacks.BehindBackbone())
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.attacks import AttackConfig
+from residuum.attacks import make_attack
 from residuum.attacks.run import on_surface as configured_on
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.schedule import selected_attacks
@@ -164,7 +164,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
         ("weights", "unmix-moment"): "unmix",
     }
     for (surface, said), attack in asked.items():
-        config = configured_on(surface, there, AttackConfig(objective=said))
+        config = configured_on(surface, there, make_attack(said))
         assert config.objective == attack
     few = ["--steps", "3", "--candidates", "5", "--json"]
     for surface, code in (("weights", False), ("moment", True)):

@@ -29,7 +29,7 @@ from tests.test_unmix import SHAPE, blocks
 from tests.victims import knowledge, leaky
 
 ARCH = "mlp:1728-120-1"
-QUICK = rs.AttackConfig(objective="unmix", seconds=0.01)
+QUICK = rs.attacks.Unmix(seconds=0.01)
 
 
 def planted(n: int = 10) -> tuple[rs.Network, Tensor]:
@@ -241,7 +241,7 @@ def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
     assert named.notes[0].endswith("sparse in their series")
     assert not torch.allclose(found.x[:5], named.x[:5])
     with pytest.raises(InputError, match="No domain 'edges'"):
-        rs.AttackConfig.of(domain="edges")
+        rs.attacks.Auto(domain="edges")
 
 
 def test_more_seconds_allow_more_runs_and_a_short_audit_one() -> None:

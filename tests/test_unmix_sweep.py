@@ -23,7 +23,7 @@ from tests.program import Capture, printed
 from tests.test_unmix import QUICK, SHAPE, blocks, mixture
 from tests.test_unmix_attack import planted, start_of
 
-CONFIG = rs.AttackConfig(objective="unmix", restarts=2, seconds=0.01)
+CONFIG = rs.attacks.Unmix(restarts=2, seconds=0.01)
 
 
 def plan(trials: int = 4, **changes: Any) -> SweepRequest:
@@ -42,7 +42,7 @@ def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> N
     assert found.selection is not None
     assert found.selection.support.max() == 3
     with pytest.raises(InputError, match="unmix_rank must be at least 0 and at most 1"):
-        rs.AttackConfig.of(unmix_rank=1.2)
+        rs.attacks.Auto(rank=1.2)
 
 
 def test_repeats_agree_on_planted_images_and_on_nothing_in_noise() -> None:
@@ -74,7 +74,7 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     # What a trial kept is the attack it names.
     kept = SweepRun(tmp_path / "s").load(2)
     assert kept is not None
-    again = rs.attack(checkpoint, None, rs.AttackConfig.from_json(kept.settings))
+    again = rs.attack(checkpoint, None, rs.attacks.Attack.from_json(kept.settings))
     assert torch.equal(again.x, kept.x)
     # A group's confidence is that of the share of trials that hold it.
     assert done.found is not None

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residuum.attacks import PRESETS, AttackConfig, attack
+from residuum.attacks import PRESETS, Attack, Auto, attack
 from residuum.auditing.budget import (
     Batch,
     Plan,
@@ -519,11 +519,11 @@ def test_the_first_batch_fills_its_share(
     exact: bool,
     wanted: tuple[int, int],
 ) -> None:
-    def timed(_: object, __: object, config: AttackConfig, measured: float) -> float:
+    def timed(_: object, __: object, config: Attack, measured: float) -> float:
         assert config.restarts == 1
         return each
 
     monkeypatch.setattr("residuum.auditing.budget.expected_seconds", timed)
-    plan = first_batch(leaky()[0], Knowledge(), AttackConfig(steps=3000), share, exact=exact)
+    plan = first_batch(leaky()[0], Knowledge(), Auto(steps=3000), share, exact=exact)
     assert (plan.batch.restarts, plan.batch.steps) == wanted
     assert plan.seconds == pytest.approx(wanted[0] * each * wanted[1] / 3000)

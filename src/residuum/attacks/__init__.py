@@ -21,6 +21,7 @@ from residuum.attacks.stationarity.attack import (
     BinaryKKT,
     MulticlassKKT,
     OptimizerState,
+    StationarityAttack,
     WeightDecay,
 )
 from residuum.attacks.stationarity.objectives import OBJECTIVES
@@ -34,6 +35,12 @@ __all__ = ["ATTACKS", "KKT", "NTK", "OBJECTIVES", "PRESETS", "PRIORS", "AtOnce",
 __all__ += ["AttackProgress", "Auto", "BehindBackbone", "BehindBackboneOptimizerState", "BinaryKKT"]
 __all__ += ["FirstLayerWeights", "Geiping2020", "Geiping2020OptimizerState", "GradientMatching"]
 __all__ += ["Hyperplanes", "ModelInversion", "MulticlassKKT", "OptimizerState"]
-__all__ += ["OptimizerStateMatching", "PolynomialAttack", "Unmix", "UnmixOptimizerState"]
+__all__ += [
+    "OptimizerStateMatching",
+    "PolynomialAttack",
+    "StationarityAttack",
+    "Unmix",
+    "UnmixOptimizerState",
+]
 __all__ += ["WeightDecay", "attack", "attack_class", "estimate", "every_attack", "make_attack"]
 __all__ += ["select"]

@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +26,15 @@ from torch import Tensor
 from residuum.errors import DataError
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
-from residuum.records.exposure import Exposure, missing
+from residuum.records.exposure import (
+    CanaryBound,
+    Exposure,
+    FitFigures,
+    KinkFigures,
+    OutputFigures,
+    RowSpaceFigures,
+    missing,
+)
 from residuum.risk.canaries import bound
 from residuum.risk.case import Case
 from residuum.risk.fit import informed_estimate
@@ -96,6 +106,76 @@ def expose(
     _check_holdout(data, holdout)
     case = Case.of(network, data, holdout, knowledge or Knowledge(), surface, task, device)
     names = name_groups(data, case.task, tuple(groups))
+    results = _run_stages(case, inserted, work, watch)
+    values, seen = data.x[0].numel(), results.row_space.figures
+    odds = score(results.fit.figures.own_over_misfit, seen.heard, seen.reach_ncc, values, seen.rank)
+    uncalibrated = why_uncalibrated(case)
+    probability = None if uncalibrated else torch.sigmoid(odds)
+    most_exposed = odds.argsort(descending=True, stable=True)[:top]
+    found_ncc, nearest = best_candidates(found, data.x.double(), most_exposed)
+    return Exposure(
+        **results.figures,
+        arch=network.arch,
+        surface=case.surface.name,
+        task=case.task,
+        holdout=0 if holdout is None else len(holdout),
+        layers=case.layers,
+        attacks=ATTACKS,
+        level=LEVEL,
+        labels=data.y,
+        groups=names,
+        grouped_by=(grouped_by or "group") if groups else "class" if names else "",
+        score=odds,
+        probability=missing(len(data)) if probability is None else probability,
+        uncalibrated=uncalibrated,
+        by_group=summarize_groups(names, odds, probability, results.flagged),
+        canaries=results.epsilon,
+        top=most_exposed,
+        images=data.x[most_exposed].double(),
+        informed=_informed_images(case, results.fit.tensors, most_exposed),
+        found_ncc=found_ncc,
+        found=nearest,
+        seconds=time.monotonic() - start,
+        notes=(*results.notes, *_notes(case, seen.rank)),
+    )
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the stages measured.
+
+    outputs, fit, row_space, kinks: one for each stage.
+    epsilon: the bound from canaries, None without canaries.
+    """
+
+    outputs: Measured[OutputFigures]
+    fit: Measured[FitFigures]
+    row_space: Measured[RowSpaceFigures]
+    kinks: Measured[KinkFigures]
+    epsilon: CanaryBound | None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of all stages by name."""
+        stages = (self.outputs, self.fit, self.row_space, self.kinks)
+        return {name: value for stage in stages for name, value in vars(stage.figures).items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of all stages."""
+        return (*self.fit.notes, *self.row_space.notes, *self.kinks.notes)
+
+    @property
+    def flagged(self) -> Tensor | None:
+        """The records that kinks flag, None if kinks were not tested."""
+        q = self.kinks.figures.kink_q
+        return None if q.isnan().all() else q <= LEVEL
+
+
+def _run_stages(
+    case: Case, inserted: Inserted | None, work: Path | None, watch: Watcher | None
+) -> Results:
+    """Run the stages in order. A stage that finished before an interruption is read from ``work``."""
 
     def progress(done: int, text: str) -> None:
         if watch is not None:
@@ -124,44 +204,7 @@ def expose(
         statistics = measure_canaries(case, inserted)
         epsilon = bound(statistics, inserted.inserted, inserted.confidence, inserted.delta)
     progress(len(STAGES), "")
-
-    values = data.x[0].numel()
-    seen = row_space.figures
-    odds = score(fit.figures.own_over_misfit, seen.heard, seen.reach_ncc, values, seen.rank)
-    uncalibrated = why_uncalibrated(case)
-    probability = None if uncalibrated else torch.sigmoid(odds)
-    q = kinks.figures.kink_q
-    flagged = None if q.isnan().all() else q <= LEVEL
-    most_exposed = odds.argsort(descending=True, stable=True)[:top]
-    found_ncc, nearest = best_candidates(found, data.x.double(), most_exposed)
-    return Exposure(
-        **vars(outputs.figures),
-        **vars(fit.figures),
-        **vars(row_space.figures),
-        **vars(kinks.figures),
-        arch=network.arch,
-        surface=case.surface.name,
-        task=case.task,
-        holdout=0 if holdout is None else len(holdout),
-        layers=case.layers,
-        attacks=ATTACKS,
-        level=LEVEL,
-        labels=data.y,
-        groups=names,
-        grouped_by=(grouped_by or "group") if groups else "class" if names else "",
-        score=odds,
-        probability=missing(len(data)) if probability is None else probability,
-        uncalibrated=uncalibrated,
-        by_group=summarize_groups(names, odds, probability, flagged),
-        canaries=epsilon,
-        top=most_exposed,
-        images=data.x[most_exposed].double(),
-        informed=_informed_images(case, fit.tensors, most_exposed),
-        found_ncc=found_ncc,
-        found=nearest,
-        seconds=time.monotonic() - start,
-        notes=(*fit.notes, *row_space.notes, *kinks.notes, *_notes(case, seen.rank)),
-    )
+    return Results(outputs, fit, row_space, kinks, epsilon)
 
 
 def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:

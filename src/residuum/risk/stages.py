@@ -6,7 +6,7 @@ What does not apply is NaN, and a note says why.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from scipy.stats import false_discovery_control
@@ -22,6 +22,7 @@ from residuum.records.exposure import (
     RowSpaceFigures,
     missing,
 )
+from residuum.records.rundir import digest
 from residuum.risk.case import Case, Samples
 from residuum.risk.fit import Fit, informed_ncc
 from residuum.risk.gradients import Counter
@@ -142,6 +143,12 @@ class Inserted:
     inserted: Tensor
     confidence: float = 0.95
     delta: float = 0.0
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides the bound: a hash of the canaries, the confidence and delta."""
+        canaries = digest(self.data.x, self.data.y, self.inserted)
+        return [canaries, self.confidence, self.delta]
 
 
 def measure_canaries(case: Case, canaries: Inserted) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from pydantic import Field, InstanceOf, model_validator
 
 from residuum.attacks import Attack, Auto
 from residuum.attacks.cost import Estimate
-from residuum.attacks.stationarity.attack import KKT, Stationarity
+from residuum.attacks.stationarity.attack import StationarityAttack
 from residuum.attacks.stationarity.solver import CHECK_EVERY
 from residuum.attacks.unmixing.attack import Unmix
 from residuum.errors import InputError, require_known
@@ -177,7 +177,7 @@ class SweepRequest(SweepSettings):
         require_known(self.sampler, SAMPLERS, "No sampler")
         if isinstance(self.attack, Unmix):
             self._check_unmix()
-        elif not isinstance(self.attack, Stationarity | Auto | KKT):
+        elif not isinstance(self.attack, StationarityAttack):
             raise InputError(
                 f"A sweep varies stationarity attacks and unmix; {self.attack.name} is none of them.",
                 "Run it with residuum attack.",

@@ -131,8 +131,8 @@ def exposure(
         inserted = Inserted(*samples, request.confidence, request.delta)
     settings = request.model_dump(include={"surface", "task", "top"})
     identity = {
-        "version": version("residuum"),
         **settings,
+        "version": version("residuum"),
         "arch": network.arch,
         "grouped_by": request.grouped_by,
         "weights_sha256": digest(*network.theta.values()),
@@ -141,13 +141,7 @@ def exposure(
         "knowledge_sha256": knowledge.digest,
         "groups_sha256": digest(list(groups)),
         "found_sha256": None if candidates is None else digest(candidates),
-        "canaries": None
-        if inserted is None
-        else [
-            digest(inserted.data.x, inserted.data.y, inserted.inserted),
-            inserted.confidence,
-            inserted.delta,
-        ],
+        "canaries": None if inserted is None else inserted.identity,
     }
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:

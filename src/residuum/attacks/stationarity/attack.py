@@ -102,7 +102,11 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().flatten(0, 1).cpu()
 
 
-class Stationarity(StationaritySettings, Attack):
+class StationarityAttack(StationaritySettings, Attack):
+    """Base of the attacks that minimize the residual of a stationarity equation."""
+
+
+class Stationarity(StationarityAttack):
     """Minimize the residual of the surface's equation, with the covectors of an objective.
 
     Attributes:
@@ -141,6 +145,18 @@ class Stationarity(StationaritySettings, Attack):
                 "objective": objective,
             },
         )
+
+    @classmethod
+    def with_strategy(cls, strategy: GrowthStrategy) -> type[Stationarity]:
+        """Return this attack with another way to grow the candidates.
+
+        Args:
+            strategy: How candidates grow.
+
+        Returns:
+            A subclass of this attack.
+        """
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__, "strategy": strategy})
 
     @property
     def outside(self) -> bool:
@@ -304,7 +320,7 @@ class OptimizerState(Stationarity):
     objective: ClassVar[type[Objective]] = objectives.Moment
 
 
-class Auto(StationaritySettings, Attack):
+class Auto(StationarityAttack):
     """The stationarity attack that suits the network: KKT for a classifier, weight decay for a regression."""
 
     name: ClassVar[str] = "auto"
@@ -317,7 +333,7 @@ class Auto(StationaritySettings, Attack):
         return chosen.like(self).resolved(network, knowledge)
 
 
-class KKT(KKTSettings, Attack):
+class KKT(KKTSettings, StationarityAttack):
     """The KKT attack: binary or multiclass, by the number of outputs."""
 
     name: ClassVar[str] = "kkt"
