@@ -209,7 +209,7 @@ def test_attacks_on_a_file_use_what_lies_beside_the_weights(
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     with pytest.raises(InputError, match="optimiser"):
         rs.attack(tmp_path / "bare.pt", None, config)
-    command = ["attack", str(tmp_path / "m.pt"), "--objective", "moment", "--steps", "5"]
+    command = ["attack", "moment", str(tmp_path / "m.pt"), "--steps", "5"]
     assert main([*command, "--out", str(tmp_path / "run"), "--json"]) == 0
     assert printed(capsys)["attack"] == "moment"
     assert main(["audit", str(tmp_path / "m.pt"), "--dry-run", "--json"]) == 0

@@ -294,15 +294,7 @@ def test_the_command_line_grows_and_says_so(tmp_path, capsys):
 
     save_file({n: t.contiguous() for n, t in MLP((5, 8, 1)).state_dict().items()}, path)
     common = ["attack", str(path), "--steps", "120", "--restarts", "2", "--candidates", "4"]
-    grow = [
-        "--split",
-        "auto",
-        "--set",
-        "split_every=25",
-        "--set",
-        "split_threshold=0",
-        "--sharpness",
-    ]
+    grow = ["--split", "curvature", "--split-every", "25", "--split-threshold", "0", "--sharpness"]
     code = main([*common, *grow, "10", "--out", str(tmp_path / "a"), "--json"])
     said = json.loads(capsys.readouterr().out)
     assert code == 0
@@ -310,8 +302,8 @@ def test_the_command_line_grows_and_says_so(tmp_path, capsys):
     assert {event["kind"] for event in said["events"]} & {"split", "stable"}
     assert len(said["second_order"]) == 2
     assert (tmp_path / "a" / "family.png").read_bytes().startswith(b"\x89PNG")
-    assert main([*common, "--split", "paper", "--out", str(tmp_path / "b")]) == 0
+    assert main([*common, "--preset", "shen2026", "--out", str(tmp_path / "b")]) == 0
     assert not (tmp_path / "b" / "family.png").exists()  # nothing changed, so there is no tree
     assert "no round was due within the steps" in " ".join(capsys.readouterr().out.split())
-    assert main([*common, "--split", "papre", "--out", str(tmp_path / "c")]) == 2
-    assert "Did you mean 'paper'" in capsys.readouterr().err
+    assert main([*common, "--split", "curvatur", "--out", str(tmp_path / "c")]) == 2
+    assert "Did you mean 'curvature'" in capsys.readouterr().err
