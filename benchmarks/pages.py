@@ -38,7 +38,7 @@ from benchmarks import (
 )
 from benchmarks.harness import arguments
 from benchmarks.markdown import TABLES, grid, of_seeds, read, short, table
-from residuum.cli.main import COMMANDS_IN_WORDS
+from residuum.cli.main import COMMANDS
 from residuum.report.glossary import GLOSSARY
 
 __all__ = [
@@ -85,7 +85,7 @@ def words() -> str:
 @table
 def commands() -> str:
     """What ``residuum --help`` lists."""
-    rows = [(f"`residuum {name}`", text) for name, text in COMMANDS_IN_WORDS.items()]
+    rows = [(f"`residuum {name}`", text) for name, text in COMMANDS.items()]
     return grid("command | what it does", rows, left=2)
 
 

@@ -1,16 +1,15 @@
-"""What mkdocs does beside its defaults: links to files of the repository, listings, pages still to come."""
+"""What mkdocs does besides its defaults: links to files of the repository, listings, tables of settings."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from pathlib import Path
 from typing import Any
 
-from residuum.settings import AttackConfig, Setting, Settings, TrainingConfig, settings_of
+from pydantic.fields import FieldInfo
 
-CONFIGS: dict[str, type[Settings]] = {"attack": AttackConfig, "training": TrainingConfig}
+from residuum.settings import MODELS, Settings, TrainingConfig, bounds_in_words, choices_of
 
 PRODUCT = re.compile(r"<(?=[\w']+, )")  # <nu, x>: an inner product, and no tag in any other reader
 CODE = re.compile(r"(^```.*?^```$|^ {4}.*?$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
@@ -41,8 +40,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     The site holds the JSON Schemas, so a link to one of them leads to the copy. A link to nothing stays as
     it is, for mkdocs to refuse it. Inner products outside code are kept.
-    A line `# listing: path` becomes the file at that path of the repository, `# settings: attack` the
-    tables of an attack's settings.
+    A line `# listing: path` becomes the file at that path of the repository. `# settings: attack` becomes
+    the tables of the settings of all attacks, `# settings: training` those of a training run.
     """
     folder = Path(config["docs_dir"]) / Path(page.file.src_path).parent
 
@@ -56,32 +55,41 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     parts[::2] = [PRODUCT.sub("&lt;", prose) for prose in parts[::2]]
     root = Path(config["config_file_path"]).parent
     whole = LISTING.sub(lambda line: (root / line[1]).read_text("utf-8"), "".join(parts))
-    return TABLES.sub(lambda line: settings_tables(CONFIGS[line[1]]), whole)
+    return TABLES.sub(lambda line: settings_tables(*MODELS_OF[line[1]]), whole)
 
 
-def settings_tables(config: type[Settings]) -> str:
-    """A heading and a table for a configuration and for every group inside it."""
-    known, found = settings_of(config), []
-    inside = [f.default for f in dataclasses.fields(config) if isinstance(f.default, Settings)]
-    for group in (config(), *inside):
-        own = [known[n] for n, one in settings_of(type(group)).items() if len(one.path) == 1]
-        rows = [f"| `{one.name}` | {_said(one)} | {_takes(one)} | {one.rule.help} |" for one in own]
-        title = f"## {type(group).__name__}\n\n{type(group).__doc__}\n\n"
-        found.append(
-            title + "| setting | default | takes | |\n|---|---|---|---|\n" + "\n".join(rows)
-        )
-    return "\n\n".join(found)
+def settings_tables(*models: type[Settings]) -> str:
+    """Return a heading and a table for each model, with the settings that it adds to its base."""
+    tables = []
+    for model in models:
+        base = model.__mro__[1]
+        names = [name for name in model.model_fields if name in model.__annotations__]
+        rows = [_row(name, model.model_fields[name]) for name in names]
+        attacks = ", ".join(f"`{name}`" for name, kind in MODELS.items() if kind is model)
+        text = [model.__doc__ or ""]
+        text += [f"It has all settings of `{base.__name__}`, too."] if base is not Settings else []
+        text += [f"Attacks with these settings and no others: {attacks}."] if attacks else []
+        head = "| setting | default | takes | |\n|---|---|---|---|"
+        tables.append("\n".join([f"## {model.__name__}\n", " ".join(text), "", head, *rows]))
+    return "\n\n".join(tables)
 
 
-def _said(one: Setting) -> str:
-    return "" if one.default in (None, "", math.inf) else f"`{one.default}`"
+def attack_models() -> list[type[Settings]]:
+    """Return the models of all attacks and their bases, bases first."""
+    found = [kind for model in MODELS.values() for kind in reversed(model.__mro__)]
+    models = [kind for kind in found if issubclass(kind, Settings) and kind is not Settings]
+    return list(dict.fromkeys(models))
 
 
-def _takes(one: Setting) -> str:
-    """Choices or bounds, and the option where it has one."""
-    words = ", ".join(f"`{word}`" for word in one.rule.choices if word) or one.bounds_in_words
-    option = f"`--{one.name.replace('_', '-')}` " if one.rule.place else ""
-    return f"{option}{words}"
+def _row(name: str, field: FieldInfo) -> str:
+    default = "" if field.default in (None, "", math.inf) else f"`{field.default}`"
+    choices = ", ".join(f"`{choice}`" for choice in choices_of(field) if choice)
+    values = choices or bounds_in_words(field)
+    option = f"`--{name.replace('_', '-')}` {values}".strip()
+    return f"| `{name}` | {default} | {option} | {field.description} |"
+
+
+MODELS_OF = {"attack": attack_models(), "training": [TrainingConfig]}
 
 
 def _present(entries: list[Any], folder: Path) -> list[Any]:

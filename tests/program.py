@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import ArgumentCollection
+
+from residuum.cli.main import app
 
 Capture = pytest.CaptureFixture[str]
 
@@ -62,6 +65,19 @@ def one_line(capsys: Capture) -> str:
     assert "Internal error" not in err
     assert err.count(". ") >= 1, "a rule, then a remedy"
     return err
+
+
+def arguments_of(*command: str) -> ArgumentCollection:
+    """The arguments and options of a command, such as ``("attack", "kkt")``."""
+    found = app
+    for name in command:
+        found = found[name]
+    return found.assemble_argument_collection()
+
+
+def options_of(*command: str) -> set[str]:
+    """The options of a command, with their negative forms."""
+    return {name for argument in arguments_of(*command) for name in (*argument.names, *argument.negatives) if name.startswith("-")}
 
 
 def listing(folder: Path) -> list[str]:

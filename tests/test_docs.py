@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from benchmarks import pages as results
 from benchmarks.markdown import read, victims_of
@@ -24,17 +23,18 @@ from benchmarks.markdown import read, victims_of
 from residuum.attacks.registry import ATTACKS
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.priors import PRIORS
-from residuum.cli.main import COMMANDS_IN_WORDS, app
+from residuum.cli.main import COMMANDS
 from residuum.datasets import DATASETS, load_dataset
 from residuum.defenses import DEFENSES
 from residuum.evaluation import METRICS
 from residuum.report.glossary import GLOSSARY
 from residuum.schemas import derived_schemas
-from residuum.settings.presets import PRESETS
+from residuum.settings import MODELS, PRESETS
 from residuum.training import TrainingConfig, released, train
 from tests import documents
 from tests.cases import relu_point
 from tests.documents import PAGES, ROOT
+from tests.program import options_of
 
 RUNNERS = ("python", "console")
 NOTHING_TO_RUN = {
@@ -125,13 +125,13 @@ def test_code_blocks_run(page: Path, elsewhere: None, capsys: pytest.CaptureFixt
 
 def test_command_lines_name_commands_and_options_that_exist() -> None:
     for page in PAGES:
-        commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
         for block in documents.blocks(page):
             for command, *arguments in documents.command_lines(block):
                 if command.startswith("-"):
                     continue
-                assert command in commands, f"{page.name}:{block.line}: no command {command}"
-                known = {o for p in commands[command].params for o in (*p.opts, *p.secondary_opts)}
+                assert command in COMMANDS, f"{page.name}:{block.line}: no command {command}"
+                attack = arguments[:1] if command == "attack" and arguments[0] in MODELS else []
+                known = options_of(command, *attack)
                 options = {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)}
                 assert options <= known | {"--help"}, f"{page.name}:{block.line}: {options - known}"
 
@@ -429,7 +429,7 @@ def test_the_site_builds_without_warnings_and_asks_nothing_of_the_network(tmp_pa
     linked = re.findall(r'href="schemas/([^"]+)"', (site / "schemas.html").read_text("utf-8"))
     assert {*linked} == {*schemas}
     start = (site / "start.html").read_text(encoding="utf-8")
-    assert all(f"<td>{text}</td>" in start for text in COMMANDS_IN_WORDS.values())
+    assert all(f"<td>{text}</td>" in start for text in COMMANDS.values())
     for path in site.glob("*.html"):
         page = path.read_text(encoding="utf-8")
         assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=.?(?:https?:)?//", page), path

@@ -294,8 +294,8 @@ def test_the_command_line_grows_and_says_so(tmp_path, capsys):
 
     save_file({n: t.contiguous() for n, t in MLP((5, 8, 1)).state_dict().items()}, path)
     common = ["attack", str(path), "--steps", "120", "--restarts", "2", "--candidates", "4"]
-    grow = ["--split", "curvature", "--split-every", "25", "--split-threshold", "0"]
-    code = main([*common, *grow, "--sharpness", "10", "--out", str(tmp_path / "a"), "--json"])
+    grow = ["--split", "curvature", "--split-every", "25", "--split-threshold", "0", "--sharpness"]
+    code = main([*common, *grow, "10", "--out", str(tmp_path / "a"), "--json"])
     said = json.loads(capsys.readouterr().out)
     assert code == 0
     assert said["settings"]["split"] == "curvature"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("pydantic", "typer", "rich", "sklearn", "kornia", "matplotlib", "clarabel", "PIL")
+HEAVY = ("cyclopts", "rich", "sklearn", "kornia", "matplotlib", "clarabel", "PIL")
 
 
 def test_contracts_hold() -> None:

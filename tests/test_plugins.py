@@ -233,7 +233,7 @@ def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
     assert json.loads(found.stdout)["attack"] == "equal-kkt"
     refused = program(tmp_path / "site", *words, str(tmp_path / "other"), "--no-plugins")
     assert refused.returncode == 2
-    assert "No attack 'equal-kkt'" in refused.stderr
+    assert "no attack 'equal-kkt'" in refused.stderr
 
 
 def brought_attack(

@@ -62,10 +62,10 @@ def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
-    """Few sources and steps, whatever the clock says."""
+    """Few sources, whatever the clock says, and steps enough that rounding does not decide."""
     monkeypatch.setattr(trunk, "within", lambda *_: QUICK)
     monkeypatch.setattr(trunk, "CANDIDATES", 8)
-    monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=100))
+    monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=300))
     monkeypatch.setattr(trunk, "SETTLE", replace(trunk.SETTLE, steps=250))
     return rs.attacks.BehindBackboneOptimizerState(seed=1)
 

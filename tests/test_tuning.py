@@ -173,9 +173,9 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
         found = printed(capsys)
         assert (found["attack"] == "moment") is code
         assert ("--surface moment" in "".join(found["notes"])) is not code
-    wrong = ["attack", "ntk", file, "--surface", "moment", "--dry-run"]
+    wrong = ["attack", file, "--surface", "moment", "--preset", "ntk", "--dry-run"]
     assert main(wrong) == 2
-    assert "ntk attacks weights - start, not moment" in one_line(capsys)
+    assert "ntk attacks change, not moment" in one_line(capsys)
     both = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
     assert main(both) == 2
     assert "Leave one out" in one_line(capsys)

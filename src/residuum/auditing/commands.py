@@ -6,6 +6,7 @@ whether it was started with options, from a configuration or from Python.
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 KNOWLEDGE_FILE = "knowledge.safetensors"  # in the run directory
-NOT_RENDERED = ("budget", "batches", "attacks")  # the budget has a form of its own
+NOT_RENDERED = ("batches",)  # what ran, not what was asked for
 OPTION_NAMES = {"model_code": "model"}
 
 
@@ -80,8 +81,12 @@ def setting_options(settings: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for name, field in AuditRequest.model_fields.items():
         value = settings.get(name, field.default)
-        if name == "budget" and seconds_of(value) != seconds_of(field.default):
-            words += [_option(name), duration(seconds_of(value))]
+        if name == "budget":
+            value, default = duration(seconds_of(value)), duration(seconds_of(field.default))
+            words += [_option(name), value] if value != default else []
+        elif name == "attacks":
+            for attack in value:
+                words += [_option(name), attack if isinstance(attack, str) else json.dumps(attack)]
         elif name in NOT_RENDERED or value == field.default:
             continue
         elif isinstance(value, bool):

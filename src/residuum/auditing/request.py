@@ -17,7 +17,7 @@ from pydantic import Field, InstanceOf, field_validator
 from residuum.auditing.durations import seconds_of
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.errors import require_known
-from residuum.settings import AttackSettings, Settings
+from residuum.settings import EXPERT, AttackSettings, Settings
 from residuum.settings.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 10**9  # of steps or restarts: more would not end
 MAX_SEED = 2**31 - 1
-EXPERT: dict[str, Any] = {"group": "expert"}
 
 
 class AuditRequest(Settings):
@@ -50,8 +49,8 @@ class AuditRequest(Settings):
     )
     attacks: Sequence[str | InstanceOf[AttackSettings] | dict[str, Any]] = Field(
         default=(),
-        description="Attacks to run, by name. By default all that apply. In Python also attacks with "
-        "settings, such as rs.attacks.KKT(steps=3000).",
+        description="Attacks to run, by name. By default all that apply. An attack with settings is an "
+        """object such as {"attack": "kkt", "steps": 3000}, in Python also rs.attacks.KKT(steps=3000).""",
         json_schema_extra=EXPERT,
     )
     steps: int | None = Field(
@@ -97,7 +96,8 @@ class AuditRequest(Settings):
     recipe: str = Field(
         default="",
         description="How the network was trained, so that the positive controls are trained in the same "
-        "way: any of optimiser=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=LAYER+LAYER.",
+        "way: any of optimiser, rate, epochs, batch, start and frozen, such as "
+        "optimiser=sgd,rate=0.01,frozen=LAYER+LAYER.",
         json_schema_extra=EXPERT,
     )
     surface: Literal["all", "weights", "change", "moment"] = Field(

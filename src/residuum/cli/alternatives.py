@@ -12,35 +12,46 @@ residuum alternatives runs/m --merge --out alt
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_table, split_progress
 
 SHARE = 0.9  # of a budget
 NAMED = 5  # blocked samples that are told by name
 
 
+app = options.command_app("alternatives", __doc__)
+
+
+@app.default
 def command(
     checkpoint: options.CheckpointPath,
+    /,
     *,
-    out: Path = option("Folder for the alternative set and its picture.", ...),
-    data: Path | None = options.OWN_DATA,
-    far: float | None = option("Move every sample at least this far from all of them."),
-    budget_frac: float | None = option(
-        f"Split every sample by this share of its budget (default {SHARE})."
-    ),
-    merge: bool = option("Merge samples of one label and activation pattern.", False, "--merge"),
-    direction: str = option(
-        "How a sample's direction is found.",
-        "softest",
-        choices=("softest", "largest", "weights", "data", "tangent"),
-        place="expert",
-    ),
-    arch: str | None = options.ARCH,
-    task: str = options.TASK,
-    voice: options.Voice,
+    out: Annotated[Path, Parameter(help="Folder for the alternative set and its picture.")],
+    data: options.OwnData = None,
+    far: Annotated[
+        float | None, Parameter(help="Move every sample at least this far from all of them.")
+    ] = None,
+    budget_frac: Annotated[
+        float | None,
+        Parameter(help=f"Split every sample by this share of its budget. By default {SHARE}."),
+    ] = None,
+    merge: Annotated[
+        bool, Parameter(help="Merge samples of one label and activation pattern.")
+    ] = False,
+    task: options.TaskOption = "auto",
+    output: options.Output = options.OUTPUT,
+    direction: Annotated[
+        Literal["softest", "largest", "weights", "data", "tangent"],
+        Parameter(
+            help="How a sample's direction is found.", group=options.EXPERT, show_default=True
+        ),
+    ] = "softest",
+    arch: options.Arch = None,
 ) -> None:
     """Write another training set that an attack on the weights cannot tell from the true one."""
     from residuum.errors import InputError
@@ -55,12 +66,12 @@ def command(
             f"One kind of alternative at a time; got {' and '.join(asked)}.", "Keep one of them."
         )
     samples = Dataset.from_npz(own_data(checkpoint, data))
-    with split_progress(voice.spoken) as watch:
+    with split_progress(output.visible) as watch:
         kind: dict[str, Any] = {"far": far, "share": budget_frac, "merge": merge}
         how: dict[str, Any] = {"direction": direction, "task": task, "arch": arch}
         found = alternatives(checkpoint, samples, **kind, **how, out=out, watch=watch)
     summary = found.to_json()
-    voice.answer(summary, lambda: _show(summary, f"{found.arch}, {len(samples)} samples", out))
+    output.result(summary, lambda: _show(summary, f"{found.arch}, {len(samples)} samples", out))
 
 
 def _show(summary: dict[str, Any], title: str, out: Path) -> None:

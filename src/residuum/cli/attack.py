@@ -1,8 +1,16 @@
 """``residuum attack``: training samples out of weights.
 
+Without the name of an attack, the attack that suits the network runs. To see the settings of an attack,
+run residuum attack NAME --help. A file that has the name of an attack is given as ./NAME.
+
+A preset gives values to settings, and the other options change them. A preset of another attack is
+refused.
+
 Examples:
 
 residuum attack model.safetensors --out runs/a
+
+residuum attack kkt runs/m --steps 3000 --restarts 8 --out runs/k
 
 residuum attack runs/m --preset haim2022-cifar-b9dfyspx --steps 10000 --out runs/b
 
@@ -10,126 +18,241 @@ residuum attack runs/m --shape 1,28,28 --value-range 0,1 --mean 0.13 --restarts 
 
 residuum attack runs/m --candidates 2000 --dry-run
 
-residuum attack runs/m --objective ntk --init own --prior high-frequency:1e-8 --set momentum=0.8 --out runs/n
+residuum attack ntk runs/m --init own --priors high-frequency 1e-8 --out runs/n
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
 
 from residuum.cli import options
-from residuum.cli.options import option
+from residuum.cli.options import FLAT, SETTINGS, options_from
 from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
-from residuum.settings import AttackConfig
-from residuum.settings.presets import GROWTH_PRESETS
+from residuum.errors import InputError, did_you_mean
+from residuum.settings import AUTO, MODELS, PRESETS, AttackSettings
 
 if TYPE_CHECKING:
     from residuum.attacks.cost import Estimate
     from residuum.records import Reconstruction
 
-ROWS = 20  # restarts shown; the rest stands in attack.json
+MAX_ROWS = 20  # restarts shown; attack.json has all
+ON_SURFACES = (AUTO, "unmix")  # attacks that have variants on several attack surfaces
+SUMMARIES = {
+    "auto": "The attack that suits the network, as without a name.",
+    "kkt": "KKT equation of a classifier (Haim 2022, Buzaglo 2023).",
+    "binary-kkt": "kkt for one output.",
+    "multiclass-kkt": "kkt for several outputs.",
+    "weight-decay": "Equation of a regression with weight decay.",
+    "ntk": "Equation of the weight update (Loo 2024).",
+    "moment": "Equation of an optimizer state.",
+    "unmix": "Separate the rows of the input layer into samples.",
+    "unmix-moment": "unmix on an optimizer state.",
+    "trunk": "unmix behind a backbone, then invert the features.",
+    "trunk-moment": "trunk on an optimizer state.",
+    "invert": "Match gradients with the weight update.",
+    "invert-moment": "Match gradients with an optimizer state.",
+    "geiping2020": "Gradient matching as published (Geiping 2020).",
+    "geiping2020-moment": "geiping2020 on an optimizer state.",
+    "corners": "Points where many hyperplanes of neurons meet.",
+    "polynomial": "Exact recovery from a polynomial network.",
+    "model-inversion": "Baseline: inputs with a large output.",
+    "first-layer-weights": "Baseline: rows of the first layer as images.",
+}
 
-
-@dataclass(frozen=True)
-class Preset:
-    """What is laid over what; read by ``options.configure``."""
-
-    preset: str = options.PRESET
-    split: str | None = option(
-        "Grow the candidate set: paper is Shen et al. 2026. More: --set split_every=1000 and others.",
-        choices=GROWTH_PRESETS,
-    )
-    prior: list[str] | None = options.PRIOR
-    settings: list[str] | None = options.SET
-
-
-def command(
-    checkpoint: options.CheckpointPath,
-    *,
-    out: Path | None = option(
-        "Folder to write; an unfinished attack there is continued. Required unless --dry-run."
+Surface = Annotated[
+    Literal["weights", "change", "moment"] | None,
+    Parameter(
+        help="Attack surface: weights, change (the weight update from known initial weights) or moment "
+        "(optimizer state). By default that of the attack.",
+        group=SETTINGS,
     ),
-    chosen: Preset,
-    settings: Annotated[dict[str, Any], options.Generated(AttackConfig)],
-    arch: str | None = options.ARCH,
-    model: str | None = options.MODEL,
-    trust_code: bool = options.TRUST_CODE,
-    granted: options.Granted,
-    tuning: options.Tuned,
-    surface: str | None = option(
-        "Attack this: weights, change (from the start) or moment (optimiser state); default: what "
-        "--objective is about.",
-        choices=("weights", "change", "moment"),
-    ),
-    dry_run: bool = option(
-        "Print what the attack will cost, measured in two seconds; no attack.", False, "--dry-run"
-    ),
-    no_plugins: bool = options.NO_PLUGINS,  # seen by ``main`` before anything is read
-    voice: options.Voice,
-) -> None:
-    """Reconstruct training samples from weights and what the attacker knows; the data is never opened."""
-    from residuum.attacks import estimate
-    from residuum.attacks.run import on_surface
-    from residuum.errors import InconclusiveError, InputError
-    from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape
-    from residuum.io.loading import load_network, trained_and_base
-    from residuum.io.release import open_release
-    from residuum.records.rundir import read_json
-    from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
+]
 
-    config = options.configure(**vars(chosen), **settings)
-    options.check_device(config.device)
-    shape = None if granted.shape is None else parse_shape(granted.shape)
-    checkpoint, base = trained_and_base(checkpoint, tuning.base, tuning.adapter)
-    release = open_release(checkpoint)
-    released = load_network(
-        release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
-    )
-    knowledge = attacker_knowledge(release, released, base=base, **vars(granted))
-    config = on_surface(surface or "", knowledge, config)
-    if dry_run:
-        cost = estimate(released, knowledge, config)
-        voice.answer(cost.to_json(), lambda: _show_cost(cost))
+app = options.command_app("attack", __doc__)
+
+
+def command_of(name: str, settings: type[AttackSettings]) -> Callable[..., None]:
+    """Return the command that runs an attack.
+
+    Args:
+        name: Name of the attack, "auto" for the one that suits the network.
+        settings: Its settings, which become options.
+
+    Returns:
+        The command.
+    """
+
+    def command(
+        checkpoint: options.CheckpointPath,
+        /,
+        *,
+        out: Annotated[
+            Path | None,
+            Parameter(
+                help="Folder to write. An unfinished attack there is continued. Required unless --dry-run."
+            ),
+        ] = None,
+        preset: options.PresetName = "residuum",
+        dry_run: Annotated[
+            bool,
+            Parameter(
+                help="Print what the attack will cost, measured in two seconds, and do not attack."
+            ),
+        ] = False,
+        output: options.Output = options.OUTPUT,
+        settings: dict[str, Any] | None = None,
+        surface: str | None = None,
+        facts: options.Facts = options.FACTS,
+        fine_tuning: options.FineTuning = options.FINE_TUNING,
+        arch: options.Arch = None,
+        model: options.ModelCode = None,
+        trust_code: options.TrustCode = False,
+        no_plugins: options.NoPlugins = False,  # ``main`` reads it before anything is imported
+    ) -> None:
+        from residuum.attacks import estimate, make_attack
+        from residuum.attacks.registry import on_surface
+        from residuum.errors import InconclusiveError
+        from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape
+        from residuum.io.loading import load_network, trained_and_base
+        from residuum.io.release import open_release
+        from residuum.records.rundir import read_json
+        from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
+
+        check_preset(name, preset)
+        attack = options.made_from_options(
+            lambda **values: make_attack(name, preset, **values), settings or {}
+        )
+        options.check_device(attack.device)
+        shape = None if facts.shape is None else parse_shape(facts.shape)
+        checkpoint, base = trained_and_base(checkpoint, fine_tuning.base, fine_tuning.adapter)
+        release = open_release(checkpoint)
+        network = load_network(
+            release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
+        )
+        knowledge = attacker_knowledge(release, network, base=base, **vars(facts))
+        attack = on_surface(surface or "", knowledge, attack)
+        if dry_run:
+            cost = estimate(network, knowledge, attack)
+            output.result(cost.to_json(), lambda: _show_cost(cost))
+            return
+        if out is None:
+            raise InputError(
+                "An attack needs a folder to write.", "Pass --out runs/a, or --dry-run."
+            )
+        request = request_of(release, network, attack)
+        with AttackRun.open(out) as run:
+            found = run.finished(request, knowledge)
+            is_reused = found is not None
+            if found is None:
+                with attack_progress(output.visible) as watch:
+                    found = run.attack(network, knowledge, attack, request, preset, watch)
+        if all(status == "diverged" for status in found.status):
+            runs = "The attack" if found.restarts == 1 else f"All {found.restarts} restarts"
+            raise InconclusiveError(
+                f"{runs} diverged; the unfinished result is in {str(out)!r}.",
+                "Lower --lr-x or --lr-lam.",
+            )
+        if is_reused and output.visible:
+            print_line(f"{out} holds this attack, finished; it is shown again.")
+        output.result(read_json(out / SUMMARY), lambda: show(found, out))
+
+    command.__annotations__ |= {
+        "settings": Annotated[options_from(settings, group=SETTINGS), FLAT],
+        "surface": Annotated[Surface, Parameter(parse=name in ON_SURFACES)],
+    }
+    return command
+
+
+def check_preset(name: str, preset: str) -> None:
+    """Refuse a preset that has the settings of another attack.
+
+    Args:
+        name: Name of the attack that the user passed, "auto" if there is none.
+        preset: Name of the preset.
+
+    Raises:
+        InputError: If the preset is of another attack.
+    """
+    from residuum.attacks.registry import CHOICES
+
+    attack = PRESETS[preset].attack
+    if name != AUTO and attack not in (AUTO, name, *CHOICES.get(name, ())):
+        raise InputError(
+            f"--preset {preset} has settings of {attack}, not of {name}.",
+            f"Run residuum attack {attack}, or leave --preset out.",
+        )
+
+
+def add_command_of_plugin(arguments: list[str]) -> None:
+    """Add the command of an attack of another package, if the user names one.
+
+    Args:
+        arguments: Arguments after ``attack``.
+
+    Raises:
+        InputError: If a checkpoint follows a name that is no attack.
+    """
+    if not arguments or arguments[0].startswith("-") or arguments[0] in MODELS:
         return
-    if out is None:
-        raise InputError("An attack needs a folder to write.", "Say --out runs/a, or --dry-run.")
-    request = request_of(release, released, config)
-    with AttackRun.open(out) as run:
-        found = run.finished(request, knowledge)
-        reused = found is not None
-        if found is None:
-            with attack_progress(voice.spoken) as watch:
-                found = run.attack(released, knowledge, config, request, chosen.preset, watch)
-    if all(status == "diverged" for status in found.status):
-        what = "The attack" if found.restarts == 1 else f"All {found.restarts} restarts"
-        said = f"{what} diverged; what there is stands in {str(out)!r}."
-        raise InconclusiveError(said, "Lower --lr-x or --lr-lam.")
-    if reused and voice.spoken:
-        print_line(f"{out} holds this attack, finished; it is shown again.")
-    voice.answer(read_json(out / SUMMARY), lambda: show(found, out))
+    name, following = arguments[0], arguments[1:2]
+    if Path(name).exists():
+        return
+    from residuum import plugins
+    from residuum.attacks import every_attack
+
+    plugins.load("--no-plugins" not in arguments)
+    attacks = every_attack()
+    if name in app:
+        del app[name]
+    if name in attacks:
+        app.command(attack_app(name, attacks[name]))
+    elif following and not following[0].startswith("-"):
+        raise InputError(
+            f"There is no attack {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}])
+        )
+
+
+def attack_app(name: str, settings: type[AttackSettings]) -> App:
+    """Return the application of ``residuum attack NAME``."""
+    attack = App(
+        name=name,
+        help=SUMMARIES.get(name, "An attack of an installed plug-in."),
+        help_epilogue=f"Example:\n\nresiduum attack {name} runs/m --out runs/a",
+        group_parameters=options.BASIC,
+        sort_key=[*SUMMARIES, name].index(name),
+    )
+    attack.default(command_of(name, settings))
+    return attack
+
+
+app.default(command_of(AUTO, MODELS[AUTO]))
+for attack_name, attack_settings in MODELS.items():
+    app.command(attack_app(attack_name, attack_settings))
 
 
 def show(found: Reconstruction, out: Path) -> None:
-    """The attack as a person reads it; residuals are norms, relative to the target's."""
+    """Print the attack as a person reads it. Residuals are norms, relative to the target's."""
     summary = found.to_json()
     rows = []
-    for run, part in enumerate(summary["runs"][:ROWS]):
-        losses = number(part["final_loss"]), number(part["loss"])
-        residuals = (number(value, 3) for value in part["residuals"].values())
-        rows.append((str(run), part["status"], *losses, *residuals))
+    for run, restart in enumerate(summary["runs"][:MAX_ROWS]):
+        losses = number(restart["final_loss"]), number(restart["loss"])
+        residuals = (number(value, 3) for value in restart["residuals"].values())
+        rows.append((str(run), restart["status"], *losses, *residuals))
     columns = ("restart", "status", "final loss", "kept loss", *found.layer_names)
     print_table(f"{found.attack}: loss, and relative residual of every layer", columns, rows)
-    if found.restarts > ROWS:
-        print_line(f"and {found.restarts - ROWS} more restarts in attack.json")
+    if found.restarts > MAX_ROWS:
+        print_line(f"and {found.restarts - MAX_ROWS} more restarts in attack.json")
     print_line(
         f"{summary['candidates']} candidates, {summary['selected']} selected, "
         f"{summary['consensus']} of them held by several restarts"
     )
     if found.second_order:
         _show_growth(found)
-    print_line(f"granted: {found.knowledge.line}")
+    print_line(f"known to the attacker: {found.knowledge.line}")
     print_line(f"{found.seconds:.1f} seconds; written to {out}")
     print_notes(found.notes)
 
@@ -139,29 +262,29 @@ def _show_growth(found: Reconstruction) -> None:
     kinds = [event["kind"] for event in found.events]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     print_line(f"growth: {counts or 'no round'}")
-    for run, part in enumerate(found.second_order[:ROWS]):
-        said = "is" if part["stationary"] else "is not"
+    for run, restart in enumerate(found.second_order[:MAX_ROWS]):
+        verb = "is" if restart["stationary"] else "is not"
         print_line(
-            f"restart {run} {said} second-order stationary at eps {part['eps']:g}: gradient "
-            f"{part['gradient']:.3g}, least curvature {part['lowest_curvature']:.3g}"
+            f"restart {run} {verb} second-order stationary at eps {restart['eps']:g}: gradient "
+            f"{restart['gradient']:.3g}, least curvature {restart['lowest_curvature']:.3g}"
         )
 
 
-def _show_cost(found: Estimate) -> None:
-    """What the attack will cost; the time is measured on this device."""
-    memory = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in found.memory.items())
-    layers = ", ".join(f"{name} {flops / 1e9:.4g}" for name, flops in found.flops_by_layer.items())
+def _show_cost(cost: Estimate) -> None:
+    """Print what the attack will cost. The time is measured on this device."""
+    memory = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in cost.memory.items())
+    layers = ", ".join(f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items())
     rows = [
-        ("network", found.arch),
-        ("parameters", str(found.parameters)),
-        ("candidates", f"{found.restarts} x {found.candidates}, {found.dimensions} numbers each"),
-        ("unknowns", str(found.unknowns)),
-        ("steps", str(found.steps)),
-        ("GFLOP per step", f"{found.flops_per_step / 1e9:.4g}{layers and f' ({layers})'}"),
-        ("memory (MiB)", f"{sum(found.memory.values()) / 2**20:.4g} ({memory})"),
-        ("time per step", f"{1e3 * found.step_seconds:.4g} ms on {found.device} ({found.dtype})"),
-        ("rate", f"{found.flops_per_second / 1e9:.4g} GFLOP/s"),
-        ("whole attack", f"about {found.seconds:.3g} seconds"),
+        ("network", cost.arch),
+        ("parameters", str(cost.parameters)),
+        ("candidates", f"{cost.restarts} x {cost.candidates}, {cost.dimensions} numbers each"),
+        ("unknowns", str(cost.unknowns)),
+        ("steps", str(cost.steps)),
+        ("GFLOP per step", f"{cost.flops_per_step / 1e9:.4g}{layers and f' ({layers})'}"),
+        ("memory (MiB)", f"{sum(cost.memory.values()) / 2**20:.4g} ({memory})"),
+        ("time per step", f"{1e3 * cost.step_seconds:.4g} ms on {cost.device} ({cost.dtype})"),
+        ("rate", f"{cost.flops_per_second / 1e9:.4g} GFLOP/s"),
+        ("whole attack", f"about {cost.seconds:.3g} seconds"),
     ]
     print_table("dry run: nothing was attacked", ("figure", "value"), rows)
-    print_notes(found.notes)
+    print_notes(cost.notes)

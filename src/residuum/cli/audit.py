@@ -8,25 +8,28 @@ residuum audit runs/m --data runs/m --holdout runs/m --budget 10min --fail-on "r
 
 residuum audit weights.pt --model mynet:build --trust-code --data train.npz --holdout test.npz --dry-run
 
+residuum audit model.safetensors --attacks kkt --attacks unmix --data train.npz --out runs/c
+
 residuum audit --config a/config.toml --out again
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
 from residuum.auditing.durations import duration, seconds_of
+from residuum.auditing.request import AuditRequest
 from residuum.cli import options
-from residuum.cli.options import Granted, Tuned, option
+from residuum.cli.options import options_from
 from residuum.cli.output import (
     columns,
     number,
@@ -37,7 +40,7 @@ from residuum.cli.output import (
     progress,
 )
 from residuum.errors import InputError
-from residuum.settings.presets import PRESETS
+from residuum.settings import MODELS, PRESETS
 
 if TYPE_CHECKING:
     from residuum.attacks.base import AttackProgress
@@ -56,128 +59,86 @@ STAGE_MESSAGES = {
     "exposure": "ranking the samples by their risk",
 }
 
-
-@dataclass(frozen=True)
-class Compared:
-    """What the network is compared with, and for how long it is attacked."""
-
-    data: str | None = option(
-        "Training samples: an .npz, a .csv with a header, a folder of images or a training directory.",
-        metavar="DATA",
-    )
-    holdout: str | None = option(
-        "Samples the network never saw, likewise, at least 100; need not be said where DATA holds a "
-        "test part.",
-        metavar="DATA",
-    )
-    budget: str | None = option(
-        "Time it may take, as 90s, 1m30s or 1h (default: 1min).", metavar="TIME"
-    )
+app = options.command_app("audit", __doc__)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Everything else that ``AuditSettings`` holds too, under the same names."""
-
-    preset: str | None = option("Settings of the attack.", choices=PRESETS, place="expert")
-    steps: int | None = option("Steps of every restart.", min=1, place="expert")
-    seed: int | None = options.SEED_OR_NONE
-    subsets: int | None = option("Held-out subsets drawn.", min=200, max=100_000, place="expert")
-    device: str | None = options.DEVICE_OR_NONE
-    baselines: bool | None = option("Run the baselines beside the attacks.", place="expert")
-    vouch: bool | None = option(
-        "Your word that network and records were read rightly, where it does not show: for networks "
-        "that generalise or were trained privately. It stands in every artifact.",
-        None,
-        "--vouch",
-        place="expert",
-    )
-    twin: bool | None = option(
-        "Train and attack a network known to hold its data; without it the verdict is at best "
-        "inconclusive."
-    )
-    recipe: str | None = option(
-        "How the network was trained, for its twin: any of optimiser=sgd,rate=0.01,epochs=100,"
-        "batch=50,start=default,frozen=LAYER+LAYER.",
-        metavar="KEY=VALUE,...",
-        place="expert",
-    )
-    arch: str | None = options.ARCH
-    model_code: str | None = option(
-        "Where no --arch can say it: package.module:factory, which makes the network. That code is run: "
-        "needs --trust-code.",
-        None,
-        "--model",
-        metavar="CODE",
-        place="expert",
-    )
-    knowledge: str | None = option(
-        "A file with everything that the attacker knows, such as knowledge.safetensors of an audit, in "
-        "place of the other facts.",
-        metavar="FILE",
-        place="granted",
-    )
-    task: str | None = option("What the network was trained for.", choices=options.TASKS)
-    shape: str | None = Granted.shape
-    value_range: str | None = Granted.value_range
-    mean: str | None = option(
-        "train or holdout (the mean stored in that file), a number, or a file.",
-        metavar="MEAN",
-        suggested=("train", "holdout"),
-        place="granted",
-    )
-    mean_provenance: str | None = option(
-        "Where a number or file given as --mean is from (default: user).",
-        choices=options.PROVENANCES,
-        place="granted",
-    )
-    sample_count: int | None = Granted.sample_count
-    label_balance: str | None = Granted.label_balance
-    init: str | None = Granted.init
-    base: str | None = Tuned.base
-    adapter: str | None = Tuned.adapter
-    surface: str | None = option(
-        "Attack only this: weights, change (from the start), moment (optimiser state), or all.",
-        choices=("weights", "change", "moment", "all"),
-        place="expert",
-    )
-    loss: str | None = Granted.loss
-    weight_decay: float | None = Granted.weight_decay
-    columns: str | None = Granted.columns
-
-
+@app.default
 def command(
-    checkpoint: options.CheckpointPathOrNone = None,
+    checkpoint: options.OptionalCheckpointPath = None,
+    /,
     *,
-    out: Path | None = option("Folder to write; an interrupted audit there is continued."),
-    compared: Compared,
-    fail_on: list[str] | None = option(
-        "Exit code 1 when this holds: leak (default), a leak of at least a grade (near-copy, "
-        "resembles, class-like), or a comparison of recovered, expected, excess, share or p_value "
-        "with a number; repeatable, any of them.",
-        metavar="CONDITION",
-    ),
-    exit_zero: bool = option("Exit code 0 whatever the verdict is.", False, "--exit-zero"),
-    asked: Asked,
-    config: Path | None = option(
-        "A config.toml: repeats that audit; options given here override it.", place="expert"
-    ),
-    trust_code: bool = options.TRUST_CODE,
-    dry_run: bool = option(
-        "List all that is in the way, what would be tried, what it costs and which verdicts can be "
-        "reached; no attack.",
-        False,
-        "--dry-run",
-    ),
-    blur: bool = option("Images of the report are blurred until asked for.", False, "--blur"),
-    explain: bool = option(
-        "Print every figure too, with what it means, and the words used.", False, "--explain"
-    ),
-    open_report: bool = option("Open the report in a browser.", False, "--open"),
-    no_plugins: bool = options.NO_PLUGINS,  # seen by ``main`` before anything is read
-    voice: options.Voice,
-) -> None:
-    """Attack a checkpoint, score what came back, certify it, and give a verdict."""
+    data: Annotated[
+        str | None,
+        Parameter(
+            help="Training samples: an .npz, a .csv with a header, a folder of images or a training "
+            "directory.",
+            metavar="DATA",
+        ),
+    ] = None,
+    holdout: Annotated[
+        str | None,
+        Parameter(
+            help="At least 100 samples that the network never saw, in the same forms. Not needed if DATA "
+            "holds a test part.",
+            metavar="DATA",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="Folder to write. An interrupted audit there is continued."),
+    ] = None,
+    settings: dict[str, Any] | None = None,
+    fail_on: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Exit with code 1 if this holds: leak (the default), a leak of at least a grade "
+            "(near-copy, resembles, class-like), or a comparison of recovered, expected, excess, share or "
+            "p_value with a number. Repeat the option for several conditions, any of which counts.",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    exit_zero: Annotated[
+        bool, Parameter(help="Exit with code 0, whatever the verdict is.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        Parameter(
+            help="List all obstacles, the attacks that would run, their cost and the verdicts that can be "
+            "reached, and do not attack."
+        ),
+    ] = False,
+    blur: Annotated[
+        bool, Parameter(help="Blur the images of the report until a reader asks for them.")
+    ] = False,
+    explain: Annotated[
+        bool, Parameter(help="Print every figure too, with its meaning, and a glossary.")
+    ] = False,
+    open_report: Annotated[
+        bool, Parameter(name="--open", help="Open the report in a browser.")
+    ] = False,
+    output: options.Output = options.OUTPUT,
+    facts: options.Facts = options.FACTS,
+    fine_tuning: options.FineTuning = options.FINE_TUNING,
+    knowledge: Annotated[
+        str | None,
+        Parameter(
+            help="A file with everything that the attacker knows, such as knowledge.safetensors of an "
+            "audit, instead of the other facts.",
+            metavar="FILE",
+            group=options.ATTACKER,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="A config.toml, to repeat that audit. The other options override its settings.",
+            group=options.EXPERT,
+        ),
+    ] = None,
+    trust_code: options.TrustCode = False,
+    no_plugins: options.NoPlugins = False,  # ``main`` reads it before anything is imported
+) -> int:
+    """Attack a checkpoint, score the reconstructions, certify them, and give a verdict."""
     from residuum.auditing import dryrun
     from residuum.auditing.artifacts import read_result
     from residuum.auditing.config import AuditConfig, read_config
@@ -185,40 +146,88 @@ def command(
     from residuum.auditing.verdict import exit_code, read_condition
 
     conditions = [read_condition(text) for text in fail_on or ["leak"]]
-    given = {"checkpoint": checkpoint and str(checkpoint), **vars(compared), **vars(asked)}
-    given = {name: value for name, value in given.items() if value is not None}
+    passed: dict[str, Any] = {
+        **{"checkpoint": checkpoint and str(checkpoint), "data": data, "holdout": holdout},
+        **{**vars(facts), **vars(fine_tuning), "knowledge": knowledge, **(settings or {})},
+    }
+    passed = {name: value for name, value in passed.items() if value is not None}
+    if "attacks" in passed:
+        passed["attacks"] = [read_attack(text) for text in passed["attacks"]]
     base = AuditConfig() if config is None else read_config(config)
-    settings = AuditConfig.of(**{**base.model_dump(exclude_defaults=True), **given})
-    if settings.checkpoint is None:
+    request = options.made_from_options(base.changed, passed)
+    if request.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
     inputs: dict[str, Any] = {
-        **{name: getattr(settings, name) for name in ("data", "holdout", "base", "adapter")},
-        "knowledge": settings.knowledge_or_facts(),
+        **{name: getattr(request, name) for name in ("data", "holdout", "base", "adapter")},
+        "knowledge": request.knowledge_or_facts(),
         "trust_code": trust_code,
     }
     if dry_run:
-        plan = dryrun.dry_run(settings.checkpoint, **inputs, **settings.options())
-        voice.answer(plan.to_json(), lambda: _show_dry_run(plan))
-        raise typer.Exit(plan.exit_code)
+        plan = dryrun.dry_run(request.checkpoint, **inputs, **request.options())
+        output.result(plan.to_json(), lambda: _show_dry_run(plan))
+        return plan.exit_code
     if out is None:
         raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
-    options.check_device(settings.device)
-    with listener_for(voice.spoken, settings.budget) as listener:
+    options.check_device(request.device)
+    with listener_for(output.visible, request.budget) as listener:
         result = audit(
-            settings.checkpoint,
+            request.checkpoint,
             **inputs,
-            **settings.options(),
+            **request.options(),
             out=out,
             blur=blur,
-            expected_hashes=settings.sha256,
+            expected_hashes=request.sha256,
             listener=listener,
         )
-    voice.answer(read_result(out), lambda: show(result, out, explain))
+    output.result(read_result(out), lambda: show(result, out, explain))
     if open_report:
         import webbrowser
 
         webbrowser.open((out / "report.html").resolve().as_uri())
-    raise typer.Exit(0 if exit_zero else exit_code(result.verdict, conditions))
+    return 0 if exit_zero else exit_code(result.verdict, conditions)
+
+
+command.__annotations__["settings"] = Annotated[
+    options_from(
+        AuditRequest,
+        skip=("batches",),
+        changes={
+            "budget": Annotated[str, Parameter(metavar="TIME")],
+            "preset": Annotated[str, Parameter(choices=tuple(PRESETS), show_choices=False)],
+            "attacks": Annotated[
+                list[str], Parameter(metavar="NAME", completer=lambda _: tuple(MODELS))
+            ],
+            "arch": Annotated[str, Parameter(metavar="ARCH")],
+            "model_code": Annotated[str, Parameter(metavar="CODE")],
+            "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
+        },
+    ),
+    options.FLAT,
+]
+
+
+def read_attack(text: str) -> str | dict[str, Any]:
+    """Read an attack for an audit: a name, or a JSON object with a name and settings.
+
+    Args:
+        text: Such as ``kkt`` or ``{"attack": "kkt", "steps": 3000}``.
+
+    Returns:
+        The name or the object.
+
+    Raises:
+        InputError: If the text is no valid JSON object.
+    """
+    if not text.startswith("{"):
+        return text
+    try:
+        entry: dict[str, Any] = json.loads(text)
+    except ValueError as problem:
+        raise InputError(
+            f"--attacks takes a name or a JSON object; got {text[:60]!r}.",
+            """Example: --attacks '{"attack": "kkt", "steps": 3000}'.""",
+        ) from problem
+    return entry
 
 
 def show(result: AuditResult, out: Path, explain: bool = False) -> None:

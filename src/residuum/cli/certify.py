@@ -14,10 +14,11 @@ residuum certify runs/m --reconstruction runs/a --out runs/a/certificate
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import option
 from residuum.cli.output import (
     certificate_progress,
     number,
@@ -39,64 +40,94 @@ MEANING = (
 )
 
 
+app = options.command_app("certify", __doc__)
+
+
+@app.default
 def command(
     checkpoint: options.CheckpointPath,
+    /,
     *,
-    data: Path | None = options.OWN_DATA,
-    arch: str | None = options.ARCH,
-    task: str = options.TASK,
-    rivals: str = option(
-        "Multiclass: a multiplier per tied rival, or for the best one.",
-        "tied",
-        choices=("tied", "best"),
-        place="expert",
-    ),
-    kink_tolerance: float = option(
-        "Relative pre-activation below which a pair is a kink.", 1e-3, place="expert"
-    ),
-    reconstruction: Path | None = option(
-        "Folder of an attack: what other sets keep of its reconstructions instead.", metavar="RUN"
-    ),
-    candidates: str = option(
-        "With RUN: selected (what several restarts hold) or best (all of the best restart).",
-        "selected",
-        choices=("selected", "best"),
-    ),
-    samples: int | None = option("With RUN: certify the first so many.", min=1),
-    share: float = option(
-        "With RUN: least part of a candidate's weight that another image takes over.",
-        0.1,
-        place="expert",
-    ),
-    device: str = options.DEVICE,
-    out: Path | None = option(
-        "Directory for certificate.json; with RUN for uniqueness.json, .safetensors and ambiguity.png."
-    ),
-    voice: options.Voice,
+    data: options.OwnData = None,
+    task: options.TaskOption = "auto",
+    reconstruction: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder of an attack: certify what other training sets share with its reconstructions "
+            "instead.",
+            metavar="RUN",
+        ),
+    ] = None,
+    candidates: Annotated[
+        Literal["selected", "best"],
+        Parameter(
+            help="With RUN: selected (those that several restarts hold) or best (all of the best restart).",
+            show_default=True,
+        ),
+    ] = "selected",
+    samples: Annotated[
+        int | None, Parameter(help="With RUN: number of candidates to certify, from the first.")
+    ] = None,
+    device: options.Device = "cpu",
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder for certificate.json; with RUN for uniqueness.json, .safetensors and "
+            "ambiguity.png."
+        ),
+    ] = None,
+    output: options.Output = options.OUTPUT,
+    arch: options.Arch = None,
+    rivals: Annotated[
+        Literal["tied", "best"],
+        Parameter(
+            help="With several classes: a multiplier for every tied rival class, or for the best one only.",
+            group=options.EXPERT,
+            show_default=True,
+        ),
+    ] = "tied",
+    kink_tolerance: Annotated[
+        float,
+        Parameter(
+            help="Relative pre-activation below which a neuron has a kink at a sample.",
+            group=options.EXPERT,
+            show_default=True,
+        ),
+    ] = 1e-3,
+    share: Annotated[
+        float,
+        Parameter(
+            help="With RUN: smallest part of a candidate's weight that another image takes over.",
+            group=options.EXPERT,
+            show_default=True,
+        ),
+    ] = 0.1,
 ) -> None:
     """Measure KKT residuals and margins on samples, or what other sets keep of a reconstruction."""
     from residuum.verbs.certifying import certified, kkt
 
     if reconstruction is None:
         found, title = kkt(checkpoint, data, arch, task, rivals, kink_tolerance, out)
-        voice.answer(found.to_json(), lambda: show(found, title))
+        output.result(found.to_json(), lambda: show(found, title))
         return
+    if samples is not None and samples < 1:
+        raise InputError(f"--samples must be positive; got {samples}.", "Leave it out for all.")
     if data is not None:
         rule = "--data and --reconstruction are two different certificates."
-        raise InputError(rule, "Give one of them.")
+        raise InputError(rule, "Pass one of them.")
     options.check_device(device)
-    with certificate_progress(voice.spoken) as watch:
+    with certificate_progress(output.visible) as watch:
         how = (candidates, samples, share, arch, device, out)
-        say = print_line if voice.spoken else None
+        say = print_line if output.visible else None
         answer = certified(checkpoint, reconstruction, *how, watch=watch, say=say)
     title = f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
-    voice.answer(answer.to_json(), lambda: show_uniqueness(answer, title))
-    if out is not None and voice.spoken:
+    output.result(answer.to_json(), lambda: show_uniqueness(answer, title))
+    if out is not None and output.visible:
         print_line(f"written to {out}")
 
 
 def show(found: Certificate, title: str) -> None:
-    """The certificate as a person reads it."""
+    """Print the certificate as a person reads it."""
     lam, n = found.to_json()["multipliers"], number
     freed = f"neurons that switch at a sample count in part: {found.kinks_freed} of {found.kinks}"
     rows = [
@@ -142,5 +173,5 @@ def show_uniqueness(found: Certified, title: str) -> None:
         print_line(f"and {len(unique) - ROWS} more in the JSON")
     for line in (*unique.standing, MEANING):
         print_wrapped(line)
-    print_wrapped(f"granted to the attacker: {found.found.knowledge.line}")
+    print_wrapped(f"known to the attacker: {found.found.knowledge.line}")
     print_notes(unique.notes)

@@ -12,69 +12,49 @@ residuum defend --data mine.npz --arch mlp:784-100-100-1 --value-range 0,1 --def
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import option
+from residuum.cli.options import options_from
 from residuum.cli.output import print_json, print_line, print_table, trial_progress
 from residuum.errors import InputError
+from residuum.settings import DefenseRequest
 
 if TYPE_CHECKING:
     from residuum.defenses import Outcome
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of training, attacks and scoring, as :func:`residuum.defend` takes them."""
-
-    holdout: int | None = option("Held-out samples.")
-    task: str = options.TASK
-    steps: int = option("Training steps of margin maximisation.", 800, place="expert")
-    gd_steps: int = option(
-        "Steps of gradient descent, where a defense needs it.", 3000, place="expert"
-    )
-    lr: float = option("Rate of that gradient descent, momentum 0.9.", 0.5, place="expert")
-    attack_steps: int = option("Steps of every attack.", 800)
-    restarts: int = option("Restarts of every attack.", 2)
-    releases: int = option(
-        "Noisy releases that the adaptive attacker averages.", 16, place="expert"
-    )
+app = options.command_app("defend", __doc__)
 
 
-@dataclass(frozen=True)
-class Judged:
-    """How what comes back is judged, likewise."""
-
-    subsets: int = option("Held-out sets of the permutation test.", 500, place="expert")
-    uniqueness: bool = option("Certify what other sets keep of a sample.", True)
-    seed: int = option("Seed of weights, attacks and secrets.", 0)
-    device: str = options.DEVICE
-
-
+@app.default
 def command(
     *,
-    data: str | None = option(
-        "A dataset by name, an .npz or a folder.", metavar="DATA", suggested=options.DATASETS
-    ),
-    defenses: str | None = option(
-        "Defenses between commas; see --list.", metavar="NAME:STRENGTH,..."
-    ),
-    out: Path | None = option("Directory to write; defenses finished there are kept."),
-    arch: str | None = option("Architecture (default: two hidden layers of 100).", metavar="ARCH"),
-    chosen: options.Chosen,
-    settings: Settings,
-    value_range: str | None = option(
-        "Pixel range granted to attackers, such as 0,1.", metavar="LOW,HIGH", place="granted"
-    ),
-    judged: Judged,
-    listing: bool = option("List the defenses and stop.", False, "--list"),
-    voice: options.Voice,
+    data: Annotated[
+        str | None,
+        Parameter(
+            help="A dataset by name, an .npz or a folder.",
+            metavar="DATA",
+            completer=lambda _: options.DATASETS,
+        ),
+    ] = None,
+    defenses: Annotated[
+        str | None,
+        Parameter(help="Defenses between commas; see --list.", metavar="NAME:STRENGTH,..."),
+    ] = None,
+    out: Annotated[
+        Path | None, Parameter(help="Folder to write. Defenses finished there are kept.")
+    ] = None,
+    settings: dict[str, Any] | None = None,
+    listing: Annotated[bool, Parameter(name="--list", help="List the defenses and stop.")] = False,
+    output: options.Output = options.OUTPUT,
 ) -> None:
-    """Try defenses on a network of your data: what comes back before, after, and at which price."""
+    """Try defenses on a network of your data: samples recovered before and after, and the price."""
     if listing:
-        _list(voice.json)
+        _list(output.json)
         return
     if data is None or defenses is None or out is None:
         needed = {"--data": data, "--defenses": defenses, "--out": out}
@@ -83,23 +63,30 @@ def command(
             f"residuum defend needs {missing}.",
             "Example: residuum defend --data digits --n 100 --defenses noise:0.5 --out runs/d.",
         )
-    options.check_device(judged.device)
     from residuum.io.attacker_knowledge import parse_value_range
     from residuum.verbs.defending import defend
 
-    with trial_progress(voice.spoken) as watch:
-        outcomes = defend(
-            data,
-            [part.strip() for part in defenses.split(",") if part.strip()],
-            out=out,
-            arch=arch,
-            **vars(chosen),
-            **vars(settings),
-            value_range=None if value_range is None else parse_value_range(value_range),
-            **vars(judged),
-            watch=watch,
-        )
-    voice.answer(json.loads((out / "result.json").read_text()), lambda: _show(outcomes, out))
+    settings = settings or {}
+    if "value_range" in settings:
+        settings["value_range"] = parse_value_range(settings["value_range"])
+    request = options.made_from_options(DefenseRequest, settings)
+    options.check_device(request.device)
+    names = [text.strip() for text in defenses.split(",") if text.strip()]
+    with trial_progress(output.visible) as watch:
+        outcomes = defend(data, names, out=out, watch=watch, **settings)
+    output.result(json.loads((out / "result.json").read_text()), lambda: _show(outcomes, out))
+
+
+command.__annotations__["settings"] = Annotated[
+    options_from(
+        DefenseRequest,
+        changes={
+            "arch": Annotated[str, Parameter(metavar="ARCH")],
+            "value_range": Annotated[str, Parameter(metavar="LOW,HIGH", group=options.ATTACKER)],
+        },
+    ),
+    options.FLAT,
+]
 
 
 def _show(outcomes: list[Outcome], out: Path) -> None:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from residuum.cli.options import Voice, option
+from cyclopts import Parameter
+
+from residuum.cli import options
 from residuum.cli.output import attack_progress, number, print_line, print_table, training_progress
 
 if TYPE_CHECKING:
@@ -35,12 +37,19 @@ CERTIFIED |= {"margin": "margin"}
 NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # audit folder: weights
 
 
+app = options.command_app("demo", __doc__)
+
+
+@app.default
 def command(
     *,
-    out: Path = option("Folder for both audits, the picture and demo.json.", Path("runs/demo")),
-    voice: Voice,
+    out: Annotated[
+        Path,
+        Parameter(help="Folder for both audits, the picture and demo.json.", show_default=True),
+    ] = Path("runs/demo"),
+    output: options.Output = options.OUTPUT,
 ) -> None:
-    """Train on bundled digits, audit the weights beside a network never trained, report."""
+    """Train on bundled digits, audit the weights and those of a network that was never trained, report."""
     from residuum.auditing.result import AuditResult
     from residuum.datasets import load_dataset
     from residuum.records import make_directory, write_atomic
@@ -50,16 +59,16 @@ def command(
     write_atomic(out / ".gitignore", "*\n")
     split = load_dataset("digits", SAMPLES)
     with one_thread():
-        checkpoint = _networks(out, split, voice.spoken)
+        checkpoint = _networks(out, split, output.visible)
         for name in NETWORKS:
-            with attack_progress(voice.spoken) as watch:
+            with attack_progress(output.visible) as watch:
                 _audit(out, name, watch)
-        photos = _photos(out, voice.spoken)
+        photos = _photos(out, output.visible)
     results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
     summary = _write(out, split, checkpoint, results, photos)
-    voice.answer(summary, lambda: _show(results, summary))
+    output.result(summary, lambda: _show(results, summary))
     _check(results)
-    if voice.spoken:
+    if output.visible:
         print_line(f"report: {out / 'trained' / 'report.html'}")
 
 
@@ -85,7 +94,7 @@ def _networks(out: Path, split: Split, spoken: bool) -> Network:
 
 def _photos(out: Path, spoken: bool) -> dict[str, Any]:
     """Colour photographs unmixed from a first layer, beside a layer never trained: figures, picture."""
-    from residuum.attacks import AttackConfig, attack
+    from residuum.attacks import Unmix
     from residuum.attacks.unmixing.attack import LADDER
     from residuum.attacks.unmixing.ica import unmix
     from residuum.datasets import load_dataset
@@ -106,7 +115,7 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
     save_checkpoint(victim, out / "photos-network" / "model.safetensors")
     mean, shape = split.train.mean, split.train.shape
     told = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
-    found = attack(victim, told, AttackConfig(objective="unmix", seconds=PHOTO_SECONDS))
+    found = Unmix(seconds=PHOTO_SECONDS).run(victim, told)
     # A layer never trained has no clean direction and is refused: it is given as many as the other.
     drawn = initialise(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
     layer = first_layer(parameters(drawn)).float()
@@ -217,8 +226,8 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
     )
     print_table(title, ("what", "this network", "one never trained"), rows)
     facts = summary["trained"]["knowledge"]
-    granted = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in facts)
-    print_line(f"granted to the attacker: {granted}")
+    known = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in facts)
+    print_line(f"known to the attacker: {known}")
     print_line(f"pictures, found above and training images below: {summary['picture']} and")
     print_line(f"  {photos['picture']}")
 

@@ -14,14 +14,15 @@ residuum exposure model.pt --data train.npz --canaries canaries.npz --delta 1e-5
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import option
+from residuum.cli.options import options_from
 from residuum.cli.output import exposure_progress, number, print_line, print_notes, print_table
 from residuum.errors import InputError
+from residuum.settings import ExposureRequest
 
 if TYPE_CHECKING:
     from residuum.records import Exposure
@@ -30,56 +31,75 @@ if TYPE_CHECKING:
 GROUPS = 20  # of a table
 
 
+app = options.command_app("exposure", __doc__)
+
+
+@app.default
 def command(
     checkpoint: options.CheckpointPath,
+    /,
     *,
-    data: Path = option(
-        "Training records: an .npz with x and y, a .csv with a header, or a training directory.",
-        ...,
-    ),
-    holdout: Path | None = option(
-        "Records the network never saw, likewise; at least 100. Without them kinks and dual vectors "
-        "have no p-values."
-    ),
-    init: str | None = option(
-        "Initial weights: looks at what training added to them; own: those in the training "
-        "directory.",
-        metavar="FILE",
-        suggested=("own",),
-    ),
-    surface: str = option(
-        "Look at this: weights, change (from the start), moment (optimiser state); auto: the last of "
-        "these that there is.",
-        "auto",
-        choices=("auto", "weights", "change", "moment"),
-    ),
-    group_by: str | None = option(
-        "Array of the data file with a name per record (default: the class).", metavar="NAME"
-    ),
-    attack: Path | None = option(
-        "Folder of an attack: what it found stands beside.", metavar="RUN"
-    ),
-    canaries: Path | None = option(
-        "An .npz with x, y and inserted (1: in the training set, 0: left out), both kinds listed: "
-        "gives a lower bound on epsilon.",
-        metavar="FILE",
-    ),
-    confidence: float = option("Of that bound.", 0.95, place="expert"),
-    delta: float = option("Of that bound: 0 for pure differential privacy.", 0.0, place="expert"),
-    top: int = option("Records shown.", 10, min=0),
-    fail_above: float | None = option(
-        "Exit code 1 when a record's probability of being recovered is above this. Refused where "
-        "the probability is not calibrated.",
-        min=0,
-        max=1,
-    ),
-    weight_decay: float | None = option("Weight decay of the training, where it is known."),
-    arch: str | None = options.ARCH,
-    task: str = options.TASK,
-    device: str = options.DEVICE,
-    out: Path | None = option("Folder to write; an interrupted run there goes on."),
-    voice: options.Voice,
-) -> None:
+    data: Annotated[
+        Path,
+        Parameter(
+            help="Training records: an .npz with x and y, a .csv with a header, or a training directory."
+        ),
+    ],
+    holdout: Annotated[
+        Path | None,
+        Parameter(
+            help="At least 100 records that the network never saw, in the same forms. Without them kinks "
+            "and dual vectors have no p-values."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="Folder to write. An interrupted run there is continued."),
+    ] = None,
+    settings: dict[str, Any] | None = None,
+    group_by: Annotated[
+        str | None,
+        Parameter(
+            help="Array of the data file with a name for each record. By default the class.",
+            metavar="NAME",
+        ),
+    ] = None,
+    attack: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder of an attack whose nearest candidates are shown with the records.",
+            metavar="RUN",
+        ),
+    ] = None,
+    canaries: Annotated[
+        Path | None,
+        Parameter(
+            help="An .npz with x, y and inserted (1 if in the training set, 0 if left out), with both "
+            "kinds. Gives a lower bound on epsilon.",
+            metavar="FILE",
+        ),
+    ] = None,
+    fail_above: Annotated[
+        float | None,
+        Parameter(
+            help="Exit with code 1 if a record's probability of being recovered is above this number from "
+            "0 to 1. Refused if the probability is not calibrated."
+        ),
+    ] = None,
+    output: options.Output = options.OUTPUT,
+    init: Annotated[
+        str | None,
+        Parameter(
+            help="Initial weights: explains the weight update. own takes those in the training directory.",
+            metavar="FILE",
+            group=options.ATTACKER,
+            completer=lambda _: ("own",),
+        ),
+    ] = None,
+    weight_decay: Annotated[
+        float | None, Parameter(help="Weight decay of the training.", group=options.ATTACKER)
+    ] = None,
+) -> int:
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
     from residuum.datasets.given import place_of, read_samples
     from residuum.io.attacker_knowledge import attacker_knowledge
@@ -87,21 +107,37 @@ def command(
     from residuum.io.release import open_release
     from residuum.verbs.exposing import exposure, read_groups
 
-    options.check_device(device)
-    if canaries is None and (confidence, delta) != (0.95, 0.0):
-        raise InputError("--confidence and --delta are of canaries.", "Say --canaries FILE.")
+    settings = settings or {}
+    request = options.made_from_options(ExposureRequest, settings)
+    options.check_device(request.device)
+    if canaries is None and settings.keys() & {"confidence", "delta"}:
+        raise InputError(
+            "--confidence and --delta are settings of canaries.", "Pass --canaries FILE."
+        )
+    if fail_above is not None and not 0 <= fail_above <= 1:
+        raise InputError(
+            f"--fail-above must be from 0 to 1; got {fail_above:g}.", "Example: --fail-above 0.5."
+        )
     release = open_release(checkpoint)
-    released = load_checkpoint(release, arch)
+    network = load_checkpoint(release, request.arch)
     file = place_of(data, "data")
     records, _ = read_samples(file)
-    control = read_samples(place_of(holdout, "holdout"))[0] if holdout else None
-    knowledge = attacker_knowledge(release, released, init=init, weight_decay=weight_decay)
-    with exposure_progress(voice.spoken) as watch:
-        how: dict[str, Any] = {"surface": surface, "task": task, "top": top, "device": device}
-        how |= {"canaries": canaries, "confidence": confidence, "delta": delta, "found": attack}
-        groups = read_groups(file, group_by, len(records)) if group_by else ()
-        how |= {"groups": groups, "grouped_by": group_by or "", "out": out, "watch": watch}
-        found = exposure(released, records, control, knowledge=knowledge, **how)
+    held_out = read_samples(place_of(holdout, "holdout"))[0] if holdout else None
+    knowledge = attacker_knowledge(release, network, init=init, weight_decay=weight_decay)
+    with exposure_progress(output.visible) as watch:
+        found = exposure(
+            network,
+            records,
+            held_out,
+            knowledge=knowledge,
+            groups=read_groups(file, group_by, len(records)) if group_by else (),
+            grouped_by=group_by or "",
+            found=attack,
+            canaries=canaries,
+            out=out,
+            watch=watch,
+            **settings,
+        )
     if fail_above is not None and found.uncalibrated:
         raise InputError(
             f"--fail-above needs a probability. There is none here: {found.uncalibrated}.",
@@ -109,18 +145,22 @@ def command(
         )
     above = 0 if fail_above is None else int((found.probability > fail_above).sum())
 
-    def say() -> None:
+    def show_all() -> None:
         show(found, out)
         if above:
             print_line(f"exit code 1: {above} of {len(found)} records are above {fail_above:g}")
 
-    voice.answer(found.to_json(), say)
-    if above:
-        raise typer.Exit(1)
+    output.result(found.to_json(), show_all)
+    return 1 if above else 0
+
+
+command.__annotations__["settings"] = Annotated[
+    options_from(ExposureRequest, skip=("grouped_by",)), options.FLAT
+]
 
 
 def show(found: Exposure, out: Path | None) -> None:
-    """The exposure as a person reads it."""
+    """Print the exposure as a person reads it."""
     attacked = not bool(found.found_ncc.isnan().all())
     figures = {  # as many as 80 columns hold
         **({"score": "score"} if found.uncalibrated else {"prob.": "probability"}),

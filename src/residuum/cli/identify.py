@@ -12,35 +12,54 @@ residuum identify weights.pt --activation poly:0,1,0,-0.5 --data train.npz --jso
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import option
 from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from residuum.records.identification import Identification
 
 
+app = options.command_app("identify", __doc__)
+
+
+@app.default
 def command(
     checkpoint: options.CheckpointPath,
+    /,
     *,
-    activation: str | None = option(
-        "linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...; needed where the file does "
-        "not say.",
-        metavar="ACTIVATION",
-        suggested=("linear", "quadratic", "cubic", "quartic", "quintic", "poly:"),
-    ),
-    rank: int | None = option("Dimension r of the samples' span, if known."),
-    norm: float | None = option("Norm of every sample, if known: settles the scale."),
-    augmented: bool = option(
-        "Samples end in a constant 1: settles scale and sign.", False, "--augmented"
-    ),
-    data: Path | None = option("An .npz with x and y, to report the least margin."),
-    arch: str | None = options.ARCH,
-    seed: int = option("Seed of the random slices and starts.", 0),
-    out: Path | None = option("Directory for the samples, the figures and a picture."),
-    voice: options.Voice,
+    activation: Annotated[
+        str | None,
+        Parameter(
+            help="linear, quadratic, cubic, quartic, quintic or poly:c0,c1,.... Required if the file does "
+            "not hold it.",
+            metavar="ACTIVATION",
+            completer=lambda _: ("linear", "quadratic", "cubic", "quartic", "quintic", "poly:"),
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, Parameter(help="Dimension r of the samples' span, if known.")
+    ] = None,
+    norm: Annotated[
+        float | None, Parameter(help="Norm of every sample, if known. It determines the scale.")
+    ] = None,
+    augmented: Annotated[
+        bool, Parameter(help="Samples end in a constant 1, which determines scale and sign.")
+    ] = False,
+    data: Annotated[
+        Path | None, Parameter(help="An .npz with x and y, to report the smallest margin.")
+    ] = None,
+    seed: Annotated[
+        int, Parameter(help="Seed of the random slices and starts.", show_default=True)
+    ] = 0,
+    out: Annotated[
+        Path | None, Parameter(help="Folder for the samples, the figures and a picture.")
+    ] = None,
+    output: options.Output = options.OUTPUT,
+    arch: options.Arch = None,
 ) -> None:
     """Recover the samples of a polynomial network, or say what is determined instead."""
     from residuum.records import Dataset
@@ -49,7 +68,7 @@ def command(
     samples = Dataset.from_npz(data) if data is not None else None
     known: dict[str, Any] = {"rank": rank, "norm": norm, "augmented": augmented, "arch": arch}
     found = identify(checkpoint, activation, **known, data=samples, seed=seed, out=out)
-    voice.answer(found.to_json(), lambda: show(found))
+    output.result(found.to_json(), lambda: show(found))
 
 
 def show(found: Identification) -> None:

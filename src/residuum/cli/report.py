@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from residuum.cli.options import Voice, option
+from residuum.cli import options
 from residuum.cli.output import print_line, print_notes, print_table, print_wrapped
 from residuum.errors import InputError
 
@@ -26,26 +26,39 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 
+app = options.command_app("report", __doc__)
+
+
+@app.default
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished audit.")],
+    run: Annotated[Path, Parameter(name="RUN", help="Folder of a finished audit.")],
+    /,
     *,
-    against: Path | None = option(
-        "Compare RUN with the finished audit in this folder. OTHER is the audit before, RUN is the audit "
-        "after.",
-        metavar="OTHER",
-    ),
-    fail_if_worse: bool = option(
-        "With --against: exit with code 1 if RUN is worse than OTHER.", False, "--fail-if-worse"
-    ),
-    redact: bool = option("Without any image.", False, "--redact"),
-    blur: bool = option("Images are blurred until asked for.", False, "--blur"),
-    out: Path | None = option(
-        "File to write. The default is a file in RUN: report-again.html or report-redacted.html, with "
-        "--against comparison.html or comparison-redacted.html."
-    ),
-    open_report: bool = option("Open it in a browser.", False, "--open"),
-    voice: Voice,
-) -> None:
+    against: Annotated[
+        Path | None,
+        Parameter(
+            help="Compare RUN with the finished audit in this folder. OTHER is the audit before, RUN is "
+            "the audit after.",
+            metavar="OTHER",
+        ),
+    ] = None,
+    fail_if_worse: Annotated[
+        bool, Parameter(help="With --against: exit with code 1 if RUN is worse than OTHER.")
+    ] = False,
+    redact: Annotated[bool, Parameter(help="Leave out all images.")] = False,
+    blur: Annotated[bool, Parameter(help="Blur the images until a reader asks for them.")] = False,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="File to write. The default is a file in RUN: report-again.html or "
+            "report-redacted.html, with --against comparison.html or comparison-redacted.html."
+        ),
+    ] = None,
+    open_report: Annotated[
+        bool, Parameter(name="--open", help="Open the report in a browser.")
+    ] = False,
+    output: options.Output = options.OUTPUT,
+) -> int:
     """Write the HTML report of a finished audit again, or compare it with another audit."""
     from residuum.auditing.comparing import WORSE
     from residuum.auditing.result import AuditResult
@@ -64,18 +77,18 @@ def command(
             "redacted": redact,
             "newer": list(result.newer),
         }
-        voice.answer(summary, lambda: _show(target, result.newer))
+        output.result(summary, lambda: _show(target, result.newer))
     else:
         target = out or run / f"comparison{'-redacted' if redact else ''}.html"
         found, text = _compared(against, run, result, blur, redact)
         write_atomic(target, text)
-        voice.answer(found.to_json(), lambda: _show_comparison(found, target))
+        output.result(found.to_json(), lambda: _show_comparison(found, target))
         worse = found.change == WORSE
     if open_report:
         import webbrowser
 
         webbrowser.open(target.resolve().as_uri())
-    raise typer.Exit(1 if fail_if_worse and worse else 0)
+    return 1 if fail_if_worse and worse else 0
 
 
 def _compared(

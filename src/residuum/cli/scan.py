@@ -1,4 +1,4 @@
-"""``residuum scan``: what a file or folder gives away before any attack.
+"""``residuum scan``: what a file or folder reveals before any attack.
 
 If a file holds a network that residuum can read, its measurements follow the findings.
 
@@ -18,9 +18,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from residuum.cli.options import Voice, option
+from residuum.cli import options
 from residuum.cli.output import number, print_line, print_notes, print_wrapped, scan_progress
 
 if TYPE_CHECKING:
@@ -30,46 +30,61 @@ if TYPE_CHECKING:
 INDENT, NETWORK = 10 * " ", "  network "
 
 
+app = options.command_app("scan", __doc__)
+
+
+@app.default
 def command(
     release: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE-OR-FOLDER",
+        Parameter(
+            name="FILE-OR-FOLDER",
             help="A file of torch, scikit-learn (pickle, joblib), safetensors, TorchScript or ONNX, or "
             "a folder of them. Nothing in it is executed.",
         ),
     ],
+    /,
     *,
-    base: Path | None = option(
-        "The weights that training began from: tells the rows of embeddings and the layers that moved.",
-        metavar="FILE",
-    ),
-    fail_on: str = option(
-        "Kinds that end in exit code 1, of: stored, optimiser-state, start, touched-rows, adapter, "
-        "statistics, paths, classes; or none. The kind code always ends in exit code 4.",
-        "stored",
-        metavar="KINDS",
-    ),
-    sarif: Path | None = option("Also write SARIF 2.1.0 for code scanning.", metavar="FILE"),
-    voice: Voice,
-) -> None:
-    """List what in a release can give training data away, why, and what to do; runs no code."""
+    base: Annotated[
+        Path | None,
+        Parameter(
+            help="The weights before training. With them the scan finds rows of embeddings and layers that "
+            "changed.",
+            metavar="FILE",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        str,
+        Parameter(
+            help="Kinds of findings that end in exit code 1, between commas: stored, optimiser-state, "
+            "start, touched-rows, adapter, statistics, paths, classes; or none. The kind code always ends "
+            "in exit code 4.",
+            metavar="KINDS",
+            show_default=True,
+        ),
+    ] = "stored",
+    sarif: Annotated[
+        Path | None, Parameter(help="Also write SARIF 2.1.0 for code scanning.", metavar="FILE")
+    ] = None,
+    output: options.Output = options.OUTPUT,
+) -> int:
+    """List what in a release can reveal training data, why, and what to do. Runs no code."""
     from residuum.records import write_json
     from residuum.scanning.scan import scan
 
     kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
-    with scan_progress(voice.spoken) as watch:
+    with scan_progress(output.visible) as watch:
         found = scan(release, base=base, fail_on=kinds, watch=watch)
     if sarif is not None:
         from residuum.report.sarif import scan_sarif
 
         write_json(sarif, scan_sarif(found.to_json()))
-    voice.answer(found.to_json(), lambda: show(found))
-    raise typer.Exit(found.exit_code)
+    output.result(found.to_json(), lambda: show(found))
+    return found.exit_code
 
 
 def show(found: Scan) -> None:
-    """The scan as a person reads it: per finding what and where, why, and what to do."""
+    """Print the scan as a person reads it: of each finding what and where, why, and what to do."""
     for file in found.files:
         title = f"{file.file} ({file.kind}, {file.bytes} bytes)"
         print_wrapped(title if file.findings else f"{title}: no surface found beside the weights")

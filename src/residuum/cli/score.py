@@ -1,4 +1,4 @@
-"""``residuum score``: what came back of the training set, against what chance brings back.
+"""``residuum score``: recovered training samples, compared with the number expected by chance.
 
 Examples:
 
@@ -10,36 +10,54 @@ residuum score runs/a --data runs/m --holdout runs/m --ckpt runs/m --json
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from cyclopts import Parameter
 
-from residuum.cli.options import Voice, option
+from residuum.cli import options
 from residuum.cli.output import number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from residuum.records import Reconstruction, Scores
 
 
+app = options.command_app("score", __doc__)
+
+
+@app.default
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an attack.")],
+    run: Annotated[Path, Parameter(name="RUN", help="Folder of an attack.")],
+    /,
     *,
-    data: Path = option("Training samples: an .npz with x and y, or a training directory.", ...),
-    holdout: Path | None = option("Samples the network never saw, likewise; at least 100."),
-    ckpt: Path | None = option("The attacked checkpoint: adds margins."),
-    candidates: str = option(
-        "all: every candidate and consensus; selected: those held by several restarts.",
-        "all",
-        choices=("all", "selected"),
-    ),
-    metrics: str | None = option(
-        "Of ncc, ssim3, ssim, l2, psnr, between commas.",
-        metavar="NAME,...",
-        suggested=("ncc", "ssim3", "ssim", "l2", "psnr"),
-    ),
-    subsets: int = option("Held-out subsets drawn.", 500, place="expert"),
-    seed: int = option("Seed of those draws.", 0, min=0),
-    voice: Voice,
+    data: Annotated[
+        Path, Parameter(help="Training samples: an .npz with x and y, or a training directory.")
+    ],
+    holdout: Annotated[
+        Path | None,
+        Parameter(help="At least 100 samples that the network never saw, in the same forms."),
+    ] = None,
+    ckpt: Annotated[Path | None, Parameter(help="The attacked checkpoint: adds margins.")] = None,
+    candidates: Annotated[
+        Literal["all", "selected"],
+        Parameter(
+            help="all: every candidate and consensus. selected: those that several restarts hold.",
+            show_default=True,
+        ),
+    ] = "all",
+    metrics: Annotated[
+        str | None,
+        Parameter(
+            help="Any of ncc, ssim3, ssim, l2 and psnr, between commas.",
+            metavar="NAME,...",
+            completer=lambda _: ("ncc", "ssim3", "ssim", "l2", "psnr"),
+        ),
+    ] = None,
+    seed: Annotated[int, Parameter(help="Seed of the held-out subsets.", show_default=True)] = 0,
+    output: options.Output = options.OUTPUT,
+    subsets: Annotated[
+        int,
+        Parameter(help="Held-out subsets that are drawn.", group=options.EXPERT, show_default=True),
+    ] = 500,
 ) -> None:
     """Count recovered training samples, published and calibrated against held-out ones."""
     from residuum.auditing.artifacts import RESULT
@@ -54,23 +72,25 @@ def command(
             f"{str(run)!r} is the folder of an audit, which has scores of its own (scores.json).",
             "Name the folder of an attack; for other data audit again with another --out.",
         )
+    if seed < 0:
+        raise InputError(f"--seed must be at least 0; got {seed}.", "The default is 0.")
     train = Dataset.from_npz(samples_file(data, "train.npz"))
     control = Dataset.from_npz(samples_file(holdout, "holdout.npz")) if holdout else None
     names = None if metrics is None else [name.strip() for name in metrics.split(",")]
     summary, scores, selected, found = score_run(
         run, train, control, ckpt, candidates, metrics=names, subsets=subsets, seed=seed
     )
-    voice.answer(summary, lambda: show(scores, selected, found, run))
+    output.result(summary, lambda: show(scores, selected, found, run))
 
 
 def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Path) -> None:
-    """The scores as a person reads them."""
+    """Print the scores as a person reads them."""
     _table(f"{scores.n} training samples, {scores.m} candidates of {found.attack}", scores)
     if selected is not None:
         _table(f"of these the {selected.m} that the attack itself selected", selected)
     chance = f"the 99th percentile of chance, by {scores.pool} held-out samples"
     print_line(scores.reason or f"* decides; threshold: {chance}")
-    print_line(f"granted to the attacker: {found.knowledge.line}")
+    print_line(f"known to the attacker: {found.knowledge.line}")
     print_notes(scores.notes)
     print_line(f"written to {run}")
 

@@ -12,38 +12,45 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from residuum.cli.options import Voice, option
+from residuum.cli import options
 from residuum.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
     from residuum.scanning.strip import Stripped
 
 
+app = options.command_app("strip", __doc__)
+
+
+@app.default
 def command(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A checkpoint of torch or a safetensors file.")
+        Path, Parameter(name="FILE", help="A checkpoint of torch or a safetensors file.")
     ],
+    /,
     *,
-    out: Path = option(
-        "New file; .safetensors is written as such, anything else with torch.save.",
-        ...,
-        metavar="CLEAN",
-    ),
-    voice: Voice,
+    out: Annotated[
+        Path,
+        Parameter(
+            help="New file. A .safetensors file is written as such, any other with torch.save.",
+            metavar="CLEAN",
+        ),
+    ],
+    output: options.Output = options.OUTPUT,
 ) -> None:
-    """Write the weights of a checkpoint alone: no optimiser state, averages, seeds or paths."""
+    """Write the weights of a checkpoint alone: no optimizer state, averages, seeds or paths."""
     from residuum.scanning.strip import PickleError, strip
 
     try:
         found = strip(file, out)
     except PickleError as problem:
-        if not voice.spoken:
+        if not output.visible:
             raise
         print_line("\n".join(problem.lines))
         raise
-    voice.answer(found.to_json(), lambda: show(found))
+    output.result(found.to_json(), lambda: show(found))
 
 
 def show(found: Stripped) -> None:

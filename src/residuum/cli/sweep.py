@@ -12,136 +12,117 @@ residuum sweep runs/m --search lr_x=1e-3:1:log --search lr_decay=0:1 --trials 64
 
 residuum sweep runs/m --trials 32 --data runs/m --holdout runs/m --out runs/s
 
-residuum sweep runs/m --objective unmix --trials 16 --shape 1,28,28 --out runs/u
+residuum sweep runs/m --attack unmix --trials 16 --shape 1,28,28 --out runs/u
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import option
+from residuum.cli.options import options_from
 from residuum.cli.output import number, print_line, print_table, sweep_progress
 from residuum.errors import InconclusiveError, InputError
+from residuum.settings import (
+    MODELS,
+    TRIAL_RESTARTS,
+    StationaritySettings,
+    SweepSettings,
+    UnmixSettings,
+)
 
 if TYPE_CHECKING:
+    from residuum.attacks import Attack
     from residuum.sweeping import Range, Sweep
 
 ROWS = 8  # trials shown; the report has all
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of every attack, where they are not varied; read by ``options.configure``."""
-
-    preset: str = options.PRESET
-    objective: str | None = options.OBJECTIVE
-    candidates: int | None = option("Candidates per restart.", min=1)
-    restarts: int = option("Restarts of each trial.", 2, min=1)
-    steps: int | None = options.STEPS
-    prior: list[str] | None = options.PRIOR
-    dtype: str | None = options.DTYPE
-    device: str | None = option("Of the workers.", choices=("cpu", "cuda"))
-    seed: int = option("Seed of the trials and of every attack.", 0, min=0, max=2**31 - 1)
-    settings: list[str] | None = options.SET
+app = options.command_app("sweep", __doc__)
 
 
+@app.default
 def command(
     checkpoint: options.CheckpointPath,
+    /,
     *,
-    out: Path | None = option(
-        "Folder to write; a sweep there that was stopped goes on. Required unless --dry-run."
-    ),
-    trials: int = option("Settings to try.", 32, min=1),
-    sampler: str = option("How settings are chosen.", "random", choices=("random", "sobol", "tpe")),
-    engine: str = option("Where trials run.", "local", choices=("local", "processes", "ray")),
-    address: str = option(
-        "Ray cluster to join, such as auto; left out, one is started here.",
-        "",
-        metavar="ADDRESS",
-        place="expert",
-    ),
-    workers: int = option("Processes on this machine (0: as many as cores allow).", 0, min=0),
-    cpus_per_trial: int = option("Cores, and threads, of a trial.", 1, min=1, place="expert"),
-    gpus_per_trial: float = option(
-        "Share of a GPU that a Ray trial reserves.", 0.0, min=0.0, place="expert"
-    ),
-    retries: int = option(
-        "How often a trial whose worker died is tried again.", 2, min=0, place="expert"
-    ),
-    storage: str | None = option(
-        "Database URL, as Optuna takes it (default: a journal in the folder).",
-        metavar="URL",
-        place="expert",
-    ),
-    search: list[str] | None = option(
-        "Vary this setting instead of the default ones; repeatable.", metavar="NAME=LOW:HIGH[:log]"
-    ),
-    batch: int = option("Trials that share one program: fills a GPU.", 1, min=1, place="expert"),
-    rungs: int = option(
-        "Successive halving: pauses at which two thirds end.", 0, min=0, place="expert"
-    ),
-    rank_by: str | None = option(
-        "residual (the default), or residual,agreement for a front of both; unmix: expected.",
-        metavar="WORDS",
-        suggested=("residual", "residual,agreement", "expected"),
-        place="expert",
-    ),
-    settings: Settings,
-    arch: str | None = options.ARCH,
-    granted: options.Granted,
-    data: Path | None = option(
-        "Training samples, read once the ranking is fixed: scores it, changes nothing."
-    ),
-    holdout: Path | None = option("Samples the network never saw, for --data."),
-    dry_run: bool = option("Print what the sweep will cost; no trial is run.", False, "--dry-run"),
-    voice: options.Voice,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder to write. An interrupted sweep there is continued. Required unless --dry-run."
+        ),
+    ] = None,
+    settings: dict[str, Any] | None = None,
+    search: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Vary this setting instead of the default ones. Repeat the option for several settings.",
+            metavar="NAME=LOW:HIGH[:log]",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        Parameter(
+            help="Training samples. They are read after the ranking is fixed: they score it and do not "
+            "change it."
+        ),
+    ] = None,
+    holdout: Annotated[
+        Path | None, Parameter(help="Samples that the network never saw, for --data.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(help="Print what the sweep will cost, and run no trial.")
+    ] = False,
+    output: options.Output = options.OUTPUT,
+    attack: Annotated[
+        str,
+        Parameter(
+            help="Attack whose settings vary: a stationarity attack or unmix. auto is the one that suits "
+            "the network.",
+            metavar="NAME",
+            group=options.SETTINGS,
+            show_default=True,
+            completer=lambda _: tuple(MODELS),
+        ),
+    ] = "auto",
+    preset: options.PresetName = "residuum",
+    attack_settings: dict[str, Any] | None = None,
+    facts: options.Facts = options.FACTS,
+    arch: options.Arch = None,
 ) -> None:
     """Try many settings of an attack; rank them and pool what they find by the weights alone."""
     from residuum.attacks import estimate
     from residuum.io.attacker_knowledge import attacker_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
-    from residuum.sweeping import SweepOptions, SweepRequest, sweep
+    from residuum.sweeping import SweepRequest, sweep
     from residuum.sweeping.space import cost
 
-    config = options.configure(**vars(settings))
-    if engine != "ray":
-        options.check_device(config.device)
-    asked = SweepOptions(
-        trials=trials,
-        sampler=sampler,
-        seed=settings.seed,
-        config=config,
-        batch=batch,
-        rungs=rungs,
-        engine=engine,
-        workers=workers,
-        cpus=cpus_per_trial,
-        gpus=gpus_per_trial,
-        address=address,
-        retries=retries,
-        storage=storage,
-    )
+    asked = dict(settings or {})
+    if "objectives" in asked:
+        asked["objectives"] = tuple(name.strip() for name in asked["objectives"].split(","))
+    trial = trial_attack(attack, preset, {"seed": asked.get("seed", 0), **(attack_settings or {})})
+    asked["attack"] = trial
     if search:
-        asked["space"] = dict(map(_setting, search))
-    if rank_by:
-        asked["objectives"] = tuple(name.strip() for name in rank_by.split(","))
-    request = SweepRequest(**asked)
+        asked["space"] = dict(_read_range(text, trial) for text in search)
+    request = options.made_from_options(SweepRequest, asked)
+    if request.engine != "ray":
+        options.check_device(trial.device)
     release = open_release(checkpoint)
-    released = load_checkpoint(release, arch)
-    knowledge = attacker_knowledge(release, released, **vars(granted))
+    network = load_checkpoint(release, arch)
+    knowledge = attacker_knowledge(release, network, **vars(facts))
     if dry_run:  # one trial, measured, times the number of trials that run to their end
-        figures = cost(request, estimate(released, knowledge, config))
+        figures = cost(request, estimate(network, knowledge, trial))
         rows = [(name.replace("_", " "), number(value)) for name, value in figures.items()]
         title = "dry run: no trial was run"
-        voice.answer(figures, lambda: print_table(title, ("figure", "value"), rows))
+        output.result(figures, lambda: print_table(title, ("figure", "value"), rows))
         return
     if out is None:
-        raise InputError("A sweep needs a folder to write.", "Say --out runs/s, or --dry-run.")
-    with sweep_progress(voice.spoken) as watch:
+        raise InputError("A sweep needs a folder to write.", "Pass --out runs/s, or --dry-run.")
+    with sweep_progress(output.visible) as watch:
         done = sweep(
             checkpoint,
             knowledge,
@@ -155,15 +136,68 @@ def command(
     if not done.order:
         reason = next((t.reason for t in done.trials if t.reason), "")
         raise InconclusiveError(
-            f"No trial was complete ({reason}); what there is stands in {str(out)!r}.",
+            f"No trial was complete ({reason}); the unfinished result is in {str(out)!r}.",
             "Correct what the reason names, or choose another --search.",
         )
     scored = {"rankings": done.scored.to_json()} if done.scored else {}
-    voice.answer({**done.said, **scored}, lambda: show(done, out))
+    output.result({**done.said, **scored}, lambda: show(done, out))
+
+
+command.__annotations__ |= {
+    "settings": Annotated[
+        options_from(
+            SweepSettings,
+            changes={
+                "objectives": Annotated[str, Parameter(metavar="WORDS")],
+                "address": Annotated[str, Parameter(metavar="ADDRESS")],
+                "storage": Annotated[str, Parameter(metavar="URL")],
+            },
+        ),
+        options.FLAT,
+    ],
+    "attack_settings": Annotated[
+        options_from(
+            StationaritySettings,
+            UnmixSettings,
+            skip=("seed",),
+            group=options.SETTINGS,
+            changes={"restarts": Annotated[int, Parameter(show_default=str(TRIAL_RESTARTS))]},
+        ),
+        options.FLAT,
+    ],
+}
+
+
+def trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
+    """Return the attack of a trial.
+
+    Args:
+        name: Name of the attack.
+        preset: Name of the preset.
+        settings: Settings that the user passed.
+
+    Returns:
+        The attack.
+
+    Raises:
+        InputError: If the attack does not have one of the settings, or if a value is not allowed.
+    """
+    from residuum.attacks import make_attack
+    from residuum.attacks.registry import attack_class
+
+    known = attack_class(name).model_fields
+    for setting in settings:
+        if setting not in known:
+            raise InputError(
+                f"{options.option_name(setting)} is no setting of {name}.", "Leave it out."
+            )
+    if "restarts" in known:
+        settings = {"restarts": TRIAL_RESTARTS, **settings}
+    return options.made_from_options(lambda **values: make_attack(name, preset, **values), settings)
 
 
 def show(done: Sweep, out: Path) -> None:
-    """The sweep as a person reads it."""
+    """Print the sweep as a person reads it."""
     said, scored = done.said, done.scored
     names, figure = tuple(done.request.space), done.request.objectives[0]
     rows = []
@@ -190,11 +224,11 @@ def show(done: Sweep, out: Path) -> None:
 
         for line in (*choice_lines(scored), *score_lines(scored)):
             print_line(line)
-    print_line(f"granted: {done.task.knowledge.line}")
+    print_line(f"known to the attacker: {done.task.knowledge.line}")
     print_line(f"written to {out}")
 
 
-def _setting(text: str) -> tuple[str, Range]:
+def _read_range(text: str, attack: Attack) -> tuple[str, Range]:
     from residuum.sweeping import Range
     from residuum.sweeping.space import numeric
 
@@ -209,5 +243,5 @@ def _setting(text: str) -> tuple[str, Range]:
             f"--search takes NAME=LOW:HIGH or NAME=LOW:HIGH:log; got {text[:60]!r}.",
             "Example: --search lr_x=1e-3:1:log.",
         )
-    whole = isinstance(numeric().get(name), int)
+    whole = isinstance(numeric(type(attack)).get(name), int)
     return name, Range(low, high, log=parts[2:] == ["log"], whole=whole)

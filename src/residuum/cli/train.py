@@ -1,4 +1,4 @@
-"""``residuum train``: a victim with its secrets kept apart.
+"""``residuum train``: a network to try things on, with its private files kept apart.
 
 Examples:
 
@@ -14,34 +14,64 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import Group, Parameter
+
 from residuum.cli import options
-from residuum.cli.options import option
+from residuum.cli.options import options_from
 from residuum.cli.output import number, print_line, print_table, training_progress
 from residuum.settings import TrainingConfig
 
+app = options.command_app("train", __doc__)
 
+
+@app.default
 def command(
     *,
-    data: str = option(
-        f"{', '.join(options.DATASETS)}, an .npz or a folder.",
-        ...,
-        metavar="DATA",
-        suggested=options.DATASETS,
-    ),
-    arch: str = option(
-        "Architecture: mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 (input, channels, outputs) "
-        "or polynomial:64-36-1,coefficients=0/0/0/1.",
-        ...,
-        metavar="ARCH",
-    ),
-    out: Path = option("Directory to write; an unfinished run there is resumed.", ...),
-    chosen: options.Chosen,
-    holdout: int | None = option("Held-out samples (default: up to 2000)."),
-    center: bool = option("Subtract the mean of the training samples.", True),
-    task: str = options.TASK,
-    settings: Annotated[dict[str, Any], options.Generated(TrainingConfig, shown=True)],
-    device: str = options.DEVICE,
-    voice: options.Voice,
+    data: Annotated[
+        str,
+        Parameter(
+            help=f"{', '.join(options.DATASETS)}, an .npz or a folder.",
+            metavar="DATA",
+            completer=lambda _: options.DATASETS,
+        ),
+    ],
+    arch: Annotated[
+        str,
+        Parameter(
+            help="Architecture: mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 (input, channels, outputs) "
+            "or polynomial:64-36-1,coefficients=0/0/0/1.",
+            metavar="ARCH",
+        ),
+    ],
+    out: Annotated[Path, Parameter(help="Folder to write. An unfinished run there is continued.")],
+    n: Annotated[
+        int | None,
+        Parameter(
+            help="Training samples, equally many of each label. By default all, or half if the held-out "
+            "samples come from the same file."
+        ),
+    ] = None,
+    data_root: Annotated[
+        Path | None, Parameter(help="Folder of downloaded datasets (or RESIDUUM_DATA).")
+    ] = None,
+    data_seed: Annotated[
+        int | None, Parameter(help="Seed that selects the samples. By default the first n.")
+    ] = None,
+    holdout: Annotated[
+        int | None, Parameter(help="Held-out samples. By default up to 2000.")
+    ] = None,
+    center: Annotated[
+        bool,
+        Parameter(
+            help="Subtract the mean of the training samples.",
+            negative_bool="no-",
+            show_default=lambda _: "on",
+        ),
+    ] = True,
+    task: options.TaskOption = "auto",
+    device: options.Device = "cpu",
+    output: options.Output = options.OUTPUT,
+    settings: dict[str, Any] | None = None,
 ) -> None:
     """Train a network and write what may be released apart from what must stay private."""
     from residuum.datasets import load_dataset
@@ -50,19 +80,24 @@ def command(
     from residuum.training import train
     from residuum.training.directory import STATE, TrainingRun, write_run
 
-    said = {name: value for name, value in settings.items() if value is not None}
-    config = options.made(TrainingConfig(), said, taken=settings)
+    config = options.made_from_options(TrainingConfig, settings or {})
     options.check_device(device)
     architecture = Architecture.parse(arch)
-    task = choose_task(task, architecture.outputs)
-    how: dict[str, Any] = {"seed": chosen.data_seed, "root": chosen.data_root, "holdout": holdout}
-    split = load_dataset(data, chosen.n, task=task, center=center, **how)
+    chosen_task = choose_task(task, architecture.outputs)
+    split = load_dataset(
+        data, n, task=chosen_task, center=center, seed=data_seed, root=data_root, holdout=holdout
+    )
     with TrainingRun.open(out):
-        with training_progress(voice.spoken) as watch:
+        with training_progress(output.visible) as watch:
             where: dict[str, Any] = {"device": device, "state_path": out / STATE, "watch": watch}
-            state = train(str(architecture), split.train, config, task=task, **where)
-        summary = write_run(out, str(architecture), split, config, state, task, device)
-    voice.answer(summary, lambda: _show(summary, out, noted=chosen.n is None))
+            state = train(str(architecture), split.train, config, task=chosen_task, **where)
+        summary = write_run(out, str(architecture), split, config, state, chosen_task, device)
+    output.result(summary, lambda: _show(summary, out, noted=n is None))
+
+
+command.__annotations__["settings"] = Annotated[
+    options_from(TrainingConfig, group=Group("Training", sort_key=2)), options.FLAT
+]
 
 
 def _show(summary: dict[str, Any], out: Path, noted: bool) -> None:
@@ -81,5 +116,5 @@ def _show(summary: dict[str, Any], out: Path, noted: bool) -> None:
     if noted and all_there > taken:  # a file of one's own is not trained on as a whole
         print_line(
             f"note: {taken} of {all_there} samples were trained on, equally many of each label; "
-            f"{all_there - taken} are held out or left out. --n says how many to train on."
+            f"{all_there - taken} are held out or left out. --n sets how many to train on."
         )

@@ -49,14 +49,14 @@ def _step(device: str) -> dict[str, Any]:
     """Time one step of the default attack."""
     import torch
 
-    from residuum.attacks import AttackConfig, estimate
+    from residuum.attacks import Auto, estimate
     from residuum.io.modules import checkpoint_from_module
     from residuum.networks import Architecture
 
     torch.manual_seed(0)
     model = checkpoint_from_module(Architecture.parse(ARCH).build().double())
-    config = AttackConfig(restarts=1, candidates=CANDIDATES, device=device)
-    cost = estimate(model, None, config, measured=MEASURED)
+    attack = Auto(restarts=1, candidates=CANDIDATES, device=device)
+    cost = estimate(model, None, attack, measured=MEASURED)
     return {"dtype": cost.dtype, "seconds": cost.step_seconds}
 
 

@@ -309,7 +309,7 @@ def own_data(checkpoint: Path, given: Path | None = None) -> Path:
     if given is None and not (checkpoint / "private" / "train.npz").is_file():
         raise DataError(
             f"A certificate needs the samples; {str(checkpoint)!r} has no private/train.npz.",
-            "Say --data FILE.npz.",
+            "Pass --data FILE.npz.",
         )
     return samples_file(given or checkpoint, "train.npz")
 

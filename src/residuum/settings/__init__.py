@@ -7,6 +7,7 @@ from residuum.settings.attack_settings import (
     FAST,
     LEFT_OPEN,
     LR_LAM,
+    MODELS,
     NUMBERS,
     PRIOR_NAMES,
     VARIED,
@@ -19,12 +20,19 @@ from residuum.settings.attack_settings import (
     StationaritySettings,
     UnmixSettings,
 )
-from residuum.settings.base import Settings, bounds_in_words, choices_of, input_error
+from residuum.settings.base import EXPERT, Settings, bounds_in_words, choices_of, input_error
 from residuum.settings.presets import AUTO, PRESETS, Preset
+from residuum.settings.requests import (
+    TRIAL_RESTARTS,
+    DefenseRequest,
+    ExposureRequest,
+    SweepSettings,
+)
 from residuum.settings.training import LOSSES, TrainingConfig
 
-__all__ = ["AUTO", "FAST", "LEFT_OPEN", "LOSSES", "LR_LAM", "NUMBERS", "PRESETS"]
-__all__ += ["PRIOR_NAMES", "VARIED", "AttackSettings", "KKTSettings", "ModelInversionSettings"]
+__all__ = ["AUTO", "EXPERT", "FAST", "LEFT_OPEN", "LOSSES", "LR_LAM", "MODELS", "NUMBERS"]
+__all__ += ["PRESETS", "PRIOR_NAMES", "TRIAL_RESTARTS", "VARIED", "AttackSettings"]
+__all__ += ["DefenseRequest", "ExposureRequest", "KKTSettings", "ModelInversionSettings"]
 __all__ += ["NTKSettings", "Preset", "RestartSettings", "SearchSettings", "Settings"]
-__all__ += ["StationaritySettings", "TrainingConfig", "UnmixSettings", "bounds_in_words"]
-__all__ += ["choices_of", "input_error"]
+__all__ += ["StationaritySettings", "SweepSettings", "TrainingConfig", "UnmixSettings"]
+__all__ += ["bounds_in_words", "choices_of", "input_error"]

@@ -255,3 +255,26 @@ class ModelInversionSettings(SearchSettings):
     """Settings of model inversion, a baseline."""
 
     steps: int = Field(default=200, gt=0, description="Steps of gradient ascent.")
+
+
+MODELS: dict[str, type[AttackSettings]] = {  # of the attacks of this package, by name
+    "auto": StationaritySettings,
+    "kkt": KKTSettings,
+    "binary-kkt": KKTSettings,
+    "multiclass-kkt": KKTSettings,
+    "weight-decay": StationaritySettings,
+    "ntk": NTKSettings,
+    "moment": StationaritySettings,
+    "unmix": UnmixSettings,
+    "unmix-moment": UnmixSettings,
+    "trunk": AttackSettings,
+    "trunk-moment": AttackSettings,
+    "invert": RestartSettings,
+    "invert-moment": RestartSettings,
+    "geiping2020": RestartSettings,
+    "geiping2020-moment": RestartSettings,
+    "corners": AttackSettings,
+    "polynomial": AttackSettings,
+    "model-inversion": ModelInversionSettings,
+    "first-layer-weights": AttackSettings,
+}

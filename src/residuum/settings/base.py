@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from residuum.errors import InputError, did_you_mean
 
 BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}
+EXPERT: dict[str, Any] = {"group": "expert"}  # of a setting that few users need
 MAX_SHOWN = 60  # characters of a refused value in an error message
 
 

@@ -104,7 +104,7 @@ def change(checkpoint: Network, knowledge: Knowledge) -> Surface:
     if (start := knowledge.theta0) is None:
         raise InputError(
             "The change of the weights needs the initial weights theta0; none were granted.",
-            "Say --init init.safetensors, or use another objective.",
+            "Pass --init init.safetensors, or use another attack.",
         )
     whole = weights(checkpoint, knowledge)
     if not whole.layers:

@@ -20,7 +20,7 @@ from residuum.attacks.stationarity.solver import CHECK_EVERY
 from residuum.attacks.unmixing.attack import Unmix
 from residuum.errors import InputError, require_known
 from residuum.records import Record
-from residuum.settings import LEFT_OPEN, NUMBERS, RestartSettings, Settings
+from residuum.settings import LEFT_OPEN, NUMBERS, TRIAL_RESTARTS, RestartSettings, SweepSettings
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -149,9 +149,8 @@ class SweepOptions(TypedDict, total=False):
     storage: str | None
 
 
-class SweepRequest(Settings):
-    """What a sweep is asked to do. The fields up to ``objectives`` decide its trials, the others where
-    they run.
+class SweepRequest(SweepSettings):
+    """What a sweep is asked to do.
 
     For unmix, ``space`` is ``UNMIX_SPACE`` and ``objectives`` is ("expected",) by default.
 
@@ -159,50 +158,12 @@ class SweepRequest(Settings):
         InputError: If an option is unknown, is out of its bounds, or contradicts another.
     """
 
-    trials: int = Field(default=32, ge=1, le=SEEDS, description="Settings to try.")
-    sampler: str = Field(
-        default="random", description=f"How settings are chosen: {', '.join(SAMPLERS)}."
-    )
-    seed: int = Field(
-        default=0, ge=0, lt=2**31, description="Seed of the trials and of every attack."
-    )
     attack: InstanceOf[Attack] = Field(
-        default=Auto(restarts=2),
+        default=Auto(restarts=TRIAL_RESTARTS),
         description="The attack. Its settings are those that are not varied; its restarts and steps are "
         "those of one trial.",
     )
     space: Mapping[str, Range] = Field(default=SPACE, description="Settings to vary, by name.")
-    batch: int = Field(default=1, ge=1, description="Trials that share one program: fills a GPU.")
-    wave: int = Field(
-        default=16, ge=1, description="Trials that a sampler draws before it learns again."
-    )
-    rungs: int = Field(
-        default=0,
-        ge=0,
-        description="Successive halving: pauses at which two thirds of the trials end.",
-    )
-    objectives: tuple[str, ...] = Field(
-        default=OBJECTIVES[:1],
-        description="residual, residual and agreement for a front of both; for unmix: expected.",
-    )
-    engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
-    workers: int = Field(
-        default=0, ge=0, description="Processes on this machine; 0 for as many as cores allow."
-    )
-    cpus: int = Field(default=1, ge=1, description="Cores, and threads, of a trial.")
-    gpus: float = Field(default=0.0, ge=0, description="Share of a GPU that a Ray trial reserves.")
-    address: str = Field(
-        default="", description='Ray cluster to join; "" starts one on this machine.'
-    )
-    retries: int = Field(
-        default=2,
-        ge=0,
-        description="How often a trial whose process or machine died is tried again.",
-    )
-    storage: str | None = Field(
-        default=None,
-        description="Database URL, as Optuna takes it; by default a journal in the folder.",
-    )
 
     @model_validator(mode="before")
     @classmethod

@@ -13,20 +13,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from pydantic import Field
-
 from residuum.attacks import Auto
 from residuum.datasets import load_dataset
 from residuum.defenses import Conditions, Defense, Outcome, Secret, Training, find, run_trial
 from residuum.errors import InputError
-from residuum.evaluation.null import MIN_SUBSETS
 from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Split, make_directory, write_atomic, write_json
 from residuum.records.rundir import RunDir, digest, environment
 from residuum.report import defenses as report
-from residuum.settings import Settings
+from residuum.settings import DefenseRequest
 from residuum.theory.rows import choose_task
 from residuum.training import TrainingConfig
 from residuum.verbs.attacking import write_figures
@@ -76,40 +73,6 @@ class DefenseRun(RunDir):
 
     def _folder(self, trial: Trial) -> Path:
         return self.path / "trials" / _slug(trial)
-
-
-class DefenseRequest(Settings):
-    """Settings of :func:`residuum.defend`."""
-
-    arch: str | None = Field(
-        default=None, description="Architecture; by default two hidden layers of 100."
-    )
-    n: int | None = Field(default=None, description="Training samples.")
-    data_root: Path | None = Field(default=None, description="Folder of downloaded datasets.")
-    data_seed: int | None = Field(default=None, description="Seed that selects the samples.")
-    holdout: int | None = Field(default=None, description="Held-out samples.")
-    task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
-    steps: int = Field(default=800, description="Training steps of margin maximization.")
-    gd_steps: int = Field(
-        default=3000, description="Steps of gradient descent, if a defense needs it."
-    )
-    lr: float = Field(default=0.5, description="Rate of that gradient descent, momentum 0.9.")
-    attack_steps: int = Field(default=800, description="Steps of every attack.")
-    restarts: int = Field(default=2, description="Restarts of every attack.")
-    releases: int = Field(
-        default=16, ge=1, description="Noisy releases that the adaptive attacker averages."
-    )
-    value_range: tuple[float, float] | None = Field(
-        default=None, description="Pixel range known to attackers, with the training mean."
-    )
-    subsets: int = Field(
-        default=500, ge=MIN_SUBSETS, description="Held-out subsets of the permutation test."
-    )
-    uniqueness: bool = Field(
-        default=True, description="Certify what other training sets share with a sample."
-    )
-    seed: int = Field(default=0, description="Seed of weights, attacks and secrets.")
-    device: str = Field(default="cpu", description="Where to compute.")
 
 
 class DefenseOptions(TypedDict, total=False):

@@ -14,7 +14,6 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from residuum.datasets.given import both
@@ -29,9 +28,9 @@ from residuum.records.exposure import PublishedExposure
 from residuum.records.published import published_form
 from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
 from residuum.report.exposure import histogram_figure, top_figure
-from residuum.risk.run import TOP, Watcher, expose
+from residuum.risk.run import Watcher, expose
 from residuum.risk.stages import Inserted
-from residuum.settings import Settings
+from residuum.settings import ExposureRequest
 from residuum.verbs.attacking import load_run, write_figures
 
 SUMMARY, TABLE, RECORD = "exposure.json", "exposure.csv", "exposure.safetensors"
@@ -60,27 +59,6 @@ class ExposureRun(RunDir):
         )  # a bug shows before it is written
         write_json(self.path / SUMMARY, summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
-
-
-class ExposureRequest(Settings):
-    """Settings of :func:`residuum.exposure`."""
-
-    surface: str = Field(
-        default="auto",
-        description="What is explained: weights, change (from the initial weights) or moment (optimizer "
-        "state); auto: the last of these that is known.",
-    )
-    task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
-    arch: str | None = Field(default=None, description="Architecture, if the file does not say it.")
-    grouped_by: str = Field(
-        default="", description="What the groups are, such as the name of a column."
-    )
-    confidence: float = Field(
-        default=0.95, ge=0.5, lt=1, description="Confidence of the bound on epsilon."
-    )
-    delta: float = Field(default=0.0, ge=0, lt=1, description="Delta of the bound on epsilon.")
-    top: int = Field(default=TOP, ge=0, description="Number of records shown with their images.")
-    device: str = Field(default="cpu", description="Where to compute.")
 
 
 class ExposureOptions(TypedDict, total=False):

@@ -1,0 +1,85 @@
+"""Errors in the arguments of a command, as one line: what is wrong, what was passed, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from residuum.errors import did_you_mean
+
+KINDS = {int: "a whole number", float: "a number"}
+
+
+def usage_message(problem: CycloptsError, commands: Sequence[str]) -> str:
+    """Return the message for arguments that cyclopts refused.
+
+    Args:
+        problem: What cyclopts found.
+        commands: Names of all commands.
+
+    Returns:
+        The rule, what was passed and a remedy, on one line.
+    """
+    command = " ".join(["residuum", *(problem.command_chain or ())])
+    return f"{_rule(problem, command, commands)} See '{command} --help'."
+
+
+def _rule(problem: CycloptsError, command: str, commands: Sequence[str]) -> str:
+    tokens = problem.unused_tokens or []
+    if isinstance(problem, UnknownCommandError) or (
+        isinstance(problem, UnusedCliTokensError) and command == "residuum"
+    ):
+        return f"There is no command {tokens[0]!r}. {did_you_mean(tokens[0], tuple(commands))}"
+    if isinstance(problem, UnusedCliTokensError):
+        return f"{command} does not take the argument {tokens[0]!r}."
+    if isinstance(problem, UnknownOptionError):
+        got = problem.token.keyword or problem.token.value
+        names = [n for argument in problem.argument_collection for n in argument.names]
+        return f"{command} has no option {got}.{_nearest(got, names)}"
+    if isinstance(problem, MissingArgumentError):
+        return _missing(problem, command)
+    if isinstance(problem, CoercionError) and problem.token is not None:
+        return _refused(problem)
+    return " ".join(str(problem).split())
+
+
+def _nearest(got: str, names: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(got, names, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _missing(problem: MissingArgumentError, command: str) -> str:
+    argument = problem.argument
+    assert argument is not None
+    name = problem.keyword or argument.name
+    if not argument.tokens and problem.keyword is None:
+        return f"{command} needs {name}."
+    count, _ = argument.token_count()
+    return f"{name} needs {'a value' if count == 1 else f'{count} values'}."
+
+
+def _refused(problem: CoercionError) -> str:
+    token, argument, kind = problem.token, problem.argument, problem.target_type
+    assert token is not None
+    name = token.keyword or (argument.name if argument is not None else "The argument")
+    if choices := _choices(kind):
+        known = did_you_mean(token.value, tuple(map(str, choices)))
+        return f"{name} cannot be {token.value!r}. {known}"
+    rule = next((words for k, words in KINDS.items() if kind is k), "another kind of value")
+    return f"{name} takes {rule}; got {token.value!r}."
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    kinds = (kind, *get_args(kind))
+    return next((get_args(k) for k in kinds if get_origin(k) is Literal), ())

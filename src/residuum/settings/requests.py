@@ -1,0 +1,172 @@
+"""The settings of exposures, defenses and sweeps.
+
+The verbs check their keywords with these models, and the command line makes its options from them. They are
+not in the modules of the verbs, because those import torch and help texts must stay fast.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from residuum.settings.base import EXPERT, Settings
+
+TRIAL_RESTARTS = 2  # of one trial of a sweep: the fewest that can agree
+
+
+class ExposureRequest(Settings):
+    """Settings of :func:`residuum.exposure`."""
+
+    surface: str = Field(
+        default="auto",
+        description="What is explained: weights, change (from the initial weights) or moment (optimizer "
+        "state). auto is the last of these that is known.",
+    )
+    task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
+    arch: str | None = Field(
+        default=None,
+        description="Architecture, if the file does not say it.",
+        json_schema_extra=EXPERT,
+    )
+    grouped_by: str = Field(
+        default="", description="What the groups are, such as the name of a column."
+    )
+    confidence: float = Field(
+        default=0.95,
+        ge=0.5,
+        lt=1,
+        description="Confidence of the bound on epsilon.",
+        json_schema_extra=EXPERT,
+    )
+    delta: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Delta of the bound on epsilon; 0 for pure differential privacy.",
+        json_schema_extra=EXPERT,
+    )
+    top: int = Field(default=10, ge=0, description="Number of records shown with their images.")
+    device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
+
+
+class DefenseRequest(Settings):
+    """Settings of :func:`residuum.defend`."""
+
+    arch: str | None = Field(
+        default=None, description="Architecture; by default two hidden layers of 100."
+    )
+    n: int | None = Field(
+        default=None,
+        description="Training samples, equally many of each label; by default all, or half if the "
+        "held-out samples come from the same file.",
+    )
+    data_root: Path | None = Field(
+        default=None, description="Folder of downloaded datasets (or RESIDUUM_DATA)."
+    )
+    data_seed: int | None = Field(
+        default=None, description="Seed that selects the samples; by default the first n."
+    )
+    holdout: int | None = Field(default=None, description="Held-out samples.")
+    task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
+    steps: int = Field(
+        default=800,
+        description="Training steps of margin maximization.",
+        json_schema_extra=EXPERT,
+    )
+    gd_steps: int = Field(
+        default=3000,
+        description="Steps of gradient descent, if a defense needs it.",
+        json_schema_extra=EXPERT,
+    )
+    lr: float = Field(
+        default=0.5,
+        description="Rate of that gradient descent, momentum 0.9.",
+        json_schema_extra=EXPERT,
+    )
+    attack_steps: int = Field(default=800, description="Steps of every attack.")
+    restarts: int = Field(default=2, description="Restarts of every attack.")
+    releases: int = Field(
+        default=16,
+        ge=1,
+        description="Noisy releases that the adaptive attacker averages.",
+        json_schema_extra=EXPERT,
+    )
+    value_range: tuple[float, float] | None = Field(
+        default=None, description="Pixel range known to attackers, with the training mean."
+    )
+    subsets: int = Field(
+        default=500,
+        ge=200,
+        description="Held-out subsets of the permutation test.",
+        json_schema_extra=EXPERT,
+    )
+    uniqueness: bool = Field(
+        default=True, description="Certify what other training sets share with a sample."
+    )
+    seed: int = Field(default=0, description="Seed of weights, attacks and secrets.")
+    device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
+
+
+class SweepSettings(Settings):
+    """Settings of a sweep, besides the attack and the space of its settings."""
+
+    trials: int = Field(default=32, ge=1, le=100_003, description="Settings to try.")
+    sampler: str = Field(
+        default="random", description="How settings are chosen: random, sobol or tpe."
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**31, description="Seed of the trials and of every attack."
+    )
+    batch: int = Field(
+        default=1,
+        ge=1,
+        description="Trials that share one program: fills a GPU.",
+        json_schema_extra=EXPERT,
+    )
+    wave: int = Field(
+        default=16,
+        ge=1,
+        description="Trials that a sampler draws before it learns again.",
+        json_schema_extra=EXPERT,
+    )
+    rungs: int = Field(
+        default=0,
+        ge=0,
+        description="Successive halving: pauses at which two thirds of the trials end.",
+        json_schema_extra=EXPERT,
+    )
+    objectives: tuple[str, ...] = Field(
+        default=("residual",),
+        description="residual, residual and agreement for a front of both; for unmix: expected.",
+        json_schema_extra=EXPERT,
+    )
+    engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
+    workers: int = Field(
+        default=0, ge=0, description="Processes on this machine; 0 for as many as cores allow."
+    )
+    cpus: int = Field(
+        default=1, ge=1, description="Cores, and threads, of a trial.", json_schema_extra=EXPERT
+    )
+    gpus: float = Field(
+        default=0.0,
+        ge=0,
+        description="Share of a GPU that a Ray trial reserves.",
+        json_schema_extra=EXPERT,
+    )
+    address: str = Field(
+        default="",
+        description="Ray cluster to join, such as auto; by default one is started on this machine.",
+        json_schema_extra=EXPERT,
+    )
+    retries: int = Field(
+        default=2,
+        ge=0,
+        description="How often a trial whose process or machine died is tried again.",
+        json_schema_extra=EXPERT,
+    )
+    storage: str | None = Field(
+        default=None,
+        description="Database URL, as Optuna takes it; by default a journal in the folder.",
+        json_schema_extra=EXPERT,
+    )
