@@ -43,7 +43,7 @@ def test_defaults_that_are_repeated_agree() -> None:
         ({"surface": "all of it"}, "surface must be one of all, weights"),
         (
             {"batches": [{"attack": "x"}]},
-            "batches is refused: a batch has an attack, restarts, steps and a seed",
+            "a batch has an attack, restarts, steps and a seed",
         ),
         ({"batches": [{"attack": "x", "restarts": 0, "steps": 1, "seed": 0}]}, "at least 1"),
     ],
