@@ -78,9 +78,9 @@ def command_lines(block: Block) -> list[list[str]]:
 def ignore_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits of one batch of STEPS steps at most, the same however busy the machine is."""
 
-    def one_batch(_: Network, __: Knowledge, config: Attack, share: float, **_more: Any) -> Plan:
+    def one_batch(_: Network, __: Knowledge, config: Attack, share: float, *_more: Any) -> Plan:
         steps = min(config.steps, STEPS)
-        batch = Batch(config.objective, config.restarts, steps, config.seed)
+        batch = Batch(config.name, config.restarts, steps, config.seed)
         return Plan(batch, share, steps)
 
     monkeypatch.setattr(request, "seconds_of", lambda text: min(seconds_of(text), BUDGET))

@@ -77,7 +77,12 @@ def arguments_of(*command: str) -> ArgumentCollection:
 
 def options_of(*command: str) -> set[str]:
     """The options of a command, with their negative forms."""
-    return {name for argument in arguments_of(*command) for name in (*argument.names, *argument.negatives) if name.startswith("-")}
+    return {
+        name
+        for argument in arguments_of(*command)
+        for name in (*argument.names, *argument.negatives)
+        if name.startswith("-")
+    }
 
 
 def listing(folder: Path) -> list[str]:

@@ -533,7 +533,17 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
     assert main([*again, "--trust-code"]) == 0
     assert json.loads(Path("b/result.json").read_text())["scores"] == result["scores"]
     grant = ["--shape", "1,4,4", "--init", "w.pt"]
-    run = ["attack", "multiclass-kkt", "ddp.pt", "--model", code, "--trust-code", "--steps", "2", *grant]
+    run = [
+        "attack",
+        "multiclass-kkt",
+        "ddp.pt",
+        "--model",
+        code,
+        "--trust-code",
+        "--steps",
+        "2",
+        *grant,
+    ]
     assert main([*run, "--out", "c", "--quiet"]) == 0
 
 

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args
 
 from cyclopts import App, Group, Parameter
 from pydantic import BaseModel
@@ -91,9 +92,15 @@ def options_from(
                 show_default=shown_default(field.default) or False,
                 negative_bool="no-",
             )
-            change = (changes or {}).get(name, Annotated[field.annotation, None])
+            change = (changes or {}).get(name, Annotated[_without_none(field.annotation), None])
             fields[name] = Annotated[(change.__origin__, option, *change.__metadata__)]
     return TypedDict("Options", fields, total=False)  # type: ignore[operator]
+
+
+def _without_none(kind: Any) -> Any:
+    """Return a type without None, because the word none can be a value of a setting."""
+    kinds = tuple(member for member in get_args(kind) if member is not NoneType)
+    return Union[kinds] if NoneType in get_args(kind) else kind  # noqa: UP007
 
 
 def _with_options(text: str, model: type[BaseModel]) -> str:
