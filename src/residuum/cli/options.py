@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin
 
 from cyclopts import App, Group, Parameter
 from pydantic import BaseModel
@@ -92,15 +92,22 @@ def options_from(
                 show_default=shown_default(field.default) or False,
                 negative_bool="no-",
             )
-            change = (changes or {}).get(name, Annotated[_without_none(field.annotation), None])
+            change = (changes or {}).get(name, Annotated[_typed(field.annotation), None])
             fields[name] = Annotated[(change.__origin__, option, *change.__metadata__)]
     return TypedDict("Options", fields, total=False)  # type: ignore[operator]
 
 
-def _without_none(kind: Any) -> Any:
-    """Return a type without None, because the word none can be a value of a setting."""
-    kinds = tuple(member for member in get_args(kind) if member is not NoneType)
-    return Union[kinds] if NoneType in get_args(kind) else kind  # noqa: UP007
+def _typed(kind: Any) -> Any:
+    """Return the type without what nobody types: None, and "" among words.
+
+    Cyclopts would read the word none as None, but it can be the name of a prior.
+    """
+    members = get_args(kind)
+    if get_origin(kind) is Literal:
+        return Literal[tuple(word for word in members if word != "")]
+    if NoneType in members:
+        return Union[tuple(member for member in members if member is not NoneType)]  # noqa: UP007
+    return kind
 
 
 def _with_options(text: str, model: type[BaseModel]) -> str:
