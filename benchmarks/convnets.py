@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 import residuum as rs
 from benchmarks.generic import resnet
-from benchmarks.harness import RESULTS, draw_seeds, ended, threads
+from benchmarks.harness import RESULTS, attack_with, draw_seeds, ended, threads
 from benchmarks.unmix import HELD_OUT, TUNING_SEEDS, judge
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -214,7 +214,7 @@ def attacked(
     with threads(1):
         victim = kept(name, seed, root, cache)
         shape = tuple(victim.x.shape[1:])
-        config = rs.attacks.make_attack(
+        config = attack_with(
             attack,
             candidates=row.n,
             restarts=1,

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import RESULTS, ended, first_layer_rank
-from residuum.attacks import PRESETS
+from residuum.attacks import OptimizerState, UnmixOptimizerState, make_attack
 from residuum.attacks.defense_aware.strategies import Adapted, Released
 from residuum.datasets import load_dataset
 from residuum.defenses import DEFENSES, Conditions, Secret, Training, at_seed, find, release
@@ -118,7 +118,7 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
         provenance={"mean": "train"},
     )
     training = Training(case.training, case.descent, case.n)
-    config = PRESETS["residuum"].changed(device=device, **case.attack)
+    config = make_attack(device=device, **case.attack)
     arch = f"mlp:{split.train.x[0].numel()}-{case.hidden}-1"
     setting = Conditions(arch, split, "binary", training, config, known, device=device)
     return at_seed(setting, seed)
@@ -128,8 +128,12 @@ def settings(data: str) -> str:
     """sha256 of all that networks of a dataset are trained, attacked and scored with but for their seed."""
     case = CASES[data]
     given = {
-        "case": {name: value for name, value in asdict(case).items() if name != "more"},
-        "attack": asdict(PRESETS["residuum"].changed(**case.attack)),
+        "case": {
+            **{name: value for name, value in asdict(case).items() if name != "more"},
+            "training": case.training.to_json(),
+            "descent": case.descent.to_json(),
+        },
+        "attack": make_attack(**case.attack).to_json(),
         "scored": (HELD_OUT, SUBSETS, LEVELS, RELEASES),
     }
     return hashlib.sha256(json.dumps(plain(given), sort_keys=True).encode()).hexdigest()
@@ -180,9 +184,9 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
 
 def moments(handed: Released) -> Iterator[Way]:
     """The optimiser's state beside the weights, attacked both ways."""
-    for name in ("moment", "unmix-moment"):
-        config = handed.config.changed(objective=name)
-        yield name, Adapted(handed.checkpoints[0], handed.knowledge, config)
+    for kind in (OptimizerState, UnmixOptimizerState):
+        attack = kind.like(handed.attack)
+        yield kind.name, Adapted(handed.checkpoints[0], handed.knowledge, attack)
 
 
 def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Row]:

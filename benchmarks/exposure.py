@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -229,7 +229,7 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
     shape = split.train.shape
     arch = f"mlp:{math.prod(shape)}-{kind.hidden}-1"
     start = time.time()
-    state = train(arch, split.train, replace(kind.training, seed=seed), device=device)
+    state = train(arch, split.train, kind.training.changed(seed=seed), device=device)
     took = {"training": time.time() - start}
     released = Network(state.theta, arch, shape)
     found = expose(released, split.train, split.holdout)
@@ -277,7 +277,7 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
             told = judge(x)
             more[SIGNED] = [bool(row.recovered) for row in told.per_sample]
         else:
-            scores = judge(x, candidate_labels=pool_.labels)
+            scores = judge(x)
         unit = torch.nn.functional.normalize
         cosine = unit(flat.flatten(1)) @ unit(x.flatten(1)).T
         entry["attacks"][name] = {
@@ -409,7 +409,7 @@ def kinked_victim(
     mean = whole.train.x[members].mean(0)
     x, held = whole.train.x - mean, Dataset(whole.holdout.x - mean, whole.holdout.y)
     arch = f"mlp:{x[0].numel()}-{hidden}-1"
-    config = replace(KINK_TRAINING, seed=seed, steps=steps)
+    config = KINK_TRAINING.changed(seed=seed, steps=steps)
     start = time.time()
     state = train(arch, Dataset(x[members], y[members]), config, device=device)
     trained = time.time() - start

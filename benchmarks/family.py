@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import arguments
-from residuum.attacks import GROWTH_PRESETS, Auto, attack
+from residuum.attacks import Auto, attack
 from residuum.attacks.base import AttackProgress
 from residuum.datasets import load_dataset
 from residuum.networks.network import Network
@@ -100,7 +100,7 @@ def main(out: Path) -> None:
     sample = split.train.x[int(margins.argmin())]
     knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean)
     plain = Auto(restarts=1, steps=STEPS, candidates=CANDIDATES, seed=SEED)
-    grown = plain.changed(**{**GROWTH_PRESETS["auto"], "split_every": STEPS // 8})
+    grown = plain.changed(split="curvature", split_every=STEPS // 8)
     followed = {"no growth": Follow(sample), "splitting": Follow(sample)}
     attack(checkpoint, knowledge, plain, watch=followed["no growth"])
     found = attack(checkpoint, knowledge, grown, watch=followed["splitting"])

@@ -138,7 +138,7 @@ class Attacked:
         device = "cpu" if arm == "corners" else self.device
         config = settings(self.row, arm).changed(seed=seed, device=device)
         if self.tiny:
-            config = config.changed(steps=20, restarts=1, seconds=2.0)
+            config = config.changed(**config.shared({"steps": 20, "restarts": 1, "seconds": 2.0}))
         try:
             made = rs.attack(self.victim.network, self.victim.knowledge(arm_of(arm).grants), config)
         except PluginError:  # a fault, which the next run tries again, and no refusal
@@ -246,7 +246,7 @@ def run(
     for one in plugins.load():
         if one.error:
             print(f"plug-in {one.name} {one.version} is left out, {one.error}", file=sys.stderr)
-    brought = [name for name, one in every_attack().items() if one.outside]
+    brought = [name for name, one in every_attack().items() if one().outside]
     asked_for(folder, device, min(workers, cores), names, attacks, brought)
     for part in ("parts", "victims"):
         (out / part).mkdir(parents=True, exist_ok=True)
@@ -346,7 +346,8 @@ def collect(out: Path) -> dict[str, Any]:
 
 def trimmed(told: dict[str, Any]) -> dict[str, Any]:
     """Settings that are not the defaults, and the sizes of an attack."""
-    usual, sizes = rs.attacks.Auto().to_json(), ("restarts", "candidates", "steps")
+    usual = rs.attacks.attack_class(told["attack"])().to_json() | {"attack": None}
+    sizes = ("restarts", "candidates", "steps")
     return {k: v for k, v in told.items() if k in sizes or v != usual.get(k)}
 
 

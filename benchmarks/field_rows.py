@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from residuum.attacks import PRESETS, Attack, every_attack, make_attack
+from benchmarks.harness import attack_with
+from residuum.attacks import Attack, every_attack, make_attack
 from residuum.records.rundir import digest
 from residuum.surfaces.surface import CHANGE, MOMENT
 from residuum.training import TrainingConfig
@@ -46,7 +47,7 @@ class Arm:
     title: str
     whose: str
     grants: str = ""
-    objective: str = "auto"
+    attack: str = "auto"
 
 
 ARMS = {
@@ -106,7 +107,7 @@ class Row:
             self,
             n=10,
             hidden="-".join("30" for _ in self.hidden.split("-")),
-            training=replace(self.training, **short),
+            training=self.training.changed(**short),
             victims=1,
         )
 
@@ -134,14 +135,14 @@ ROWS = {
         "cifar10",
         100,
         ("moment", "unmix-moment", *INVERTED, "together", "haim2022", *BASELINES),
-        training=replace(BATCHES, momentum=0.9),
+        training=BATCHES.changed(momentum=0.9),
     ),
     "cifar-100-default": Row(
         "CIFAR n=100, default start, known",
         "cifar10",
         100,
         ("stationarity", "unmix-start", "together", "haim2022", *BASELINES),
-        training=replace(MARGIN, init="default"),
+        training=MARGIN.changed(init="default"),
     ),
     "cifar-100-lazy": Row(
         "CIFAR n=100, squared loss near a known start",
@@ -200,19 +201,21 @@ def arm_of(name: str) -> Arm:
 
 def settings(row: Row, arm: str) -> Attack:
     """Of an attack on a kind of victim; nothing is said about the seed and the device."""
-    open_ = {"dtype": "auto"}
-    if arm == "haim2022":
-        return PRESETS[f"haim2022-{HAIM.get(row.data, 'mnist-rbijxft7')}"].changed(**open_)
-    if arm == "buzaglo2023":
-        return PRESETS["buzaglo2023-multiclass"].changed(**open_)
-    if arm == "loo2024":
-        return PRESETS["loo2024"].changed(**open_)
-    if arm in PRESETS:  # ntk and the baselines
-        return PRESETS[arm].changed(candidates=2 * row.n, **open_)
+    presets = {
+        "haim2022": f"haim2022-{HAIM.get(row.data, 'mnist-rbijxft7')}",
+        "buzaglo2023": "buzaglo2023-multiclass",
+        "loo2024": "loo2024",
+    }
+    if arm in presets:
+        return make_attack(preset=presets[arm], dtype="auto")
+    if arm == "ntk":
+        return make_attack(preset="ntk", candidates=2 * row.n, dtype="auto")
+    if arm in BASELINES:
+        return attack_with(arm_of(arm).attack, candidates=2 * row.n)
     sizes = {"candidates": 2 * row.n, "restarts": RESTARTS, "steps": STEPS, **row.sizes}
     if arm in MATCHED or arm == "trunk-moment":
         sizes = {**MATCHING, "candidates": row.n}
-    return make_attack(arm_of(arm).objective, **sizes)
+    return attack_with(arm_of(arm).attack, **sizes)
 
 
 def pooled(row: Row) -> list[str]:
@@ -223,7 +226,8 @@ def pooled(row: Row) -> list[str]:
 def identity(row: Row) -> str:
     """sha256 of all that a kind of victim is made of."""
     of_attacks = ("title", "arms", "sizes")
-    return digest({key: part for key, part in asdict(row).items() if key not in of_attacks})
+    parts = {**asdict(row), "training": row.training.model_dump()}
+    return digest({key: part for key, part in parts.items() if key not in of_attacks})
 
 
 def frozen(row: Row, arm: str) -> str:

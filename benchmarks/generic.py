@@ -29,9 +29,8 @@ from torch.nn import functional as F
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, device_name, ended, threads
 from residuum.attacks import Auto
-from residuum.attacks.run import resolve
 from residuum.attacks.stationarity import plain
-from residuum.attacks.stationarity.attack import prepare
+from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.objectives import MulticlassKKT
 from residuum.io.checkpoints import as_network
 from residuum.networks import SigmoidReLU, with_surrogate
@@ -146,7 +145,9 @@ def solver(
         priors=(),
     )
     checkpoint, knowledge = as_network(model, shape=shape), Knowledge(shape=shape)
-    return prepare(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
+    attack = config.resolved(checkpoint, knowledge)
+    assert isinstance(attack, Stationarity)
+    return attack.solver(checkpoint, knowledge)
 
 
 def ours(

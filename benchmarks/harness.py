@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from residuum.attacks import Attack, make_attack
 from residuum.errors import InputError, ResiduumError
 from residuum.networks.network import first_layer
 from residuum.networks.spectrum import rank_above, singular_values
@@ -25,6 +26,21 @@ from residuum.records.rundir import environment
 
 RESULTS = Path(__file__).parent / "results"
 T = TypeVar("T")
+
+
+def attack_with(name: str = "auto", preset: str = "residuum", **settings: Any) -> Attack:
+    """Return an attack with a preset and those of some settings that it has.
+
+    Args:
+        name: Name of the attack. "auto" stands for the attack of the preset.
+        preset: Name of the preset.
+        **settings: Settings of several attacks.
+
+    Returns:
+        The attack.
+    """
+    kind = type(make_attack(name, preset))
+    return make_attack(name, preset, **kind.shared(settings))
 
 
 class WrongDevice(Exception):

@@ -115,8 +115,7 @@ def changes_in_a_step() -> int:
     """Changes of file between the call of one optimiser step and its first update."""
     import torch
 
-    from residuum.attacks.run import resolve
-    from residuum.attacks.stationarity.attack import prepare
+    from residuum.attacks import BinaryKKT
     from residuum.networks import Architecture
     from residuum.networks.network import Network
     from residuum.records import Knowledge
@@ -126,8 +125,8 @@ def changes_in_a_step() -> int:
     arch = "mlp:64-30-30-1"
     theta = parameters(initialise(Architecture.parse(arch), TrainingConfig()))
     checkpoint, known = Network(theta, arch), Knowledge(value_range=(0.0, 1.0))
-    config = resolve(checkpoint, known, Auto(restarts=1, steps=10))
-    solver = prepare(checkpoint, known, config)
+    attack = BinaryKKT(restarts=1, steps=10).resolved(checkpoint, known)
+    solver = attack.solver(checkpoint, known)
     state = solver.start()
     x, lam, moving = state.x.clone(), state.lam.clone(), state.moving
     files: list[str] = []

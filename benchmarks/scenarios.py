@@ -1,8 +1,9 @@
 """Small attacks of which two versions of residuum must bring back the same: run by ``goldens.py``.
 
 This one file runs under the code of either version, so it uses only what every version has: names in
-``rs`` and the command line. Where versions differ, it looks at which one it runs under. Networks come from
-seeds; what was found goes into one file.
+``rs`` and the command line. If versions differ, it checks which one it runs under: older code has one flat
+``AttackConfig`` for all attacks, newer code one class per attack. Networks come from seeds. The results go
+into one file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import residuum as rs
 
 Network: Any = getattr(rs, "Network", None) or rs.Checkpoint  # the name that older code has
+OLD = hasattr(rs, "AttackConfig")  # one flat configuration for all attacks
 
 Numbers = dict[str, Tensor]
 Words = dict[str, Any]
@@ -40,27 +41,27 @@ NETWORKS = {
 }
 # Outputs, settings, and what is granted.
 OBJECTIVES: dict[str, tuple[int, Words, Words]] = {
-    "binary": (1, {"objective": "binary-kkt"}, {}),
-    "tied rivals": (3, {"objective": "multiclass-kkt"}, {}),
-    "best rival": (3, {"objective": "multiclass-kkt", "rivals": "best"}, {}),
-    "free decay": (1, {"objective": "weight-decay"}, {}),
-    "free decay, three outputs": (3, {"objective": "weight-decay"}, {}),
+    "binary": (1, {"name": "binary-kkt"}, {}),
+    "tied rivals": (3, {"name": "multiclass-kkt"}, {}),
+    "best rival": (3, {"name": "multiclass-kkt", "rivals": "best"}, {}),
+    "free decay": (1, {"name": "weight-decay"}, {}),
+    "free decay, three outputs": (3, {"name": "weight-decay"}, {}),
     **{
         f"{loss} decay": (
             1,
-            {"objective": "weight-decay"},
+            {"name": "weight-decay"},
             {"loss": loss, "weight_decay": 0.01, "sample_count": 9},
         )
         for loss in ("logistic", "squared")
     },
     **{
-        f"ntk at {at}": (1, {"objective": "ntk", "gradients": at}, {})
+        f"ntk at {at}": (1, {"name": "ntk", "gradients": at}, {})
         for at in ("theta", "theta0", "both")
     },
 }
 COMMON: Words = {"candidates": 6, "restarts": 2, "steps": 60, "dtype": "float64", "sigma": 0.3}
 GROWING: Words = {
-    "objective": "binary-kkt",
+    "name": "binary-kkt",
     "steps": 120,
     "layers": "all",
     "surrogate": "softplus",
@@ -94,6 +95,8 @@ GRADIENT_ATTACKS = (
     *("moment", "invert", "invert-moment", "geiping2020", "geiping2020-moment"),
     "model-inversion",
 )
+# Presets that one version has among its presets of growth, or as attacks.
+PRESETS_OF_ONE_VERSION = ("shen2026", "model-inversion", "first-layer-weights")
 
 
 def weights(arch: str, seed: int = 0) -> Numbers:
@@ -120,11 +123,35 @@ def case(network: str, outputs: int = 1, **granted: Any) -> tuple[Any, rs.Knowle
     return Network(weights(arch), arch), knowledge
 
 
-def configured(config: rs.attacks.Attack | None = None, **settings: Any) -> rs.attacks.Attack:
-    """By flat names, which older code takes where it makes a configuration."""
-    if hasattr(rs.attacks.Attack, "changed"):
-        return (config or rs.attacks.Auto()).changed(**settings)
-    return replace(config or rs.attacks.Auto(), **settings)
+def configured(name: str = "auto", *, preset: str = "residuum", **settings: Any) -> Any:
+    """Return an attack, or the configuration of one in older code.
+
+    Args:
+        name: Name of the attack. "auto" stands for the attack of the preset.
+        preset: Name of the preset.
+        **settings: Settings that differ from the preset. Older code had all settings for every attack, so
+            settings that the attack does not have are left out.
+
+    Returns:
+        The third argument of ``rs.attack``.
+    """
+    if not OLD:
+        if preset not in rs.PRESETS:  # older code had presets that only named an attack
+            name, preset = preset, "residuum"
+        kind = rs.attacks.attack_class(rs.PRESETS[preset].attack if name == "auto" else name)
+        return rs.attacks.make_attack(name, preset, **kind.shared(settings))
+    if preset in rs.PRESETS:
+        config = rs.PRESETS[preset]
+    else:
+        config = rs.PRESETS["residuum"].changed(**rs.attacks.GROWTH_PRESETS["paper"])
+    return config.changed(**settings, **({} if name == "auto" else {"objective": name}))
+
+
+def changed(attack: Any, most: int = 10**9, **settings: Any) -> Any:
+    """Return an attack with other settings and at most ``most`` steps, if it takes steps."""
+    if OLD or "steps" in type(attack).model_fields:
+        settings["steps"] = min(settings.get("steps", attack.steps), most)
+    return attack.changed(**settings)
 
 
 def brought_back(found: rs.Reconstruction) -> tuple[Numbers, Words]:
@@ -151,8 +178,7 @@ def attacked(
 ) -> tuple[Numbers, Words]:
     """One attack with these settings."""
     checkpoint, knowledge = case(network, outputs, **(granted or {}))
-    config = configured(**{**COMMON, **settings})
-    config = replace(config, steps=min(config.steps, most))
+    config = changed(configured(**{**COMMON, **settings}), most)
     return brought_back(rs.attack(checkpoint, knowledge, config))
 
 
@@ -168,24 +194,24 @@ def control_arm(
     from papers.shen2026_controls import CONTROLS, attack
 
     checkpoint, knowledge = case(network)
-    config = configured(**{**COMMON, **settings})
-    config = replace(config, steps=min(config.steps, most))
+    config = changed(configured(**{**COMMON, **settings}), most)
     return brought_back(attack(checkpoint, knowledge, config, CONTROLS[arm]))
 
 
 def preset(_: Path, most: int, *, name: str) -> tuple[Numbers, Words]:
     """Published settings, a few steps of them."""
-    config = rs.PRESETS[name]
-    checkpoint, knowledge = case("mlp", 3 if config.objective == "multiclass-kkt" else 1)
-    config = replace(config, steps=min(50, most), candidates=6, restarts=2, device="cpu")
+    few = {"steps": min(50, most), "candidates": 6, "restarts": 2, "device": "cpu"}
+    config = configured(preset=name, **few)
+    is_multiclass = (config.objective if OLD else config.name) == "multiclass-kkt"
+    checkpoint, knowledge = case("mlp", 3 if is_multiclass else 1)
     return brought_back(rs.attack(checkpoint, knowledge, config))
 
 
 def settings_of_each_restart(_: Path, most: int) -> tuple[Numbers, Words]:
     """Restarts side by side that differ in rates, start and sharpness."""
     checkpoint, knowledge = case("mlp")
-    config = configured(**{**COMMON, "objective": "binary-kkt", "steps": min(60, most)})
-    runs = [configured(config, lr_x=0.003, sharpness=40.0), replace(config, sigma=0.6, lr_lam=0.03)]
+    config = configured(**{**COMMON, "name": "binary-kkt", "steps": min(60, most)})
+    runs = [config.changed(lr_x=0.003, sharpness=40.0), config.changed(sigma=0.6, lr_lam=0.03)]
     return brought_back(rs.attack(checkpoint, knowledge, config, per_run=runs))
 
 
@@ -220,7 +246,7 @@ def mixed_layer(_: Path, most: int, *, attack: str) -> tuple[Numbers, Words]:
     knowledge = rs.Knowledge(
         shape=shape, value_range=(-2.0, 2.0), moment=moment if attack.endswith("moment") else None
     )
-    config = configured(**{**COMMON, "objective": attack, "steps": min(40, most), "seconds": 10.0})
+    config = configured(**{**COMMON, "name": attack, "steps": min(40, most), "seconds": 10.0})
     return brought_back(rs.attack(Network(theta, arch), knowledge, config))
 
 
@@ -237,7 +263,7 @@ def behind_convolutions(_: Path, most: int, *, attack: str) -> tuple[Numbers, Wo
         dense.weight.copy_(mixture((4, 6, 6), 40, 3).abs())
     moment = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     granted = {"moment": moment} if attack.endswith("moment") else {}
-    config = configured(**{**COMMON, "objective": attack, "steps": min(40, most)})
+    config = configured(**{**COMMON, "name": attack, "steps": min(40, most)})
     return brought_back(rs.attack(model, rs.Knowledge(shape=(1, 6, 6), **granted), config))
 
 
@@ -247,9 +273,7 @@ def few_columns(_: Path, most: int) -> tuple[Numbers, Words]:
     theta, rng = weights(arch), torch.Generator().manual_seed(6)
     samples = torch.rand(4, 4, generator=rng, dtype=torch.float64) - 0.5
     theta["layers.0.bias"] = -(theta["layers.0.weight"] * samples.repeat(7, 1)).sum(1)
-    config = configured(
-        **{**COMMON, "objective": "corners", "steps": min(40, most), "seconds": 1e9}
-    )
+    config = configured(**{**COMMON, "name": "corners", "steps": min(40, most), "seconds": 1e9})
     knowledge = rs.Knowledge(shape=(4,), value_range=(-1.0, 1.0))
     return brought_back(rs.attack(Network(theta, arch), knowledge, config))
 
@@ -269,8 +293,9 @@ def photographs(_: Path, most: int) -> tuple[Numbers, Words]:
     config = configured(steps=min(40, most), restarts=2, candidates=6)
     found = rs.attack(Network(theta, arch), knowledge, config)
     numbers, words = brought_back(found)
-    chosen = ("objective", "priors", "lr_lam", "sigma", "lam_min")
+    chosen = ("name", "priors", "lr_lam", "sigma", "lam_min")
     flat = flattened(found.settings)
+    flat["name"] = flat["objective" if OLD else "attack"]
     return numbers, {**words, "chosen": {name: str(flat.get(name)) for name in chosen}}
 
 
@@ -298,7 +323,7 @@ def from_file(folder: Path, most: int, *, suffix: str) -> tuple[Numbers, Words]:
         rng = np.random.default_rng(0)
         x, y = rng.standard_normal((30, 12)), np.arange(30) % 2
         joblib.dump(MLPClassifier((16, 10), max_iter=5, random_state=0).fit(x, y), file)
-    config = configured(**{**COMMON, "objective": "binary-kkt", "steps": min(60, most)})
+    config = configured(**{**COMMON, "name": "binary-kkt", "steps": min(60, most)})
     return brought_back(rs.attack(file, rs.Knowledge(shape=(12,)), config))
 
 
@@ -328,8 +353,7 @@ def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
 def resumed(folder: Path, most: int, *, network: str, settings: Words) -> tuple[Numbers, Words]:
     """Stopped by the clock at every look and taken up again from its file, until it is done."""
     checkpoint, knowledge = case(network)
-    config = configured(**{**COMMON, **settings})
-    config = replace(config, steps=min(config.steps, most), seconds=1e-9)
+    config = changed(configured(**{**COMMON, **settings}), most, seconds=1e-9)
     stops = 0
     while True:
         found = rs.attack(checkpoint, knowledge, config, state_path=folder / "state")
@@ -406,23 +430,23 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
         settings = {**GROWING, "split": "curvature", **change}
         yield f"mlp: grown {name}", partial(attacked, settings=settings)
     for name, change in SETTINGS.items():
-        settings = {"objective": "binary-kkt", **change}
+        settings = {"name": "binary-kkt", **change}
         yield f"mlp: {name}", partial(attacked, settings=settings)
-    for name in rs.PRESETS:
+    for name in {**dict.fromkeys(rs.PRESETS), **dict.fromkeys(PRESETS_OF_ONE_VERSION)}:
         yield f"preset {name}", partial(preset, name=name)
     for network, name in itertools.product(("mlp", "convnet"), GRADIENT_ATTACKS):
         granted = {"moment": weights(NETWORKS[network][0].format(1), 2)} if "moment" in name else {}
         yield (
             f"{network}: {name}",
-            partial(attacked, network=network, granted=granted, settings={"objective": name}),
+            partial(attacked, network=network, granted=granted, settings={"name": name}),
         )
     yield (
         "mlp: first-layer-weights",
-        partial(attacked, settings={"objective": "first-layer-weights"}),
+        partial(attacked, settings={"name": "first-layer-weights"}),
     )
     yield (
         "polynomial: polynomial",
-        partial(attacked, network="polynomial", settings={"objective": "polynomial"}),
+        partial(attacked, network="polynomial", settings={"name": "polynomial"}),
     )
     for name in ("unmix", "unmix-moment"):
         yield f"mixed layer: {name}", partial(mixed_layer, attack=name)
@@ -436,7 +460,7 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     yield "mlp: settings of each restart", settings_of_each_restart
     yield "a live module", a_live_module
     for network in NETWORKS:
-        settings = {"objective": "binary-kkt", "optimiser": "adam"}
+        settings = {"name": "binary-kkt", "optimiser": "adam"}
         yield f"{network}: resumed", partial(resumed, network=network, settings=settings)
     settings = {**GROWING, "split": "curvature"}
     yield "mlp: grown and resumed", partial(resumed, network="mlp", settings=settings)

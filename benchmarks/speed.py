@@ -106,11 +106,11 @@ def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
 def overhead() -> float:
     """Share of a sweep's wall clock that is not its trials', on one core."""
     checkpoint, knowledge, _ = victim(40)
-    config = rs.attacks.Auto(restarts=2, steps=TINY_STEPS)
+    attack = rs.attacks.Auto(restarts=2, steps=TINY_STEPS)
     with threads(1), tempfile.TemporaryDirectory() as place:
         done, wall = clock(
             lambda: sweep(
-                checkpoint, knowledge, trials=TINY_TRIALS, config=config, out=Path(place) / "sweep"
+                checkpoint, knowledge, trials=TINY_TRIALS, attack=attack, out=Path(place) / "sweep"
             )
         )
     return wall / done.said["session"]["compute_seconds"] - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.harness import Report, median_time, only_on
-from residuum.attacks import BinaryKKT
+from residuum import attacks
 from residuum.attacks.stationarity.growth import Grower
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver
@@ -26,7 +26,7 @@ def splitting(device: str) -> Report:
     only_on(device, "cuda")
     torch.manual_seed(0)
     m = 1000
-    config = BinaryKKT(
+    config = attacks.BinaryKKT(
         candidates=m,
         restarts=1,
         steps=STEPS,

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.counting import counted, held_out
 from benchmarks.harness import RESULTS, clock, ended
-from residuum.attacks import PRESETS, attack
+from residuum.attacks import attack, make_attack
 from residuum.attacks.stationarity.defaults import SPARSE
 from residuum.attacks.unmixing.ica import unmix
 from residuum.datasets import load_dataset
@@ -106,11 +106,14 @@ def attacked(
     victim: Victim, arm: str, seed: int, device: str, steps: int = STEPS, candidates: int = 0
 ) -> Reconstruction:
     """One restart."""
-    preset = PRESETS["residuum"]
-    if arm == "published":
-        preset = PRESETS[PUBLISHED].changed(dtype=preset.numerics.dtype)
-    sizes = {"restarts": 1, "steps": steps, "candidates": candidates}
-    config = preset.changed(**sizes, **ARMS.get(arm, {}), seed=seed % 1000, device=device)
+    sizes = {"restarts": 1, "steps": steps, "candidates": candidates, "dtype": "auto"}
+    config = make_attack(
+        preset=PUBLISHED if arm == "published" else "residuum",
+        **sizes,
+        **ARMS.get(arm, {}),
+        seed=seed % 1000,
+        device=device,
+    )
     return attack(*granted(victim), config)
 
 

@@ -38,9 +38,11 @@ from torch.nn import functional as F
 import residuum as rs
 from benchmarks.harness import RESULTS, clock, draw_seeds, ended
 from benchmarks.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, data, judge, picture
+from residuum.attacks import OptimizerState, Unmix, UnmixOptimizerState, attack_class
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
+from residuum.io.release import open_release
 from residuum.io.release_knowledge import beside, with_release
 from residuum.records import Split, write_json
 from residuum.records.rundir import environment, require_device
@@ -163,11 +165,11 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
         seed=seed,
         dtype=dtype,
     )
-    sized = replace(common, seconds=1.0 if tiny else sizes["unmix"])
+    sized = common.changed(seconds=1.0 if tiny else sizes["unmix"])
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
-    found = [replace(sized, objective="unmix"), replace(common, objective=kkt)]
-    if beside(path, released).moment is not None:
-        found += [replace(sized, objective="unmix-moment"), replace(common, objective="moment")]
+    found = [Unmix.like(sized), attack_class(kkt).like(common)]
+    if beside(open_release(path), released).moment is not None:
+        found += [UnmixOptimizerState.like(sized), OptimizerState.like(common)]
     return found
 
 
@@ -177,18 +179,18 @@ def attacked(
     """Candidates of every attack on a file, and how long each took; why not where one does not apply."""
     shape = (3, 32, 32)
     found: dict[str, Any] = {}
-    for config in attacks(path, n, device, seed, tiny, restarts):
-        if only and config.objective not in only:
+    for attack in attacks(path, n, device, seed, tiny, restarts):
+        if only and attack.name not in only:
             continue
         try:
             result, seconds = clock(
-                lambda config=config: rs.attack(path, rs.Knowledge(shape=shape), config), device
+                lambda attack=attack: attack.run(path, rs.Knowledge(shape=shape)), device
             )
         except InputError as problem:
-            found[config.objective] = {"why not": problem.message}
+            found[attack.name] = {"why not": problem.message}
             continue
-        x = result.x.float()[: 3 * n] if "unmix" in config.objective else result.x.float()
-        found[config.objective] = {"seconds": seconds, "x": x.reshape(-1, *shape).numpy()}
+        x = result.x.float()[: 3 * n] if "unmix" in attack.name else result.x.float()
+        found[attack.name] = {"seconds": seconds, "x": x.reshape(-1, *shape).numpy()}
     return found
 
 
@@ -365,7 +367,7 @@ def gates(folder: Path) -> None:
             released = rs.load_checkpoint(path)
             with np.load(path.with_suffix(".npz")) as images:
                 x = torch.from_numpy(images["x"]).flatten(1).double()
-            moment = with_release(path, released, rs.Knowledge()).moment
+            moment = with_release(open_release(path), released, rs.Knowledge()).moment
             assert moment is not None
             theta, rows = released.theta, moment["layers.0.weight"].double()
             on = (x @ theta["layers.0.weight"].double().T + theta["layers.0.bias"]) > 0  # (n, h)

@@ -22,7 +22,6 @@ from typing import Any
 
 from benchmarks.harness import Report, clock, only_on, threads
 from residuum.attacks import Attack, Auto
-from residuum.attacks.run import resolve
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
 from residuum.evaluation.scoring import selected_pool
@@ -92,7 +91,7 @@ def victim(seed: int) -> tuple[Network, Knowledge, Split]:
 
 def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[str, Any]:
     """Wall clock of 200 small trials against the seconds that workers spent on them."""
-    config = Auto(restarts=2, steps=TINY_STEPS)
+    attack = Auto(restarts=2, steps=TINY_STEPS)
     costs: dict[str, Any] = {}
     for engine, workers in (("local", 1), ("ray", 2)):
         if engine == "ray" and importlib.util.find_spec("ray") is None:
@@ -103,7 +102,7 @@ def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[st
                 checkpoint,
                 knowledge,
                 trials=TINY_TRIALS,
-                config=config,
+                attack=attack,
                 out=place / engine,
                 engine=engine,
                 workers=workers,
@@ -124,9 +123,9 @@ def searched(
     seed: int, checkpoint: Network, knowledge: Knowledge, split: Split, out: Path
 ) -> dict[str, Any]:
     """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
-    config = Auto(restarts=2, steps=STEPS)
-    done = sweep(checkpoint, knowledge, trials=TRIALS, seed=seed, config=config, out=out)
-    same = preset_trials(checkpoint, knowledge, config, seed)
+    attack = Auto(restarts=2, steps=STEPS)
+    done = sweep(checkpoint, knowledge, trials=TRIALS, seed=seed, attack=attack, out=out)
+    same = preset_trials(checkpoint, knowledge, attack, seed)
     values = [
         judged(n, {}, found, ("residual",)).residual or float("inf") for n, found in enumerate(same)
     ]
@@ -155,10 +154,10 @@ def searched(
 
 
 def preset_trials(
-    checkpoint: Network, knowledge: Knowledge, config: Attack, seed: int
+    checkpoint: Network, knowledge: Knowledge, attack: Attack, seed: int
 ) -> list[Reconstruction]:
     """Trials that differ in nothing but their random start."""
-    task = Task(checkpoint, knowledge, resolve(checkpoint, knowledge, config))
+    task = Task(checkpoint, knowledge, attack.resolved(checkpoint, knowledge))
     jobs = (Job({n: {}}, seed) for n in range(TRIALS))
     return [work(task, job).reconstructions[0] for job in jobs]
 

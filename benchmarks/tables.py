@@ -34,7 +34,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import residuum as rs
-from benchmarks.harness import RESULTS, draw_seeds, ended, threads
+from benchmarks.harness import RESULTS, attack_with, draw_seeds, ended, threads
 from benchmarks.unmix import HELD_OUT, TUNING_SEEDS, judge
 from residuum.errors import InputError
 from residuum.evaluation import lookup
@@ -198,7 +198,7 @@ def attacked(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[s
 def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
     """Rows that an attack brings back; at most 3n candidates count."""
     by_steps = row.data in ("mixed", "heads")
-    config = rs.attacks.make_attack(
+    config = attack_with(
         attack.removesuffix(WITH),
         candidates=2 * row.n,
         restarts=1,

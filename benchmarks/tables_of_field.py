@@ -103,7 +103,7 @@ def field_granted(done: Figures) -> str:
         sizes = [
             span([one[k] for one in told if k in one]) for k in ("restarts", "candidates", "steps")
         ]
-        sizes = ["", "", ""] if own.objective in NO_STEPS else sizes
+        sizes = ["", "", ""] if own.attack in NO_STEPS else sizes
         rows.append([own.title, own.whose, GRANTED[own.grants], f"`{arm}`", *sizes])
     head = "attack | whose | granted beside the weights | name"
     return grid(f"{head} | restarts | candidates each | steps", rows, left=4)

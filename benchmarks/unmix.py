@@ -114,8 +114,8 @@ class Scale:
 
     def training(self, name: str, seed: int) -> TrainingConfig:
         """With its number of steps."""
-        config = replace(TRAININGS[name], seed=seed)
-        return replace(config, steps=60, batch=min(config.batch, 10)) if self.tiny else config
+        config = TRAININGS[name].changed(seed=seed)
+        return config.changed(steps=60, batch=min(config.batch, 10)) if self.tiny else config
 
     @property
     def hidden(self) -> str:
@@ -268,11 +268,11 @@ def rival(
         dtype="tf32" if device.startswith("cuda") else "float32",
     )
     probe = 60
-    attack(checkpoint, Knowledge(), replace(config, steps=probe))  # compiles and allocates
-    _, short = clock(lambda: attack(checkpoint, Knowledge(), replace(config, steps=probe)), device)
+    attack(checkpoint, Knowledge(), config.changed(steps=probe))  # compiles and allocates
+    _, short = clock(lambda: attack(checkpoint, Knowledge(), config.changed(steps=probe)), device)
     steps = max(probe, int(probe * seconds / short))
     found, took = clock(
-        lambda: attack(checkpoint, Knowledge(), replace(config, steps=steps)), device
+        lambda: attack(checkpoint, Knowledge(), config.changed(steps=steps)), device
     )
     return found.x.float(), {"steps": steps, "seconds": took}
 

@@ -28,8 +28,9 @@ import torch
 import residuum as rs
 from benchmarks.harness import RESULTS, Report, ended, only_on
 from residuum import similarity
-from residuum.attacks import PRESETS, attack
+from residuum.attacks import attack, make_attack
 from residuum.auditing.budget import Batch
+from residuum.auditing.certificates import Certificates
 from residuum.auditing.controls import (
     Claim,
     brought_by_grant,
@@ -37,7 +38,7 @@ from residuum.auditing.controls import (
     without_repeats,
 )
 from residuum.auditing.result import AuditResult
-from residuum.auditing.stages import findings, grades, run_tests
+from residuum.auditing.scores import findings, grades, run_tests
 from residuum.auditing.verdict import CLASS_LIKE, GRADES, LEAK, NEAR_COPY, RESEMBLES, decide
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import as_array
@@ -54,12 +55,7 @@ FILE = RESULTS / "verdict.json"
 ARCH, POOL = "mlp:64-100-100-1", 500
 Row = dict[str, Any]
 FAULTS = (ValueError, RuntimeError, AssertionError, ResiduumError)
-NO_CERTIFICATE = {
-    "certificate": None,
-    "certificate_of": "",
-    "uniqueness": None,
-    "uniqueness_reason": "",
-}
+CHECKS = ("negative controls", "permuted target", "positive controls")  # stages
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ def granted(data: Dataset, mean: bool) -> Knowledge:
 
 def audited(checkpoint: Network, split: Split, known: Knowledge, **options: Any) -> AuditResult:
     """A whole audit without its certificates, which decide nothing."""
-    with mock.patch("residuum.auditing.run.certified", return_value=NO_CERTIFICATE):
+    with mock.patch("residuum.auditing.stages.compute_certificates", return_value=Certificates()):
         return rs.audit(
             checkpoint,
             data=split.train,
@@ -115,7 +111,8 @@ def audited(checkpoint: Network, split: Split, known: Knowledge, **options: Any)
 
 
 def outcome(found: AuditResult) -> Row:
-    verdict, twin = found.verdict, found.checks.twin
+    verdict, twins = found.verdict, found.checks.twins
+    recovered, trained_on = sum(one.recovered for one in twins), sum(one.n for one in twins)
     ran = [row for row in found.attacks if row.ran and row.decides]
     return {
         "outcome": verdict.outcome,
@@ -129,10 +126,10 @@ def outcome(found: AuditResult) -> Row:
         "permuted": [row.permuted for row in ran],
         "told_apart": found.checks.told_apart,
         "fits": found.fit is not None and not found.fit.doubtful,
-        "twin": None if twin is None else [twin.recovered, twin.n, twin.leaks],
+        "twin": [recovered, trained_on, found.checks.has_power] if twins else None,
         "failures": len(found.checks.failures),
         "seconds": found.seconds,
-        "checks_share": sum(found.seconds.get(k, 0.0) for k in ("controls", "permuted", "twin"))
+        "checks_share": sum(found.seconds.get(stage, 0.0) for stage in CHECKS)
         / found.settings["budget"],
     }
 
@@ -514,7 +511,7 @@ def graded(name: str, arch: str, n: int, seed: int) -> Row:
     split = rs.load_dataset(name, n, seed=seed, holdout=1500)
     state = train(arch, split.train, TrainingConfig(steps=2000, seed=seed))
     checkpoint = released(state, arch, split.train, "binary")
-    config = replace(PRESETS["residuum"], restarts=2, steps=2000, seed=seed)
+    config = make_attack(restarts=2, steps=2000, seed=seed)
     found: Reconstruction = attack(checkpoint, granted(split.train, True), config)
     claim = Claim(split.train, split.holdout)
     tests, _ = run_tests({"kkt": whole_pool(found)}, claim, seed, 1000, float("inf"))

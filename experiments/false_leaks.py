@@ -16,7 +16,7 @@ import residuum as rs
 from experiments.common import Case, run_cases
 from residuum.auditing.budget import Batch
 from residuum.auditing.controls import brought_by_grant, run_controls, without_repeats
-from residuum.auditing.stages import findings, run_tests
+from residuum.auditing.scores import findings, run_tests
 from residuum.auditing.verdict import LEAK, Checks, decide
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.evaluation.scoring import whole_pool

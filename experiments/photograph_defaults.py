@@ -34,8 +34,8 @@ def run_case(n: int, seed: int, root: str, device: str, steps: int) -> dict[str,
     checkpoint = rs.Network(state.theta, arch, shape)
     knowledge = rs.Knowledge(shape=shape, sample_count=n)
     train, unseen = (part.x.to(device).float() for part in (split.train, split.holdout))
-    preset = rs.PRESETS["residuum"].changed(restarts=1, steps=steps, seed=seed, device=device)
-    reconstruction = rs.attack(checkpoint, knowledge, preset.changed(priors=PRIORS))
+    attack = rs.attacks.Auto(restarts=1, steps=steps, seed=seed, device=device, priors=PRIORS)
+    reconstruction = rs.attack(checkpoint, knowledge, attack)
     x = reconstruction.x.to(device).float()
     recovered, by_chance = (
         counted(x, samples, split.train.mean, ncc(x, samples)) for samples in (train, unseen[:n])

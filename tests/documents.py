@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from residuum.attacks import Attack
+from residuum.attacks.stationarity.attack import Stationarity
 from residuum.auditing import request, schedule
 from residuum.auditing.budget import Batch, Plan
 from residuum.auditing.durations import seconds_of
@@ -78,7 +78,9 @@ def command_lines(block: Block) -> list[list[str]]:
 def ignore_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits of one batch of STEPS steps at most, the same however busy the machine is."""
 
-    def one_batch(_: Network, __: Knowledge, config: Attack, share: float, *_more: Any) -> Plan:
+    def one_batch(
+        _: Network, __: Knowledge, config: Stationarity, share: float, exact: bool
+    ) -> Plan:
         steps = min(config.steps, STEPS)
         batch = Batch(config.name, config.restarts, steps, config.seed)
         return Plan(batch, share, steps)

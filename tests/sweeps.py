@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from residuum.attacks import Auto
-from residuum.attacks.run import resolve
 from residuum.cli.main import main
 from residuum.io.checkpoints import save_checkpoint
 from residuum.io.modules import checkpoint_from_module
@@ -39,8 +38,8 @@ def victim() -> Network:
 
 
 def plan(trials: int = 6, steps: int = 50, **changes: Any) -> SweepRequest:
-    config = Auto(restarts=2, steps=steps, candidates=12)
-    return SweepRequest(**{"trials": trials, "seed": 3, "config": config} | changes)
+    attack = Auto(restarts=2, steps=steps, candidates=12)
+    return SweepRequest(**{"trials": trials, "seed": 3, "attack": attack} | changes)
 
 
 def sweep_victim(out: Path, request: SweepRequest | None = None, **options: Any) -> Sweep:
@@ -49,8 +48,8 @@ def sweep_victim(out: Path, request: SweepRequest | None = None, **options: Any)
 
 
 def task(**changes: Any) -> Task:
-    config = resolve(victim(), KNOWLEDGE, plan(**changes).config)
-    return Task(victim(), KNOWLEDGE, config)
+    attack = plan(**changes).attack.resolved(victim(), KNOWLEDGE)
+    return Task(victim(), KNOWLEDGE, attack)
 
 
 def some_jobs(count: int, steps: int = 50) -> list[Job]:

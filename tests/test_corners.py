@@ -10,7 +10,14 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import every_attack
-from residuum.attacks.tabular.hyperplanes import Corners, Planes, beyond, on_lines, search, upper
+from residuum.attacks.tabular.hyperplanes import (
+    Hyperplanes,
+    Planes,
+    beyond,
+    on_lines,
+    search,
+    upper,
+)
 from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.surfaces.surface import SURFACES
@@ -162,7 +169,7 @@ def test_what_it_refuses() -> None:
 
     def why_not(checkpoint: rs.Network, **known: object) -> str:
         knowledge = rs.Knowledge(**known)  # type: ignore[arg-type]
-        return every_attack()["corners"].why_not(
+        return every_attack()["corners"]().why_not(
             SURFACES["weights"](checkpoint, knowledge), knowledge
         )
 
@@ -174,4 +181,4 @@ def test_what_it_refuses() -> None:
     assert "bias" in why_not(checkpoint.replace(theta=bare, arch=f"{checkpoint.arch},bias=none"))
     with pytest.raises(InputError, match="value-range"):
         rs.attack(checkpoint, None, CONFIG)
-    assert isinstance(every_attack()["corners"], Corners)
+    assert every_attack()["corners"] is Hyperplanes

@@ -549,7 +549,7 @@ def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
 @pytest.mark.parametrize("cap", [1.1, 1e9])
 def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
     """One record at a time, against the loop; without a limit it is gradient descent."""
-    data, config = setting().split.train, replace(setting().training.descent, steps=25)
+    data, config = setting().split.train, setting().training.descent.changed(steps=25)
     state, facts = capped(Job(ARCH, data, config, "binary"), cap=cap)
     model = initialise(Architecture.parse(ARCH), config)
     parameters_, speed = list(model.parameters()), None
@@ -583,7 +583,7 @@ def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
 def test_the_accountant_says_what_was_spent() -> None:
     from opacus.accountants.analysis import rdp
 
-    config = replace(setting().training.descent, steps=40, dtype="float32", init="default")
+    config = setting().training.descent.changed(steps=40, dtype="float32", init="default")
     _, facts = private(Job(ARCH, setting().split.train, config, "binary"), epsilon=8.0)
     assert 7 < facts["epsilon"] <= 8
     assert facts["delta"] == pytest.approx(1 / 200)

@@ -103,11 +103,11 @@ def mixtures(folder: Path) -> Artefact:
 
 
 def backbone(_: Path) -> Artefact:
-    """A convolutional backbone whose dense layer moved a little from a small initialization."""
-    model, images = convolutional(), torch.rand(5, 1, 8, 8)
+    """A convolutional backbone whose dense layer mixes the features of half as many images as neurons."""
+    model, images = convolutional(), torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         features = model[:3](images)
-        model[3].weight.copy_(torch.rand(6, 5) @ features)
+        model[3].weight.copy_(torch.rand(6, 3) @ features)
     moment = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     moment["3.weight"] = model[3].weight.detach().clone()
     return Artefact(model, (1, 8, 8), knowledge={"shape": (1, 8, 8), "moment": moment})

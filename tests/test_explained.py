@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.attacks import NTK, attack, make_attack
+from residuum.attacks import attack, make_attack
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.stationarity.solution import explained
@@ -174,7 +174,7 @@ def test_frozen_layers_have_no_say_in_what_a_change_must_equal() -> None:
 def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
     checkpoint = small()
     with pytest.raises(InputError, match="equal the start"):
-        attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), NTK())
+        attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), rs.attacks.NTK())
 
 
 def test_surfaces_are_what_is_released_and_what_is_granted() -> None:

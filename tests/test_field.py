@@ -33,7 +33,7 @@ from residuum.records import Knowledge
 from residuum.records.rundir import environment
 from residuum.surfaces.surface import CHANGE
 from tests.documents import ROOT
-from tests.test_plugins import Brought, install, install_example
+from tests.test_plugins import brought_attack, install, install_example
 
 
 @pytest.fixture
@@ -182,11 +182,11 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
 def test_an_attack_of_another_package_has_what_its_surface_needs_and_harms_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs_start = Brought()
+    needs_start = brought_attack()
     needs_start.surface = CHANGE
     monkeypatch.setitem(ATTACKS, "late", needs_start)
     assert arm_of("late").grants == "start"
-    monkeypatch.setitem(ATTACKS, "brought", Brought(SystemExit(0)))
+    monkeypatch.setitem(ATTACKS, "brought", brought_attack(SystemExit(0)))
     for part in ("parts", "victims"):
         (tmp_path / part).mkdir()
     arms = ["brought", "first-layer-weights"]

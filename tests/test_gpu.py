@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 
 import pytest
 import torch
@@ -40,14 +39,14 @@ def solved(config: Attack, objective: Objective | None = None) -> Solver:
 
 @pytest.mark.parametrize("layers", ["first", "all"])
 def test_replayed_graphs_equal_the_loop_on_the_cpu(layers):
-    config = replace(CONFIG, layers=layers)
-    here, there = solved(config), solved(replace(config, device="cuda"))
+    config = CONFIG.changed(layers=layers)
+    here, there = solved(config), solved(config.changed(device="cuda"))
     assert torch.allclose(here.best_x, there.best_x.cpu(), rtol=1e-6, atol=1e-9)
     assert torch.allclose(here.best_loss, there.best_loss.cpu(), rtol=1e-6)
 
 
 def test_graphs_hold_a_derivative_by_autograd_too():
-    config = replace(CONFIG, device="cuda")
+    config = CONFIG.changed(device="cuda")
     by_hand, by_autograd = solved(config), solved(config, WithoutPullback())
     assert torch.allclose(by_hand.best_x, by_autograd.best_x, rtol=1e-9, atol=1e-12)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import GROWTH_PRESETS, Attack, Auto, BinaryKKT, attack
+import residuum as rs
+from residuum.attacks import PRESETS, Auto, attack, make_attack
 from residuum.attacks.stationarity.attack import SPLITTING, make_grower, search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT, WeightDecay
 from residuum.attacks.stationarity.solver import Solver
@@ -21,7 +21,7 @@ from residuum.records import Knowledge, Reconstruction, same
 from residuum.similarity import cosine
 from tests.cases import polynomial_point
 
-CUBIC = BinaryKKT(
+CUBIC = rs.attacks.BinaryKKT(
     restarts=1,
     steps=2800,
     lr_x=0.01,
@@ -31,7 +31,7 @@ CUBIC = BinaryKKT(
     layers="all",
     split_every=200,
 )
-SMALL = BinaryKKT(
+SMALL = rs.attacks.BinaryKKT(
     restarts=2,
     steps=120,
     candidates=4,
@@ -156,7 +156,7 @@ def check_runs_of_a_batch(folder, tolerance, strategy=SPLITTING, **settings):
     sizes = end.population.active.sum(1).tolist()
     assert sizes[0] != sizes[1]
     for run in range(2):
-        alone = small_solver(replace(config, restarts=1))
+        alone = small_solver(config.changed(restarts=1))
         # the second restart's random numbers are those of its own place in the batch
         grower, own_numbers = (
             make_grower(alone, strategy),
@@ -268,13 +268,13 @@ def test_the_gradient_triggers_a_round_too():
 
 
 def test_settings_of_growth_are_checked_and_kept():
-    for name, settings in GROWTH_PRESETS.items():
-        config = Auto(**settings)
-        assert Attack.from_json(config.to_json()) == config
-        assert (config.growth.how == "none") == (name == "none")
-    paper = Auto(**GROWTH_PRESETS["paper"]).growth
-    assert 20_000 <= paper.every <= 40_000
-    assert (paper.threshold, paper.cap, paper.eta) == (0.1, 0.5, 0.01)
+    for name in PRESETS:
+        config = make_attack(preset=name)
+        assert type(config).from_json(config.to_json()) == config
+        assert (config.split == "none") == (name != "shen2026")
+    paper = make_attack(preset="shen2026")
+    assert 20_000 <= paper.split_every <= 40_000
+    assert (paper.split_threshold, paper.split_cap, paper.split_eta) == (0.1, 0.5, 0.01)
     for wrong in (
         {"split": "yes"},
         {"split_trigger": "x"},

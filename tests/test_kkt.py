@@ -177,6 +177,7 @@ def test_clarke_finds_an_exact_point_that_the_plain_residual_misses():
     lam1 = lam0 * inner / (gate * (a[1] @ a[1]))
     v = (lam0 * s) ** -0.5
     w = v * (lam0 * a[0] - gate * lam1 * a[1])
+    w -= 1e-14 * a[1]  # far within the tolerance: rounding must not decide whether the gate is open
     model = Architecture.parse("mlp:2-1-1").build().double()
     with torch.no_grad():
         model.linears[0].weight.copy_(w[None, :2])

@@ -48,22 +48,22 @@ class Case:
 
 
 CASES = {
-    "binary": Case(BinaryKKT(), 1, {"objective": "binary-kkt"}),
-    "tied-rivals": Case(MulticlassKKT(), 3, {"objective": "multiclass-kkt"}),
-    "best-rival": Case(MulticlassKKT("best"), 3, {"objective": "multiclass-kkt", "rivals": "best"}),
-    "decay-free": Case(WeightDecay(), 1, {"objective": "weight-decay"}),
-    "decay-free-many": Case(WeightDecay(), 3, {"objective": "weight-decay"}),
+    "binary": Case(BinaryKKT(), 1, {"name": "binary-kkt"}),
+    "tied-rivals": Case(MulticlassKKT(), 3, {"name": "multiclass-kkt"}),
+    "best-rival": Case(MulticlassKKT("best"), 3, {"name": "multiclass-kkt", "rivals": "best"}),
+    "decay-free": Case(WeightDecay(), 1, {"name": "weight-decay"}),
+    "decay-free-many": Case(WeightDecay(), 3, {"name": "weight-decay"}),
     **{
         f"decay-{loss}": Case(
             WeightDecay(1 / 0.09, loss),
             1,
-            {"objective": "weight-decay"},
+            {"name": "weight-decay"},
             {"loss": loss, "weight_decay": 0.01, "sample_count": 9},
         )
         for loss in ("logistic", "squared")
     },
     **{
-        f"ntk-{at}": Case(NTK(at), 1, {"objective": "ntk", "gradients": at})
+        f"ntk-{at}": Case(NTK(at), 1, {"name": "ntk", "gradients": at})
         for at in ("theta", "theta0", "both")
     },
 }
@@ -109,7 +109,7 @@ def both(network, case, restarts=1, theta0=None, **rest):
         **case.granted,
     )
     common = {"candidates": M, "steps": STEPS, "layers": layers, "seed": 3, **rest}
-    config = rs.attacks.Auto(restarts=restarts, dtype="float64", **common, **case.settings)
+    config = rs.attacks.make_attack(restarts=restarts, dtype="float64", **common, **case.settings)
     wanted = rs.attack(rs.Network(dict(model.state_dict()), arch), knowledge, config)
     found = [
         plain.attack(model, case.objective, knowledge, restart=i, **common) for i in range(restarts)
@@ -205,7 +205,7 @@ class Pulled(Objective):
 def test_an_objective_of_covectors_alone_runs_on_the_engine_and_in_plain(monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "pulled", Pulled)
     for network in ("mlp", "convnet"):
-        (found,), (wanted,) = both(network, Case(Pulled(), 1, {"objective": "pulled"}))
+        (found,), (wanted,) = both(network, Case(Pulled(), 1, {"name": "pulled"}))
         assert_same(found, wanted)
         (binary,), _ = both(network, CASES["binary"])
         assert not close(found.x, binary.x, 1e-6)

@@ -20,7 +20,7 @@ import torch
 
 import residuum as rs
 from residuum import plugins
-from residuum.attacks import ATTACKS, OBJECTIVES, Attack
+from residuum.attacks import ATTACKS, OBJECTIVES, AtOnce, Attack
 from residuum.attacks.base import checked
 from residuum.cli.main import main
 from residuum.errors import InputError
@@ -33,14 +33,14 @@ EXAMPLES = ROOT / "examples" / "plugins"
 RAISES = "raise RuntimeError('no such library')"
 NONSENSE = """
 import torch
-from residuum.attacks import ATTACKS, OBJECTIVES, Attack
+from residuum.attacks import ATTACKS, OBJECTIVES, AtOnce, Attack
 from residuum.attacks.stationarity.objectives import Objective
 
-class Flat(Attack):
+class Flat(AtOnce):
     name = "flat"
     acquits = True
-    def run(self, surface, knowledge, config, **_):
-        found = ATTACKS["first-directions"].run(surface, knowledge, config)
+    def find(self, surface, knowledge):
+        found = ATTACKS["first-directions"]().find(surface, knowledge)
         return found.replace(x=found.x.flatten(1)[:, :-1])
 
 class Refuses(Attack):
@@ -53,7 +53,7 @@ class Wide(Objective):
     def covectors(self, point, outputs, labels, lam):
         return lam[..., None].expand(*lam.shape, 7)
 
-ATTACKS.update(flat=Flat(), refuses=Refuses())
+ATTACKS.update(flat=Flat, refuses=Refuses)
 OBJECTIVES["wide"] = Wide
 """
 
@@ -236,21 +236,19 @@ def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
     assert "no attack 'equal-kkt'" in refused.stderr
 
 
-class Brought(Attack):
-    """As another package has it: does what it is made to."""
+def brought_attack(
+    result: Any = None, refused: str = "", base: type[Attack] = Attack
+) -> type[Attack]:
+    """An attack as another package has it. It returns or raises ``result``."""
 
-    name = "brought"
+    def produce(*_: Any, **__: Any) -> Any:
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    def __init__(self, made: Any = None, refused: str = "") -> None:
-        self.made, self.refused = made, refused
-
-    def why_not(self, surface: Any, knowledge: Any) -> str:
-        return self.refused
-
-    def run(self, surface: Any, knowledge: Any, config: Any, **_: Any) -> Any:
-        if isinstance(self.made, BaseException):
-            raise self.made
-        return self.made
+    method = "find" if base is AtOnce else "reconstruct"
+    members = {"name": "brought", "why_not": lambda *_: refused, method: produce}
+    return type("Brought", (base,), {"__module__": __name__, **members})
 
 
 def candidates(value: float) -> Reconstruction:
@@ -261,24 +259,26 @@ def candidates(value: float) -> Reconstruction:
 @pytest.mark.parametrize(
     ("brought", "said"),
     [
-        (Brought(ValueError("on purpose")), "brought, of another package, failed: ValueError: on"),
-        (Brought(SystemExit("bye")), "brought, of another package, failed: SystemExit: bye."),
-        (Brought(), "must return a Reconstruction; got NoneType."),
-        (Brought(candidates(math.nan)), "must return finite x"),
-        (Brought(candidates(1.0), "needs rain"), "brought does not apply: needs rain."),
-        (Brought(candidates(1.0)), ""),
+        ((ValueError("on purpose"),), "brought, of another package, failed: ValueError: on"),
+        ((SystemExit("bye"),), "brought, of another package, failed: SystemExit: bye."),
+        ((), "must return a Reconstruction; got NoneType."),
+        ((candidates(math.nan),), "must return finite x"),
+        ((candidates(1.0), "needs rain"), "brought does not apply: needs rain."),
+        ((candidates(1.0),), ""),
     ],
     ids=["raises", "exits", "nothing", "not finite", "refuses", "sound"],
 )
+@pytest.mark.parametrize("base", [Attack, AtOnce])
 def test_whatever_an_attack_of_another_package_does_the_command_names_it(
-    brought: Brought,
+    base: type[Attack],
+    brought: tuple[Any, ...],
     said: str,
     victims: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(ATTACKS, "brought", brought)
+    monkeypatch.setitem(ATTACKS, "brought", brought_attack(*brought, base=base))
     words = ["attack", "brought", str(victims / "mlp.safetensors"), "--out"]
     assert main([*words, str(tmp_path / "run")]) == (2 if said else 0)
     assert said in capsys.readouterr().err
@@ -400,7 +400,7 @@ def test_parts_of_this_package_are_not_from_outside() -> None:
     from residuum.attacks import every_attack
 
     assert {*every_attack()} == {*OBJECTIVES, *ATTACKS}
-    assert not any(one.outside for one in every_attack().values())
+    assert not any(one().outside for one in every_attack().values())
 
     class Mine(Attack):
         pass

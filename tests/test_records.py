@@ -56,9 +56,13 @@ from residuum.records.exposure import (
     CanaryBound,
     ExposedRecord,
     Exposure,
+    FitFigures,
     GroupExposure,
+    KinkFigures,
     Operating,
+    OutputFigures,
     PublishedExposure,
+    RowSpaceFigures,
 )
 from residuum.records.identification import Identification
 from residuum.records.knowledge import Fact
@@ -122,6 +126,10 @@ PART = ScoreSlice("odd", 2, 1, 0.5, None)
 POINT = Operating(0.01, 1, 0.5, (0.25, 0.75))
 BOUND = CanaryBound(40, 20, 0.7, 0.95, 1e-5, 10, 9, "loss", (POINT,), 0.8, ("a",))
 GROUP = GroupExposure("odd", 2, -1.1, 0.5, 0.25, (0.1, 0.4), None)
+OUTPUTS = OutputFigures(margin=MEAN, loss=MEAN)
+FIT = FitFigures(multiplier=MEAN, own_over_misfit=MEAN, misfit=0.1, gap=1e-9, informed_ncc=MEAN)
+ROW_SPACE = RowSpaceFigures(rank=2, heard=MEAN, reach=MEAN, reach_ncc=MEAN, dual=MEAN, dual_p=MEAN)
+KINKS = KinkFigures(kinks=torch.arange(3)[:, None], kink_p=MEAN, kink_q=MEAN)
 
 RECORDS: dict[str, Callable[[], Record]] = {
     "LayerResidual": lambda: LayerResidual("layers.0", 0.1),
@@ -287,6 +295,10 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "Operating": lambda: POINT,
     "CanaryBound": lambda: BOUND,
     "GroupExposure": lambda: GROUP,
+    "OutputFigures": lambda: OUTPUTS,
+    "FitFigures": lambda: FIT,
+    "RowSpaceFigures": lambda: ROW_SPACE,
+    "KinkFigures": lambda: KINKS,
     "ExposedRecord": lambda: ExposedRecord(**exposure().rows()[0]),
     "ExposureSummary": lambda: exposure().summary(),
     "PublishedExposure": lambda: PublishedExposure(
@@ -298,31 +310,32 @@ RECORDS: dict[str, Callable[[], Record]] = {
 
 def exposure() -> Exposure:
     return Exposure(
-        "mlp:3-1",
-        "weights",
-        "binary",
-        9,
-        ("layers.0",),
-        "unmix",
-        2,
-        0.1,
-        1e-9,
-        0.05,
-        torch.tensor([1, -1, 1]),
-        ("odd", "even", "odd"),
-        "class",
-        *[MEAN] * 8,
-        torch.arange(3)[:, None],
-        *[MEAN] * 7,
-        (GROUP,),
-        BOUND,
-        torch.arange(1),
-        MEAN[None],
-        MEAN[None],
-        MEAN[None],
-        0.5,
-        "probabilities were checked elsewhere",
-        ("a",),
+        **vars(OUTPUTS),
+        **vars(FIT),
+        **vars(ROW_SPACE),
+        **vars(KINKS),
+        arch="mlp:3-1",
+        surface="weights",
+        task="binary",
+        holdout=9,
+        layers=("layers.0",),
+        attacks="unmix",
+        level=0.05,
+        labels=torch.tensor([1, -1, 1]),
+        groups=("odd", "even", "odd"),
+        grouped_by="class",
+        by_group=(GROUP,),
+        score=MEAN,
+        probability=MEAN,
+        uncalibrated="probabilities were checked elsewhere",
+        canaries=BOUND,
+        found_ncc=MEAN,
+        top=torch.arange(1),
+        images=MEAN[None],
+        informed=MEAN[None],
+        found=MEAN[None],
+        seconds=0.5,
+        notes=("a",),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -280,7 +279,7 @@ INVERSION = ModelInversion(steps=40, lr_x=0.02, candidates=6, sigma=0.1)
 @pytest.mark.parametrize("arch", ["mlp:9-20-1", "mlp:9-20-3", "convnet:1x3x3-6-1"])
 def test_model_inversion_raises_its_outputs(arch):
     checkpoint = released(arch)
-    first = attack(checkpoint, None, replace(INVERSION, steps=1))
+    first = attack(checkpoint, None, INVERSION.changed(steps=1))
     last = attack(checkpoint, None, INVERSION)
     model = checkpoint.copy_module().double()
 
@@ -299,7 +298,7 @@ def test_model_inversion_raises_its_outputs(arch):
 def test_model_inversion_stays_in_the_known_box():
     mean = torch.linspace(0.2, 0.6, 9, dtype=torch.float64)
     knowledge = Knowledge(value_range=(0.0, 1.0), mean=mean)
-    far = replace(INVERSION, lr_x=0.3)
+    far = INVERSION.changed(lr_x=0.3)
     images = attack(released("mlp:9-20-1"), knowledge, far).x + mean
     assert images.min() >= -1e-12
     assert images.max() <= 1 + 1e-12

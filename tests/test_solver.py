@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from scipy.optimize import lsq_linear
 
-from residuum.attacks import PRESETS, Attack, Auto, attack
+from residuum.attacks import NTK as NTKAttack
+from residuum.attacks import PRESETS, Auto, attack, attack_class, make_attack
+from residuum.attacks import WeightDecay as WeightDecayAttack
+from residuum.attacks.base import MAX_CANDIDATES, MIN_CANDIDATES
 from residuum.attacks.random_streams import stream
-from residuum.attacks.run import FEWEST, MOST
 from residuum.attacks.stationarity.attack import search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.stationarity.priors import PRIORS
@@ -52,7 +53,7 @@ def close(a, b, tolerance):
 
 def test_two_runs_are_identical_to_the_last_bit():
     assert same(search(solver()), search(solver()))
-    assert not same(search(solver()).x, search(solver(replace(SHORT, seed=1))).x)
+    assert not same(search(solver()).x, search(solver(SHORT.changed(seed=1))).x)
 
 
 def test_every_restart_draws_from_a_seed_of_its_own():
@@ -73,15 +74,15 @@ def test_no_attack_starts_at_the_numbers_that_data_are_made_of():
     generators = [torch.Generator().manual_seed(seed) for seed in range(50)]
     data = torch.cat([torch.randn(4, 5, generator=g, dtype=torch.float64) for g in generators])
     for seed in range(5):
-        start = solver(replace(SHORT, restarts=5, seed=seed)).start().x.flatten(0, 1)
+        start = solver(SHORT.changed(restarts=5, seed=seed)).start().x.flatten(0, 1)
         assert float(torch.cdist(start / SHORT.sigma, data).min()) > 1e-2
 
 
 def test_restarts_do_not_see_each_other(tmp_path):
-    together = solver(replace(SHORT, restarts=3))
+    together = solver(SHORT.changed(restarts=3))
     start, end = together.start(), search(together)
     for run in range(3):
-        alone, path = solver(replace(SHORT, restarts=1)), tmp_path / str(run)
+        alone, path = solver(SHORT.changed(restarts=1)), tmp_path / str(run)
         one = {"x": start.x[[run]], "lam": start.lam[[run]]}
         alone.start().replace(**one).save(path)
         found = search(alone, path)
@@ -120,7 +121,7 @@ def test_runs_with_settings_of_their_own_end_like_each_alone(name, every, rest, 
         together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
         start, end = together.start(), search(together)
         for run, config in enumerate(runs):
-            alone = Solver(model, BinaryKKT(), Knowledge(), replace(config, restarts=1), (5,), 1, 4)
+            alone = Solver(model, BinaryKKT(), Knowledge(), config.changed(restarts=1), (5,), 1, 4)
             first, path = alone.start(), tmp_path / f"{run}-{type(model).__name__}"
             if run == 0:
                 assert close(first.x[0], start.x[0], 1e-15)
@@ -139,11 +140,11 @@ def test_runs_may_have_priors_of_their_own(tmp_path):
     model = MLP((5, 8, 1), "all")
     priors = [(), (("haim2022-box", 3.0),), (("haim2022-box", 0.5), ("multiplier-floor", 2.0))]
     common = SHORT.changed(restarts=3, steps=40, constraint="penalty", lam_min=0.3, sigma=2.0)
-    runs = [replace(common, priors=own) for own in priors]
+    runs = [common.changed(priors=own) for own in priors]
     together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
     start, end = together.start(), search(together)
     for run, config in enumerate(runs):
-        alone = Solver(model, BinaryKKT(), Knowledge(), replace(config, restarts=1), (5,), 1, 4)
+        alone = Solver(model, BinaryKKT(), Knowledge(), config.changed(restarts=1), (5,), 1, 4)
         path = tmp_path / str(run)
         alone.start().replace(x=start.x[[run]], lam=start.lam[[run]]).save(path)
         assert close(search(alone, path).x[0], end.x[run], 1e-11)
@@ -173,7 +174,7 @@ def test_closed_form_multipliers_end_a_captured_chunk():
     model = MLP((5, 8, 1)).double()
     config = SHORT.changed(steps=1000, lam_every=70)
     solver = Solver(model, BinaryKKT(), Knowledge(), config, (5,), 1, 4)
-    solver.config, solver.check_every = replace(config, device="cuda"), 200
+    solver.config, solver.check_every = config.changed(device="cuda"), 200
     ends, step = [], 0
     while step < config.steps:
         step = solver.next_look(step)
@@ -190,10 +191,10 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
     with pytest.raises(InputError, match="as many as restarts; got 1 for 2"):
         build([SHORT])
     with pytest.raises(InputError, match="may differ in lr_x"):
-        build([SHORT, replace(SHORT, optimiser="sgd")])
-    search(build([SHORT, replace(SHORT, lr_x=0.5)]), tmp_path / "state")
+        build([SHORT, SHORT.changed(optimiser="sgd")])
+    search(build([SHORT, SHORT.changed(lr_x=0.5)]), tmp_path / "state")
     with pytest.raises(InputError, match="holds an attack with other settings"):
-        search(build([SHORT, replace(SHORT, lr_x=0.4)]), tmp_path / "state")
+        search(build([SHORT, SHORT.changed(lr_x=0.4)]), tmp_path / "state")
 
 
 def test_the_best_snapshot_is_kept(tmp_path):
@@ -213,7 +214,7 @@ def test_the_best_snapshot_is_kept(tmp_path):
 
 
 def test_the_loss_falls():
-    end = search(solver(replace(SHORT, steps=300)))
+    end = search(solver(SHORT.changed(steps=300)))
     assert (end.best_loss < 0.2 * end.first_loss).all()
     assert end.steps == tuple(range(0, 301, CHECK_EVERY))
 
@@ -242,7 +243,7 @@ def test_a_diverging_run_is_stopped_and_the_others_finish(start, lam_every, tmp_
 
 
 def test_an_absurd_rate_diverges_and_keeps_what_it_had():
-    found = attack(released(), config=replace(SHORT, lr_x=1e200, optimiser="sgd", steps=500))
+    found = attack(released(), attack=SHORT.changed(lr_x=1e200, optimiser="sgd", steps=500))
     assert found.status == ("diverged", "diverged")
     assert found.x.isfinite().all()
     assert int(found.steps[-1]) < 500
@@ -253,7 +254,7 @@ def test_an_absurd_rate_diverges_and_keeps_what_it_had():
 
 def test_the_clock_stops_and_a_resumed_attack_ends_like_one_never_stopped(tmp_path):
     whole, path = search(solver()), tmp_path / "state"
-    stopped = search(solver(replace(SHORT, seconds=1e-9)), path)
+    stopped = search(solver(SHORT.changed(seconds=1e-9)), path)
     assert (stopped.stopped, stopped.step) == ("time", 1)  # at once: no time for a whole interval
     assert (stopped.best_loss <= stopped.first_loss).all()  # the steps before the stop count
     path.unlink()
@@ -262,7 +263,7 @@ def test_the_clock_stops_and_a_resumed_attack_ends_like_one_never_stopped(tmp_pa
         if progress.step == 2 * CHECK_EVERY:
             time.sleep(2.1)
 
-    stopped = search(solver(replace(SHORT, seconds=2.0)), path, watch)
+    stopped = search(solver(SHORT.changed(seconds=2.0)), path, watch)
     assert (stopped.stopped, stopped.step) == ("time", 2 * CHECK_EVERY)
     end = search(solver(SHORT), path)
     assert end.stopped == "finished"
@@ -306,8 +307,8 @@ def test_an_interrupt_between_looks_goes_back_to_the_last_one(tmp_path, monkeypa
 
 
 OTHERS = {
-    "steps": (replace(SHORT, steps=61), None, None),
-    "seed": (replace(SHORT, seed=3), None, None),
+    "steps": (SHORT.changed(steps=61), None, None),
+    "seed": (SHORT.changed(seed=3), None, None),
     "knowledge": (SHORT, BOX, None),
     "objective": (SHORT, None, WeightDecay()),
 }
@@ -322,10 +323,10 @@ def test_resuming_with_other_settings_is_refused(name, tmp_path):
 
 
 def test_resuming_on_other_weights_is_refused(tmp_path):
-    config = replace(SHORT, steps=1)
-    attack(released(), config=config, state_path=tmp_path / "state")
+    config = SHORT.changed(steps=1)
+    attack(released(), attack=config, state_path=tmp_path / "state")
     with pytest.raises(InputError, match="on other weights"):
-        attack(released(seed=1), config=config, state_path=tmp_path / "state")
+        attack(released(seed=1), attack=config, state_path=tmp_path / "state")
 
 
 # One step
@@ -334,8 +335,7 @@ def test_resuming_on_other_weights_is_refused(tmp_path):
 @pytest.mark.parametrize("decay", [1.0, 0.1])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_updates_equal_those_of_torch(optimiser, decay):
-    config = replace(
-        SHORT,
+    config = SHORT.changed(
         optimiser=optimiser,
         lr_x=3e-4,
         lr_lam=7e-4,
@@ -390,14 +390,14 @@ def test_priors_enter_the_loss_with_their_weights():
 def test_projection_keeps_candidates_in_the_box_and_multipliers_above_the_floor():
     config = SHORT.changed(lr_x=0.1, lr_lam=0.2, lam_min=3.0)  # a floor above what fits
     for steps in (3, 60):
-        end = search(solver(replace(config, steps=steps), BOX))
+        end = search(solver(config.changed(steps=steps), BOX))
         images = end.x + 0.1
         assert images.min() >= -0.3 - 1e-12
         assert images.max() <= 0.4 + 1e-12
         assert 3.0 <= end.lam.min() < 3.1  # multipliers started below 1
         on_edge = torch.isclose(images.min(), torch.tensor(-0.3).double())
         assert on_edge or steps > 3  # what started outside was put on the edge
-    loose = search(solver(replace(config, constraint="penalty"), BOX))
+    loose = search(solver(config.changed(constraint="penalty"), BOX))
     assert (loose.x + 0.1).max() > 0.5
     assert loose.lam.max() < 3.0
     free = search(solver(config.changed(lam_init=(-1.0, 1.0)), BOX, WeightDecay()))
@@ -536,15 +536,16 @@ def test_sharpness_is_annealed_as_published():
 def test_rates_fall_along_a_cosine():
     config = Auto(steps=100, lr_decay=0.2)
     assert [rate_at(config, step) for step in (0, 50, 100)] == pytest.approx([1, 0.6, 0.2])
-    assert {rate_at(replace(config, lr_decay=1.0), step) for step in range(101)} == {1.0}
+    assert {rate_at(config.changed(lr_decay=1.0), step) for step in range(101)} == {1.0}
 
 
 def test_settings_survive_json_and_wrong_ones_are_refused():
-    for config in PRESETS.values():
-        assert Attack.from_json(config.to_json()) == config
-    assert Attack.from_json({"seconds": 3}).seconds == 3
+    for preset in PRESETS:
+        config = make_attack(preset=preset)
+        assert type(config).from_json(config.to_json()) == config
+    assert Auto.from_json({"seconds": 3}).seconds == 3
     with pytest.raises(InputError, match="Did you mean 'steps'"):
-        Attack.from_json({"stepz": 3})
+        Auto(stepz=3)
     for wrong in (
         {"optimiser": "adamw"},
         {"surrogate": "gelu"},
@@ -579,7 +580,7 @@ def test_what_an_attack_brings_back_adds_up():
         assert found.run.tolist() == [0] * 4 + [1] * 4
         assert found.labels.tolist() == [-1, -1, 1, 1] * 2
         assert found.status == ("finished", "finished")
-        assert found.settings["objective"] == "binary-kkt"
+        assert found.settings["attack"] == "binary-kkt"
         assert found.loss.shape == (2, len(found.steps))
         assert found.layers.shape == (2, len(found.steps), 2)
         model = released().copy_module().double()
@@ -614,12 +615,12 @@ def test_shapes_and_means_that_do_not_fit():
         attack(released(), Knowledge(shape=(1, 2, 3)), SHORT)
     with pytest.raises(InputError, match=r"must be one number or have 5 values; got 4"):
         attack(released(), Knowledge(mean=torch.zeros(4)), SHORT)
-    shaped = attack(released(input_shape=(1, 5, 1)), None, replace(SHORT, steps=1))
+    shaped = attack(released(input_shape=(1, 5, 1)), None, SHORT.changed(steps=1))
     assert shaped.x.shape == (8, 1, 5, 1)
 
 
 def test_initial_weights_are_needed_and_must_fit():
-    ntk = replace(SHORT, objective="ntk", steps=2)
+    ntk = NTKAttack.like(SHORT, steps=2)
     with pytest.raises(InputError, match="needs the initial weights"):
         attack(released(), None, ntk)
     other = released("mlp:5-9-1,bias=all").theta
@@ -628,14 +629,14 @@ def test_initial_weights_are_needed_and_must_fit():
         with pytest.raises(InputError, match="must be weights of mlp:5-8-1"):
             attack(released(), Knowledge(theta0=theta0), ntk)
     for gradients, sets in (("theta", 1), ("theta0", 1), ("both", 2)):
-        config = replace(ntk, gradients=gradients)
+        config = ntk.changed(gradients=gradients)
         found = attack(released(), Knowledge(theta0=released(seed=1).theta), config)
         assert found.lam.shape == (8, sets, 1)
 
 
 def test_the_objective_follows_the_network():
-    def chosen(arch, objective="auto", **facts):
-        config = replace(SHORT, steps=1, objective=objective)
+    def chosen(arch, name="auto", **facts):
+        config = attack_class(name).like(SHORT, steps=1)
         return attack(released(arch, **facts), None, config).attack
 
     assert chosen("mlp:5-8-1") == "binary-kkt"
@@ -651,7 +652,7 @@ def test_the_objective_follows_the_network():
 
 
 def test_the_number_of_candidates_follows_from_what_is_known():
-    config = replace(SHORT, candidates=0, restarts=1, steps=1)
+    config = SHORT.changed(candidates=0, restarts=1, steps=1)
 
     def candidates(checkpoint, **facts):
         return len(attack(checkpoint, Knowledge(**facts), config).x)
@@ -659,15 +660,15 @@ def test_the_number_of_candidates_follows_from_what_is_known():
     wide = released("mlp:40-60-1")
     assert candidates(wide) == 30
     assert candidates(wide, sample_count=25) == 50
-    assert candidates(wide, sample_count=3) == FEWEST
-    assert candidates(released()) == FEWEST
-    assert candidates(released("mlp:1-2400-1")) == MOST
+    assert candidates(wide, sample_count=3) == MIN_CANDIDATES
+    assert candidates(released()) == MIN_CANDIDATES
+    assert candidates(released("mlp:1-2400-1")) == MAX_CANDIDATES
     assert candidates(released("mlp:1-2400-1"), sample_count=600) == 1200
     assert attack(wide, None, config).settings["candidates"] == 30
 
 
 def test_weight_decay_is_tied_where_it_is_known():
-    config = replace(SHORT, objective="weight-decay", steps=20)
+    config = WeightDecayAttack.like(SHORT, steps=20)
     facts = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 4}
     tied, free = attack(released(), Knowledge(**facts), config), attack(released(), None, config)
     assert not close(tied.x, free.x, 1e-3)

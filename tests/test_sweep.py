@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from residuum.attacks import Attack, Auto
+from residuum.attacks.registry import attack_of
 from residuum.errors import InputError, OutputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Reconstruction, same
@@ -101,7 +102,7 @@ def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
 
     done = sweep_victim(tmp_path / "s")
     kept = Reconstruction.load(tmp_path / "s/trials/000002.safetensors")
-    again = attack(victim(), KNOWLEDGE, Attack.from_json(kept.settings))
+    again = attack(victim(), KNOWLEDGE, attack_of(kept))
     assert same(again.replace(seconds=0.0), kept.replace(seconds=0.0))
     norms = again.layers[torch.arange(2), again.loss.argmin(1), 0].sqrt()
     assert done.trials[2].residual == float(norms.median())
@@ -216,18 +217,18 @@ def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
 def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = executors.attack
+    real = Attack.run
 
-    def sometimes(checkpoint: Any, knowledge: Any, config: Any, **rest: Any) -> Any:
-        if config.seed % 3 == 1:
+    def sometimes(attack: Any, *target: Any, **options: Any) -> Any:
+        if attack.seed % 3 == 1:
             raise RuntimeError("a bad day\nfor sums")
-        return real(checkpoint, knowledge, config, **rest)
+        return real(attack, *target, **options)
 
-    monkeypatch.setattr(executors, "attack", sometimes)
-    config = Auto(
+    monkeypatch.setattr(Attack, "run", sometimes)
+    diverging = Auto(
         restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6, constraint="penalty"
     )
-    mixed = plan(6, config=config, space={"lr_lam": Range(1e5, 1e6)})
+    mixed = plan(6, attack=diverging, space={"lr_lam": Range(1e5, 1e6)})
     done = sweep_victim(tmp_path / "s", mixed)
     reasons = {t.number: t.reason for t in done.trials}
     crashed = [n for n in range(6) if (3 * SEEDS + n) % 3 == 1]
@@ -242,15 +243,15 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
 def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, sizes = executors.attack, []
+    real, sizes = Attack.run, []
 
-    def small(checkpoint: Any, knowledge: Any, config: Any, **rest: Any) -> Any:
-        sizes.append(config.restarts)
-        if config.restarts > 4 or (config.restarts == 2 and config.lr_x > 0.5):
+    def small(attack: Any, *target: Any, **options: Any) -> Any:
+        sizes.append(attack.restarts)
+        if attack.restarts > 4 or (attack.restarts == 2 and attack.lr_x > 0.5):
             raise torch.OutOfMemoryError("no more")
-        return real(checkpoint, knowledge, config, **rest)
+        return real(attack, *target, **options)
 
-    monkeypatch.setattr(executors, "attack", small)
+    monkeypatch.setattr(Attack, "run", small)
     done = sweep_victim(tmp_path / "s", plan(4, batch=4))
     assert sizes == [8, 4, 4]
     assert [t.state for t in done.trials] == [COMPLETE] * 4
@@ -279,9 +280,9 @@ def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_no_trial_can_work_with_is_said_before_the_first(tmp_path: Path) -> None:
-    config = Auto(priors=(("value-box", 1.0),))
+    boxed = Auto(priors=(("value-box", 1.0),))
     with pytest.raises(InputError, match="value_range"):
-        sweep_victim(tmp_path / "s", plan(config=config))
+        sweep_victim(tmp_path / "s", plan(attack=boxed))
     assert not (tmp_path / "s").exists()
 
 
@@ -308,11 +309,11 @@ def test_the_options_are_the_fields_of_the_request() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trails": 3}, "'trails' is refused"),
-        ({"trials": 0}, "'trials' is refused.*greater than or equal to 1; got 0"),
-        ({"seed": 2**31}, "'seed' is refused"),
-        ({"cpus": "many"}, "'cpus' is refused"),
-        ({"config": {}}, "'config' is refused"),
+        ({"trails": 3}, "no setting 'trails'.*Did you mean 'trials'"),
+        ({"trials": 0}, "trials must be at least 1 and .*; got 0"),
+        ({"seed": 2**31}, "seed must be at least 0 and below"),
+        ({"cpus": "many"}, "cpus is refused: .*integer.* Got 'many'"),
+        ({"attack": {}}, "attack is refused: "),
     ],
 )
 def test_options_that_are_unknown_or_out_of_bounds_are_refused(

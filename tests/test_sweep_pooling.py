@@ -350,6 +350,6 @@ def test_a_dry_run_counts_what_halving_saves(tmp_path: Path, capsys: Any) -> Non
     # 9 to step 100, 3 on to 300, 1 on to 900: 2100 steps of 8100.
     assert found["hours_of_this_sweep"] == pytest.approx(2100 / 8100 * 9 * whole)
     assert found["hours_of_10000_runs"] == pytest.approx(2100 / 8100 * 5000 * whole)
-    plain = cost(plan(9, 900), estimate(victim(), KNOWLEDGE, plan(9, 900).config, measured=0.01))
+    plain = cost(plan(9, 900), estimate(victim(), KNOWLEDGE, plan(9, 900).attack, measured=0.01))
     assert plain["hours_of_this_sweep"] == pytest.approx(9 * plain["seconds_per_trial"] / 3600)
     assert not (tmp_path / "s").exists()

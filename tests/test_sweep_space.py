@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from residuum.attacks import PRESETS, Auto
+from residuum.attacks import PRESETS, Auto, ModelInversion, make_attack
 from residuum.errors import InputError
 from residuum.settings import LEFT_OPEN
 from residuum.sweeping import SAMPLERS, SPACE, Range
@@ -31,11 +31,12 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
         assert SPACE[name].low <= low
         assert SPACE[name].high >= high
         assert (SPACE[name].low, SPACE[name].high) != (low, high)
-    assert set(SPACE) <= set(numeric())
-    for preset in PRESETS.values():
+    assert set(SPACE) <= set(numeric(Auto))
+    for preset in PRESETS:
+        attack = make_attack(preset=preset)
         for name, setting in SPACE.items():
-            said = preset.value(name)
-            value = LEFT_OPEN[name] if said is None else said
+            chosen = getattr(attack, name)
+            value = LEFT_OPEN[name] if chosen is None else chosen
             assert setting.low <= value <= setting.high, (preset, name)
 
 
@@ -124,8 +125,8 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
         ({"batch": 2, "rungs": 1}, "Successive halving"),
         ({"batch": 2, "space": {"lr_decay": Range(0, 1)}}, "lr_decay is varied too"),
         ({"objectives": ("recovered",)}, "ranks by residual"),
-        ({"objectives": ("residual", "agreement"), "config": Auto(restarts=1)}, "restarts"),
-        ({"config": PRESETS["model-inversion"]}, "takes no steps"),
+        ({"objectives": ("residual", "agreement"), "attack": Auto(restarts=1)}, "restarts"),
+        ({"attack": ModelInversion()}, "model-inversion is none of them"),
     ],
 )
 def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -62,17 +62,17 @@ def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
-    """Few sources and steps, whatever the clock says."""
+    """Few sources, whatever the clock says, and steps enough that rounding does not decide."""
     monkeypatch.setattr(trunk, "within", lambda *_: QUICK)
     monkeypatch.setattr(trunk, "CANDIDATES", 8)
-    monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=100))
+    monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=300))
     monkeypatch.setattr(trunk, "SETTLE", replace(trunk.SETTLE, steps=250))
     return rs.attacks.BehindBackboneOptimizerState(seed=1)
 
 
 def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
     checkpoint = as_network(model, shape=SHAPE)
-    one = every_attack()[name]
+    one = every_attack()[name]()
     kind = "weights" if knowledge.moment is None else one.surface
     return one.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
 

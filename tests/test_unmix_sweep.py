@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import residuum as rs
+from residuum.attacks.registry import attack_of
 from residuum.attacks.unmixing.attack import LADDER, confidence_by_share, named
 from residuum.attacks.unmixing.ica import Effort, unmix
 from residuum.cli.main import main
@@ -27,22 +28,22 @@ CONFIG = rs.attacks.Unmix(restarts=2, seconds=0.01)
 
 
 def plan(trials: int = 4, **changes: Any) -> SweepRequest:
-    return SweepRequest(**{"trials": trials, "seed": 3, "config": CONFIG} | changes)
+    return SweepRequest(**{"trials": trials, "seed": 3, "attack": CONFIG} | changes)
 
 
 def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> None:
     assert named(CONFIG, LADDER[0]) == LADDER[0]
-    asked = CONFIG.changed(unmix_rank=0.7, unmix_strength=3.0, unmix_starts=5)
+    asked = CONFIG.changed(rank=0.7, strength=3.0, starts=5)
     assert named(asked, Effort()) == Effort(
         ranks=(0.7,), strengths=(3.0,), starts=5, repeats=CONFIG.restarts
     )
     assert named(asked, LADDER[0]).overfull_partitions == ()
-    found = rs.attack(planted()[0], None, dataclasses.replace(asked, restarts=3))
+    found = rs.attack(planted()[0], None, asked.changed(restarts=3))
     assert found.restarts == 3
     assert found.selection is not None
     assert found.selection.support.max() == 3
-    with pytest.raises(InputError, match="unmix_rank must be at least 0 and at most 1"):
-        rs.attacks.Auto(rank=1.2)
+    with pytest.raises(InputError, match=r"^rank must be at least 0 and at most 1"):
+        rs.attacks.Unmix(rank=1.2)
 
 
 def test_repeats_agree_on_planted_images_and_on_nothing_in_noise() -> None:
@@ -61,7 +62,7 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     checkpoint, x = planted()
     data = rs.Dataset(x, torch.tensor([1.0, -1.0] * 5).double())
     other = rs.Dataset(blocks(200, seed=7).double(), torch.tensor([1.0, -1.0] * 100).double())
-    wanted = plan(config=CONFIG.changed(unmix_starts=4))
+    wanted = plan(attack=CONFIG.changed(starts=4))
     done = sweep(checkpoint, out=tmp_path / "s", data=data, holdout=other, **dict(wanted))
     assert done.request.space == UNMIX_SPACE
     assert done.request.objectives == ("expected",)
@@ -70,11 +71,11 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     expected = [t.expected for t in done.order]
     assert expected == sorted(expected, reverse=True)
     assert expected[0] > expected[-1]
-    assert len({t.params["unmix_strength"] for t in done.trials}) == 4
+    assert len({t.params["strength"] for t in done.trials}) == 4
     # What a trial kept is the attack it names.
     kept = SweepRun(tmp_path / "s").load(2)
     assert kept is not None
-    again = rs.attack(checkpoint, None, rs.attacks.Attack.from_json(kept.settings))
+    again = rs.attack(checkpoint, None, attack_of(kept))
     assert torch.equal(again.x, kept.x)
     # A group's confidence is that of the share of trials that hold it.
     assert done.found is not None
@@ -99,7 +100,7 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
         if progress.fresh == 2:
             raise KeyboardInterrupt
 
-    wanted = plan(3, sampler="tpe", wave=2, space={"unmix_starts": Range(1, 3, whole=True)})
+    wanted = plan(3, sampler="tpe", wave=2, space={"starts": Range(1, 3, whole=True)})
     with pytest.raises(KeyboardInterrupt):
         sweep(planted()[0], out=tmp_path / "s", watch=stop, **dict(wanted))
     done = sweep(planted()[0], out=tmp_path / "s", **dict(wanted))
@@ -111,9 +112,9 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
     [
         ({"space": {"lr_x": Range(0.1, 1)}}, "of unmix cannot vary 'lr_x'"),
         ({"rungs": 1}, "pauses at steps; unmix takes none"),
-        ({"batch": 2}, "unmix_rank is varied too"),
+        ({"batch": 2}, "rank is varied too"),
         ({"objectives": ("residual",)}, "unmix leaves no residual"),
-        ({"config": dataclasses.replace(CONFIG, restarts=1)}, "Agreement is between restarts"),
+        ({"attack": CONFIG.changed(restarts=1)}, "Agreement is between restarts"),
     ],
 )
 def test_plans_of_unmix_that_make_no_sense_are_refused(

@@ -4,17 +4,20 @@ It leaves no residual, so it may find a leak and never rules one out.
 """
 
 import math
+from typing import ClassVar
 
 import torch
+from pydantic import Field
 
-from residuum.attacks import ATTACKS, Attack
+from residuum.attacks import ATTACKS, AtOnce
 from residuum.records import Reconstruction
 
 
-class FirstDirections(Attack):
+class FirstDirections(AtOnce):
     """Directions in which the first layer is largest."""
 
-    name = "first-directions"
+    name: ClassVar[str] = "first-directions"
+    directions: int = Field(default=10, gt=0, description="Number of singular vectors.")
 
     def why_not(self, surface, knowledge):
         """The rows of the first layer must be as long as a sample."""
@@ -22,10 +25,10 @@ class FirstDirections(Attack):
         seen = first_weight(surface).shape[1]
         return "" if seen == inputs else "needs a first layer that sees the whole input"
 
-    def run(self, surface, knowledge, config, **_):
-        """config: what every attack is told; here the number of candidates."""
+    def find(self, surface, knowledge):
+        """Return each direction with both signs."""
         _, sizes, rows = torch.linalg.svd(first_weight(surface), full_matrices=False)
-        count = max(1, min(config.candidates // 2, len(rows)))
+        count = min(self.directions, len(rows))
         x = torch.cat([rows[:count], -rows[:count]]).reshape(-1, *surface.shape(knowledge))
         lam = sizes[:count].repeat(2)
         return Reconstruction.at_once(self.name, x, torch.zeros(len(x)), lam, knowledge)
@@ -36,4 +39,4 @@ def first_weight(surface):
     return next(t for t in surface.target.values() if t.ndim >= 2).flatten(1).double()
 
 
-ATTACKS["first-directions"] = FirstDirections()
+ATTACKS["first-directions"] = FirstDirections

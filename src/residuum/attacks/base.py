@@ -232,7 +232,10 @@ class AtOnce(Attack):
         """Return the candidates, with a selection by agreement if ``find`` makes none."""
         start = time.monotonic()
         self.refuse(surface, knowledge)
-        result = self.find(surface, knowledge).replace(settings=self.to_json())
+        result = self.find(surface, knowledge)
+        if self.outside:
+            result = checked(result, surface, knowledge)
+        result = result.replace(settings=self.to_json())
         selection = select(result) if result.selection is None else result.selection
         return result.replace(selection=selection, seconds=time.monotonic() - start)
 

@@ -27,7 +27,6 @@ SCORES, CERTIFICATE = "scores.json", "certificate.json"
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
 RESULT, MAIN = "result.json", "reconstruction.safetensors"
-NOT_SETTINGS = ("plugins", "file", "model", "requested")  # of ``AuditResult.settings``
 
 
 def write_artifacts(
@@ -123,18 +122,18 @@ def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
 
 
 def _config(result: AuditResult, sources: dict[str, str]) -> str:
-    # The batches take the budget's place. The uniqueness certificate still gets its share of it.
-    settings = {k: v for k, v in result.settings.items() if k not in NOT_SETTINGS}
-    model_code = result.settings.get("model")
-    settings |= {"model_code": model_code, "arch": None if model_code else settings["arch"]}
+    # What the user asked for. The batches take the budget's place, and the subsets are those that the
+    # budget allowed. The uniqueness certificate still gets its share of the budget.
+    requested = result.settings["requested"]
     values = {
         **sources,
-        **settings,
+        **requested,
+        "subsets": result.settings["subsets"],
         "knowledge": KNOWLEDGE,
         "sha256": {name: digest for name, digest in result.hashes.items() if digest},
         "batches": [vars(batch) for batch in result.batches],
     }
-    return write_config(values, needs_code=model_code is not None)
+    return write_config(values, needs_code="model_code" in requested)
 
 
 def _scores(result: AuditResult) -> dict[str, Any]:
