@@ -248,17 +248,12 @@ def test_quiet_commands_print_nothing(run: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["redacted"] is True
 
 
-def test_completion_is_offered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("_RESIDUUM_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "residuum au")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    try:
-        main([])
-    except SystemExit as leave:
-        assert leave.code in (0, None)  # noqa: PT017
-    assert capsys.readouterr().out.split() == ["audit"]
+def test_completion_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = tmp_path / "completion"
+    assert main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+    assert all(name in script.read_text() for name in COMMANDS)
 
 
 def test_the_report_says_how_the_network_as_read_does(run: Path) -> None:
