@@ -42,13 +42,14 @@ def command_app(name: str, doc: str | None) -> App:
 
     Args:
         name: Name of the command.
-        doc: Docstring of its module. Everything after the first line is printed below the options.
+        doc: Docstring of its module. All but its first paragraph is printed below the options.
 
     Returns:
         The application, without a function.
     """
-    _, _, details = (doc or "").partition("\n")
-    return App(name=name, help_epilogue=details.strip(), group_parameters=BASIC)
+    _, *paragraphs = (doc or "").strip().split("\n\n")
+    details = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    return App(name=name, help_epilogue=details, group_parameters=BASIC)
 
 
 def shown_default(value: Any) -> str | None:
