@@ -248,12 +248,12 @@ def test_quiet_commands_print_nothing(run: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["redacted"] is True
 
 
-def test_completion_is_offered() -> None:
-    from residuum.cli.main import app
-
-    script = app.generate_completion(shell="bash")
-    (commands,) = re.findall("all_commands='([^']*)'", script)
-    assert {"attack", "audit", "scan", "sweep"} <= {*commands.split()}
+def test_completion_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = tmp_path / "completion"
+    assert main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+    assert all(name in script.read_text() for name in COMMANDS)
 
 
 def test_the_report_says_how_the_network_as_read_does(run: Path) -> None:

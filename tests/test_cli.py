@@ -10,33 +10,28 @@ import sys
 import zipfile
 from collections.abc import Callable
 from importlib.metadata import version
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import typer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import residuum
 from residuum.attacks import every_attack
-from residuum.cli.main import COMMANDS as COMMAND_MODULES
-from residuum.cli.main import app, main
-from residuum.cli.options import Granted, flat, option
+from residuum.cli.main import COMMANDS, app, main
+from residuum.cli.options import option_name
 from residuum.io.checkpoints import load_checkpoint
 from residuum.records import Dataset, same
 from residuum.records.rundir import sha256
-from residuum.settings import ATTACKS, PLACES
-from residuum.settings.presets import PRESETS
+from residuum.settings import MODELS, PRESETS
 from tests.documents import ROOT, blocks, command_lines, ignore_the_clock
-from tests.program import interrupt, listing, one_line, start
+from tests.program import arguments_of, interrupt, listing, one_line, options_of, start
 from tests.test_demo import shrink
 
-COMMANDS = sorted(str(command.name) for command in app.registered_commands)
 TRAIN = ["train", "--data", "digits", "--n", "10", "--arch", "mlp:64-8-1", "--steps", "60"]
 LAYOUT = [
     ".gitignore",
@@ -250,7 +245,7 @@ def test_samples_that_are_not_trained_on_are_named(
     assert main([*command, "--out", str(tmp_path / "a")]) == 0
     shown = capsys.readouterr().out
     assert "note: 40 of 100 samples were trained on" in shown
-    assert "60 are held out or left out. --n says" in shown
+    assert "60 are held out or left out. --n sets" in shown
     assert main([*command, "--out", str(tmp_path / "b"), "--n", "20"]) == 0
     assert "note:" not in capsys.readouterr().out  # asked for
     assert main([*command, "--out", str(tmp_path / "c"), "--json"]) == 0
@@ -291,65 +286,71 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
     assert lines
     assert lines[0].startswith(f"residuum {name}")
-    options = {word for word in examples.split() if word.startswith("--")}
-    missing = {word for word in options if word not in shown.partition("Examples:")[0]}
-    assert not missing
+    for line in " ".join(lines).split("residuum ")[1:]:
+        words = line.split()
+        subcommand = words[1:2] if words[0] == "attack" and words[1] in MODELS else []
+        options = {word for word in words if word.startswith("--")}
+        assert options <= options_of(name, *subcommand)
 
 
-def test_every_option_has_help_a_place_and_says_what_it_takes() -> None:
-    from typer.main import get_command
-
-    group = get_command(app)
-    assert sorted(group.commands) == COMMANDS  # type: ignore[attr-defined]
+def test_every_option_has_help_a_group_and_says_what_it_takes() -> None:
     wrong = []
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
-        assert command.help
-        options = signature(flat(COMMAND_MODULES[name].command)).parameters
-        for part in command.params:
-            kind, info = options[part.name].annotation, options[part.name].default
-            if part.param_type_name == "argument":
-                wrong += [] if part.help else [f"{name} {part.name}: no help"]
+    groups = {"Basic", "Attacker knowledge", "Settings of the attack", "Training", "Expert"}
+    for command in [*((name,) for name in COMMANDS), *(("attack", name) for name in MODELS)]:
+        for argument in arguments_of(*command):
+            if not argument.show:
                 continue
-            wrong += (
-                [] if part.help and part.help.endswith(".") else [f"{name} {part.name}: no help"]
-            )
-            placed = part.rich_help_panel in PLACES.values()
-            wrong += [] if placed else [f"{name} {part.name}: no place"]
-            words = re.fullmatch(r"[\w, ]+ or \w+", (part.help or "").rstrip("."))
-            free = kind in (str, str | None, list[str] | None) and not info.metavar
-            wrong += [f"{name} {part.name}: choices or a metavar"] if free or words else []
+            name, text = " ".join((*command, argument.name)), argument.parameter.help or ""
+            wrong += [] if text.endswith(".") else [f"{name}: no help"]
+            titles = {group.name for group in argument.parameter.group or ()}
+            if argument.name.startswith("-"):
+                wrong += [] if titles <= groups else [f"{name}: {titles}"]
     assert wrong == []
 
 
 def test_completion_offers_what_can_be_chosen() -> None:
-    def offered(line: str) -> set[str]:
-        words = line.split()
-        told = {
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words)),
-            "_RESIDUUM_COMPLETE": "complete_bash",
-        }
-        code = "from residuum.cli.main import app; app(prog_name='residuum')"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **told}, capture_output=True, text=True
-        )
-        return {*done.stdout.split()}
-
-    assert offered("residuum attack --optimiser ") == {"adam", "sgd"}
-    assert offered("residuum attack --preset ") == {*PRESETS}
-    assert offered("residuum attack --objective ") == {"auto", *ATTACKS}
+    assert arguments_of("attack", "kkt")["--optimiser"].get_choices() == ("adam", "sgd")
+    assert arguments_of("attack")["--preset"].get_choices() == (*PRESETS,)
+    script = app.generate_completion(shell="bash")
+    assert '("adam" "sgd")' in script
+    for name in (*COMMANDS, *MODELS):
+        assert name in script
+    done = subprocess.run(
+        [sys.executable, "-m", "residuum", "__complete", "audit", "--attacks", ""],
+        capture_output=True,
+        text=True,
+    )
+    assert {*MODELS} <= {*done.stdout.split()}
 
 
 def test_help_is_light() -> None:
     code = (
         "import sys; from residuum.cli.main import main; main(['--help']);"
-        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'kornia', 'rich.table', 'matplotlib'};"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'kornia', 'pydantic', 'matplotlib'};"
         "sys.exit(str(sorted(heavy & sys.modules.keys())) if heavy & sys.modules.keys() else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    for name in COMMANDS:
-        assert f"  {name}" in done.stdout
+    lines = done.stdout.splitlines()
+    for name, words in COMMANDS.items():
+        assert any(f" {name} " in line and words in line for line in lines)
+
+
+def test_help_of_an_attack_needs_no_torch_and_shows_no_setting_of_another_attack() -> None:
+    code = (
+        "import sys; from residuum.cli.main import main; from residuum.settings import MODELS;"
+        "codes = [main(['attack', name, '--help']) for name in MODELS];"
+        "sys.exit(str(codes) if any(codes) or 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    every = {option_name(setting) for model in MODELS.values() for setting in model.model_fields}
+    for name, model in MODELS.items():
+        own = {option_name(setting) for setting in model.model_fields}
+        assert options_of("attack", name) & every == own, name
+    assert "--rivals" in options_of("attack", "kkt")
+    assert "--gradients" not in options_of("attack", "kkt")
+    assert options_of("attack") == options_of("attack", "auto")
 
 
 def test_quiet_prints_nothing(
@@ -580,7 +581,7 @@ def test_bad_data(name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (["--method", "gd", "--loss", "cross_entropy"], "Use one of"),
         (["--loss", "squared"], "--method gd"),
         (["--task", "multiclass"], "--task binary"),
-        (["--task", "ternary"], "--task has no 'ternary'"),
+        (["--task", "ternary"], "--task cannot be 'ternary'"),
         (["--lr", "0"], "--lr must be positive; got 0.0. The default is 0.01"),
         (["--steps", "0"], "--steps must be positive"),
         (["--steps", "many"], "--help"),
@@ -726,18 +727,3 @@ def test_as_a_program(run: Path, tmp_path: Path) -> None:
     process = start("scan", "gone.pt", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
-
-
-def test_a_group_of_options_reaches_the_command_as_one_value() -> None:
-    seen: list[tuple[str, Granted]] = []
-
-    def command(*, name: str = option("A name.", ...), granted: Granted) -> None:
-        seen.append((name, granted))
-
-    alone = typer.Typer()
-    alone.command()(flat(command))
-    alone(args=["--shape", "1,8,8", "--name", "a", "--sample-count", "3"], standalone_mode=False)
-    ((name, granted),) = seen
-    said = {key: value for key, value in vars(granted).items() if value is not None}
-    assert name == "a"
-    assert said == {"shape": "1,8,8", "sample_count": 3, "mean_provenance": "user"}

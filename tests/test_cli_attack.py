@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -12,19 +11,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.main import get_command
 
-from residuum.attacks import PRESETS, AttackConfig
-from residuum.cli.main import app, main
+from residuum.attacks import PRESETS, make_attack
+from residuum.cli.main import main
 from residuum.evaluation import METRICS
 from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Reconstruction, same
 from residuum.records.rundir import sha256
-from residuum.settings import settings_of
 from residuum.verbs.attacking import AttackRun, load_run
-from tests.program import interrupt, listing, one_line, printed
+from tests.program import arguments_of, interrupt, listing, one_line, printed
 
 SMALL = ["--steps", "200", "--restarts", "2", "--candidates", "16"]
 LAYOUT = [
@@ -123,16 +120,18 @@ def test_what_is_granted_is_recorded_and_shown(
         "logistic",
         "--weight-decay",
         "0.01",
-        "--prior",
-        "value-box:0.5",
-        "--prior",
-        "high-frequency:1e-6",
+        "--priors",
+        "value-box",
+        "0.5",
+        "--priors",
+        "high-frequency",
+        "1e-6",
         "--constraint",
         "penalty",
-        "--set",
-        "lam_init=0,2",
-        "--set",
-        "normalise=false",
+        "--lam-init",
+        "0",
+        "2",
+        "--no-normalise",
         "--optimiser",
         "sgd",
         "--lr-x",
@@ -240,7 +239,7 @@ def test_a_finished_attack_is_reused_and_never_overwritten(
     assert "finished" in capsys.readouterr().out
     assert main(["attack", str(victim), *SMALL, "--out", str(run), "--seconds", "99"]) == 0
     capsys.readouterr()
-    for other in (["--seed", "1"], ["--value-range", "0,1"], ["--set", "momentum=0.5"]):
+    for other in (["--seed", "1"], ["--value-range", "0,1"], ["--momentum", "0.5"]):
         assert main(["attack", str(victim), *SMALL, *other, "--out", str(run)]) == 2
         assert "other settings" in one_line(capsys)
     assert main(["attack", str(victim / "init.safetensors"), *SMALL, "--out", str(run)]) == 2
@@ -327,21 +326,44 @@ def test_every_preset_runs(
     assert main([*command, "--out", str(tmp_path / "r"), "--json"]) == 0
     found = printed(capsys)
     assert found["preset"] == preset
-    wanted = dataclasses.replace(PRESETS[preset], steps=2).to_json()
-    wanted.pop("seconds")
+    attack = make_attack(preset=preset, steps=2)
+    wanted = {k: v for k, v in attack.to_json().items() if k != "seconds"}
     assert found["request"]["settings"] == wanted
-    assert found["status"] == ["finished"] * PRESETS[preset].restarts
+    assert found["status"] == ["finished"] * attack.restarts
 
 
-def test_every_setting_has_an_option_or_goes_by_set(capsys: Capture) -> None:
-    attack, score = (
-        {option.name: option.help for option in get_command(app).commands[name].params}
-        for name in ("attack", "score")
+def test_options_override_a_preset(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = ["attack", "kkt", str(victim), "--preset", "haim2022-mnist-rbijxft7", "--steps", "2"]
+    assert main([*command, "--lr-x", "0.5", "--out", str(tmp_path / "r"), "--json"]) == 0
+    settings = printed(capsys)["settings"]
+    preset = PRESETS["haim2022-mnist-rbijxft7"].settings
+    assert (settings["steps"], settings["lr_x"]) == (2, 0.5)
+    assert (settings["sigma"], settings["momentum"]) == (preset["sigma"], preset["momentum"])
+
+
+def test_a_preset_of_another_attack_is_refused(victim: Path, capsys: Capture) -> None:
+    for name in ("kkt", "unmix"):
+        assert main(["attack", name, str(victim), "--preset", "loo2024", "--dry-run"]) == 2
+        assert "has settings of ntk" in one_line(capsys)
+    assert main(["attack", "ntk", str(victim), "--preset", "loo2024", "--dry-run"]) == 2
+    assert "--init" in one_line(capsys)
+
+
+def test_a_file_that_has_the_name_of_an_attack(
+    victim: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(victim / "model.safetensors", tmp_path / "kkt")
+    assert main(["attack", "kkt", "--dry-run"]) == 2
+    assert "needs CKPT" in one_line(capsys)
+    assert main(["attack", "./kkt", "--dry-run", "--json"]) == 0
+    assert printed(capsys)["arch"] == "mlp:64-30-1"
+
+
+def test_the_metrics_are_listed() -> None:
+    assert set(METRICS) <= set(
+        re.findall(r"\w+", arguments_of("score")["--metrics"].parameter.help)
     )
-    assert set(METRICS) <= set(re.findall(r"\w+", score["metrics"]))
-    assert main(["attack", "gone", "--out", "gone", "--set", "nonsense=1"]) == 2
-    listed = set(re.findall(r"\w+", one_line(capsys)))
-    assert settings_of(AttackConfig).keys() - {"priors"} <= attack.keys() | listed
 
 
 # Bad input
@@ -362,26 +384,25 @@ def test_every_setting_has_an_option_or_goes_by_set(capsys: Capture) -> None:
         (["--mean", "gone.npz"], "Check the path"),
         (["--mean", "gone.npy"], "Check the path"),
         (["--mean", "0", "--mean-provenance", "me"], "Known: holdout"),
-        (["--sample-count", "0"], "--help"),
+        (["--sample-count", "many"], "takes a whole number; got 'many'"),
+        (["--sample-count", "0"], "--sample-count"),
         (["--label-balance", "0.5"], "0.5,0.5"),
         (["--label-balance", "0.9,0.9"], "add up to 1"),
-        (["--objective", "ntk"], "--init"),
-        (["--objective", "ntk", "--init", "gone.pt"], "Check the path"),
-        (["--objective", "multiclass-kkt"], "at least 2 outputs"),
-        (["--objective", "ntkk"], "Did you mean 'ntk'?"),
+        (["--preset", "ntk"], "--init"),
+        (["--preset", "ntk", "--init", "gone.pt"], "Check the path"),
+        (["--preset", "buzaglo2023-multiclass"], "at least 2 outputs"),
         (["--preset", "haim2022"], "haim2022-cifar-b9dfyspx"),
-        (["--prior", "smooth:1"], "No prior"),
-        (["--prior", "value-box:1"], "--value-range"),
-        (["--prior", "none:much"], "finite"),
-        (["--prior", "none:-1"], "negative"),
-        (["--set", "momentum"], "KEY=VALUE"),
-        (["--set", "momentun=1"], "Did you mean 'momentum'?"),
-        (["--set", "steps=5"], "Use --steps"),
-        (["--set", "priors=none"], "Use --prior"),
-        (["--set", "normalise=maybe"], "true or false"),
-        (["--set", "lam_init=1"], "2 numbers"),
-        (["--set", "momentum=nan"], "finite"),
-        (["--set", "lam_scale=two"], "Known: auto"),
+        (["--priors", "smooth", "1"], "No prior"),
+        (["--priors", "value-box", "1"], "--value-range"),
+        (["--priors", "none", "-1"], "--priors"),
+        (["--priors", "none", "much"], "takes a number; got 'much'"),
+        (["--priors", "none"], "--priors needs 2 values"),
+        (["--priors", "none", "0", "--priors", "none"], "--priors"),
+        (["--momentun", "1"], "Did you mean --momentum?"),
+        (["--normalise=maybe"], "--normalise"),
+        (["--lam-init", "1"], "--lam-init needs 2 values"),
+        (["--momentum", "nan"], "--momentum must be finite"),
+        (["--lam-scale", "two"], "Known: auto"),
         (["--lr-x", "nan"], "--lr-x must be finite"),
         (["--lr-x", "0"], "--lr-x must be positive"),
         (["--lr-lam", "-1"], "at least 0"),
@@ -390,19 +411,18 @@ def test_every_setting_has_an_option_or_goes_by_set(capsys: Capture) -> None:
         (["--restarts", "-1"], "--restarts must be positive"),
         (["--seed", "-1"], "--seed must be at least 0"),
         (["--optimiser", "rmsprop"], "Known: adam, sgd"),
-        (["--rivals", "worst"], "Known: best, tied"),
-        (["--gradients", "thetas"], "Did you mean 'theta'?"),
-        (["--surrogate", "relu"], "--surrogate has no"),
-        (["--anneal", "slowly"], "--anneal has no"),
-        (["--layers", "second"], "--layers has no"),
-        (["--constraint", "none"], "--constraint has no"),
+        (["--rivals", "tied"], "has no option --rivals"),
+        (["--surrogate", "relu"], "--surrogate cannot be"),
+        (["--anneal", "slowly"], "--anneal cannot be"),
+        (["--layers", "second"], "--layers cannot be"),
+        (["--constraint", "none"], "--constraint cannot be"),
         (["--dtype", "float16"], "Did you mean 'float64'"),
         (["--device", "tpu"], "--device cpu"),
-        (["--loss", "hinge"], "--loss has no"),
+        (["--loss", "hinge"], "--loss cannot be"),
         (["--weight-decay", "-1"], "from 0"),
         (["--columns", "0-2:colour"], "FIRST-LAST:onehot"),
         (["--columns", "0-99:integer"], "Correct --columns"),
-        (["--prior", "columns:1"], "needs to know columns"),
+        (["--priors", "columns", "1"], "needs to know columns"),
         (["--arch", "mlp:64-9-1"], ""),
     ],
     ids=" ".join,

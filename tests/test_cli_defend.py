@@ -172,7 +172,7 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:
     assert main([*TINY, "--defenses", "noise:1", "--out", str(tmp_path), "--value-range", "1"]) == 2
     assert "two ends" in capsys.readouterr().err
     assert main([*TINY, "--defenses", "noise:1", "--out", str(tmp_path), "--subsets", "5"]) == 2
-    assert "subsets: input should be greater than or equal to 200; got 5" in capsys.readouterr().err
+    assert "--subsets must be at least 200; got 5" in capsys.readouterr().err
 
 
 def test_the_list_names_every_defense(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 import residuum as rs
 from residuum.auditing.commands import audit_command, knowledge_options, setting_options
 from residuum.auditing.config import read_config
+from residuum.cli.audit import read_attack
 from residuum.cli.main import main
 from tests.victims import write
 
@@ -46,6 +47,28 @@ def test_only_changed_settings_are_rendered() -> None:
         *("--budget", "15m", "--no-twin", "--seed", "3", "--model", "net:make", "--vouch"),
         "--trust-code",
     ]
+
+
+def test_attacks_are_rendered_with_their_settings() -> None:
+    attacks = ["unmix", {"attack": "kkt", "steps": 20, "priors": [["none", 0.0]]}]
+    words = setting_options({"attacks": attacks})
+    assert words[:3] == ["--attacks", "unmix", "--attacks"]
+    assert [read_attack(word) for word in words[1::2]] == attacks
+
+
+def test_the_next_step_repeats_attacks_with_their_settings(tmp_path: Path) -> None:
+    attack = json.dumps({"attack": "kkt", "steps": 20, "restarts": 2})
+    short = ["--budget", "5s", "--subsets", "200", "--quiet", "--attacks", attack]
+    first, again, third = (tmp_path / name for name in ("first", "again", "third"))
+    assert main([*write(tmp_path, "tight"), *short, "--out", str(first)]) in (0, 3)
+    config = str(first / "config.toml")
+    assert main(["audit", "--config", config, "--out", str(again), "--quiet"]) in (0, 3)
+    for out in (first, again):
+        result = rs.AuditResult.load(out)
+        assert {row.name for row in result.attacks if row.ran} == {"binary-kkt"}
+        words = shlex.split(audit_command(result))[1:-1]
+        assert json.loads(words[words.index("--attacks") + 1]) == json.loads(attack)
+    assert main([*words, str(third), "--dry-run", "--quiet"]) == 0
 
 
 @pytest.mark.parametrize("facts", [["--value-range", "0,1"], ["--mean", "train"]])

@@ -1,56 +1,65 @@
-"""Settings are said in one place: checks, options, ``--set``, files and tables all come from there."""
+"""A setting is declared once: checks, options, files and tables all come from its model."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from cyclopts import App, CoercionError, Group
+from pydantic import Field
 
-from residuum.attacks import GROWTH_PRESETS, PRESETS, PRIORS, every_attack
+from residuum.attacks import PRESETS, PRIORS, attack_class, every_attack
+from residuum.attacks.registry import CHOOSING
 from residuum.attacks.unmixing.ica import DOMAINS
-from residuum.cli import options
+from residuum.auditing.config import FACTS
+from residuum.auditing.request import AuditRequest
+from residuum.cli.attack import SUMMARIES
+from residuum.cli.options import (
+    FLAT,
+    Facts,
+    made_from_options,
+    option_name,
+    options_from,
+    shown_default,
+)
 from residuum.errors import InputError
 from residuum.networks import SURROGATES
 from residuum.records.knowledge import PROVENANCES
 from residuum.settings import (
-    ATTACKS,
+    EXPERT,
     LOSSES,
-    PLACES,
+    MODELS,
     PRIOR_NAMES,
-    AttackConfig,
-    Growth,
+    DefenseRequest,
+    ExposureRequest,
+    NTKSettings,
     Settings,
+    StationaritySettings,
+    SweepSettings,
     TrainingConfig,
-    setting,
-    settings_of,
+    UnmixSettings,
+    choices_of,
 )
 from residuum.training import methods
 from tests.documents import ROOT
+from tests.program import arguments_of, options_of
 
-CONFIGS = (AttackConfig, TrainingConfig)
-
-
-@dataclass(frozen=True)
-class Inner(Settings):
-    """Two that belong together."""
-
-    kind: str = setting("a", "Which.", name="inner", place="expert", choices=("a", "b"))
-    share: float = setting(0.5, "How much.", name="inner_share", least=0, below=1)
+EVERY_MODEL = [*dict.fromkeys(MODELS.values()), TrainingConfig, ExposureRequest]
+EVERY_MODEL += [DefenseRequest, SweepSettings]
 
 
-@dataclass(frozen=True)
-class Outer(Settings):
+class Toy(Settings):
     """A toy."""
 
-    steps: int = setting(5, "How often.", place="basic", above=0)
-    seconds: float = setting(math.inf, "How long.", above=0, endless=True)
-    ends: tuple[float, float] = setting((0.0, 1.0), "From and to.")
-    inner: Inner = Inner()
+    steps: int = Field(default=5, gt=0, description="How often.")
+    seconds: float = Field(default=math.inf, gt=0, allow_inf_nan=True, description="How long.")
+    ends: tuple[float, float] = Field(default=(0.0, 1.0), description="From and to.")
+    kind: Literal["a", "b"] = Field(
+        default="a", description="Which, see steps_after.", json_schema_extra=EXPERT
+    )
+    steps_after: float = Field(default=0.5, ge=0, lt=1, description="How much.")
 
 
 def hooks() -> Any:
@@ -62,86 +71,113 @@ def hooks() -> Any:
     return module
 
 
-def test_a_setting_said_once_is_checked_offered_saved_and_documented() -> None:
-    with pytest.raises(InputError, match="inner_share must be at least 0 and below 1; got 1"):
-        Inner(share=1.0)
+def test_a_setting_declared_once_is_checked_offered_saved_and_documented() -> None:
+    with pytest.raises(InputError, match="steps_after must be at least 0 and below 1; got 1"):
+        Toy(steps_after=1.0)
     with pytest.raises(InputError, match="Known: a, b"):
-        Outer.of(inner="c")
+        Toy(kind="c")  # type: ignore[arg-type]
 
-    seen: dict[str, Any] = {}
+    passed: list[dict[str, Any] | None] = []
 
-    def command(*, settings: Annotated[dict[str, Any], options.Generated(Outer)]) -> None:
-        """Do it."""
-        seen.update(settings)
+    def command(*, settings: dict[str, Any] | None = None) -> None:
+        passed.append(settings)
 
-    app = typer.Typer(rich_markup_mode=None)
-    app.command(cls=options.Grouped)(options.flat(command))
-    shown = CliRunner().invoke(app, ["--help"]).output
-    basic, expert = (shown.index(f"{PLACES[place]}:") for place in ("basic", "expert"))
-    assert basic < shown.index("--steps") < expert < shown.index("--inner <a|b>")
-    assert CliRunner().invoke(app, ["--inner", "c"]).exit_code == 2
-    assert CliRunner().invoke(app, ["--inner", "b"]).exit_code == 0
-    assert seen == {"steps": None, "inner": "b"}
+    command.__annotations__["settings"] = Annotated[options_from(Toy, group=Group("Few")), FLAT]
+    toy = App(result_action="return_value", exit_on_error=False, print_error=False)
+    toy.default(command)
+    arguments = toy.assemble_argument_collection()
+    groups = {a.name: [group.name for group in a.parameter.group] for a in arguments[1:]}
+    assert groups.pop("--kind") == ["Expert"]
+    assert {*map(tuple, groups.values())} == {("Few",)}
+    assert arguments["--kind"].parameter.help == "Which, see --steps-after."
+    assert arguments["--ends"].show_default == "0 1"
+    assert not arguments["--seconds"].show_default
+    with pytest.raises(CoercionError):
+        toy(["--kind", "c"])
+    toy(["--kind", "b", "--ends", "1", "2"])
+    toy([])
+    assert passed == [{"kind": "b", "ends": (1.0, 2.0)}, None]
+    with pytest.raises(InputError, match="--steps-after must be at least 0 and below 1; got 2"):
+        made_from_options(Toy, {"steps_after": 2})
 
-    assert Outer.of(inner_share=0.25).to_json() == {
+    assert Toy(steps_after=0.25).to_json() == {
         **{"steps": 5, "seconds": None, "ends": [0.0, 1.0]},
-        **{"inner": "a", "inner_share": 0.25},
+        **{"kind": "a", "steps_after": 0.25},
     }
-    tables = hooks().settings_tables(Outer)
+    tables = hooks().settings_tables(Toy)
     assert "| `steps` | `5` | `--steps` positive | How often. |" in tables
-    assert "| `inner_share` | `0.5` | at least 0 and below 1 | How much. |" in tables
+    assert (
+        "| `steps_after` | `0.5` | `--steps-after` at least 0 and below 1 | How much. |" in tables
+    )
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_every_setting_is_explained_and_survives_a_file(config: type[Settings]) -> None:
-    page = hooks().settings_tables(config)
-    for name, one in settings_of(config).items():
-        assert one.rule.help.endswith("."), name
-        assert one.rule.place in ("", *PLACES), name
-        assert f"| `{name}` |" in page
-        one.check(one.default)
-    made = config()
-    assert config.from_json(made.to_json()) == made
+def test_a_default_is_shown_as_it_is_typed() -> None:
+    assert [shown_default(v) for v in (3, 0.1, 1e-6, True, (0.0, 1.0), "auto")] == [
+        *("3", "0.1", "1e-06", "on", "0 1", "auto"),
+    ]
+    assert {shown_default(v) for v in (None, False, "", math.inf, ())} == {None}
 
 
-def test_flat_names_reach_into_groups() -> None:
-    config = AttackConfig.of(steps=7, split="curvature", split_every=9, surrogate="softplus")
-    assert (config.steps, config.growth) == (7, Growth(how="curvature", every=9))
-    assert config.changed(lam_min=0.2).multipliers.least == 0.2
-    assert AttackConfig.from_json(config.to_json()) == config
-    assert config.value("split_every") == 9
-    with pytest.raises(InputError, match="Did you mean 'split_every'"):
-        AttackConfig.of(split_evry=3)
-    with pytest.raises(InputError, match=r"AttackConfig.of\(surrogate='softplus'\)"):
-        AttackConfig(surrogate="softplus")  # type: ignore[arg-type]
+@pytest.mark.parametrize("model", EVERY_MODEL)
+def test_every_setting_is_explained_and_survives_a_file(model: type[Settings]) -> None:
+    for name, field in model.model_fields.items():
+        assert (field.description or "").endswith("."), name
+    made = model()
+    assert model.from_json(made.to_json()) == made
+
+
+def test_the_tables_have_every_setting() -> None:
+    module = hooks()
+    page = module.settings_tables(*module.MODELS_OF["attack"])
+    for model in MODELS.values():
+        assert page.count(f"## {model.__name__}\n") == 1
+        for name in model.model_fields:
+            assert f"| `{name}` |" in page
+    training = module.settings_tables(*module.MODELS_OF["training"])
+    assert all(f"| `{name}` |" in training for name in TrainingConfig.model_fields)
+
+
+def test_the_models_are_those_of_the_attacks() -> None:
+    """Help texts read MODELS, because importing the attacks takes seconds."""
+    assert {*MODELS} == {*every_attack(), *CHOOSING} == {*SUMMARIES}
+    for name, model in MODELS.items():
+        fields = {n: (f.default, f.description) for n, f in model.model_fields.items()}
+        attack = attack_class(name).model_fields
+        assert {n: (f.default, f.description) for n, f in attack.items()} == fields, name
+
+
+def test_commands_offer_every_setting_of_their_model() -> None:
+    for command, model, without in (
+        ("audit", AuditRequest, {"batches"}),
+        ("exposure", ExposureRequest, {"grouped_by"}),
+        ("defend", DefenseRequest, set()),
+        ("sweep", SweepSettings, set()),
+        ("sweep", StationaritySettings, set()),
+        ("sweep", UnmixSettings, set()),
+        ("train", TrainingConfig, set()),
+    ):
+        settings = {option_name(name) for name in model.model_fields.keys() - without}
+        assert settings <= options_of(command), command
+        assert not {option_name(name) for name in without} & options_of(command)
+    assert {*FACTS} == {*Facts.__dataclass_fields__}
+    assert {"--no-twin", "--no-baselines"} <= options_of("audit")
 
 
 def test_settings_saved_by_an_older_release_are_read() -> None:
-    old = {
-        "steps": 10,
-        "lam_init": [0.0, 1.0],
-        "split_every": 40,
-        "seconds": None,
-        "dtype": "float32",
-    }
-    config = AttackConfig.from_json(old)
-    assert (config.multipliers.init, config.growth.every, config.seconds) == (
-        (0.0, 1.0),
-        40,
-        math.inf,
-    )
-    assert config.numerics.dtype == "float32"
+    old = {"steps": 10, "lam_init": [0.0, 1.0], "split_every": 40, "seconds": None}
+    attack = StationaritySettings.from_json(old)
+    assert (attack.lam_init, attack.split_every, attack.seconds) == ((0.0, 1.0), 40, math.inf)
 
 
 def test_lists_that_must_not_need_torch_name_what_there_is() -> None:
-    def words(config: type[Settings], name: str) -> set[str]:
-        return {*settings_of(config)[name].rule.choices}
+    def words(model: type[Settings], name: str) -> set[str]:
+        return {*choices_of(model.model_fields[name])}
 
-    assert {*ATTACKS} == {*every_attack()}
     assert {*PRIOR_NAMES} == {*PRIORS}
     assert {*LOSSES} == {*methods.LOSSES}
-    assert words(AttackConfig, "domain") == {"auto", *DOMAINS}
-    assert words(AttackConfig, "surrogate") == {"none", *SURROGATES}
-    assert options.PROVENANCES == PROVENANCES
-    assert options.PRESET.choices == (*PRESETS,)
-    assert {*GROWTH_PRESETS} == {"none", "paper", "auto"}
+    assert words(UnmixSettings, "domain") == {"auto", *DOMAINS}
+    assert words(NTKSettings, "surrogate") == {"none", *SURROGATES}
+    facts = arguments_of("attack")
+    assert facts["--mean-provenance"].get_choices() == PROVENANCES
+    assert facts["--loss"].get_choices() == LOSSES
+    assert {preset.attack for preset in PRESETS.values()} <= {*MODELS}

@@ -47,7 +47,10 @@ def make(folder: Path) -> dict[str, str]:
     """Every golden by the name of its file; runs are made in ``folder``."""
     runs = tour(folder)
     texts = {"names.txt": "\n".join(rs.__all__)}
-    texts |= {f"help/{name or 'residuum'}.txt": help_of(name) for name in ("", *COMMANDS)}
+    commands = ("", *COMMANDS, "attack kkt", "attack unmix")
+    texts |= {
+        f"help/{name.replace(' ', '-') or 'residuum'}.txt": help_of(name) for name in commands
+    }
     texts |= {f"folders/{name}.txt": "\n".join(files(folder / name)) for name in runs}
     texts |= {f"{name}.json": result(folder / name) for name in runs if name.startswith("audit-")}
     return {name: text.rstrip("\n") + "\n" for name, text in texts.items()}
@@ -62,7 +65,7 @@ def stored() -> dict[str, str]:
 def help_of(command: str) -> str:
     """``--help`` of a command, as wide as on a terminal of 80 columns."""
     out = io.StringIO()
-    arguments = [command, "--help"] if command else ["--help"]
+    arguments = [*command.split(), "--help"]
     with mock.patch.dict(os.environ, COLUMNS="80"), contextlib.redirect_stdout(out):
         assert main(arguments) == 0
     return out.getvalue()

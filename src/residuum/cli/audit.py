@@ -257,7 +257,7 @@ def _explain(result: AuditResult) -> None:
             ran = row.name, str(row.restarts), number(row.residual, 2)
             rows.append((*ran, "-" if row.recovered is None else count, row.rule or "-", p))
     heads = ("attack", "restarts", "residual", "recovered\n(chance)", "counts with", "p")
-    print_table("attacks: what each brought back by itself", heads, rows)
+    print_table("attacks: samples that each recovered", heads, rows)
     if result.controls.rows:
         checked = []
         for one in result.controls.rows:

@@ -1,7 +1,8 @@
 """``residuum demo``: the whole way on bundled data, from training to an audited network.
 
-Two audits with the same settings: of a network trained on digits, and of one never trained, where
-whatever an attack finds it made up. Then colour photographs, unmixed from a first layer in a second.
+The demo audits two networks with the same settings: one that was trained on digits, and one that was
+never trained, in which nothing can be found. Then it unmixes color photographs from a first layer in a
+second.
 
 Examples:
 
@@ -93,7 +94,7 @@ def _networks(out: Path, split: Split, spoken: bool) -> Network:
 
 
 def _photos(out: Path, spoken: bool) -> dict[str, Any]:
-    """Colour photographs unmixed from a first layer, beside a layer never trained: figures, picture."""
+    """Unmix color photographs from a first layer and from a layer that was never trained."""
     from residuum.attacks import Unmix
     from residuum.attacks.unmixing.attack import LADDER
     from residuum.attacks.unmixing.ica import unmix
@@ -194,7 +195,7 @@ def _write(
 
 
 def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
-    """Both audits in one table, then the certificate beside one of digits never seen."""
+    """Print both audits in one table, then the certificate next to one of held-out digits."""
     parts = [result.scores for result in results.values() if result.scores is not None]
     verdicts = [result.verdict for result in results.values()]
     residuals = [result.attacks[0].residual for result in results.values()]

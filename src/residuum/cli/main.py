@@ -22,7 +22,7 @@ from residuum.errors import InputError, ResiduumError
 
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 COMMANDS = {  # short enough for a line of 80 columns
-    "audit": "Attack a checkpoint, count recovered samples, give a verdict.",
+    "audit": "Attack a checkpoint, count samples, give a verdict.",
     "scan": "List what in a release can reveal training data.",
     "strip": "Write only the weights of a checkpoint.",
     "attack": "Reconstruct training samples from weights.",
@@ -33,7 +33,7 @@ COMMANDS = {  # short enough for a line of 80 columns
     "identify": "Recover the samples of a polynomial network.",
     "defend": "Try defenses: samples recovered before and after.",
     "sweep": "Try many settings of an attack; rank and pool them.",
-    "report": "Write the report of an audit again, or compare two audits.",
+    "report": "Write a report of an audit again, or compare audits.",
     "train": "Train a network to try things on.",
     "demo": "Train, attack and audit on bundled data, in a minute.",
 }

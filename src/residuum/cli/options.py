@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin
 
 from cyclopts import App, Group, Parameter
 from pydantic import BaseModel
@@ -41,13 +42,14 @@ def command_app(name: str, doc: str | None) -> App:
 
     Args:
         name: Name of the command.
-        doc: Docstring of its module. Everything after the first line is printed below the options.
+        doc: Docstring of its module. All but its first paragraph is printed below the options.
 
     Returns:
         The application, without a function.
     """
-    _, _, details = (doc or "").partition("\n")
-    return App(name=name, help_epilogue=details.strip(), group_parameters=BASIC)
+    _, *paragraphs = (doc or "").strip().split("\n\n")
+    details = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    return App(name=name, help_epilogue=details, group_parameters=BASIC)
 
 
 def shown_default(value: Any) -> str | None:
@@ -91,9 +93,22 @@ def options_from(
                 show_default=shown_default(field.default) or False,
                 negative_bool="no-",
             )
-            change = (changes or {}).get(name, Annotated[field.annotation, None])
+            change = (changes or {}).get(name, Annotated[_typed(field.annotation), None])
             fields[name] = Annotated[(change.__origin__, option, *change.__metadata__)]
     return TypedDict("Options", fields, total=False)  # type: ignore[operator]
+
+
+def _typed(kind: Any) -> Any:
+    """Return the type without what nobody types: None, and "" among words.
+
+    Cyclopts would read the word none as None, but it can be the name of a prior.
+    """
+    members = get_args(kind)
+    if get_origin(kind) is Literal:
+        return Literal[tuple(word for word in members if word != "")]
+    if NoneType in members:
+        return Union[tuple(member for member in members if member is not NoneType)]  # noqa: UP007
+    return kind
 
 
 def _with_options(text: str, model: type[BaseModel]) -> str:

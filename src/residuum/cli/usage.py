@@ -47,7 +47,7 @@ def _rule(problem: CycloptsError, command: str, commands: Sequence[str]) -> str:
         return f"{command} has no option {got}.{_nearest(got, names)}"
     if isinstance(problem, MissingArgumentError):
         return _missing(problem, command)
-    if isinstance(problem, CoercionError) and problem.token is not None:
+    if isinstance(problem, CoercionError):
         return _refused(problem)
     return " ".join(str(problem).split())
 
@@ -71,8 +71,10 @@ def _missing(problem: MissingArgumentError, command: str) -> str:
 
 def _refused(problem: CoercionError) -> str:
     token, argument, kind = problem.token, problem.argument, problem.target_type
-    assert token is not None
-    name = token.keyword or (argument.name if argument is not None else "The argument")
+    name = argument.name if argument is not None else "The argument"
+    if token is None:
+        return f"{name} is refused. {problem}"
+    name = token.keyword or name
     if choices := _choices(kind):
         known = did_you_mean(token.value, tuple(map(str, choices)))
         return f"{name} cannot be {token.value!r}. {known}"

@@ -75,7 +75,7 @@ def attacker_knowledge(
     knowledge = Knowledge(
         shape=None if shape is None else parse_shape(shape),
         value_range=None if value_range is None else parse_value_range(value_range),
-        sample_count=sample_count,
+        sample_count=None if sample_count is None else _check_count(sample_count),
         label_balance=None if label_balance is None else _parse_balance(label_balance, network),
         theta0=initial if base is None else _load_base(base, release, network),
         loss=loss,
@@ -174,6 +174,14 @@ def _parse_balance(values: Numbers, network: Network) -> tuple[float, ...]:
             f"Example: --label-balance {','.join([f'{1 / classes:.4g}'] * classes)}.",
         )
     return shares
+
+
+def _check_count(value: int) -> int:
+    if value < 1:
+        raise InputError(
+            f"A sample count is a whole number from 1; got {value}.", "Correct --sample-count."
+        )
+    return value
 
 
 def _check_decay(value: float) -> float:

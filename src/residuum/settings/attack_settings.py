@@ -7,7 +7,7 @@ these settings. The command line reads the models alone, because importing the a
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -143,7 +143,7 @@ class StationaritySettings(RestartSettings):
         description="Layers whose residuals are minimized. auto is the first layer of an MLP, because "
         "its other layers hardly leave their initialization, and all layers of any other network.",
     )
-    priors: tuple[tuple[str, float], ...] | None = Field(
+    priors: tuple[tuple[str, Annotated[float, Field(ge=0)]], ...] | None = Field(
         default=None,
         description="Names and weights of priors. By default those that suit the appearance of the "
         f"data in the first layer. Known: {', '.join(PRIOR_NAMES)}.",
