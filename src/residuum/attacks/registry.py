@@ -33,6 +33,7 @@ from residuum.errors import InputError, require_known
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import PRESETS
 from residuum.surfaces.surface import CHANGE, MOMENT, WEIGHTS, chosen
+from residuum.surfaces.surface import CHOICES as SURFACE_NAMES
 
 STATIONARITY = (BinaryKKT, MulticlassKKT, WeightDecay, NTK, OptimizerState)
 ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
@@ -141,8 +142,9 @@ def on_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
         kinds = every_attack().values()
         return next(kind for kind in kinds if kind.surface == surface).like(attack)
     if attack.surface != surface:
+        names = {value: word for word, value in SURFACE_NAMES.items()}
         raise InputError(
-            f"{attack.name} attacks {attack.surface}, not {surface}.",
+            f"{attack.name} attacks {names[attack.surface]}, not {names[surface]}.",
             "Leave out the surface, or choose another attack.",
         )
     return attack
