@@ -151,6 +151,7 @@ def test_folders_can_be_compared_from_python(runs: tuple[str, str]) -> None:
 
 
 SETTINGS = {
+    "requested": {},
     "task": "auto",
     "preset": "residuum",
     "budget": 60.0,

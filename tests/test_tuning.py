@@ -158,7 +158,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
         ("weights", "auto"): "auto",
         ("change", "auto"): "ntk",
         ("moment", "auto"): "moment",
-        ("weights", "kinks"): "kinks",
+        ("weights", "weight-decay"): "weight-decay",
         ("change", "unmix"): "unmix",
         ("moment", "unmix"): "unmix-moment",
         ("weights", "unmix-moment"): "unmix",
