@@ -87,7 +87,9 @@ def show(found: Scan) -> None:
     """Print the scan as a person reads it: of each finding what and where, why, and what to do."""
     for file in found.files:
         title = f"{file.file} ({file.kind}, {file.bytes} bytes)"
-        print_wrapped(title if file.findings else f"{title}: no attack surface found besides the weights")
+        print_wrapped(
+            title if file.findings else f"{title}: no attack surface found besides the weights"
+        )
         for one in file.findings:
             counted = "" if one.count is None else f", {one.count} in all"
             more = f" and {one.places - 1} more" if one.places > 1 else ""
