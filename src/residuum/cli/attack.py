@@ -3,8 +3,8 @@
 Without the name of an attack, the attack that suits the network runs. To see the settings of an attack,
 run residuum attack NAME --help. A file that has the name of an attack is given as ./NAME.
 
-A preset gives values to settings, and the other options change them. A preset of another attack is
-refused.
+A preset gives values to settings, and the other options override them. A preset of another attack is
+refused. Settings of a preset that the attack does not have are left out.
 
 Examples:
 
