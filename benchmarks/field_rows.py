@@ -233,5 +233,8 @@ def identity(row: Row) -> str:
 def frozen(row: Row, arm: str) -> str:
     """sha256 of all that is said of an attack: its victims, what it is granted, settings, what counts."""
     arms = pooled(row) if arm == "together" else [arm]
-    told = [(asdict(arm_of(one)), settings(row, one).to_json()) for one in arms]
+    # An attack of another package may be missing where results are read. Its version stands for its settings.
+    told = [
+        (asdict(arm_of(one)), settings(row, one).to_json() if one in ARMS else {}) for one in arms
+    ]
     return digest(identity(row), arm, told, [CHOSEN, TRUE, MOST])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import PRESETS, Auto, attack
+from residuum.attacks import Auto, attack
 from residuum.attacks.defense_aware.shift import (
     EXACT,
     fit_shift,
@@ -265,15 +265,14 @@ def test_without_consensus_short_attacks_decide(name: str) -> None:
     assert set(tried) == {"released as it is", "balance"} | joint
     assert adapted.findings["chosen"] == min(tried, key=lambda guess: tried[guess])
     assert not adapted.findings["balance"]["consensus"]
-    assert adapted.config == config, "the attack itself keeps its budget"
+    assert adapted.attack == config, "the attack itself keeps its budget"
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_every_strategy_attacks_with_the_budget_it_was_given(name: str) -> None:
     released = checkpoint(relu_point(2, groups=3, width=2).model)
     theta0 = {key: torch.zeros_like(t) for key, t in released.theta.items()}
-    config = PRESETS["residuum"]
-    config = config.changed(steps=20, restarts=2, candidates=6)
+    config = Auto(steps=20, restarts=2, candidates=6)
     facts = {
         "weight_decay": 0.1,
         "loss": "logistic",
@@ -283,7 +282,7 @@ def test_every_strategy_attacks_with_the_budget_it_was_given(name: str) -> None:
     }
     knowledge = Knowledge(shape=(12,), sample_count=9)
     adapted = ADAPTIVE[name](Released((released,), knowledge, config, facts))
-    found = attack(adapted.checkpoint, adapted.knowledge, adapted.config)
+    found = attack(adapted.checkpoint, adapted.knowledge, adapted.attack)
     assert found.restarts == 2
     assert found.settings["steps"] == 20
     assert torch.isfinite(found.x).all()

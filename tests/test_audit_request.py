@@ -34,20 +34,23 @@ def test_defaults_that_are_repeated_agree() -> None:
     [
         ({"budgte": "1min"}, "Did you mean 'budget'"),
         ({"budget": "soon"}, "A budget is a time"),
-        ({"steps": 0}, "steps of an audit"),
-        ({"seed": -1}, "seed of an audit"),
-        ({"subsets": 10}, "subsets of an audit"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"subsets": 10}, "subsets must be at least 200"),
         ({"preset": "none"}, "No preset 'none'"),
         ({"recipe": "rate=fast"}, "must be a number"),
-        ({"task": "ranking"}, "task of an audit"),
-        ({"surface": "all of it"}, "surface of an audit"),
-        ({"batches": [{"attack": "x"}]}, "batches of an audit"),
+        ({"task": "ranking"}, "task must be one of auto, binary"),
+        ({"surface": "all of it"}, "surface must be one of all, weights"),
+        (
+            {"batches": [{"attack": "x"}]},
+            "a batch has an attack, restarts, steps and a seed",
+        ),
         ({"batches": [{"attack": "x", "restarts": 0, "steps": 1, "seed": 0}]}, "at least 1"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        AuditRequest.of(**options)
+        AuditRequest(**options)
     with pytest.raises(InputError, match=message):
         rs.audit("missing.pt", **options)
 
@@ -74,11 +77,9 @@ def test_every_setting_survives_toml() -> None:
     assert values.keys() == AuditRequest.model_fields.keys()
     defaults = AuditRequest().model_dump()
     assert all(values[name] != defaults[name] for name in values), "every value is a change"
-    read = AuditConfig.of(**tomllib.loads(tomli_w.dumps(values)))
-    request = AuditRequest.of(**values)
-    assert AuditRequest.of(**read.options()).model_dump(mode="json") == request.model_dump(
-        mode="json"
-    )
+    read = AuditConfig(**tomllib.loads(tomli_w.dumps(values)))
+    request = AuditRequest(**values)
+    assert AuditRequest(**read.options()).model_dump(mode="json") == request.model_dump(mode="json")
 
 
 def test_a_type_checker_reports_a_misspelled_keyword(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_attacks_on_a_file_use_what_lies_beside_the_weights(
     optimiser = trained(model, OPTIMISERS["adam"](model))
     torch.save({"model": model.state_dict(), "o": optimiser.state_dict()}, tmp_path / "m.pt")
     config = OptimizerState(steps=5, restarts=1, candidates=4)
-    found = rs.attack(tmp_path / "m.pt", None, config.changed(objective="auto"), surface="moment")
+    found = rs.attack(tmp_path / "m.pt", None, rs.attacks.Auto.like(config), surface="moment")
     assert found.attack == "moment"
     assert found.knowledge.provenance["moment"] == "release"
     torch.save(model.state_dict(), tmp_path / "bare.pt")

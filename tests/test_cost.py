@@ -89,10 +89,10 @@ def test_an_estimate_describes_the_attack():
 
 
 def test_other_networks_are_estimated():
-    other = estimate(released("convnet:1x4x4-2-1"), None, config=Auto(), measured=0.05)
+    other = estimate(released("convnet:1x4x4-2-1"), None, Auto(), measured=0.05)
     assert other.flops_per_step > 0
     assert other.memory["passes"] > 0
-    with pytest.raises(InputError, match="takes no steps"):
+    with pytest.raises(InputError, match="model-inversion is none of them"):
         estimate(released(), None, ModelInversion())
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residuum.attacks import Auto
+from residuum.attacks import NTK, Auto
 from residuum.attacks.defense_aware.shift import infer_mean, move_biases
 from residuum.attacks.defense_aware.strategies import ADAPTIVE, Adapted, Released, without_shift
 from residuum.datasets import load_dataset
@@ -295,7 +295,7 @@ def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.Monk
     def slow(handed: Released) -> Adapted:
         now[0] += 100
         return Adapted(
-            handed.checkpoints[0], handed.knowledge, handed.config, {"chosen": "unaware"}
+            handed.checkpoints[0], handed.knowledge, handed.attack, {"chosen": "unaware"}
         )
 
     def timed(way: Adapted | InputError, shape: tuple[int, ...]) -> Any:
@@ -362,7 +362,7 @@ def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.Monke
     found = ways("test")
     assert list(found) == ["unaware", "unmix"], "it chose what was tried already"
     assert same(found["unmix"].checkpoint, moved), "what the strategy made is unmixed"
-    told = Adapted(moved, now.knowledge, now.attack.changed(objective="ntk"))
+    told = Adapted(moved, now.knowledge, NTK.like(now.attack))
     assert list(ways("test", large=True)) == ["unaware", "adapted", "unmix"], "it has the start"
 
 

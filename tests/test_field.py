@@ -160,7 +160,7 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert page.startswith("# One table for the field\n\n*Tables are of another run;")
     assert "| first-directions |" in page
-    assert "| first-directions | plugin |  | `first-directions` | 1 | 20 | 20 |" in page
+    assert "| first-directions | plugin |  | `first-directions` |  |  |  |" in page
     assert "rows of the first layer" in page
     assert "CIFAR n=500 |" not in page
     assert "| plug-in | `first-directions 0.1` |" in page

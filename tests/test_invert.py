@@ -113,7 +113,7 @@ def test_a_chain_of_dense_layers_is_matched_as_one_and_gives_its_samples_back() 
     images = found.x.reshape(-1, *SHAPE)
     assert float(ncc(images, x.double()).amax(0).min()) > 0.9
     assert float(ncc(images, smooth(3, seed=9).double()).amax(0).min()) < 0.9
-    ours, floor = (every_attack()[name] for name in ("invert-moment", "geiping2020-moment"))
+    ours, floor = (every_attack()[name]() for name in ("invert-moment", "geiping2020-moment"))
     dense, trunk = (
         SURFACES["weights"](as_network(model, shape=SHAPE), rs.Knowledge(shape=SHAPE))
         for model in (chain, network())
@@ -137,11 +137,11 @@ def test_when_it_applies_and_what_an_audit_leaves_to_others() -> None:
     knowledge = granted(model, smooth(1), torch.tensor([0]))
     surface = surfaces(as_network(model, shape=SHAPE), knowledge)["moment"]
     weights = surfaces(as_network(model, shape=SHAPE), knowledge)["weights"]
-    ours, floor = (every_attack()[name] for name in ("invert-moment", "geiping2020-moment"))
+    ours, floor = (every_attack()[name]() for name in ("invert-moment", "geiping2020-moment"))
     assert ours.why_not(surface, knowledge) == ours.left_out(surface, knowledge) == ""
-    assert "optimiser" in ours.why_not(weights, knowledge)
+    assert "optimizer" in ours.why_not(weights, knowledge)
     assert "floor" in floor.left_out(surface, knowledge)
-    assert "theta0" in every_attack()["invert"].why_not(weights, knowledge)
+    assert "theta0" in every_attack()["invert"]().why_not(weights, knowledge)
     dense = as_network(chain)
     assert "closer" in ours.left_out(surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge())
     with pytest.raises(InputError, match="initial weights"):

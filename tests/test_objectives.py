@@ -10,6 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torch.nn import functional as F
 
+from residuum import attacks
 from residuum.attacks import Auto
 from residuum.attacks.stationarity.attack import search
 from residuum.attacks.stationarity.objectives import (
@@ -411,10 +412,10 @@ def test_options_of_an_objective_are_checked_when_it_is_made():
 
 
 def test_settings_of_an_attack_reach_the_options_of_the_same_name():
-    config = Auto(rivals="best", gradients="both")
-    assert MulticlassKKT.configured(config, Knowledge()) == MulticlassKKT("best")
-    assert NTK.configured(config, Knowledge()) == NTK("both")
-    assert BinaryKKT.configured(config, Knowledge()) == BinaryKKT()
+    multiclass = attacks.MulticlassKKT(rivals="best")
+    assert MulticlassKKT.configured(multiclass, Knowledge()) == MulticlassKKT("best")
+    assert NTK.configured(attacks.NTK(gradients="both"), Knowledge()) == NTK("both")
+    assert BinaryKKT.configured(attacks.BinaryKKT(rivals="best"), Knowledge()) == BinaryKKT()
 
 
 def test_what_an_objective_can_work_with():

@@ -60,7 +60,7 @@ OBJECTIVES["wide"] = Wide
 
 REPLACES = """
 from residuum.{module} import {table}
-{table}["own-part"] = object()
+{table}["own-part"] = {part}
 {table}{how}
 """
 BLIND = """
@@ -310,6 +310,11 @@ BUILT_IN = {
     "network kind": ("networks", "KINDS", "mlp"),
 }
 
+PARTS = {  # these tables take classes of their own alone
+    "attack": "__import__('residuum').attacks.AtOnce",
+    "objective": "next(iter(OBJECTIVES.values()))",
+}
+
 
 @pytest.mark.parametrize(
     ("sort", "how"),
@@ -325,14 +330,15 @@ def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
     module, table, name = BUILT_IN[sort]
     parts = getattr(importlib.import_module(f"residuum.{module}"), table)
     before = dict(parts)
-    source = REPLACES.format(module=module, table=table, how=how.format(name))
+    part = PARTS.get(sort, "object()")
+    source = REPLACES.format(module=module, table=table, how=how.format(name), part=part)
     own = f"takes_{table.lower()}_{len(how)}"
     install(tmp_path, "taker", own, source)
     install(
         tmp_path,
         "other",
         f"{own}_other",
-        f"from residuum.{module} import {table}\n{table}['another'] = object()",
+        f"from residuum.{module} import {table}\n{table}['another'] = {part}",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_loaded", None)
@@ -357,6 +363,24 @@ def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     found = {one.name: one.error for one in plugins.load()}
     assert "'ntk'" in found["one"]
     assert "'polynomial'" in found["two"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["ATTACKS['own'] = AtOnce()", "ATTACKS['own'] = object", "OBJECTIVES['own'] = AtOnce"]
+)
+def test_a_plug_in_that_registers_no_class_of_attacks_is_left_out(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object in the table would stop every audit, because audits make the attacks themselves."""
+    before = {**ATTACKS, **OBJECTIVES}
+    source = f"from residuum.attacks import ATTACKS, OBJECTIVES, AtOnce; {wrong}"
+    install(tmp_path, "old", f"old_{len(wrong)}_{wrong[0]}", source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_loaded", None)
+    (error,) = [one.error for one in plugins.load() if one.name == "old"]
+    assert "must be a subclass of" in error
+    assert "register the class" in error
+    assert before == {**ATTACKS, **OBJECTIVES}
 
 
 CHECKPOINT = rs.Network({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")

@@ -18,7 +18,6 @@ from residuum.verbs.exposing import ExposureOptions, ExposureRequest
 
 NAMES = [
     "Architecture",
-    "Attack",
     "AuditResult",
     "Certificate",
     "Dataset",
@@ -42,6 +41,7 @@ NAMES = [
     "defend",
     "exposure",
     "identify",
+    "load",
     "load_checkpoint",
     "load_dataset",
     "moment_of",
@@ -90,10 +90,10 @@ def test_an_attack_takes_what_an_audit_takes(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1, bias=False))
     checkpoint = residuum.checkpoint_from_module(model)
     file = residuum.save_checkpoint(checkpoint, tmp_path / "m.safetensors")
-    config = residuum.attacks.Auto(steps=5, restarts=1)
-    wanted = residuum.attack(checkpoint, config=config)
+    settings = residuum.attacks.Auto(steps=5, restarts=1)
+    wanted = residuum.attack(checkpoint, attack=settings)
     for given in (model, file, str(file), model.state_dict()):
-        assert torch.equal(residuum.attack(given, config=config).x, wanted.x)
+        assert torch.equal(residuum.attack(given, attack=settings).x, wanted.x)
 
 
 @pytest.mark.parametrize("given", [nn.ModuleList([nn.Linear(4, 1)]), {"w": 3}, None])
@@ -114,8 +114,8 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
     split = rs.load_dataset("digits", 8, holdout=120)
     state = rs.train(arch, split.train, rs.TrainingConfig(steps=30))
     checkpoint = rs.Network(state.theta, arch, task="binary")
-    config = rs.attacks.Auto(steps=6, restarts=1, candidates=8)
-    found = rs.attack(checkpoint, config=config)
+    attack = rs.attacks.Auto(steps=6, restarts=1, candidates=8)
+    found = attack.run(checkpoint)
     cubic = rs.Network(
         {"weight": torch.eye(3).double(), "coefficient": torch.ones(3).double()},
         "polynomial:3-3-1,coefficients=0/0/0/1",
@@ -125,7 +125,7 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
             lambda out: rs.alternatives(checkpoint, split.train, out=out),
             {"alternatives.json", "alternative.npz"},
         ),
-        "attack": (lambda out: rs.attack(checkpoint, config=config), set()),
+        "attack": (lambda out: rs.attack(checkpoint, None, attack), set()),
         "audit": (
             lambda out: rs.audit(checkpoint, budget="1s", steps=5).save(out),
             {"result.json"},
@@ -153,7 +153,7 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
         ),
         "score": (lambda out: rs.score(found.x, split.train, split.holdout), set()),
         "sweep": (
-            lambda out: rs.sweep(checkpoint, trials=2, config=config, out=out),
+            lambda out: rs.sweep(checkpoint, trials=2, attack=attack, out=out),
             {"sweep.json", "report.html", "attack.json", "reconstruction.safetensors"},
         ),
         "train": (lambda out: rs.train(arch, split.train, rs.TrainingConfig(steps=3)), set()),
@@ -186,12 +186,13 @@ def test_options_repeat_the_settings_of_their_request(
     fields = request_type.model_fields
     assert get_type_hints(options_type) == {name: f.annotation for name, f in fields.items()}
     assert all(field.description for field in fields.values())
-    with pytest.raises(TypeError, match="has no setting 'stepz'"):
+    with pytest.raises(residuum.ResiduumError, match="no setting 'stepz'") as refused:
         getattr(residuum, verb)("digits", ["noise:1"], stepz=3)
+    assert refused.value.exit_code == 2
 
 
 def test_a_setting_out_of_bounds_is_refused_by_name() -> None:
-    with pytest.raises(residuum.ResiduumError, match=r"confidence: .* got 0\.2\. Correct conf"):
+    with pytest.raises(residuum.ResiduumError, match=r"confidence must be .* got 0\.2\."):
         residuum.exposure("m.pt", "train.npz", confidence=0.2)
-    with pytest.raises(residuum.ResiduumError, match=r"releases: .* got 0\."):
+    with pytest.raises(residuum.ResiduumError, match=r"releases must be .* got 0\."):
         residuum.defend("digits", ["noise:1"], releases=0)

@@ -166,7 +166,7 @@ def test_a_descent_ends_with_its_seconds() -> None:
 def test_what_it_refuses() -> None:
     model, knowledge, _ = planted()
     assert why_not(model, knowledge, "trunk-moment") == ""
-    assert "optimiser" in why_not(model, rs.Knowledge(shape=SHAPE), "trunk-moment")
+    assert "optimizer" in why_not(model, rs.Knowledge(shape=SHAPE), "trunk-moment")
     assert "neither small nor known" in why_not(model, rs.Knowledge(shape=SHAPE), "trunk")
     start = {name: p.detach() for name, p in model.named_parameters()}
     still = rs.Knowledge(shape=SHAPE, theta0=start)

@@ -165,7 +165,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     }
     for (surface, said), attack in asked.items():
         config = configured_on(surface, there, make_attack(said))
-        assert config.objective == attack
+        assert config.name == attack
     few = ["--steps", "3", "--candidates", "5", "--json"]
     for surface, code in (("weights", False), ("moment", True)):
         out = ["--out", str(tmp_path / surface)]

@@ -121,7 +121,7 @@ def test_what_it_refuses() -> None:
         rs.attack(untrained, None, QUICK)
     convnet = Architecture.parse("convnet:3x24x24-4-1").build()
     assert "no dense layer" in why_not(rs.checkpoint_from_module(convnet), rs.Knowledge())
-    assert "optimiser" in why_not(checkpoint, rs.Knowledge(), "unmix-moment")
+    assert "optimizer" in why_not(checkpoint, rs.Knowledge(), "unmix-moment")
 
 
 def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
@@ -178,7 +178,7 @@ def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> No
     assert found.x.shape[1:] == (3, 8, 8)
     assert (ncc(found.x, patches).abs().amax(0) > 0.9).sum() >= 4
     surface = SURFACES["weights"](checkpoint, knowledge)
-    assert "patches" in every_attack()["unmix"].left_out(surface, knowledge)
+    assert "patches" in every_attack()["unmix"]().left_out(surface, knowledge)
     # Patches are scored against patches, which whoever holds the samples cuts.
     samples = blocks(6)[:, :, 4:20, 4:20].double()
     assert torch.equal(patches_of(samples, 8), x.reshape(-1, 3, 8, 8).double())

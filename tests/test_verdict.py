@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residuum.attacks import PRESETS, Attack, Auto, attack
+from residuum.attacks import Attack, Auto, attack
 from residuum.auditing.budget import (
     Batch,
     Plan,
@@ -469,7 +468,7 @@ def test_the_forecast_says_when_the_budget_is_too_short() -> None:
 @pytest.fixture(scope="module")
 def reconstruction() -> Reconstruction:
     checkpoint, split = leaky()
-    config = replace(PRESETS["residuum"], restarts=2, steps=600)
+    config = Auto(restarts=2, steps=600)
     return attack(checkpoint, knowledge(split), config)
 
 

@@ -31,20 +31,32 @@ class Table(dict[str, Part]):
     """Parts of one sort by name. Plug-ins may add to it; what stands there, none may replace.
 
     beside: a table of parts that go by name together with these.
+    base: every part must be a subclass of this class, because one part that is not would stop all others.
     """
 
-    def __init__(self, sort: str, parts: dict[str, Part], beside: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        sort: str,
+        parts: dict[str, Part],
+        beside: dict[str, Any] | None = None,
+        base: type | None = None,
+    ):
         super().__init__(parts)
-        self.sort, self.beside = sort, {} if beside is None else beside
+        self.sort, self.beside, self.base = sort, {} if beside is None else beside, base
 
     def __setitem__(self, name: str, part: Part) -> None:
+        if _importing and (name in self or name in self.beside):
+            owner = getattr(self.get(name, self.beside.get(name)), "__module__", "another")
+            raise ValueError(
+                f"plug-in {_importing[-1]!r} must not replace the {self.sort} {name!r} of "
+                f"{owner}; give its own another name"
+            )
+        if self.base is not None and not (isinstance(part, type) and issubclass(part, self.base)):
+            raise TypeError(
+                f"the {self.sort} {name!r} must be a subclass of {self.base.__name__}; got "
+                f"{part!r:.60}; register the class, not an object of it"
+            )
         if _importing:
-            if name in self or name in self.beside:
-                owner = getattr(self.get(name, self.beside.get(name)), "__module__", "another")
-                raise ValueError(
-                    f"plug-in {_importing[-1]!r} must not replace the {self.sort} {name!r} of "
-                    f"{owner}; give its own another name"
-                )
             _added.append((self, name))
         super().__setitem__(name, part)
 

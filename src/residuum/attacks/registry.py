@@ -55,6 +55,7 @@ ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
         )
     },
     beside=OBJECTIVES,
+    base=Attack,
 )
 OBJECTIVES.beside = ATTACKS
 CHOOSING: dict[str, type[Attack]] = {attack.name: attack for attack in (Auto, KKT)}

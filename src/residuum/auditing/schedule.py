@@ -355,7 +355,8 @@ class AttackSchedule:
         return plans
 
     def _first_batch(self, name: str, share: float) -> Plan:
-        exact = self.request.steps is not None
+        own_settings = requested_settings(self.request).get(name, {})
+        exact = self.request.steps is not None or "steps" in own_settings
         return first_batch(self.network, self.knowledge, self._batched(name), share, exact)
 
     def _batched(self, name: str) -> Stationarity:

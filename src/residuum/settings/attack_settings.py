@@ -38,8 +38,12 @@ class AttackSettings(Settings):
     )
 
     def to_entry(self) -> dict[str, Any]:
-        """Return the name of the attack and the settings that were set, for the list of an audit."""
-        return {k: v for k, v in self.to_json().items() if k in {"attack", *self.model_fields_set}}
+        """Return the name of the attack and the settings that were set, for the list of an audit.
+
+        None stands for a default. It is left out, because a configuration in TOML has no such value.
+        """
+        names = {"attack", *self.model_fields_set}
+        return {k: v for k, v in self.to_json().items() if k in names and v is not None}
 
 
 class SearchSettings(AttackSettings):

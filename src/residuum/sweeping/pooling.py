@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from residuum.attacks import selection as grouping
+from residuum.attacks.base import Attack
 from residuum.attacks.registry import ATTACKS
 from residuum.attacks.selection import SIMILARITY, alive, confidence_of, features_of, groups_of
 from residuum.attacks.unmixing.attack import Unmix, confidence_by_share
@@ -171,7 +172,7 @@ def pooled(
         return None, pool
     chosen, part = pool.selection()
     runs = pool.runs
-    if isinstance(ATTACKS.get(attack), Unmix):
+    if issubclass(ATTACKS.get(attack, Attack), Unmix):
         values = math.prod(pool.shape)
         sure = confidence_by_share(chosen.support / runs, runs, values)
         sure = torch.minimum(sure, surest.to(sure))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -118,6 +118,7 @@ class Stationarity(StationarityAttack):
     pace: ClassVar[str] = "batches"
     objective: ClassVar[type[Objective]]
     strategy: ClassVar[GrowthStrategy] = SPLITTING
+    derived_from: ClassVar[type[Stationarity] | None] = None  # of a class without a name of its own
 
     @classmethod
     def with_objective(cls, objective: type[Objective]) -> type[Stationarity]:
@@ -129,20 +130,15 @@ class Stationarity(StationarityAttack):
         Returns:
             A subclass of this attack.
         """
-
-        def reduce(attack: Stationarity) -> Any:  # the class has no name to pickle it by
-            values = {name: getattr(attack, name) for name in attack.model_fields_set}
-            return _restore, (cls, objective, values)
-
         return type(
             objective.__name__,
             (cls,),
             {
                 "__module__": objective.__module__,
-                "__reduce__": reduce,
                 "name": objective.name,
                 "surface": objective.surface,
                 "objective": objective,
+                "derived_from": cls.derived_from or cls,
             },
         )
 
@@ -156,7 +152,19 @@ class Stationarity(StationarityAttack):
         Returns:
             A subclass of this attack.
         """
-        return type(cls.__name__, (cls,), {"__module__": cls.__module__, "strategy": strategy})
+        members = {"strategy": strategy, "derived_from": cls.derived_from or cls}
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickle an attack whose class cannot be imported by what the class was made of."""
+        kind, named = type(self), type(self).derived_from
+        if named is None:
+            return super().__reduce_ex__(protocol)
+        has_own_objective = kind.objective is not getattr(named, "objective", None)
+        objective = kind.objective if has_own_objective else None
+        strategy = None if kind.strategy is named.strategy else kind.strategy
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return _restore, (named, objective, strategy, values)
 
     @property
     def outside(self) -> bool:
@@ -278,9 +286,14 @@ class Stationarity(StationarityAttack):
 
 
 def _restore(
-    kind: type[Stationarity], objective: type[Objective], values: dict[str, Any]
+    kind: type[Stationarity],
+    objective: type[Objective] | None,
+    strategy: GrowthStrategy | None,
+    values: dict[str, Any],
 ) -> Stationarity:
-    return kind.with_objective(objective)(**values)
+    kind = kind if objective is None else kind.with_objective(objective)
+    kind = kind if strategy is None else kind.with_strategy(strategy)
+    return kind(**values)
 
 
 class BinaryKKT(KKTSettings, Stationarity):

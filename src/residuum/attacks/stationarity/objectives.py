@@ -398,5 +398,7 @@ def permuted(kind: type[Objective], seed: int) -> type[Objective]:
 
 
 OBJECTIVES: Table[type[Objective]] = Table(
-    "objective", {cls.name: cls for cls in (BinaryKKT, MulticlassKKT, WeightDecay, NTK, Moment)}
+    "objective",
+    {cls.name: cls for cls in (BinaryKKT, MulticlassKKT, WeightDecay, NTK, Moment)},
+    base=Objective,
 )
