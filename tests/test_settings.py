@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from cyclopts import App, CoercionError, Group
@@ -17,12 +17,12 @@ from residuum.auditing.config import FACTS
 from residuum.auditing.request import AuditRequest
 from residuum.cli.attack import SUMMARIES
 from residuum.cli.options import (
-    FLAT,
     Facts,
     made_from_options,
     option_name,
     options_from,
     shown_default,
+    with_options,
 )
 from residuum.errors import InputError
 from residuum.networks import SURROGATES
@@ -79,10 +79,10 @@ def test_a_setting_declared_once_is_checked_offered_saved_and_documented() -> No
 
     passed: list[dict[str, Any] | None] = []
 
+    @with_options(settings=options_from(Toy, group=Group("Few")))
     def command(*, settings: dict[str, Any] | None = None) -> None:
         passed.append(settings)
 
-    command.__annotations__["settings"] = Annotated[options_from(Toy, group=Group("Few")), FLAT]
     toy = App(result_action="return_value", exit_on_error=False, print_error=False)
     toy.default(command)
     arguments = toy.assemble_argument_collection()

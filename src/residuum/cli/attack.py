@@ -3,8 +3,8 @@
 Without the name of an attack, the attack that suits the network runs. To see the settings of an attack,
 run residuum attack NAME --help. A file that has the name of an attack is given as ./NAME.
 
-A preset gives values to settings, and the other options change them. A preset of another attack is
-refused.
+A preset gives values to settings, and the other options override them. A preset of another attack is
+refused. Settings of a preset that the attack does not have are left out.
 
 Examples:
 
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from residuum.cli import options
-from residuum.cli.options import FLAT, SETTINGS, options_from
+from residuum.cli.options import SETTINGS, options_from, with_options
 from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
 from residuum.errors import InputError, did_you_mean
 from residuum.settings import AUTO, MODELS, PRESETS, AttackSettings
@@ -75,17 +75,18 @@ Surface = Annotated[
 app = options.command_app("attack", __doc__)
 
 
-def command_of(name: str, settings: type[AttackSettings]) -> Callable[..., None]:
+def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[..., None]:
     """Return the command that runs an attack.
 
     Args:
         name: Name of the attack, "auto" for the one that suits the network.
-        settings: Its settings, which become options.
+        settings_model: The model of its settings, which become options.
 
     Returns:
         The command.
     """
 
+    @with_options(settings=options_from(settings_model, group=SETTINGS))
     def command(
         checkpoint: options.CheckpointPath,
         /,
@@ -105,7 +106,7 @@ def command_of(name: str, settings: type[AttackSettings]) -> Callable[..., None]
         ] = False,
         output: options.Output = options.OUTPUT,
         settings: dict[str, Any] | None = None,
-        surface: str | None = None,
+        surface: Surface = None,
         facts: options.Facts = options.FACTS,
         fine_tuning: options.FineTuning = options.FINE_TUNING,
         arch: options.Arch = None,
@@ -160,10 +161,8 @@ def command_of(name: str, settings: type[AttackSettings]) -> Callable[..., None]
             print_line(f"{out} holds this attack, finished; it is shown again.")
         output.result(read_json(out / SUMMARY), lambda: show(found, out))
 
-    command.__annotations__ |= {
-        "settings": Annotated[options_from(settings, group=SETTINGS), FLAT],
-        "surface": Annotated[Surface, Parameter(parse=name in ON_SURFACES)],
-    }
+    if name not in ON_SURFACES:
+        command.__annotations__["surface"] = Annotated[Surface, Parameter(parse=False)]
     return command
 
 
@@ -216,7 +215,7 @@ def add_command_of_plugin(arguments: list[str]) -> None:
         )
 
 
-def attack_app(name: str, settings: type[AttackSettings]) -> App:
+def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
     """Return the application of ``residuum attack NAME``."""
     attack = App(
         name=name,
@@ -225,13 +224,13 @@ def attack_app(name: str, settings: type[AttackSettings]) -> App:
         group_parameters=options.BASIC,
         sort_key=[*SUMMARIES, name].index(name),
     )
-    attack.default(command_of(name, settings))
+    attack.default(command_of(name, settings_model))
     return attack
 
 
 app.default(command_of(AUTO, MODELS[AUTO]))
-for attack_name, attack_settings in MODELS.items():
-    app.command(attack_app(attack_name, attack_settings))
+for attack_name, model in MODELS.items():
+    app.command(attack_app(attack_name, model))
 
 
 def show(found: Reconstruction, out: Path) -> None:

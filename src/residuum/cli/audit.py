@@ -29,7 +29,7 @@ from cyclopts import Parameter
 from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.request import AuditRequest
 from residuum.cli import options
-from residuum.cli.options import options_from
+from residuum.cli.options import options_from, with_options
 from residuum.cli.output import (
     columns,
     number,
@@ -63,6 +63,22 @@ app = options.command_app("audit", __doc__)
 
 
 @app.default
+@with_options(
+    settings=options_from(
+        AuditRequest,
+        skip=("batches",),
+        changes={
+            "budget": Annotated[str, Parameter(metavar="TIME")],
+            "preset": Annotated[str, Parameter(choices=tuple(PRESETS), show_choices=False)],
+            "attacks": Annotated[
+                list[str], Parameter(metavar="NAME", completer=lambda _: tuple(MODELS))
+            ],
+            "arch": Annotated[str, Parameter(metavar="ARCH")],
+            "model_code": Annotated[str, Parameter(metavar="CODE")],
+            "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
+        },
+    )
+)
 def command(
     checkpoint: options.OptionalCheckpointPath = None,
     /,
@@ -185,25 +201,6 @@ def command(
 
         webbrowser.open((out / "report.html").resolve().as_uri())
     return 0 if exit_zero else exit_code(result.verdict, conditions)
-
-
-command.__annotations__["settings"] = Annotated[
-    options_from(
-        AuditRequest,
-        skip=("batches",),
-        changes={
-            "budget": Annotated[str, Parameter(metavar="TIME")],
-            "preset": Annotated[str, Parameter(choices=tuple(PRESETS), show_choices=False)],
-            "attacks": Annotated[
-                list[str], Parameter(metavar="NAME", completer=lambda _: tuple(MODELS))
-            ],
-            "arch": Annotated[str, Parameter(metavar="ARCH")],
-            "model_code": Annotated[str, Parameter(metavar="CODE")],
-            "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
-        },
-    ),
-    options.FLAT,
-]
 
 
 def read_attack(text: str) -> str | dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import options_from
+from residuum.cli.options import options_from, with_options
 from residuum.cli.output import print_json, print_line, print_table, trial_progress
 from residuum.errors import InputError
 from residuum.settings import DefenseRequest
@@ -31,6 +31,15 @@ app = options.command_app("defend", __doc__)
 
 
 @app.default
+@with_options(
+    settings=options_from(
+        DefenseRequest,
+        changes={
+            "arch": Annotated[str, Parameter(metavar="ARCH")],
+            "value_range": Annotated[str, Parameter(metavar="LOW,HIGH", group=options.ATTACKER)],
+        },
+    )
+)
 def command(
     *,
     data: Annotated[
@@ -75,18 +84,6 @@ def command(
     with trial_progress(output.visible) as watch:
         outcomes = defend(data, names, out=out, watch=watch, **settings)
     output.result(json.loads((out / "result.json").read_text()), lambda: _show(outcomes, out))
-
-
-command.__annotations__["settings"] = Annotated[
-    options_from(
-        DefenseRequest,
-        changes={
-            "arch": Annotated[str, Parameter(metavar="ARCH")],
-            "value_range": Annotated[str, Parameter(metavar="LOW,HIGH", group=options.ATTACKER)],
-        },
-    ),
-    options.FLAT,
-]
 
 
 def _show(outcomes: list[Outcome], out: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import options_from
+from residuum.cli.options import options_from, with_options
 from residuum.cli.output import exposure_progress, number, print_line, print_notes, print_table
 from residuum.errors import InputError
 from residuum.settings import ExposureRequest
@@ -35,6 +35,7 @@ app = options.command_app("exposure", __doc__)
 
 
 @app.default
+@with_options(settings=options_from(ExposureRequest, skip=("grouped_by",)))
 def command(
     checkpoint: options.CheckpointPath,
     /,
@@ -152,11 +153,6 @@ def command(
 
     output.result(found.to_json(), show_all)
     return 1 if above else 0
-
-
-command.__annotations__["settings"] = Annotated[
-    options_from(ExposureRequest, skip=("grouped_by",)), options.FLAT
-]
 
 
 def show(found: Exposure, out: Path | None) -> None:

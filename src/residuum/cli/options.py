@@ -27,7 +27,6 @@ BASIC = Group("Basic", sort_key=1)
 SETTINGS = Group("Settings of the attack", sort_key=2)
 ATTACKER = Group("Attacker knowledge", sort_key=3)
 EXPERT = Group("Expert", sort_key=4)
-FLAT = Parameter(name="*")  # the fields of a parameter are options of the command
 OPTION_NAMES = {  # of settings whose option has another name
     "model_code": "model",
     "objectives": "rank-by",
@@ -35,6 +34,7 @@ OPTION_NAMES = {  # of settings whose option has another name
     "gpus": "gpus-per-trial",
 }
 Made = TypeVar("Made")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def command_app(name: str, doc: str | None) -> App:
@@ -88,7 +88,7 @@ def options_from(
             is_expert = field.json_schema_extra == EXPERT_SETTING
             option = Parameter(
                 name=option_name(name),
-                help=_with_options(field.description or "", model),
+                help=_name_options(field.description or "", model),
                 group=EXPERT if is_expert else group,
                 show_default=shown_default(field.default) or False,
                 negative_bool="no-",
@@ -111,7 +111,25 @@ def _typed(kind: Any) -> Any:
     return kind
 
 
-def _with_options(text: str, model: type[BaseModel]) -> str:
+def with_options(**types: Any) -> Callable[[Command], Command]:
+    """Return a decorator that turns parameters of a command into options.
+
+    Args:
+        **types: What :func:`options_from` returned, by the names of the parameters.
+
+    Returns:
+        The decorator.
+    """
+
+    def decorate(command: Command) -> Command:
+        flat = Parameter(name="*")  # the fields are options of the command itself
+        command.__annotations__ |= {name: Annotated[t, flat] for name, t in types.items()}
+        return command
+
+    return decorate
+
+
+def _name_options(text: str, model: type[BaseModel]) -> str:
     """Return a description in which other settings of the model are named by their options."""
     names = (name for name in model.model_fields if "_" in name)
     return re.sub(rf"\b({'|'.join(names) or '$.'})\b", lambda match: option_name(match[1]), text)
@@ -234,12 +252,10 @@ class Output:
 class Facts:
     """What the attacker knows besides the release, as ``attacker_knowledge`` reads it."""
 
-    shape: Annotated[
-        str | None, Parameter(help="Shape of one sample.", metavar="C,H,W", group=ATTACKER)
-    ] = None
+    shape: Annotated[str | None, Parameter(help="Shape of one sample.", metavar="C,H,W")] = None
     value_range: Annotated[
         str | None,
-        Parameter(help="Least and greatest value of a sample.", metavar="LOW,HIGH", group=ATTACKER),
+        Parameter(help="Least and greatest value of a sample.", metavar="LOW,HIGH"),
     ] = None
     mean: Annotated[
         str | None,
@@ -247,7 +263,6 @@ class Facts:
             help="What was subtracted from the samples: a number, an .npy, or an .npz with 'mean'. For an "
             "audit also train or holdout, the mean that is stored with these samples.",
             metavar="MEAN",
-            group=ATTACKER,
             completer=lambda _: ("train", "holdout"),
         ),
     ] = None
@@ -255,44 +270,37 @@ class Facts:
         Literal["user", "train", "holdout", "release"] | None,
         Parameter(
             help="Where a number or file given as --mean comes from. By default user.",
-            group=ATTACKER,
         ),
     ] = None
-    sample_count: Annotated[
-        int | None, Parameter(help="Number of training samples.", group=ATTACKER)
-    ] = None
+    sample_count: Annotated[int | None, Parameter(help="Number of training samples.")] = None
     label_balance: Annotated[
         str | None,
-        Parameter(help="Share of each label, such as 0.5,0.5.", metavar="SHARES", group=ATTACKER),
+        Parameter(help="Share of each label, such as 0.5,0.5.", metavar="SHARES"),
     ] = None
     init: Annotated[
         str | None,
         Parameter(
             help="Initial weights. own takes those in the training directory.",
             metavar="FILE",
-            group=ATTACKER,
             completer=lambda _: ("own",),
         ),
     ] = None
     loss: Annotated[
         Literal["logistic", "exponential", "squared", "cross_entropy"] | None,
-        Parameter(help="The training loss.", group=ATTACKER),
+        Parameter(help="The training loss."),
     ] = None
-    weight_decay: Annotated[
-        float | None, Parameter(help="Weight decay of the training.", group=ATTACKER)
-    ] = None
+    weight_decay: Annotated[float | None, Parameter(help="Weight decay of the training.")] = None
     columns: Annotated[
         str | None,
         Parameter(
             help="Types of a table's columns, counted from 0, such as 0-2:onehot,3:integer/9 (divided by "
             "9).",
             metavar="FIRST-LAST:TYPE,...",
-            group=ATTACKER,
         ),
     ] = None
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
 class FineTuning:
     """The weights before fine-tuning, as ``trained_and_base`` reads them."""
@@ -302,7 +310,6 @@ class FineTuning:
         Parameter(
             help="The weights before fine-tuning. CKPT can be an adapter (LoRA) of them.",
             metavar="FILE",
-            group=ATTACKER,
         ),
     ] = None
     adapter: Annotated[
@@ -310,7 +317,6 @@ class FineTuning:
         Parameter(
             help="An adapter (LoRA) of CKPT. The attacker then knows CKPT as the base.",
             metavar="FILE",
-            group=ATTACKER,
         ),
     ] = None
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.options import options_from
+from residuum.cli.options import options_from, with_options
 from residuum.cli.output import number, print_line, print_table, sweep_progress
 from residuum.errors import InconclusiveError, InputError
 from residuum.settings import (
@@ -45,6 +45,23 @@ app = options.command_app("sweep", __doc__)
 
 
 @app.default
+@with_options(
+    settings=options_from(
+        SweepSettings,
+        changes={
+            "objectives": Annotated[str, Parameter(metavar="WORDS")],
+            "address": Annotated[str, Parameter(metavar="ADDRESS")],
+            "storage": Annotated[str, Parameter(metavar="URL")],
+        },
+    ),
+    attack_settings=options_from(
+        StationaritySettings,
+        UnmixSettings,
+        skip=("seed",),
+        group=options.SETTINGS,
+        changes={"restarts": Annotated[int, Parameter(show_default=str(TRIAL_RESTARTS))]},
+    ),
+)
 def command(
     checkpoint: options.CheckpointPath,
     /,
@@ -141,31 +158,6 @@ def command(
         )
     scored = {"rankings": done.scored.to_json()} if done.scored else {}
     output.result({**done.said, **scored}, lambda: show(done, out))
-
-
-command.__annotations__ |= {
-    "settings": Annotated[
-        options_from(
-            SweepSettings,
-            changes={
-                "objectives": Annotated[str, Parameter(metavar="WORDS")],
-                "address": Annotated[str, Parameter(metavar="ADDRESS")],
-                "storage": Annotated[str, Parameter(metavar="URL")],
-            },
-        ),
-        options.FLAT,
-    ],
-    "attack_settings": Annotated[
-        options_from(
-            StationaritySettings,
-            UnmixSettings,
-            skip=("seed",),
-            group=options.SETTINGS,
-            changes={"restarts": Annotated[int, Parameter(show_default=str(TRIAL_RESTARTS))]},
-        ),
-        options.FLAT,
-    ],
-}
 
 
 def trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:

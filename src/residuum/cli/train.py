@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from residuum.cli import options
-from residuum.cli.options import options_from
+from residuum.cli.options import options_from, with_options
 from residuum.cli.output import number, print_line, print_table, training_progress
 from residuum.settings import TrainingConfig
 
@@ -25,6 +25,7 @@ app = options.command_app("train", __doc__)
 
 
 @app.default
+@with_options(settings=options_from(TrainingConfig, group=Group("Training", sort_key=2)))
 def command(
     *,
     data: Annotated[
@@ -93,11 +94,6 @@ def command(
             state = train(str(architecture), split.train, config, task=chosen_task, **where)
         summary = write_run(out, str(architecture), split, config, state, chosen_task, device)
     output.result(summary, lambda: _show(summary, out, noted=n is None))
-
-
-command.__annotations__["settings"] = Annotated[
-    options_from(TrainingConfig, group=Group("Training", sort_key=2)), options.FLAT
-]
 
 
 def _show(summary: dict[str, Any], out: Path, noted: bool) -> None:
