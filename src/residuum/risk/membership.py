@@ -120,7 +120,9 @@ class MembershipTest(Record):
             return f"Membership could not be tested: {self.reason}"
         rate = f"at a false discovery rate of {LEVEL:.0%}"
         if self.is_finding:
-            return f"{len(self.named)} of {self.records} training records are named as members {rate}."
+            return (
+                f"{len(self.named)} of {self.records} training records are named as members {rate}."
+            )
         if len(self.named):
             return (
                 f"{len(self.named)} of {self.records} training records are named {rate}; a finding needs "
