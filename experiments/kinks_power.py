@@ -1,8 +1,8 @@
 """How many members do activation boundaries name, where, and what protects?
 
 Part ``power``: networks of width 256 with PyTorch's default initialization, batches of 32, Adam 1e-3 and SGD
-0.01 with momentum 0.9, measured after 20, 50 and 200 epochs. The bars are for the mean over both optimizers and
-five seeds:
+0.01 with momentum 0.9, measured after 20, 50 and 200 epochs. The bars are for the mean over both optimizers
+and five seeds:
 
 - after 200 epochs: MNIST n = 60 at least 60%, digits n = 60 at least 50%, breast cancer n = 60 at least 15%,
   MNIST n = 1000 with Adam at least 14%,
@@ -342,6 +342,8 @@ def membership_row(model: Any, data: dict[str, Any], lists: bool) -> dict[str, A
             {
                 "named": len(test.named),
                 "false": int((test.named >= half).sum()),
+                "accepted": int((test.q <= 0.05).sum()),
+                "accepted_false": int((test.q[half:] <= 0.05).sum()),
                 "finding": test.is_finding,
                 "decoy_named": len(test.decoy_named),
                 "decoy_false": int((test.decoy_named >= half).sum()),
@@ -395,6 +397,7 @@ def summarize_power(rows: list[Case]) -> list[str]:
     nobody = [e["strangers"] for r in rows for e in r["epochs"].values() if "strangers" in e]
     for name, false, label in (
         ("named", "false", "held-out records"),
+        ("accepted", "accepted_false", "the same without two boundaries and group test"),
         ("decoy_named", "decoy_false", "decoys"),
     ):
         named, wrong = (sum(half[k] for half in halves) for k in (name, false))

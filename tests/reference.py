@@ -227,7 +227,7 @@ def naive_kinks(
                 r = abs(z[j]) / (sizes[j] / math.sqrt(len(pool)))
                 is_near = r < 1e-2 and not is_silent
                 total += (math.log(0.97 + a / (r + 3e-5)) if is_near else log_odds) / size
-                if r < 1e-3 and not is_silent:
+                if r < 2e-3 and not is_silent:
                     on.append(j)
             counts.append(sum(not any(k < j and is_parallel(j, k) for k in on) for j in on))
         statistics.append(total)
