@@ -133,13 +133,13 @@ def measure_change(case: Case) -> Case:
 
 
 def load(name: str, n: int, seed: int) -> dict[str, Any]:
-    """Members, as many strangers for half lists, held-out records, and test records, drawn by seed."""
+    """Members, as many non-members for half lists, held-out records, and test records, drawn by seed."""
     import torch
 
     x, y = pool_of(name)
     order = np.random.default_rng([seed, n]).permutation(len(x))
-    strangers = min(n, max(0, len(x) - n - HOLDOUT)) if name != "cancer" else n
-    cuts = np.cumsum([n, strangers, min(HOLDOUT, len(x) - n - strangers)])
+    outside_count = min(n, max(0, len(x) - n - HOLDOUT)) if name != "cancer" else n
+    cuts = np.cumsum([n, outside_count, min(HOLDOUT, len(x) - n - outside_count)])
     members, outside, holdout, test = np.split(order, cuts)
     test = np.concatenate([test, holdout, outside])[:2000]
     if name in (
@@ -150,7 +150,7 @@ def load(name: str, n: int, seed: int) -> dict[str, Any]:
         x = (x - x[members].mean(0)) / np.where(deviation > 0, deviation, 1)
     elif name in SCALINGS:
         x = SCALINGS[name](x)
-    parts = {"members": members, "strangers": outside, "holdout": holdout, "test": test}
+    parts = {"members": members, "non_members": outside, "holdout": holdout, "test": test}
     split = {
         part: (torch.from_numpy(x[rows]).float(), torch.from_numpy(y[rows]).long())
         for part, rows in parts.items()
@@ -293,7 +293,7 @@ def rounded(model: Any, how: str, seed: int) -> Any:
 
 
 def membership_row(model: Any, data: dict[str, Any], lists: bool) -> dict[str, Any]:
-    """Return who is named in the list of members, in half lists and in a list of strangers."""
+    """Return who is named in the list of members, in half lists and in a list of non-members."""
     import torch
 
     from residuum.io.modules import checkpoint_from_module
@@ -303,7 +303,7 @@ def membership_row(model: Any, data: dict[str, Any], lists: bool) -> dict[str, A
     network = checkpoint_from_module(model, input_shape=(data["members"][0].shape[1],))
     holdout = Dataset(*data["holdout"])
     result = measure_membership(network, Dataset(*data["members"]), holdout)
-    n, strangers = len(data["members"][0]), len(data["strangers"][0])
+    n, outside_count = len(data["members"][0]), len(data["non_members"][0])
     with torch.no_grad():
         accuracy, train_accuracy = (
             float((model(data[part][0]).argmax(1) == data[part][1]).float().mean())
@@ -330,10 +330,10 @@ def membership_row(model: Any, data: dict[str, Any], lists: bool) -> dict[str, A
         "train": round(train_accuracy, 4),
         "loss": loss,
     }
-    if not lists or strangers < n:
+    if not lists or outside_count < n:
         return row
     half = n // 2
-    pairs = [(data["members"][i], data["strangers"][i]) for i in range(2)]
+    pairs = [(data["members"][i], data["non_members"][i]) for i in range(2)]
     halves = []
     for take in (slice(0, half), slice(half, 2 * half)):
         x, y = (torch.cat([a[take], b[take]]) for a, b in pairs)
@@ -349,14 +349,14 @@ def membership_row(model: Any, data: dict[str, Any], lists: bool) -> dict[str, A
                 "decoy_false": int((test.decoy_named >= half).sum()),
             }
         )
-    nobody = measure_membership(network, Dataset(*data["strangers"]), holdout)
+    outside = measure_membership(network, Dataset(*data["non_members"]), holdout)
     row["halves"] = halves
-    row["strangers"] = {
-        "named": len(nobody.named),
-        "accepted": int((nobody.q <= 0.05).sum()),
-        "finding": nobody.is_finding,
-        "group_p": nobody.group_p,
-        "decoy_named": len(nobody.decoy_named),
+    row["non_members"] = {
+        "named": len(outside.named),
+        "accepted": int((outside.q <= 0.05).sum()),
+        "finding": outside.is_finding,
+        "group_p": outside.group_p,
+        "decoy_named": len(outside.decoy_named),
     }
     return row
 
@@ -375,14 +375,14 @@ def summarize_power(rows: list[Case]) -> list[str]:
     ]
     settings = dict.fromkeys((r["case"]["data"], r["case"]["n"], r["case"]["model"]) for r in rows)
     for setting in settings:
-        some = [
+        selected = [
             r for r in rows if (r["case"]["data"], r["case"]["n"], r["case"]["model"]) == setting
         ]
         for epoch in map(str, EPOCHS):
-            each = [r["epochs"][epoch] for r in some]
+            entries = [r["epochs"][epoch] for r in selected]
             by_optimizer = {
-                name: share(r["epochs"][epoch] for r in some if r["case"]["optimizer"] == name)
-                for name in dict.fromkeys(r["case"]["optimizer"] for r in some)
+                name: share(r["epochs"][epoch] for r in selected if r["case"]["optimizer"] == name)
+                for name in dict.fromkeys(r["case"]["optimizer"] for r in selected)
             }
             mean = sum(by_optimizer.values()) / len(by_optimizer)
             parts = ", ".join(f"{name} {value:.1%}" for name, value in by_optimizer.items())
@@ -390,26 +390,28 @@ def summarize_power(rows: list[Case]) -> list[str]:
             lines.append(
                 f"{' '.join(map(str, setting))} {epoch}: {mean:.1%} ({parts})"
                 + (f"; bar {bar:.0%}: {'met' if mean >= bar else 'NOT MET'}" if bar else "")
-                + f"; decoys {share(each, 'decoy_named'):.1%}; TPR {average(each, 'tpr'):.1%}; "
-                f"AUC {average(each, 'auc'):.2f}; test {average(each, 'test'):.2f}; {len(each)}"
+                + f"; decoys {share(entries, 'decoy_named'):.1%}; TPR {average(entries, 'tpr'):.1%}; "
+                f"AUC {average(entries, 'auc'):.2f}; test {average(entries, 'test'):.2f}; {len(entries)}"
             )
     halves = [half for r in rows for e in r["epochs"].values() for half in e.get("halves", ())]
-    nobody = [e["strangers"] for r in rows for e in r["epochs"].values() if "strangers" in e]
+    outside_lists = [
+        e["non_members"] for r in rows for e in r["epochs"].values() if "non_members" in e
+    ]
     for name, false, label in (
         ("named", "false", "held-out records"),
         ("accepted", "accepted_false", "the same without two boundaries and group test"),
         ("decoy_named", "decoy_false", "decoys"),
     ):
         named, wrong = (sum(half[k] for half in halves) for k in (name, false))
-        some = sum(test[name] > 0 for test in nobody)
+        counts = [test[name] for test in outside_lists]
         lines.append(
             f"{label}: half lists: {wrong} of {named} named records are false "
             f"({wrong / max(1, named):.1%}) in {len(halves)} lists; lists without members: "
-            f"{some} of {len(nobody)} name anyone, {sum(test[name] for test in nobody)} records"
+            f"{sum(k > 0 for k in counts)} of {len(counts)} name anyone, {sum(counts)} records"
         )
     lines.append(
-        f"lists without members: findings {sum(t['finding'] for t in nobody)}, group test rejects "
-        f"{sum(t['group_p'] <= 0.01 for t in nobody)}, of {len(nobody)}"
+        f"lists without members: findings {sum(t['finding'] for t in outside_lists)}, group test rejects "
+        f"{sum(t['group_p'] <= 0.01 for t in outside_lists)}, of {len(outside_lists)}"
     )
     return lines
 
@@ -424,9 +426,9 @@ def summarize_changes(rows: list[Case]) -> list[str]:
             table.setdefault(label, {}).setdefault(row["case"]["data"], []).append(entry)
     for label, by_data in table.items():
         cells = [
-            f"{data} {share(each):.0%} ({sum(e['finding'] for e in each)}/{len(each)}), "
-            f"{average(each, 'test'):.2f}"
-            for data, each in by_data.items()
+            f"{data} {share(entries):.0%} ({sum(e['finding'] for e in entries)}/{len(entries)}), "
+            f"{average(entries, 'test'):.2f}"
+            for data, entries in by_data.items()
         ]
         lines.append(f"{label}: {'; '.join(cells)}")
     return lines

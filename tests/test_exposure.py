@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
 from pathlib import Path
@@ -31,10 +30,10 @@ from residuum.risk import groups as grouping
 from residuum.risk import run as exposing
 from residuum.risk.canaries import bound, epsilon_bound, guessed
 from residuum.risk.case import Case, covectors
+from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import informed_estimate
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.groups import mean_interval
-from residuum.risk.conformal import rank_p_values
 from residuum.risk.probability import score
 from residuum.risk.row_space import RIDGE, SOFT, RowSpace
 from residuum.risk.run import expose

@@ -145,9 +145,9 @@ def test_equal_neurons_vote_once() -> None:
     with torch.no_grad():
         doubled[0].weight[:] = model[0].weight.repeat(3, 1)
         doubled[0].bias[:] = model[0].bias.repeat(3)
-    one, three = (ActivationBoundaries.measure(m, x).score(x) for m in (model, doubled))
-    torch.testing.assert_close(three.statistic, one.statistic)
-    assert torch.equal(three.boundaries, one.boundaries)
+    single, triple = (ActivationBoundaries.measure(m, x).score(x) for m in (model, doubled))
+    torch.testing.assert_close(triple.statistic, single.statistic)
+    assert torch.equal(triple.boundaries, single.boundaries)
 
 
 def test_a_silent_layer_has_no_boundaries() -> None:
@@ -347,19 +347,19 @@ def test_rounded_weights_still_name_members(
     pool = torch.cat([train.x, holdout.x])
     weights = list(rounded.theta.values())
     pairs = list(zip(weights[::2], weights[1::2], strict=True))
-    some = slice(0, 3)
+    first = slice(0, 3)
     if dtype != torch.float64:
         return
     naive, _ = reference.naive_kinks(
         [(w[:20], b[:20]) if i == 0 else (w[:, :20], b) for i, (w, b) in enumerate(pairs)],
-        pool[some],
+        pool[first],
         pool[:40],
     )
     narrow = MLP((64, 20, 10), "all").double()
     with torch.no_grad():
         narrow.linears[0].weight[:], narrow.linears[0].bias[:] = pairs[0][0][:20], pairs[0][1][:20]
         narrow.linears[1].weight[:], narrow.linears[1].bias[:] = pairs[1][0][:, :20], pairs[1][1]
-    scores = ActivationBoundaries.measure(narrow, pool[:40]).score(pool[some])
+    scores = ActivationBoundaries.measure(narrow, pool[:40]).score(pool[first])
     assert scores.statistic.tolist() == pytest.approx(naive, rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Measure how many activation boundaries of a network pass through records.
+"""Measure which activation boundaries of a network pass through records.
 
 Training moves the activation boundaries of ReLU neurons onto training samples, and leaves them there. A
 training sample at which a ReLU's input is exactly zero is a kink.
@@ -228,7 +228,8 @@ def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
 class _Recorder(TorchFunctionMode):
     """Record the input of every piecewise linear activation, wherever a forward calls it.
 
-    offsets: zeros (n, h) added behind each activation, so that effects can be differentiated.
+    layers: the input z (n, h) of each activation less the point where it bends, with zeros (n, h) that
+        are added to its output, so that the effect of the neuron on the network can be differentiated.
     """
 
     def __init__(self, n: int, with_effects: bool) -> None:
@@ -241,8 +242,8 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         z = args[0] if args else kwargs.get("input")
-        breaks = _breaks(getattr(func, "__name__", ""), args, kwargs) if self._counts(z) else ()
-        if not breaks:
+        bends = _bends(getattr(func, "__name__", ""), args, kwargs)
+        if not bends or not isinstance(z, Tensor) or not self._counts(z):
             return func(*args, **kwargs)
         z_before, copied = z.detach().clone(), z.clone()
         args, kwargs = (copied, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
@@ -253,14 +254,14 @@ class _Recorder(TorchFunctionMode):
             result = result + offset
         if is_in_place:  # what autograd saved is the copy
             result = z.copy_(result)
-        self.layers += [(z_before - at if at else z_before, offset) for at in breaks]
+        self.layers += [(z_before - bend if bend else z_before, offset) for bend in bends]
         return result
 
-    def _counts(self, z: Any) -> bool:
-        return isinstance(z, Tensor) and z.is_floating_point() and z.ndim == 2 and len(z) == self.n
+    def _counts(self, z: Tensor) -> bool:
+        return z.is_floating_point() and z.ndim == 2 and len(z) == self.n
 
 
-def _breaks(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
+def _bends(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
     """Return the inputs at which the function bends: () if it is no piecewise linear activation."""
     name = called.partition(".")[0].removesuffix("_")
     if name in ("relu", "leaky_relu", "prelu", "rrelu"):
@@ -268,13 +269,16 @@ def _breaks(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]
     if name == "relu6":
         return (0.0, 6.0)
     if name == "hardtanh":
-        low, high, *_ = (*args[1:3], -1.0, 1.0) if len(args) != 2 else (args[1], 1.0)
-        return (kwargs.get("min_val", low), kwargs.get("max_val", high))
+        low = _argument(args, kwargs, 1, "min_val", -1.0)
+        return (low, _argument(args, kwargs, 2, "max_val", 1.0))
     if name in ("clamp", "clamp_min"):  # of which a cut at zero is a ReLU
-        low, high, *_ = (*args[1:3], None, None) if len(args) != 2 else (args[1], None)
-        low, high = kwargs.get("min", low), kwargs.get("max", high)
+        low, high = _argument(args, kwargs, 1, "min"), _argument(args, kwargs, 2, "max")
         return (0.0,) if isinstance(low, int | float) and low == 0 and high is None else ()
     return ()
+
+
+def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default: Any = None) -> Any:
+    return args[index] if len(args) > index else kwargs.get(name, default)
 
 
 def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:

@@ -125,7 +125,8 @@ def count_kinks(case: Case) -> Measured[KinkFigures]:
     p, q = missing(n), missing(n)
     pool = x if case.holdout is None else torch.cat([x, case.holdout.x])
     boundaries = ActivationBoundaries.measure(case.model, pool)
-    scores, notes = boundaries.score(pool), ()
+    scores = boundaries.score(pool)
+    notes: tuple[str, ...] = ()
     if not boundaries.neurons:
         notes = ("no kinks: no dense layer with a piecewise linear activation changes the outputs",)
     elif case.holdout is None:
