@@ -96,7 +96,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     model = dense(6, 20, 8, 2)
     x = torch.randn(40, 6, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
     whole = ActivationBoundaries.measure(model, x).score(x)
-    monkeypatch.setattr("residuum.networks.kinks.BLOCK_BYTES", 8 * 4300 * 7)
+    monkeypatch.setattr("residuum.networks.kinks.BLOCK_BYTES", 8 * 500 * 7)
     blocked = ActivationBoundaries.measure(model, x).score(x)
     torch.testing.assert_close(blocked.statistic, whole.statistic)
     assert torch.equal(blocked.boundaries, whole.boundaries)
@@ -226,7 +226,7 @@ def test_only_the_dense_layers_behind_convolutions_count() -> None:
 def test_constant_columns_stay_constant_in_decoys() -> None:
     x = torch.randn(400, 3)
     x[:, 1] = 0.3
-    decoys = make_decoys(x, torch.Generator().manual_seed(0))
+    decoys = make_decoys(x, x.std(0, correction=0), torch.Generator().manual_seed(0))
     noise = (decoys - x) / x.std(0, correction=0)
     assert torch.equal(decoys[:, 1], x[:, 1].double())
     assert noise[:, [0, 2]].std() == pytest.approx(0.1, rel=0.1)
@@ -247,18 +247,30 @@ def test_the_group_test_counts_records_above_the_tail() -> None:
     assert count_above_tail(torch.tensor([8.0, 9.0, 9.5]), torch.arange(10.0)) == 1
     ties = torch.zeros(50)
     assert count_above_tail(ties, torch.zeros(300)) == 0
-    assert group_p_value(ties, torch.zeros(300), 0) == 1
+    assert group_p_value(ties, torch.zeros(300)) == 1
 
 
-def test_the_group_test_holds_its_level_and_has_power() -> None:
+@pytest.mark.parametrize(("n", "held"), [(12, 250), (60, 99), (5, 100)])
+def test_the_group_test_is_the_permutation_test_over_all_subsets(n: int, held: int) -> None:
     generator = torch.Generator().manual_seed(6)
-    p_values = [
-        group_p_value(values[:40], values[40:], seed, permutations=199)
-        for seed, values in enumerate(torch.randn(200, 340, generator=generator))
+    values = torch.arange(float(n + held))
+    counts = [
+        count_above_tail(values[order[:n]], values[order[n:]])
+        for order in (torch.randperm(n + held, generator=generator) for _ in range(4000))
     ]
-    assert sum(p <= 0.05 for p in p_values) <= 19  # 5% of 200, and three deviations
-    values = torch.randn(340, generator=generator)
-    assert group_p_value(values[:40] + 2, values[40:], 0) <= 0.01
+    for wanted in {0, 1, 2, 3}:
+        share = sum(count >= wanted for count in counts) / 4000
+        threshold = values[:held][-1 - held // 100]
+        statistic = torch.where(torch.arange(n) < wanted, threshold + 0.5, -1.0)
+        p = group_p_value(statistic, values[:held])
+        assert p == pytest.approx(share, abs=4 * math.sqrt(p * (1 - p) / 4000) + 1e-9)
+
+
+def test_equal_statistics_do_not_make_the_group_test_reject() -> None:
+    generator = torch.Generator().manual_seed(6)
+    counts = torch.poisson(torch.full((1000, 340), 0.1), generator=generator)
+    p_values = [group_p_value(row[:40], row[40:]) for row in counts]
+    assert sum(p <= 0.05 for p in p_values) <= 71  # 5% of 1000, and three deviations
 
 
 @pytest.mark.parametrize(("n", "needed"), [(60, 399), (1000, 399), (3, 19), (10, 66), (61, 304)])
@@ -313,7 +325,7 @@ def test_members_are_named_and_others_are_not(
     result = measure_membership(network, train, holdout)
     assert result.is_finding
     assert len(result.named) >= 25
-    assert result.group_p == 0.0005
+    assert result.group_p < 1e-6
     assert (result.boundaries[result.named] >= 2).all()
     assert (result.q[result.named] <= 0.05).all()
     assert len(result.decoy_named) >= 20

@@ -114,7 +114,7 @@ class ActivationBoundaries:
             DataError: If records are not finite.
         """
         _check_finite(module, pool)
-        numbers = _numbers_per_record(module, pool[:1])
+        numbers = _numbers_per_record(module, pool)
         sums: list[_Sums] = []
         for block in _blocks(len(pool), numbers):
             recorded = _record(module, pool[block], with_effects=True)
@@ -158,19 +158,19 @@ class ActivationBoundaries:
         return KinkScores(torch.cat(statistic), torch.cat(boundaries))
 
 
-def make_decoys(x: Tensor, generator: torch.Generator) -> Tensor:
+def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Tensor:
     """Return a noisy copy of every record: like the record, but off the boundaries that training moved.
 
     Args:
         x: Records, (n, *shape).
+        deviation: Standard deviation of every column, (*shape). A column with zero stays as it is.
         generator: Of the noise.
 
     Returns:
-        Decoys (n, *shape) in float64. Columns that are constant in ``x`` stay constant.
+        Decoys (n, *shape) in float64.
     """
-    x = x.double()
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    return x + DECOY_NOISE * x.std(0, correction=0) * noise
+    return x.double() + DECOY_NOISE * deviation.double() * noise
 
 
 @dataclass(eq=False)
@@ -230,12 +230,14 @@ class _Recorder(TorchFunctionMode):
 
     layers: the input z (n, h) of each activation less the point where it bends, with zeros (n, h) that
         are added to its output, so that the effect of the neuron on the network can be differentiated.
+    numbers: how many numbers the functions called by the forward returned.
     """
 
     def __init__(self, n: int, with_effects: bool) -> None:
         super().__init__()
         self.n, self.with_effects = n, with_effects
         self.layers: list[tuple[Tensor, Tensor]] = []
+        self.numbers = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -244,7 +246,9 @@ class _Recorder(TorchFunctionMode):
         z = args[0] if args else kwargs.get("input")
         bends = _bends(getattr(func, "__name__", ""), args, kwargs)
         if not bends or not isinstance(z, Tensor) or not self._counts(z):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.numbers += result.numel() if isinstance(result, Tensor) else 0
+            return result
         z_before, copied = z.detach().clone(), z.clone()
         args, kwargs = (copied, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
         result = func(*args, **kwargs)
@@ -255,6 +259,7 @@ class _Recorder(TorchFunctionMode):
         if is_in_place:  # what autograd saved is the copy
             result = z.copy_(result)
         self.layers += [(z_before - bend if bend else z_before, offset) for bend in bends]
+        self.numbers += 6 * z.numel()  # the copies above, and what the statistic makes of them
         return result
 
     def _counts(self, z: Tensor) -> bool:
@@ -286,10 +291,9 @@ def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tens
 
     The derivative is that of a generic combination of the outputs. It is zero without effects.
     """
-    parameter = next(module.parameters())
     recorder = _Recorder(len(x), with_effects)
     with torch.set_grad_enabled(with_effects), recorder:
-        outputs = module(x.to(parameter.device, parameter.dtype))
+        outputs = module(_as_input(module, x))
     offsets = [offset for _, offset in recorder.layers]
     effects: list[Tensor | None] = [None] * len(offsets)
     if with_effects and outputs.requires_grad and offsets:
@@ -305,6 +309,11 @@ def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tens
     return layers
 
 
+def _as_input(module: nn.Module, x: Tensor) -> Tensor:
+    parameter = next(module.parameters())
+    return x.to(parameter.device, parameter.dtype)
+
+
 def _check_finite(module: nn.Module, x: Tensor) -> None:
     for name, weight in module.named_parameters():
         if not weight.isfinite().all():
@@ -313,9 +322,12 @@ def _check_finite(module: nn.Module, x: Tensor) -> None:
         raise DataError("Records must be finite numbers; some are not.", "Remove or impute them.")
 
 
+@torch.no_grad()
 def _numbers_per_record(module: nn.Module, x: Tensor) -> int:
-    layers = _record(module, x, with_effects=False)
-    return x[0].numel() + 6 * sum(z.shape[1] for z, _ in layers) + 4096  # copies of z, and the rest
+    """Return how many numbers a forward and a backward pass of one record need."""
+    with _Recorder(1, with_effects=False) as recorder:
+        module(_as_input(module, x[:1]))
+    return x[0].numel() + 2 * recorder.numbers + 1
 
 
 def _blocks(count: int, numbers: int) -> Iterator[slice]:

@@ -9,21 +9,25 @@ P-values that share one held-out set are positively dependent (PRDS, Bates et al
 with conformal p-values"). Under this dependence the rule of Benjamini and Hochberg controls the false
 discovery rate.
 
-The group test asks whether the list as a whole differs: it counts the records above the 99th percentile of
-the held-out ones, and compares the count with that of random subsets of the same size.
+The group test asks whether the list as a whole differs. Its statistic C is the number of records above the
+(k+1)-th largest held-out record, k = floor(N / 100). If all n + N records are exchangeable and no two are
+equal, C follows the negative hypergeometric law, which is
+
+    C ~ BetaBinomial(n, k + 1, N - k).
+
+This is the permutation test over all subsets of n records, without drawing any. Equal statistics only lower
+C, because a record that equals the threshold is not above it.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
+from scipy.stats import betabinom
 from torch import Tensor
 
 TAIL = 0.01  # share of held-out records above the threshold of the group test
-PERMUTATIONS = 1999  # random subsets: the smallest p-value is 0.0005
-BLOCK_VALUES = 1 << 22  # of permuted statistics in memory
 
 
 def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:
@@ -52,38 +56,23 @@ def count_above_tail(statistic: Tensor, holdout: Tensor) -> int:
     Returns:
         The statistic of the group test.
     """
-    pooled = torch.cat([statistic, holdout]).double().numpy()[None]
-    return int(_count_above(pooled, len(statistic))[0])
+    threshold = holdout.double().sort(descending=True).values[_records_above(len(holdout))]
+    return int((statistic.double() > threshold).sum())
 
 
-def group_p_value(
-    statistic: Tensor, holdout: Tensor, seed: int, permutations: int = PERMUTATIONS
-) -> float:
-    """Test whether more records lie in the tail of the held-out ones than in random subsets.
+def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
+    """Test whether more records lie in the tail of the held-out ones than in other subsets of the same size.
 
     Args:
         statistic: Of the records, (n,).
         holdout: Of the held-out records, (N,).
-        seed: Of the random subsets.
-        permutations: Number of random subsets of n of the n + N records.
 
     Returns:
-        The p-value (1 + number of subsets with at least this count) / (permutations + 1).
+        The p-value: the share of all subsets of n of the n + N records with at least this count.
     """
-    n, observed = len(statistic), count_above_tail(statistic, holdout)
-    pooled = torch.cat([statistic, holdout]).double().numpy()
-    generator = np.random.default_rng(seed)
-    step, reached = max(1, BLOCK_VALUES // len(pooled)), 0
-    for start in range(0, permutations, step):
-        count = min(step, permutations - start)
-        subsets = generator.permuted(np.broadcast_to(pooled, (count, len(pooled))), axis=1)
-        reached += int((_count_above(subsets, n) >= observed).sum())
-    return (1 + reached) / (permutations + 1)
+    n, count, k = len(statistic), count_above_tail(statistic, holdout), _records_above(len(holdout))
+    return float(betabinom.sf(count - 1, n, k + 1, len(holdout) - k))
 
 
-def _count_above(pooled: np.ndarray, n: int) -> np.ndarray:
-    """Return how many of the first n values of each row lie above the percentile of the rest."""
-    holdout = pooled[:, n:]
-    k = holdout.shape[1] - 1 - math.floor(TAIL * holdout.shape[1])
-    threshold = np.partition(holdout, k, axis=1)[:, k]
-    return (pooled[:, :n] > threshold[:, None]).sum(1)
+def _records_above(holdout: int) -> int:
+    return math.floor(TAIL * holdout + 1e-9)

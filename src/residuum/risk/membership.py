@@ -1,7 +1,7 @@
 """Test whether training records can be told from held-out records by a network's activation boundaries.
 
 The statistic T of a record and the number of boundaries that it lies on come from
-:mod:`residuum.networks.kinds` and :mod:`residuum.networks.kinks`. This module compares records with data.
+:mod:`residuum.networks.kinks`. This module compares training records with held-out records.
 
 1. The p-value of a record is its rank among the held-out records (:mod:`residuum.risk.conformal`).
 2. The group test counts the records above the 99th percentile of the held-out records.
@@ -44,6 +44,7 @@ MIN_NAMED = 3  # a finding about one or two records could be about near-copies i
 MIN_SHARE = 0.05  # of the records
 MIN_BOUNDARIES = 2  # one may be chance: a third of held-out records lie on one at width 256
 MAX_DECOYS = 20_000
+DECOY_BLOCK = 2000  # decoys in memory
 DECOYS_PER_RECORD = 20  # 1 / (20 n + 1) < 0.05 / n: enough to name a single record
 FALSE_POSITIVE_RATE = 0.01  # of the loss-based rule
 CONFIDENCE = 0.95  # of the one-sided upper limit of the AUC
@@ -82,7 +83,7 @@ class MembershipTest(Record):
         p: P-values by rank among held-out records, (n,). NaN without held-out records.
         q: The smallest false discovery rate at which the record is accepted, (n,).
         above_tail: Number of training records above the 99th percentile of the held-out records.
-        group_p: P-value of that number among random subsets. NaN without held-out records.
+        group_p: P-value of that number among all subsets of n records. NaN without held-out records.
         named: Indices of the named records.
         is_finding: Whether the named records are a membership finding.
         reason: Why no finding is possible with these inputs, "" if one is possible.
@@ -141,7 +142,7 @@ def measure_membership(
         train: The training records, as the network receives them.
         holdout: Records of the same kind that the network never saw. Without them only decoys are
             compared, and there is no finding.
-        seed: Of the random subsets of the group test and of the noise of decoys.
+        seed: Of the noise of decoys.
 
     Returns:
         The statistics, p-values and named records.
@@ -163,7 +164,7 @@ def measure_membership(
             "Prepare both in the same way.",
         )
     n = len(train)
-    pool = train.x.double() if holdout is None else torch.cat([train.x, holdout.x]).double()
+    pool = train.x if holdout is None else torch.cat([train.x, holdout.x])
     boundaries = ActivationBoundaries.measure(network.double_module, pool)
     scores = boundaries.score(pool)
     on_boundaries = scores.boundaries.sum(1)
@@ -173,7 +174,7 @@ def measure_membership(
     if len(holdout_statistic):
         p = rank_p_values(statistic, holdout_statistic)
         above_tail = count_above_tail(statistic, holdout_statistic)
-        group_p = group_p_value(statistic, holdout_statistic, seed)
+        group_p = group_p_value(statistic, holdout_statistic)
     accepted, q = _accept(p, on_boundaries[:n])
     named = accepted if group_p <= GROUP_LEVEL else accepted[:0]
     decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
@@ -266,11 +267,17 @@ def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
-    """Return the statistic of the decoys of all records."""
+    """Return the statistic of decoys of the records."""
+    generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
     copies = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
-    generator = torch.Generator().manual_seed(seed)
-    scores = [boundaries.score(make_decoys(x, generator)) for _ in range(copies)]
-    return torch.cat([score.statistic for score in scores])
+    records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]
+    return torch.cat(
+        [
+            boundaries.score(make_decoys(block, deviation, generator)).statistic
+            for _ in range(copies)
+            for block in records.split(DECOY_BLOCK)
+        ]
+    )
 
 
 def _why_untestable(n: int, holdout: int, neurons: int) -> str:
