@@ -71,6 +71,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"early_stopping": True},
     *({"activation": name} for name in ("leaky", "gelu", "silu", "tanh")),
     {"depth": 2},
+    *({"noise": share} for share in (0.2, 0.3)),  # added after the seeds had shown that 0.1 is too little
 )
 ROUNDED = ("fp16", "bf16", "int8", "noise 0.003", "noise 0.01", "noise 0.03", "noise 0.1")
 BARS = {  # data, n, model, epochs, optimizers: the least mean share of named members
@@ -123,6 +124,8 @@ def measure_change(case: Case) -> Case:
     model = build(change.get("activation", "mlp"), data, change)
     last = change.get("epochs", 200)
     ((epoch, network),) = train(model, data, change, (last,), case["seed"])
+    if "noise" in change:
+        network = rounded(network, f"noise {change['noise']}", case["seed"])
     rows = {"as trained": {**membership_row(network, data, lists=False), "epoch": epoch}}
     for rounding in () if change else ROUNDED:
         rows[rounding] = membership_row(rounded(network, rounding, case["seed"]), data, lists=False)

@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from residuum.errors import ArchitectureError, DataError
@@ -292,8 +293,9 @@ def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tens
     The derivative is that of a generic combination of the outputs. It is zero without effects.
     """
     recorder = _Recorder(len(x), with_effects)
+    theta = {name: p.detach() for name, p in module.named_parameters()}  # keeps the graph small
     with torch.set_grad_enabled(with_effects), recorder:
-        outputs = module(_as_input(module, x))
+        outputs = functional_call(module, theta, (_as_input(module, x),))
     offsets = [offset for _, offset in recorder.layers]
     effects: list[Tensor | None] = [None] * len(offsets)
     if with_effects and outputs.requires_grad and offsets:

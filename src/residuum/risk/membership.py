@@ -87,7 +87,7 @@ class MembershipTest(Record):
         named: Indices of the named records.
         is_finding: Whether the named records are a membership finding.
         reason: Why no finding is possible with these inputs, "" if one is possible.
-        decoy_p: P-values by rank among decoys, (n,).
+        decoy_p: P-values by rank among decoys, (n,). NaN without decoys.
         decoy_named: Indices of the records that decoys would name, without a group test.
         loss: The loss-based rule, None without held-out records.
     """
@@ -133,7 +133,12 @@ class MembershipTest(Record):
 
 
 def measure_membership(
-    network: Network, train: Dataset, holdout: Dataset | None = None, seed: int = 0
+    network: Network,
+    train: Dataset,
+    holdout: Dataset | None = None,
+    seed: int = 0,
+    *,
+    decoys: int = DECOYS_PER_RECORD,
 ) -> MembershipTest:
     """Test whether training records can be told from held-out records by the weights.
 
@@ -143,6 +148,7 @@ def measure_membership(
         holdout: Records of the same kind that the network never saw. Without them only decoys are
             compared, and there is no finding.
         seed: Of the noise of decoys.
+        decoys: Number of decoys of each record, 0 for none. There are at most 20,000 in all.
 
     Returns:
         The statistics, p-values and named records.
@@ -177,7 +183,9 @@ def measure_membership(
         group_p = group_p_value(statistic, holdout_statistic)
     accepted, q = _accept(p, on_boundaries[:n])
     named = accepted if group_p <= GROUP_LEVEL else accepted[:0]
-    decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
+    decoy_p = torch.full((n,), torch.nan, dtype=torch.float64)
+    if decoys:
+        decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, decoys, seed))
     needed = holdout_needed(n)
     return MembershipTest(
         records=n,
@@ -266,10 +274,10 @@ def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
     return accepted.nonzero()[:, 0], q
 
 
-def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
+def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, decoys: int, seed: int) -> Tensor:
     """Return the statistic of decoys of the records."""
     generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
-    copies = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
+    copies = max(1, min(decoys, MAX_DECOYS // len(x)))
     records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]
     return torch.cat(
         [
