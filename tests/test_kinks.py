@@ -387,6 +387,24 @@ def test_leaky_relu_and_scikit_learn_networks_name_members() -> None:
         assert not measure_membership(network, fresh, holdout).is_finding
 
 
+def test_a_convolutional_network_of_any_class_is_tested_behind_its_convolutions() -> None:
+    train, holdout, fresh = (
+        data.replace(x=data.x.reshape(-1, 1, 8, 8)) for data in digits(holdout=450)
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(128, 128), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(128, 10),
+    )  # fmt: skip
+    network = fit(model, train, epochs=400)
+    assert network.live is not None
+    result = measure_membership(network, train, holdout, decoys=0)
+    assert result.is_finding
+    assert result.layers == 1
+    assert result.decoy_p.isnan().all()
+    assert not measure_membership(network, fresh, holdout, decoys=0).is_finding
+
+
 def test_a_smooth_network_cannot_be_tested(
     trained: tuple[Network, Dataset, Dataset, Dataset],
 ) -> None:

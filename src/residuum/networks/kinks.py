@@ -42,8 +42,8 @@ from torch.overrides import TorchFunctionMode
 
 from residuum.errors import ArchitectureError, DataError
 
-# First guesses that were never tuned. With pi, r0 or R three times as large or small, 39 development networks
-# named between 3 points fewer and 1 point more of their members.
+# First guesses that were never tuned. With pi, r0 or R three times as large, or pi three times as small, 39
+# development networks named between 3 points fewer and 1 point more of their members.
 PI = 0.03  # share of neurons that training moved onto a record
 R = 1e-2  # beyond this distance a neuron says nothing
 R0 = 3e-5  # below this distance rounding and the last steps of training blur the distance
