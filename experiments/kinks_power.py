@@ -13,6 +13,8 @@ Lists of non-members alone measure the level.
 
 Part ``protect``: one change at a time to the same network with Adam, with its test accuracy.
 
+Part ``shift``: lists of non-members of another kind than the held-out records. None should be a finding.
+
     python -m experiments.kinks_power --part power --seeds 9100-9104 --workers 1
 
 Seeds 1 to 99 are for development. Claims rest on seeds from 9100 on, drawn after this file was committed.
@@ -71,9 +73,13 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"early_stopping": True},
     *({"activation": name} for name in ("leaky", "gelu", "silu", "tanh")),
     {"depth": 2},
-    *({"noise": share} for share in (0.2, 0.3)),  # added after the seeds had shown that 0.1 is too little
+    *(
+        {"noise": share} for share in (0.2, 0.3)
+    ),  # added after the seeds had shown that 0.1 is too little
 )
 ROUNDED = ("fp16", "bf16", "int8", "noise 0.003", "noise 0.01", "noise 0.03", "noise 0.1")
+SHIFTS = ("none", "60% zeros and ones", "one class", "x 0.5", "x 1.5", "30% blank")
+LISTS = 3  # of each shift for each network
 BARS = {  # data, n, model, epochs, optimizers: the least mean share of named members
     ("mnist", 60, "mlp", 200): 0.60,
     ("digits", 60, "mlp", 200): 0.50,
@@ -86,6 +92,12 @@ BARS = {  # data, n, model, epochs, optimizers: the least mean share of named me
 def cases(options: argparse.Namespace) -> list[Case]:
     first, _, last = options.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
+    if options.part == "shift":
+        return [
+            {"part": "shift", "data": data, "seed": seed}
+            for seed in seeds
+            for data in ("digits", "mnist")
+        ]
     if options.part == "power":
         return [{"part": "power", **setting, "seed": seed} for setting in POWER for seed in seeds]
     return [
@@ -100,7 +112,8 @@ def measure(case: Case) -> Case:
     import torch
 
     torch.set_num_threads(1)
-    return measure_power(case) if case["part"] == "power" else measure_change(case)
+    measures = {"power": measure_power, "protect": measure_change, "shift": measure_shift}
+    return measures[case["part"]](case)
 
 
 def measure_power(case: Case) -> Case:
@@ -132,6 +145,52 @@ def measure_change(case: Case) -> Case:
     return {"rows": rows}
 
 
+def measure_shift(case: Case) -> Case:
+    """Train one network, and test lists of shifted non-members."""
+    import torch
+
+    from residuum.io.modules import checkpoint_from_module
+    from residuum.records import Dataset
+    from residuum.risk.membership import measure_membership
+
+    data = load(case["data"], 60, case["seed"])
+    ((_, model),) = train(build("mlp", data, {}), data, {"optimizer": "adam"}, (200,), case["seed"])
+    network = checkpoint_from_module(model, input_shape=(data["members"][0].shape[1],))
+    generator = torch.Generator().manual_seed(case["seed"])
+    lists = []
+    for shift in SHIFTS * LISTS:
+        x, y = shifted(*data["unused"], shift, generator)
+        result = measure_membership(network, Dataset(x, y), Dataset(*data["holdout"]))
+        lists.append(
+            {
+                "shift": shift,
+                "named": len(result.named),
+                "group_p": result.group_p,
+                "decoy_named": len(result.decoy_named),
+                "n": 60,
+            }
+        )
+    return {"lists": lists}
+
+
+def shifted(x: Any, y: Any, shift: str, generator: Any) -> tuple[Any, Any]:
+    """Return 60 records of another composition, contrast or quality."""
+    import torch
+
+    order = torch.randperm(len(x), generator=generator)
+    if shift == "one class":
+        order = order[y[order] == 1]
+    elif shift.startswith("60%"):
+        is_low = y[order] < 2
+        order = torch.cat([order[is_low][:36], order[~is_low][:24]])
+    x, y = x[order[:60]], y[order[:60]]
+    if shift.startswith("x "):
+        x = x * float(shift[2:])
+    elif shift == "30% blank":
+        x = x * (torch.rand(x.shape, generator=generator) > 0.3)
+    return x, y
+
+
 # ---- data ----
 
 
@@ -143,8 +202,8 @@ def load(name: str, n: int, seed: int) -> dict[str, Any]:
     order = np.random.default_rng([seed, n]).permutation(len(x))
     outside_count = min(n, max(0, len(x) - n - HOLDOUT)) if name != "cancer" else n
     cuts = np.cumsum([n, outside_count, min(HOLDOUT, len(x) - n - outside_count)])
-    members, outside, holdout, test = np.split(order, cuts)
-    test = np.concatenate([test, holdout, outside])[:2000]
+    members, outside, holdout, unused = np.split(order, cuts)
+    test = np.concatenate([unused, holdout, outside])[:2000]
     if name in (
         "cancer",
         "digits",
@@ -154,6 +213,7 @@ def load(name: str, n: int, seed: int) -> dict[str, Any]:
     elif name in SCALINGS:
         x = SCALINGS[name](x)
     parts = {"members": members, "non_members": outside, "holdout": holdout, "test": test}
+    parts["unused"] = unused
     split = {
         part: (torch.from_numpy(x[rows]).float(), torch.from_numpy(y[rows]).long())
         for part, rows in parts.items()
@@ -369,7 +429,8 @@ def membership_row(model: Any, data: dict[str, Any], lists: bool) -> dict[str, A
 
 def summarize(rows: list[Case]) -> str:
     lines = summarize_power([row for row in rows if row["case"]["part"] == "power"])
-    return "\n".join(lines + summarize_changes([row for row in rows if "rows" in row]))
+    lines += summarize_changes([row for row in rows if "rows" in row])
+    return "\n".join(lines + summarize_shifts([row for row in rows if "lists" in row]))
 
 
 def summarize_power(rows: list[Case]) -> list[str]:
@@ -429,12 +490,32 @@ def summarize_changes(rows: list[Case]) -> list[str]:
             table.setdefault(label, {}).setdefault(row["case"]["data"], []).append(entry)
     for label, by_data in table.items():
         cells = [
-            f"{data} {share(entries):.0%} ({sum(e['finding'] for e in entries)}/{len(entries)}), "
+            f"{data} {share(entries):.0%} ({sum(map(is_finding, entries))}/{len(entries)}), "
             f"{average(entries, 'test'):.2f}"
             for data, entries in by_data.items()
         ]
         lines.append(f"{label}: {'; '.join(cells)}")
     return lines
+
+
+def summarize_shifts(rows: list[Case]) -> list[str]:
+    lines = [
+        "shift: lists; named by held-out records; findings, which decoys confirm; group test rejects"
+    ]
+    for shift in SHIFTS:
+        entries = [entry for row in rows for entry in row["lists"] if entry["shift"] == shift]
+        named = sum(entry["named"] >= 3 for entry in entries)
+        rejected = sum(entry["group_p"] <= 0.01 for entry in entries)
+        findings = sum(map(is_finding, entries))
+        lines.append(f"{shift}: {len(entries)}; {named}; {findings}; {rejected}")
+    return lines
+
+
+def is_finding(entry: Case) -> bool:
+    """Whether a row is a finding: the first rows were written before decoys had to confirm one."""
+    from residuum.risk.membership import MIN_NAMED, min_named
+
+    return entry["named"] >= min_named(entry["n"]) and entry["decoy_named"] >= MIN_NAMED
 
 
 def share(entries: Any, name: str = "named") -> float:
@@ -448,6 +529,6 @@ def average(entries: Any, name: str) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure kinks_power and print a summary.")
-    parser.add_argument("--part", choices=("power", "protect"), default="power")
+    parser.add_argument("--part", choices=("power", "protect", "shift"), default="power")
     parser.add_argument("--seeds", default="9100-9104", help="FIRST-LAST or one seed")
     run_cases("kinks_power", cases, measure, summarize, parser)

@@ -398,11 +398,10 @@ def test_a_convolutional_network_of_any_class_is_tested_behind_its_convolutions(
     )  # fmt: skip
     network = fit(model, train, epochs=400)
     assert network.live is not None
-    result = measure_membership(network, train, holdout, decoys=0)
+    result = measure_membership(network, train, holdout)
     assert result.is_finding
     assert result.layers == 1
-    assert result.decoy_p.isnan().all()
-    assert not measure_membership(network, fresh, holdout, decoys=0).is_finding
+    assert not measure_membership(network, fresh, holdout).is_finding
 
 
 def test_a_smooth_network_cannot_be_tested(
@@ -432,6 +431,21 @@ def test_too_few_held_out_records_are_said_with_the_number_needed(
     assert math.isnan(without.group_p)
     assert without.loss is None
     assert len(without.decoy_named) >= 20
+
+
+def test_held_out_records_of_another_kind_make_no_finding(
+    trained: tuple[Network, Dataset, Dataset, Dataset],
+) -> None:
+    network, _, holdout, fresh = trained
+    results = [
+        measure_membership(network, fresh.replace(x=share * fresh.x), holdout)
+        for share in (0.3, 0.5)
+    ]
+    assert any(len(result.named) >= 3 for result in results)  # by held-out records alone
+    for result in results:
+        assert not result.is_finding
+        if len(result.named) >= 3:
+            assert "held-out records are of another kind" in result.line
 
 
 def test_ties_are_no_evidence() -> None:

@@ -8,12 +8,17 @@ The statistic T of a record and the number of boundaries that it lies on come fr
 3. A record is named if the group test rejects, if the rule of Benjamini and Hochberg accepts the record at a
    false discovery rate of 5%, and if the record lies on at least two activation boundaries.
 4. A finding needs at least three named records that are at least 5% of all records.
+5. Decoys must name at least three records too.
 
 With N held-out records the smallest p-value is 1 / (N + 1). To name k of n records at the rate q, the rule of
 Benjamini and Hochberg needs 1 / (N + 1) <= q k / n, so N >= n / (q k) - 1: 399 records to name 5%.
 
-Decoys, noisy copies of the records, give a null distribution without held-out data. The loss-based rule is
-measured as well. The loss and the boundaries find different records.
+Decoys are noisy copies of the training records. They are of the same kind as the records, which held-out
+records may not be. Without rule 5, lists of non-members of another kind than the held-out records (one class
+alone, half the contrast) were findings (``experiments/kinks_power.py``, part ``shift``). Decoys alone give a
+null distribution if there are no held-out records.
+
+The loss-based rule is measured as well. The loss and the boundaries find different records.
 """
 
 from __future__ import annotations
@@ -86,8 +91,8 @@ class MembershipTest(Record):
         group_p: P-value of that number among all subsets of n records. NaN without held-out records.
         named: Indices of the named records.
         is_finding: Whether the named records are a membership finding.
-        reason: Why no finding is possible with these inputs, "" if one is possible.
-        decoy_p: P-values by rank among decoys, (n,). NaN without decoys.
+        reason: Why the test shows neither members nor their absence, "" if it shows one of them.
+        decoy_p: P-values by rank among decoys, (n,).
         decoy_named: Indices of the records that decoys would name, without a group test.
         loss: The loss-based rule, None without held-out records.
     """
@@ -117,7 +122,7 @@ class MembershipTest(Record):
     @property
     def line(self) -> str:
         """The result in one sentence."""
-        if not self.is_finding and self.reason:
+        if self.reason:
             return f"Membership could not be tested: {self.reason}"
         rate = f"at a false discovery rate of {LEVEL:.0%}"
         if self.is_finding:
@@ -137,8 +142,6 @@ def measure_membership(
     train: Dataset,
     holdout: Dataset | None = None,
     seed: int = 0,
-    *,
-    decoys: int = DECOYS_PER_RECORD,
 ) -> MembershipTest:
     """Test whether training records can be told from held-out records by the weights.
 
@@ -148,7 +151,6 @@ def measure_membership(
         holdout: Records of the same kind that the network never saw. Without them only decoys are
             compared, and there is no finding.
         seed: Of the noise of decoys.
-        decoys: Number of decoys of each record, 0 for none. There are at most 20,000 in all.
 
     Returns:
         The statistics, p-values and named records.
@@ -183,14 +185,16 @@ def measure_membership(
         group_p = group_p_value(statistic, holdout_statistic)
     accepted, q = _accept(p, on_boundaries[:n])
     named = accepted if group_p <= GROUP_LEVEL else accepted[:0]
-    decoy_p = torch.full((n,), torch.nan, dtype=torch.float64)
-    if decoys:
-        decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, decoys, seed))
-    needed = holdout_needed(n)
+    decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
+    decoy_named, _ = _accept(decoy_p, on_boundaries[:n])
+    is_named, is_confirmed = len(named) >= min_named(n), len(decoy_named) >= MIN_NAMED
+    reason = _why_untestable(n, len(holdout_statistic), boundaries.neurons)
+    if is_named:
+        reason = "" if is_confirmed else _why_unconfirmed(len(named), n, len(decoy_named))
     return MembershipTest(
         records=n,
         holdout=len(holdout_statistic),
-        holdout_needed=needed,
+        holdout_needed=holdout_needed(n),
         layers=scores.boundaries.shape[1],
         neurons=boundaries.neurons,
         statistic=statistic,
@@ -202,10 +206,10 @@ def measure_membership(
         above_tail=above_tail,
         group_p=group_p,
         named=named,
-        is_finding=len(named) >= min_named(n),
-        reason=_why_untestable(n, len(holdout_statistic), boundaries.neurons),
+        is_finding=is_named and is_confirmed,
+        reason=reason,
         decoy_p=decoy_p,
-        decoy_named=_accept(decoy_p, on_boundaries[:n])[0],
+        decoy_named=decoy_named,
         loss=None if holdout is None else separate_by_loss(network, train, holdout),
     )
 
@@ -274,10 +278,10 @@ def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
     return accepted.nonzero()[:, 0], q
 
 
-def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, decoys: int, seed: int) -> Tensor:
+def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
     """Return the statistic of decoys of the records."""
     generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
-    copies = max(1, min(decoys, MAX_DECOYS // len(x)))
+    copies = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
     records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]
     return torch.cat(
         [
@@ -303,3 +307,11 @@ def _why_untestable(n: int, holdout: int, neurons: int) -> str:
             f"{holdout}."
         )
     return ""
+
+
+def _why_unconfirmed(named: int, n: int, decoys: int) -> str:
+    return (
+        f"{named} of {n} records stand out from the held-out records, and only {decoys} from noisy copies of "
+        "the records. Either the held-out records are of another kind, or the activation boundaries are "
+        "blurred, as by few epochs or weight noise."
+    )
