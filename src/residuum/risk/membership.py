@@ -44,6 +44,7 @@ from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalise_labels
 
 LEVEL = 0.05  # false discovery rate of the named records
+ROUNDING = 1e-12  # of a q-value: with exactly as many held-out records as needed, q is 0.05
 GROUP_LEVEL = 0.01  # of the group test: an audit may show a false leak in 1% of all cases
 MIN_NAMED = 3  # a finding about one or two records could be about near-copies in the data
 MIN_SHARE = 0.05  # of the records
@@ -138,10 +139,7 @@ class MembershipTest(Record):
 
 
 def measure_membership(
-    network: Network,
-    train: Dataset,
-    holdout: Dataset | None = None,
-    seed: int = 0,
+    network: Network, train: Dataset, holdout: Dataset | None = None, seed: int = 0
 ) -> MembershipTest:
     """Test whether training records can be told from held-out records by the weights.
 
@@ -161,7 +159,8 @@ def measure_membership(
         InputError: If the labels do not fit the network.
 
     Example:
-        >>> result = rs.risk.membership.measure_membership(network, split.train, split.holdout)
+        >>> from residuum.risk.membership import measure_membership
+        >>> result = measure_membership(network, split.train, split.holdout)
         >>> result.line
         '41 of 60 training records are named as members at a false discovery rate of 5%.'
     """
@@ -274,7 +273,7 @@ def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
     if p.isnan().any():
         return torch.zeros(0, dtype=torch.long), p
     q = torch.from_numpy(false_discovery_control(p.numpy()))
-    accepted = (q <= LEVEL) & (on_boundaries >= MIN_BOUNDARIES)
+    accepted = (q <= LEVEL + ROUNDING) & (on_boundaries >= MIN_BOUNDARIES)
     return accepted.nonzero()[:, 0], q
 
 
