@@ -61,6 +61,8 @@ POWER = [
         ("digits / 16", 60, ("adam", "sgd"), "mlp"),
         ("digits", 1000, ("adam",), "mlp"),
         ("mnist", 60, ("adam", "sgd"), "mlp-256-128"),
+        ("mnist", 60, ("adam", "sgd"), "fine-tuned"),
+        ("digits", 60, ("adam",), "scikit-learn"),
     )
     for optimizer in optimizers
 ]
@@ -122,11 +124,17 @@ def measure(case: Case) -> Case:
 def measure_power(case: Case) -> Case:
     """Train one network, and test it after 20, 50 and 200 epochs."""
     data = load(case["data"], case["n"], case["seed"])
-    model = build(case["model"], data, {})
+    if case["model"] == "scikit-learn":
+        networks = train_estimator(data, case["seed"])
+    else:
+        model = build(case["model"], data, {})
+        if case["model"] == "fine-tuned":  # from a network trained on 2000 other images
+            general = {"members": tuple(part[-2000:] for part in data["unused"])}
+            ((_, model),) = train(model, general, {"optimizer": "adam"}, (5,), case["seed"])
+        change = {"optimizer": case["optimizer"], "keep": case["model"] == "fine-tuned"}
+        networks = train(model, data, change, EPOCHS, case["seed"])
     rows = {}
-    for epoch, network in train(
-        model, data, {"optimizer": case["optimizer"]}, EPOCHS, case["seed"]
-    ):
+    for epoch, network in networks:
         rows[str(epoch)] = membership_row(network, data, lists=True)
     return {"epochs": rows}
 
@@ -300,7 +308,7 @@ def train(
     from torch import nn
 
     torch.manual_seed(seed)
-    for layer in model.modules():
+    for layer in () if change.get("keep") else model.modules():
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
     x, y = data["members"]
@@ -334,6 +342,28 @@ def train(
                 return [(best[1], best[2])]
         if epoch in epochs:
             networks.append((epoch, copy.deepcopy(model)))
+    return networks
+
+
+def train_estimator(data: dict[str, Any], seed: int) -> list[tuple[int, Any]]:
+    """Return scikit-learn's MLPClassifier of 100 neurons after each number of epochs, as modules."""
+    import torch
+    from sklearn.neural_network import MLPClassifier
+    from torch import nn
+
+    x, y = (part.numpy() for part in data["members"])
+    networks = []
+    for epochs in EPOCHS:
+        estimator = MLPClassifier(max_iter=epochs, tol=0, n_iter_no_change=10**6, random_state=seed)
+        estimator.fit(x.astype(float), y)
+        layers: list[nn.Module] = []
+        for weight, bias in zip(estimator.coefs_, estimator.intercepts_, strict=True):
+            layer = nn.Linear(*weight.shape)
+            layer.weight.data, layer.bias.data = (
+                torch.from_numpy(part.T.copy()).float() for part in (weight, bias)
+            )
+            layers += [layer, nn.ReLU()]
+        networks.append((epochs, nn.Sequential(*layers[:-1])))
     return networks
 
 
