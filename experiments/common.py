@@ -23,21 +23,28 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def run_cases(
-    name: str, cases: Iterable[Case], measure: Callable[[Case], Case], summarize: Callable[..., str]
+    name: str,
+    cases: Iterable[Case] | Callable[[argparse.Namespace], Iterable[Case]],
+    measure: Callable[[Case], Case],
+    summarize: Callable[..., str],
+    parser: argparse.ArgumentParser | None = None,
 ) -> None:
     """Measure all cases that have no result yet, then print the summary of all of them.
 
     Args:
         name: Of the script; results go to ``experiments/results/NAME.jsonl`` unless ``--out`` is given.
-        cases: Plain dictionaries that say what to measure.
+        cases: Plain dictionaries that say what to measure, or a function of the command line options that
+            returns them.
         measure: Returns the result of one case as a plain dictionary. It runs in a worker process.
         summarize: Returns the table of all results, given as a list.
+        parser: With options of the script itself.
     """
-    parser = argparse.ArgumentParser(description=f"Measure {name} and print a summary.")
+    parser = parser or argparse.ArgumentParser(description=f"Measure {name} and print a summary.")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.jsonl")
     parser.add_argument("--first", type=int, default=None, help="measure only so many new cases")
     options = parser.parse_args()
+    cases = cases(options) if callable(cases) else cases
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = read_rows(options.out)
     finished = {key(row["case"]) for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -180,3 +181,55 @@ def naive_objective(
     grads = torch.autograd.grad(loss, (x, lam), allow_unused=True)
     gx, gl = (torch.zeros_like(v) if g is None else g for g, v in zip(grads, (x, lam), strict=True))
     return loss.detach(), torch.stack(list(parts.values())).detach(), gx, gl
+
+
+def naive_kinks(
+    layers: Sequence[tuple[Tensor, Tensor | None]],
+    records: Tensor,
+    pool: Tensor,
+    negative_slope: float = 0.0,
+) -> tuple[list[float], list[list[int]]]:
+    """T, and B by layer, of every record: one record, one neuron, one pair of neurons at a time."""
+    a, log_odds = 0.03 / (0.8 * math.log(1e-2 / 3e-5)), math.log(0.97)
+
+    def pre_activations(x: Tensor) -> list[list[float]]:
+        values, a_in = [], x.flatten().double().tolist()
+        for weight, bias in layers:
+            z = []
+            for j in range(len(weight)):
+                b = 0.0 if bias is None else float(bias[j].double())
+                w = weight[j].double().tolist()
+                z.append(sum(w_k * a_k for w_k, a_k in zip(w, a_in, strict=True)) + b)
+            values.append(z)
+            a_in = [v if v > 0 else negative_slope * v for v in z]
+        return values[:-1]
+
+    in_pool = [pre_activations(x) for x in pool]
+    statistics, boundaries = [], []
+    for x in records:
+        total, counts = 0.0, []
+        for l, z in enumerate(pre_activations(x)):
+            columns = [[row[l][j] for row in in_pool] for j in range(len(z))]
+            sizes = [math.sqrt(sum(v * v for v in column)) for column in columns]
+            used = [
+                j
+                for j in range(len(z))
+                if sizes[j] > 0 and any(float(v) != 0 for v in layers[l + 1][0][:, j])
+            ]
+
+            def is_parallel(j: int, k: int, columns=columns, sizes=sizes) -> bool:
+                product = sum(p * q for p, q in zip(columns[j], columns[k], strict=True))
+                return abs(product) > 0.9999 * sizes[j] * sizes[k]
+
+            is_silent, on = all(v == 0 for v in z), []
+            for j in used:
+                size = sum(k == j or is_parallel(j, k) for k in used)
+                r = abs(z[j]) / (sizes[j] / math.sqrt(len(pool)))
+                is_near = r < 1e-2 and not is_silent
+                total += (math.log(0.97 + a / (r + 3e-5)) if is_near else log_odds) / size
+                if r < 2e-3 and not is_silent:
+                    on.append(j)
+            counts.append(sum(not any(k < j and is_parallel(j, k) for k in on) for j in on))
+        statistics.append(total)
+        boundaries.append(counts)
+    return statistics, boundaries

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
 from pathlib import Path
@@ -31,10 +30,10 @@ from residuum.risk import groups as grouping
 from residuum.risk import run as exposing
 from residuum.risk.canaries import bound, epsilon_bound, guessed
 from residuum.risk.case import Case, covectors
+from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import informed_estimate
 from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
 from residuum.risk.groups import mean_interval
-from residuum.risk.kinks import kinks, rank_p_values
 from residuum.risk.probability import score
 from residuum.risk.row_space import RIDGE, SOFT, RowSpace
 from residuum.risk.run import expose
@@ -298,48 +297,6 @@ def test_the_dual_vector_of_an_orthogonal_training_sample_is_the_sample() -> Non
 
 
 # Kinks
-
-
-def test_kinks_are_counted_neuron_by_neuron() -> None:
-    torch.manual_seed(7)
-    model = MLP((5, 8, 6, 1)).double().requires_grad_(False)
-    x = torch.randn(9, 5, dtype=DOUBLE)
-    model.linears[0].bias[3] = -model.linears[0].weight[3] @ x[4]  # a switch through record 4
-    hidden = model.trace(x).inputs[1]
-    second = model.linears[1].weight
-    second[2] -= (second[2] @ hidden[1]) * hidden[1] / hidden[1].square().sum()
-    found = kinks(model, x, tolerance=1e-2)
-    a = x
-    for l, layer in enumerate(model.linears[:2]):
-        pre = layer(a)
-        for i, j in itertools.product(range(9), range(layer.out_features)):
-            w, b = layer.weight[j], 0.0 if layer.bias is None else float(layer.bias[j])
-            size = math.hypot(float(w.norm()), b) * math.hypot(
-                float(a[i].norm()), layer.bias is not None
-            )
-            found[i, l] -= int(abs(float(pre[i, j])) <= 1e-2 * size)
-        a = torch.relu(pre)
-    assert not found.any()
-    exact = kinks(model, x, tolerance=1e-12)
-    assert exact[4, 0] == 1
-    assert exact[1, 1] == 1
-    assert int(exact.sum()) == 2
-
-
-@pytest.mark.parametrize(("weight", "bias"), [(1e-3, 1.0), (1e3, -1.0)])
-def test_the_scale_of_a_kink_includes_the_bias(weight: float, bias: float) -> None:
-    """The sine is 1e-5, a kink. Without the bias of the neuron or the 1 of the sample it would be 1e-2."""
-    model = MLP((1, 1, 1)).double().requires_grad_(False)
-    model.linears[0].weight[:], model.linears[0].bias[:] = weight, bias
-    x = torch.tensor([[(0.01 - bias) / weight]], dtype=DOUBLE)
-    assert kinks(model, x)[0, 0] == 1
-    assert kinks(model, x, tolerance=1e-6)[0, 0] == 0
-
-
-def test_p_values_are_ranks_among_held_out_records() -> None:
-    held, own = torch.tensor([0, 0, 1, 3, 3, 8]), torch.tensor([0, 1, 2, 3, 8, 9])
-    naive = [(1 + sum(int(h) >= int(s) for h in held)) / 7 for s in own]
-    assert rank_p_values(own, held).tolist() == pytest.approx(naive)
 
 
 def test_kinks_call_records_by_the_rule_of_benjamini_and_hochberg(

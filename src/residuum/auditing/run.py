@@ -1,8 +1,29 @@
 """Run an audit: from a model, its samples and the attacker's knowledge to a verdict.
 
 An audit is a list of stages (``STAGES``). A stage is a function that takes an :class:`Audit` and returns a
-copy with its own outputs filled in. The attacks see the network and the attacker's knowledge only. Samples
-are first compared with candidates in the stages after them.
+copy with some fields filled in:
+
+==================  ===================================================  ====================================
+stage               what it reads                                        fields that it fills in
+==================  ===================================================  ====================================
+stored records      records that the release stores, samples             stored_records
+attacks             network and attacker's knowledge, never the samples  attacks
+negative controls   candidates made without the network, samples         negative_controls
+scores              outputs of the attacks, samples                      scores
+membership          losses of the network on the samples                 membership
+permuted target     network with permuted weights, losses                p_value_of_losses, residuals in
+                                                                         scores
+positive controls   networks trained on held-out samples                 positive_controls
+certificates        network, training samples, outputs of the attacks    certificates
+exposure            network, samples, outputs of the attacks             exposure
+==================  ===================================================  ====================================
+
+The attacks cannot read the samples: ``run_attacks`` gives them the network and the knowledge alone, and no
+module of ``residuum.attacks`` may import data sets.
+
+With ``out``, the outputs of every finished stage are saved. If an audit is interrupted and started again with
+the same inputs and settings, finished stages are read back and the others run. The time that was spent
+before counts towards the budget. Attacks save their state, so that they continue where they stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +59,7 @@ class Audit:
     """An audit in progress: its inputs and the outputs of every stage that has run."""
 
     case: Case  # release, network, samples and knowledge, loaded and checked against each other
-    request: AuditRequest  # what the user asked for; the only list of audit settings
+    request: AuditRequest  # the settings of the audit
     budget: TimeBudget
     store: AuditStore = NO_STORE  # keeps outputs, so that an interrupted audit continues
     listener: AuditListener = SILENT
@@ -47,7 +68,7 @@ class Audit:
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
     membership: Membership | None = None
-    p_value_of_losses: float | None = None  # that losses do not tell training from held-out samples
+    p_value_of_losses: float | None = None  # of the test whether losses tell training samples apart
     positive_controls: tuple[Twin, ...] = ()
     certificates: Certificates = field(default_factory=Certificates)
     exposure: Exposure | None = None
@@ -55,18 +76,18 @@ class Audit:
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage name -> time it took
 
     def skip(self, stage: str, reason: str) -> Audit:
-        """Return the audit with the reason why a stage gave no output."""
+        """Return the audit with the reason why a stage was skipped, or why it had no output."""
         return replace(self, skipped={**self.skipped, stage: reason})
 
     @property
     def outcomes(self) -> tuple[AttackOutcome, ...]:
-        """One row per test: stored records first, then the attacks."""
+        """One row for the search of stored records, then one for each attack."""
         attacks = self.attacks.outcomes if self.scores is None else self.scores.attacks
         return attacks if self.stored_records is None else (self.stored_records, *attacks)
 
     @property
     def checks(self) -> Checks:
-        """What limits the meaning of finding nothing."""
+        """Facts that decide whether finding nothing means that there is no leak."""
         comparison, scores = self.case.comparison, self.scores
         findings = None if scores is None else scores.findings
         samples = () if findings is None else findings.samples
@@ -84,30 +105,30 @@ class Audit:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the clock ended the audit before its plan was finished."""
+        """True if the clock stopped an attack, or if the audit used up its time."""
         cut = any("time" in result.status for result in self.attacks.reconstructions)
         return cut or self.budget.end.left <= 0
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of an audit. It runs if its skip reason is ""."""
+    """One step of an audit. It runs if ``skip_reason`` returns an empty text."""
 
     name: str
     run: Callable[[Audit], Audit]
     skip_reason: Callable[[Audit], str]
 
 
-STAGES = (
-    Stage("stored records", stages.find_stored_records, stages.without_records),
-    Stage("attacks", run_attacks, stages.without_network),  # sees no samples
-    Stage("negative controls", stages.run_negative_controls, stages.without_samples),
-    Stage("scores", stages.score_reconstructions, stages.without_samples),
-    Stage("membership", stages.measure_membership, stages.without_time_or_samples),
-    Stage("permuted target", stages.attack_permuted_target, stages.unless_nothing_was_found),
-    Stage("positive controls", stages.run_positive_controls, stages.unless_leak_can_be_ruled_out),
-    Stage("certificates", stages.certify, stages.without_network_or_time),
-    Stage("exposure", stages.rank_exposure, stages.unless_exposure_applies),
+STAGES = (  # name, function, and the function that returns the reason to skip the stage
+    Stage("stored records", stages.find_stored_records, stages.skip_without_records),
+    Stage("attacks", run_attacks, stages.skip_without_network),
+    Stage("negative controls", stages.run_negative_controls, stages.skip_without_samples),
+    Stage("scores", stages.score_reconstructions, stages.skip_without_samples),
+    Stage("membership", stages.measure_membership, stages.skip_without_time_and_holdout),
+    Stage("permuted target", stages.attack_permuted_target, stages.skip_if_decided),
+    Stage("positive controls", stages.run_positive_controls, stages.skip_if_no_pass_is_possible),
+    Stage("certificates", stages.certify, stages.skip_without_network_and_time),
+    Stage("exposure", stages.rank_exposure, stages.skip_without_network_time_and_samples),
 )
 
 
@@ -131,15 +152,15 @@ def audit(
     Args:
         model: A file, a release, a live network of any class, its ``state_dict()``, or a fitted
             MLPClassifier or MLPRegressor of scikit-learn (``docs/networks.md``).
-        data: The training samples, used only to check the inputs and to score: (x, y), a Dataset, a
-            DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv or a folder.
-        holdout: At least 100 samples that the network never saw, likewise. One file may hold both sets.
-            Without either, the verdict is inconclusive.
+        data: The training samples: (x, y), a Dataset, a DataFrame, a DataLoader, a map-style dataset of
+            PyTorch, or the path of an .npz, a .csv or a folder. The attacks never see them.
+        holdout: At least 100 samples that the network never saw, in the same forms. One file can hold
+            both sets. If one of the two sets is missing, the verdict is inconclusive.
         knowledge: What the attacker knows besides the release: a Knowledge, a dictionary of facts
             such as ``{"value_range": (0, 1)}``, or the path of a saved Knowledge.
         out: Folder to write. An unfinished audit in it continues, a finished one is returned.
         base: File of the weights before fine-tuning.
-        adapter: Adapter (LoRA) of ``model``, which is then the base.
+        adapter: File of an adapter (LoRA). ``model`` is then the network that it was trained on.
         trust_code: Allow running the code that ``model_code`` names.
         blur: Blur the images of the report until the reader asks for them.
         expected_hashes: SHA-256 of checkpoint, data and holdout. Other files are refused.

@@ -29,8 +29,8 @@ DECIDED = "the verdict does not need it"
 UNWANTED = "it was not wanted (--no-twin)"
 
 
-def without_records(audit: Audit) -> str:
-    """Return why there are no stored records to look at."""
+def skip_without_records(audit: Audit) -> str:
+    """Return the reason to skip if the release stores no records."""
     return NO_RECORDS if audit.case.stored is None else ""
 
 
@@ -41,14 +41,14 @@ def find_stored_records(audit: Audit) -> Audit:
     return replace(audit, stored_records=audit.case.stored.outcome(whole.train, whole.holdout))
 
 
-def without_network(audit: Audit) -> str:
-    """Return why nothing can be attacked."""
+def skip_without_network(audit: Audit) -> str:
+    """Return the reason to skip if there is no network."""
     return NO_NETWORK if audit.case.network is None else ""
 
 
-def without_samples(audit: Audit) -> str:
-    """Return why nothing can be compared."""
-    return without_network(audit) or (NO_SAMPLES if audit.case.train is None else "")
+def skip_without_samples(audit: Audit) -> str:
+    """Return the reason to skip if there are no training samples to compare with."""
+    return skip_without_network(audit) or (NO_SAMPLES if audit.case.train is None else "")
 
 
 def run_negative_controls(audit: Audit) -> Audit:
@@ -78,9 +78,9 @@ def score_reconstructions(audit: Audit) -> Audit:
     return replace(audit, scores=scores)
 
 
-def without_time_or_samples(audit: Audit) -> str:
-    """Return why a stage that decides nothing is skipped."""
-    if reason := without_network(audit):
+def skip_without_time_and_holdout(audit: Audit) -> str:
+    """Return the reason to skip if the time is over, or if there are no held-out samples."""
+    if reason := skip_without_network(audit):
         return reason
     if audit.budget.is_spent:
         return OUT_OF_TIME
@@ -94,9 +94,9 @@ def measure_membership(audit: Audit) -> Audit:
     return audit if result is not None else audit.skip("membership", NO_HOLDOUT)
 
 
-def unless_nothing_was_found(audit: Audit) -> str:
-    """Return why it does not matter what finding nothing proves."""
-    if reason := without_samples(audit):
+def skip_if_decided(audit: Audit) -> str:
+    """Return the reason to skip if the verdict does not depend on what finding nothing proves."""
+    if reason := skip_without_samples(audit):
         return reason
     stored = audit.stored_records is not None and audit.stored_records.stands
     findings = None if audit.scores is None else audit.scores.findings
@@ -140,9 +140,9 @@ def _with_permuted_residual(audit: Audit, row: AttackOutcome) -> AttackOutcome:
     return row.replace(permuted=residual, unasked=reason)
 
 
-def unless_leak_can_be_ruled_out(audit: Audit) -> str:
-    """Return why no positive control is needed."""
-    if reason := unless_nothing_was_found(audit):
+def skip_if_no_pass_is_possible(audit: Audit) -> str:
+    """Return the reason to skip if the verdict cannot be "no leak found", with or without controls."""
+    if reason := skip_if_decided(audit):
         return reason
     assert audit.scores is not None
     trusted = audit.request.vouch or not audit.checks.strangers
@@ -158,9 +158,9 @@ def run_positive_controls(audit: Audit) -> Audit:
     return replace(audit, positive_controls=controls)
 
 
-def without_network_or_time(audit: Audit) -> str:
-    """Return why no certificate is computed."""
-    return without_network(audit) or (OUT_OF_TIME if audit.budget.is_spent else "")
+def skip_without_network_and_time(audit: Audit) -> str:
+    """Return the reason to skip if there is no network, or if the time is over."""
+    return skip_without_network(audit) or (OUT_OF_TIME if audit.budget.is_spent else "")
 
 
 def certify(audit: Audit) -> Audit:
@@ -176,9 +176,9 @@ def certify(audit: Audit) -> Audit:
     return replace(audit, certificates=certificates)
 
 
-def unless_exposure_applies(audit: Audit) -> str:
-    """Return why the samples are not ranked."""
-    if reason := without_network_or_time(audit):
+def skip_without_network_time_and_samples(audit: Audit) -> str:
+    """Return the reason to skip if there is no network, no time, or no training sample."""
+    if reason := skip_without_network_and_time(audit):
         return reason
     return NO_TRAINING_SAMPLES if audit.case.train is None else ""
 

@@ -13,7 +13,8 @@ from scipy.stats import false_discovery_control
 from torch import Tensor, nn
 
 from residuum.errors import DataError
-from residuum.networks import ReLU, dense_chain
+from residuum.networks import dense_chain
+from residuum.networks.kinks import ActivationBoundaries
 from residuum.records import Dataset, Record
 from residuum.records.exposure import (
     FitFigures,
@@ -24,9 +25,9 @@ from residuum.records.exposure import (
 )
 from residuum.records.rundir import digest
 from residuum.risk.case import Case, Samples
+from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import Fit, informed_ncc
 from residuum.risk.gradients import Counter
-from residuum.risk.kinks import kinks, rank_p_values
 from residuum.similarity import chunks
 from residuum.stationarity import norm
 from residuum.theory.rows import margins, normalise_labels
@@ -119,20 +120,21 @@ def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
 
 
 def count_kinks(case: Case) -> Measured[KinkFigures]:
-    """Count the activation boundaries through every record, and test the counts."""
-    chain, n = dense_chain(case.model), len(case.data)
-    counts, p, q = torch.zeros(n, 0, dtype=torch.long), missing(n), missing(n)
+    """Count the activation boundaries through every record, and test the statistic of the records."""
+    n, x = len(case.data), case.records.x
+    p, q = missing(n), missing(n)
+    pool = x if case.holdout is None else torch.cat([x, case.holdout.x])
+    boundaries = ActivationBoundaries.measure(case.model, pool)
+    scores = boundaries.score(pool)
     notes: tuple[str, ...] = ()
-    if chain is None or not isinstance(chain.activation, ReLU | nn.ReLU) or chain.hidden == 0:
-        notes = ("no kinks: the network is not a chain of ReLU layers",)
+    if not boundaries.neurons:
+        notes = ("no kinks: no dense layer with a piecewise linear activation changes the outputs",)
+    elif case.holdout is None:
+        notes = ("kinks have no chance level without held-out records",)
     else:
-        counts = kinks(chain, case.records.x).cpu()
-        if case.holdout is None:
-            notes = ("kinks have no chance level without held-out records",)
-        else:
-            p = rank_p_values(counts.sum(1), kinks(chain, case.holdout.x).cpu().sum(1))
-            q = torch.from_numpy(false_discovery_control(p.numpy()))
-    return Measured(KinkFigures(kinks=counts, kink_p=p, kink_q=q), notes)
+        p = rank_p_values(scores.statistic[:n], scores.statistic[n:])
+        q = torch.from_numpy(false_discovery_control(p.numpy()))
+    return Measured(KinkFigures(kinks=scores.boundaries[:n], kink_p=p, kink_q=q), notes)
 
 
 @dataclass(frozen=True, eq=False)

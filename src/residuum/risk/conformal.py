@@ -1,0 +1,78 @@
+"""P-values by rank among held-out records, and a test of a whole list of records.
+
+The p-value of a record is its rank among N held-out records,
+
+    p = (1 + number of held-out records with at least its statistic) / (N + 1).
+
+If the record is exchangeable with them, P(p <= t) <= t, whatever the distribution of the statistic is.
+P-values that share one held-out set are positively dependent (PRDS, Bates et al. 2023, "Testing for outliers
+with conformal p-values"). Under this dependence the rule of Benjamini and Hochberg controls the false
+discovery rate.
+
+The group test asks whether the list as a whole differs. Its statistic C is the number of records above the
+(k+1)-th largest held-out record, k = floor(N / 100). If all n + N records are exchangeable and no two are
+equal, C follows the negative hypergeometric law, which is
+
+    C ~ BetaBinomial(n, k + 1, N - k).
+
+This is the permutation test over all subsets of n records, without drawing any. Equal statistics only lower
+C, because a record that equals the threshold is not above it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.stats import betabinom
+from torch import Tensor
+
+TAIL = 0.01  # share of held-out records above the threshold of the group test
+
+
+def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:
+    """Return p-values by rank among held-out records.
+
+    Args:
+        statistic: Of the records, (n,). Large values are evidence.
+        holdout: Of the held-out records, (N,).
+
+    Returns:
+        P-values (n,), at least 1 / (N + 1). Ties count against the record.
+    """
+    order = holdout.double().sort().values
+    smaller = torch.searchsorted(order, statistic.double().contiguous())
+    return (1 + len(order) - smaller).double() / (len(order) + 1)
+
+
+def count_above_tail(statistic: Tensor, holdout: Tensor) -> int:
+    """Return how many records lie above the 99th percentile of the held-out ones.
+
+    Args:
+        statistic: Of the records, (n,).
+        holdout: Of the held-out records, (N,). At most 1% of them lie above the percentile, so with fewer
+            than 100 it is the largest.
+
+    Returns:
+        The statistic of the group test.
+    """
+    threshold = holdout.double().sort(descending=True).values[_records_above(len(holdout))]
+    return int((statistic.double() > threshold).sum())
+
+
+def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
+    """Test whether more records lie in the tail of the held-out ones than in other subsets of the same size.
+
+    Args:
+        statistic: Of the records, (n,).
+        holdout: Of the held-out records, (N,).
+
+    Returns:
+        The p-value: the share of all subsets of n of the n + N records with at least this count.
+    """
+    n, count, k = len(statistic), count_above_tail(statistic, holdout), _records_above(len(holdout))
+    return float(betabinom.sf(count - 1, n, k + 1, len(holdout) - k))
+
+
+def _records_above(holdout: int) -> int:
+    return math.floor(TAIL * holdout + 1e-9)

@@ -1,0 +1,316 @@
+"""Test whether training records can be told from held-out records by a network's activation boundaries.
+
+The statistic T of a record and the number of boundaries that it lies on come from
+:mod:`residuum.networks.kinks`. This module compares training records with held-out records.
+
+1. The p-value of a record is its rank among the held-out records (:mod:`residuum.risk.conformal`).
+2. The group test counts the records above the 99th percentile of the held-out records.
+3. A record is named if the group test rejects, if the rule of Benjamini and Hochberg accepts the record at a
+   false discovery rate of 5%, and if the record lies on at least two activation boundaries.
+4. A finding needs at least three named records that are at least 5% of all records.
+5. Decoys must name at least three records too.
+
+With N held-out records the smallest p-value is 1 / (N + 1). To name k of n records at the rate q, the rule of
+Benjamini and Hochberg needs 1 / (N + 1) <= q k / n, so N >= n / (q k) - 1: 399 records to name 5%.
+
+Decoys are noisy copies of the training records. They are of the same kind as the records, which held-out
+records may not be. Without rule 5, lists of non-members of another kind than the held-out records (one class
+alone, half the contrast) were findings (``experiments/kinks_power.py``, part ``shift``). Decoys alone give a
+null distribution if there are no held-out records.
+
+The loss-based rule is measured as well. The loss and the boundaries find different records.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy.stats import false_discovery_control, norm
+from torch import Tensor
+
+from residuum.errors import DataError
+from residuum.evaluation.roc import area_under_curve, true_positive_rate
+from residuum.networks.kinks import ActivationBoundaries, make_decoys
+from residuum.networks.network import Network
+from residuum.records import Dataset
+from residuum.records.base import Record
+from residuum.risk.conformal import count_above_tail, group_p_value, rank_p_values
+from residuum.risk.stages import margins_and_losses
+from residuum.theory.kkt import evaluate
+from residuum.theory.rows import choose_task, normalise_labels
+
+LEVEL = 0.05  # false discovery rate of the named records
+ROUNDING = 1e-12  # of a q-value: with exactly as many held-out records as needed, q is 0.05
+GROUP_LEVEL = 0.01  # of the group test: an audit may show a false leak in 1% of all cases
+MIN_NAMED = 3  # a finding about one or two records could be about near-copies in the data
+MIN_SHARE = 0.05  # of the records
+MIN_BOUNDARIES = 2  # one may be chance: a third of held-out records lie on one at width 256
+MAX_DECOYS = 20_000
+DECOY_BLOCK = 2000  # decoys in memory
+DECOYS_PER_RECORD = 20  # 1 / (20 n + 1) < 0.05 / n: enough to name a single record
+FALSE_POSITIVE_RATE = 0.01  # of the loss-based rule
+CONFIDENCE = 0.95  # of the one-sided upper limit of the AUC
+
+
+@dataclass(frozen=True, eq=False)
+class LossSeparation(Record):
+    """How well a small loss tells training records from held-out records.
+
+    Attributes:
+        auc: Probability that a training record has the smaller loss. 0.5 is chance.
+        auc_upper: One-sided upper 95% confidence limit of the AUC (DeLong et al. 1988).
+        true_positive_rate: Share of training records below a threshold that 1% of the held-out records are
+            below. None with fewer than 100 held-out records.
+    """
+
+    auc: float
+    auc_upper: float
+    true_positive_rate: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipTest(Record):
+    """The result of a test of n training records against N held-out records.
+
+    Attributes:
+        records: n.
+        holdout: N, 0 without held-out records.
+        holdout_needed: The N at which the smallest finding can be named.
+        layers: Number of dense piecewise linear layers.
+        neurons: Number of their neurons that change the output.
+        statistic: T of the training records, (n,).
+        holdout_statistic: T of the held-out records, (N,).
+        boundaries: Activation boundaries that each training record lies on, (n,).
+        holdout_boundaries: The same for the held-out records, (N,).
+        p: P-values by rank among held-out records, (n,). NaN without held-out records.
+        q: The smallest false discovery rate at which the record is accepted, (n,).
+        above_tail: Number of training records above the 99th percentile of the held-out records.
+        group_p: P-value of that number among all subsets of n records. NaN without held-out records.
+        named: Indices of the named records.
+        is_finding: Whether the named records are a membership finding.
+        reason: Why the test shows neither members nor their absence, "" if it shows one of them.
+        decoy_p: P-values by rank among decoys, (n,).
+        decoy_named: Indices of the records that decoys would name, without a group test.
+        loss: The loss-based rule, None without held-out records.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ("line",)
+
+    records: int
+    holdout: int
+    holdout_needed: int
+    layers: int
+    neurons: int
+    statistic: Tensor
+    holdout_statistic: Tensor
+    boundaries: Tensor
+    holdout_boundaries: Tensor
+    p: Tensor
+    q: Tensor
+    above_tail: int
+    group_p: float
+    named: Tensor
+    is_finding: bool
+    reason: str
+    decoy_p: Tensor
+    decoy_named: Tensor
+    loss: LossSeparation | None
+
+    @property
+    def line(self) -> str:
+        """The result in one sentence."""
+        if self.reason:
+            return f"Membership could not be tested: {self.reason}"
+        rate = f"at a false discovery rate of {LEVEL:.0%}"
+        if self.is_finding:
+            return (
+                f"{len(self.named)} of {self.records} training records are named as members {rate}."
+            )
+        if len(self.named):
+            return (
+                f"{len(self.named)} of {self.records} training records are named {rate}; a finding needs "
+                f"{min_named(self.records)}."
+            )
+        return f"No training record of {self.records} is named as a member {rate}."
+
+
+def measure_membership(
+    network: Network, train: Dataset, holdout: Dataset | None = None, seed: int = 0
+) -> MembershipTest:
+    """Test whether training records can be told from held-out records by the weights.
+
+    Args:
+        network: The released network.
+        train: The training records, as the network receives them.
+        holdout: Records of the same kind that the network never saw. Without them only decoys are
+            compared, and there is no finding.
+        seed: Of the noise of decoys.
+
+    Returns:
+        The statistics, p-values and named records.
+
+    Raises:
+        ArchitectureError: If weights or pre-activations are not finite.
+        DataError: If the records do not fit each other, or are not finite.
+        InputError: If the labels do not fit the network.
+
+    Example:
+        >>> from residuum.risk.membership import measure_membership
+        >>> result = measure_membership(network, split.train, split.holdout)
+        >>> result.line
+        '41 of 60 training records are named as members at a false discovery rate of 5%.'
+    """
+    if holdout is not None and holdout.shape != train.shape:
+        raise DataError(
+            f"Held-out records must have the shape of the training records, {train.shape}; got "
+            f"{holdout.shape}.",
+            "Prepare both in the same way.",
+        )
+    n = len(train)
+    pool = train.x if holdout is None else torch.cat([train.x, holdout.x])
+    boundaries = ActivationBoundaries.measure(network.double_module, pool)
+    scores = boundaries.score(pool)
+    on_boundaries = scores.boundaries.sum(1)
+    statistic, holdout_statistic = scores.statistic[:n], scores.statistic[n:]
+    p = torch.full((n,), torch.nan, dtype=torch.float64)
+    above_tail, group_p = 0, math.nan
+    if len(holdout_statistic):
+        p = rank_p_values(statistic, holdout_statistic)
+        above_tail = count_above_tail(statistic, holdout_statistic)
+        group_p = group_p_value(statistic, holdout_statistic)
+    accepted, q = _accept(p, on_boundaries[:n])
+    named = accepted if group_p <= GROUP_LEVEL else accepted[:0]
+    decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
+    decoy_named, _ = _accept(decoy_p, on_boundaries[:n])
+    is_named, is_confirmed = len(named) >= min_named(n), len(decoy_named) >= MIN_NAMED
+    reason = _why_untestable(n, len(holdout_statistic), boundaries.neurons)
+    if is_named:
+        reason = "" if is_confirmed else _why_unconfirmed(len(named), n, len(decoy_named))
+    return MembershipTest(
+        records=n,
+        holdout=len(holdout_statistic),
+        holdout_needed=holdout_needed(n),
+        layers=scores.boundaries.shape[1],
+        neurons=boundaries.neurons,
+        statistic=statistic,
+        holdout_statistic=holdout_statistic,
+        boundaries=on_boundaries[:n],
+        holdout_boundaries=on_boundaries[n:],
+        p=p,
+        q=q,
+        above_tail=above_tail,
+        group_p=group_p,
+        named=named,
+        is_finding=is_named and is_confirmed,
+        reason=reason,
+        decoy_p=decoy_p,
+        decoy_named=decoy_named,
+        loss=None if holdout is None else separate_by_loss(network, train, holdout),
+    )
+
+
+def min_named(n: int) -> int:
+    """Return how many of n records a finding must name."""
+    return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
+
+
+def holdout_needed(n: int) -> int:
+    """Return how many held-out records are needed to name the smallest finding among n records."""
+    return math.ceil(n / (LEVEL * min_named(n)) - 1e-9) - 1
+
+
+def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> LossSeparation:
+    """Measure how well a small loss tells training records from held-out records.
+
+    Args:
+        network: The released network.
+        train: The training records.
+        holdout: Records of the same kind that the network never saw.
+
+    Returns:
+        AUC with its upper 95% limit, and the true positive rate at 1% false positives.
+
+    Raises:
+        InputError: If the labels do not fit the network.
+    """
+    outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
+    task = choose_task(network.task, outputs.shape[1])
+    y = normalise_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
+    score = -margins_and_losses(outputs, y, task)[1].numpy()
+    is_member = np.arange(len(score)) < len(train)
+    auc, rate = area_under_curve(score, is_member), None
+    if FALSE_POSITIVE_RATE * len(holdout) >= 1 - 1e-9:
+        rate = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
+    return LossSeparation(auc, _auc_upper_limit(score[is_member], score[~is_member], auc), rate)
+
+
+def _auc_upper_limit(members: np.ndarray, holdout: np.ndarray, auc: float) -> float:
+    """Return the upper confidence limit of an AUC (DeLong et al. 1988).
+
+    The placement of a record is the share of the other group that it beats. The variance of the AUC is
+    var(placements of members) / n + var(placements of held-out records) / N.
+    """
+    if min(len(members), len(holdout)) < 2:
+        return 1.0
+
+    def placements(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
+        order = np.sort(reference)
+        below = np.searchsorted(order, values) + np.searchsorted(order, values, side="right")
+        return below / (2 * len(order))
+
+    variance = sum(
+        placements(a, b).var(ddof=1) / len(a) for a, b in ((members, holdout), (holdout, members))
+    )
+    return float(min(1.0, auc + norm.ppf(CONFIDENCE) * math.sqrt(variance)))
+
+
+def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indices that Benjamini and Hochberg accept on two boundaries, and all q-values."""
+    if p.isnan().any():
+        return torch.zeros(0, dtype=torch.long), p
+    q = torch.from_numpy(false_discovery_control(p.numpy()))
+    accepted = (q <= LEVEL + ROUNDING) & (on_boundaries >= MIN_BOUNDARIES)
+    return accepted.nonzero()[:, 0], q
+
+
+def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
+    """Return the statistic of decoys of the records."""
+    generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
+    copies = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
+    records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]
+    return torch.cat(
+        [
+            boundaries.score(make_decoys(block, deviation, generator)).statistic
+            for _ in range(copies)
+            for block in records.split(DECOY_BLOCK)
+        ]
+    )
+
+
+def _why_untestable(n: int, holdout: int, neurons: int) -> str:
+    """Return why no finding is possible, "" if one is."""
+    if not neurons:
+        return (
+            "the network has no dense layer with a piecewise linear activation, so no record can lie on "
+            "an activation boundary."
+        )
+    if n < MIN_NAMED:
+        return f"a finding names at least {MIN_NAMED} records, and there are {n}."
+    if holdout < (needed := holdout_needed(n)):
+        return (
+            f"naming {min_named(n)} of {n} records needs {needed} held-out records, and there are "
+            f"{holdout}."
+        )
+    return ""
+
+
+def _why_unconfirmed(named: int, n: int, decoys: int) -> str:
+    return (
+        f"{named} of {n} records stand out from the held-out records, and only {decoys} from noisy copies of "
+        "the records. Either the held-out records are of another kind, or the activation boundaries are "
+        "blurred, as by few epochs or weight noise."
+    )
