@@ -239,7 +239,7 @@ def test_named_activations(name: str) -> None:
 
 
 def test_inspect_names_the_command() -> None:
-    attack = every_attack()["polynomial"]
+    attack = every_attack()["polynomial"]()
     cubic, relu = (
         weights(Network({"layers.0.weight": torch.ones(2, 3)}, arch), Knowledge())
         for arch in ("polynomial:3-2-1,coefficients=0/0/0/1", "mlp:3-2-1")

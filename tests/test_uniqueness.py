@@ -749,7 +749,7 @@ def reconstruction(kkt: KKTSet, **settings: str) -> Reconstruction:
         ("layers.0", "layers.1"),
         ("finished", "finished"),
         Knowledge(value_range=(-4.0, 4.0)),
-        {"objective": "binary-kkt", **settings},
+        {"attack": "binary-kkt", **settings},
         chosen,
     )
 
@@ -774,7 +774,7 @@ def test_a_solution_is_the_selection_or_the_best_restart() -> None:
 
 def test_tied_multipliers_are_refused_and_negative_ones_left_out() -> None:
     kkt = NETWORKS["two layers"]()
-    found = reconstruction(kkt, objective="weight-decay")
+    found = reconstruction(kkt, attack="weight-decay")
     known = dataclasses.replace(found.knowledge, weight_decay=0.1, sample_count=5, loss="logistic")
     with pytest.raises(InputError, match="tied to the loss"):
         solution(kkt.models[0], dataclasses.replace(found, knowledge=known))

@@ -53,7 +53,10 @@ class TrainingConfig(Settings):
         default=math.inf, ge=0, allow_inf_nan=True, description="Stop after this wall-clock time."
     )
     stop_margin: float = Field(
-        default=math.inf, allow_inf_nan=True, description="Stop at this normalized margin."
+        default=math.inf,
+        gt=-math.inf,  # refuses nan
+        allow_inf_nan=True,
+        description="Stop at this normalized margin.",
     )
     stop_residual: float = Field(
         default=0.0, ge=0, description="Stop at this relative KKT residual; 0 for never."
