@@ -120,7 +120,7 @@ def test_an_attack_that_fails_fails_its_figure(context, monkeypatch):
     run, failing = replace(next(iter(RUNS.values())), attack=OURS.changed(steps=100)), []
 
     def attack(self, checkpoint, knowledge, config):
-        if config.objective == "unmix":
+        if config.name == "unmix":
             raise InputError(failing[-1], "")
         return real(self, checkpoint, knowledge, config)
 
