@@ -62,18 +62,18 @@ class Attack(AttackSettings):
     Attributes:
         name: Name of the attack in tables and files.
         surface: The attack surface that it uses.
-        acquits: It leaves a residual on its surface, so that finding nothing after a good fit is evidence.
+        has_residual: It leaves a residual on its surface, which the report shows.
         baseline: It is a comparison and never part of a test.
-        pace: How an audit gives it time: "batches" of restarts as long as its share of the budget lasts,
-            "once" with that share as ``seconds``, "sized" by that share whatever the clock says, so that
-            it repeats, or "formula", which takes no share.
-        part: Its share of the budget, relative to 1 of the other attacks.
+        pace: How an audit plans it: in "batches" of restarts, "once" with its own settings, "sized" if it
+            adapts its effort to ``seconds`` of a reference machine, or "formula" if it takes no time worth
+            planning.
+        part: Its share of the effort, relative to 1 of the other attacks.
         assumes: A sentence for the report on what a finding rests on.
     """
 
     name: ClassVar[str] = ""
     surface: ClassVar[str] = WEIGHTS
-    acquits: ClassVar[bool] = False
+    has_residual: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     pace: ClassVar[str] = "once"
     part: ClassVar[float] = 1.0

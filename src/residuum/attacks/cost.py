@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from residuum.attacks.base import Attack
 from residuum.attacks.stationarity.attack import Auto, Stationarity, make_grower
 from residuum.attacks.stationarity.problem import MAX_UNKNOWNS
 from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver
+from residuum.attacks.work import REFERENCE, counted
 from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Knowledge
-from residuum.settings import FAST
+from residuum.settings import FAST, RestartSettings, SearchSettings
+from residuum.surfaces.surface import Surface
 
 MEASURED = 2.0  # seconds of steps that an estimate takes
 SLOW = 3  # times the planned time for measuring: a step that takes longer is measured once
@@ -127,14 +128,36 @@ def estimate(
     )
 
 
-def expected_seconds(
-    network: Network, knowledge: Knowledge, attack: Stationarity, measured: float
-) -> float:
-    """Return how long an attack takes, from about ``measured`` seconds of steps."""
-    resolved = attack.resolved(network, knowledge)
+def reference_seconds(attack: SearchSettings, surface: Surface, knowledge: Knowledge) -> float:
+    """Return what one restart of an attack costs on the reference machine.
+
+    The operations of one step are counted and multiplied by a fixed speed (``REFERENCE``). The result is the
+    same on every machine and under every load, so that an audit can plan with it.
+
+    Args:
+        attack: An attack that takes steps.
+        surface: The surface that is attacked.
+        knowledge: What the attacker knows.
+
+    Returns:
+        Reference seconds of all steps of one restart.
+    """
+    assert isinstance(attack, Attack)
+    speed = REFERENCE["cuda" if attack.device.startswith("cuda") else "cpu"]
+    once: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+    if isinstance(attack, RestartSettings):
+        once["restarts"] = 1
+    if not isinstance(attack, Stationarity):
+        single = attack.changed(**attack.shared(once), steps=1, seconds=math.inf)
+        return attack.steps * counted(lambda: single.run(surface, knowledge)).seconds(speed)
+    resolved = attack.resolved(surface.checkpoint, knowledge)
     assert isinstance(resolved, Stationarity)
-    solver = resolved.solver(network, knowledge)
-    return _seconds(solver, _measure(solver, measured))
+    solver = resolved.changed(**once).solver(surface.checkpoint, knowledge)
+    state = solver.start()
+    x, lam = state.x.clone(), state.lam.clone()
+    with solver.precision(False):
+        work = counted(lambda: solver.step(x, lam, {}, 0, state.moving))
+    return _seconds(solver, work.seconds(speed))
 
 
 def _seconds(solver: Solver, step_seconds: float) -> float:
@@ -152,8 +175,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
     if problem.explicit is not None:
         follows = problem.objective.follows_outputs
         return evaluation_cost(problem.explicit, runs, candidates, follows_outputs=follows), ()
-    with _Counter() as counter:
-        problem.evaluate(x, lam * solver.scale)
+    work = counted(lambda: problem.evaluate(x, lam * solver.scale))
     weights = sum(t.numel() for t in problem.target.values()) * x.element_size()
     passes = problem.generic.workspace_of(runs * candidates)
     memory = {
@@ -161,7 +183,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
         "candidates": 10 * x.numel() * x.element_size(),
         "passes": passes,
     }
-    return EvaluationCost((counter.flops,), memory), ()
+    return EvaluationCost((work.flops,), memory), ()
 
 
 def _measure(solver: Solver, budget: float) -> float:
@@ -193,17 +215,3 @@ def _measure(solver: Solver, budget: float) -> float:
         while taken < LEAST_STEPS or time.perf_counter() - start < budget - first:
             taken += advance()
         return (time.perf_counter() - start) / taken
-
-
-class _Counter(TorchDispatchMode):
-    """Operations of matrix products and convolutions, wherever they are called from."""
-
-    flops = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if (count := flop_registry.get(func._overloadpacket)) is not None:
-            self.flops += count(*args, **(kwargs or {}), out_val=out)
-        return out

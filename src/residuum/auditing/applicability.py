@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from residuum.attacks.unmixing.backbone import dense_behind
 from residuum.attacks.unmixing.layers import fed_by_input
 from residuum.auditing.inputs import Fit
-from residuum.auditing.verdict import AttackOutcome
+from residuum.auditing.outcomes import AttackOutcome
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Record
 from residuum.stationarity import by_layer, moved_layers
@@ -92,8 +92,8 @@ def others(**why_not: str) -> tuple[Applies, ...]:
 
 
 BESIDE = {
-    "membership": "losses and margins of data against held-out samples; beside the verdict",
-    "exposure": "which samples are at risk, by weights and data; beside the verdict",
+    "membership": "whether activation boundaries pass through training samples",
+    "exposure": "which samples are at risk, by weights and data; it decides nothing",
     "certificate": "how near the weights are to a KKT point of the samples",
     "uniqueness": "what other training sets keep of the candidates",
 }

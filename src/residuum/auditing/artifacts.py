@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from residuum.auditing.config import write_config
-from residuum.auditing.published import PublishedAudit, publish
+from residuum.auditing.published import SCHEMA_VERSION, PublishedAudit, publish
 from residuum.auditing.result import AuditResult
 from residuum.errors import InputError
 from residuum.io.checkpoints import save_checkpoint
@@ -26,6 +26,8 @@ CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 SCORES, CERTIFICATE = "scores.json", "certificate.json"
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
+DAMAGED = "{!r} must be the folder of a finished audit; its {} is missing or damaged."
+WRITE_ONE = "Write one with residuum audit CHECKPOINT --out RUN."
 RESULT, MAIN = "result.json", "reconstruction.safetensors"
 
 
@@ -97,14 +99,20 @@ def read_result(path: Path) -> dict[str, Any]:
     """What ``result.json`` of a finished audit says."""
     try:
         values: dict[str, Any] = json.loads((path / RESULT).read_text())
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InputError(DAMAGED.format(str(path), RESULT), WRITE_ONE) from problem
+    schema = values.get("schema_version") if isinstance(values, dict) else None
+    if isinstance(schema, str) and schema != SCHEMA_VERSION:
+        raise InputError(
+            f"{str(path)!r} holds an audit of schema version {schema[:20]}; this version of residuum reads "
+            f"{SCHEMA_VERSION}.",
+            "Audit the file again.",
+        )
+    try:
         published_form(PublishedAudit).model_validate(values)
         return values
-    except (OSError, ValueError, RecursionError) as problem:
-        raise InputError(
-            f"{str(path)!r} must be the folder of a finished audit; its {RESULT} is missing or "
-            "damaged.",
-            "Write one with residuum audit CKPT --out RUN.",
-        ) from problem
+    except (ValueError, RecursionError) as problem:
+        raise InputError(DAMAGED.format(str(path), RESULT), WRITE_ONE) from problem
 
 
 def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
@@ -122,16 +130,12 @@ def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
 
 
 def _config(result: AuditResult, sources: dict[str, str]) -> str:
-    # What the user asked for. The batches take the budget's place, and the subsets are those that the
-    # budget allowed. The uniqueness certificate still gets its share of the budget.
     requested = result.settings["requested"]
     values = {
         **sources,
         **requested,
-        "subsets": result.settings["subsets"],
         "knowledge": KNOWLEDGE,
         "sha256": {name: digest for name, digest in result.hashes.items() if digest},
-        "batches": [vars(batch) for batch in result.batches],
     }
     return write_config(values, needs_code="model_code" in requested)
 

@@ -13,12 +13,11 @@ from torch import Tensor
 from residuum import plugins
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import Applies, facts, others, tried
-from residuum.auditing.budget import CHECK_SHARE
 from residuum.auditing.case import Case
 from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
-from residuum.auditing.stored_records import NAME, unconfirmed
-from residuum.auditing.verdict import VOUCHED, assumptions, decide, limitations
+from residuum.auditing.stored_records import NAME
+from residuum.auditing.verdict import assumptions, limitations
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Selection
 from residuum.records.rundir import environment
@@ -50,12 +49,9 @@ def _of_network(audit: Audit) -> AuditResult:
     assert case.whole is not None
     network, results = case.attacked, audit.attacks
     certificates = certificates_or_reason(audit)
-    stored_rows = () if audit.stored_records is None else (audit.stored_records,)
     through_head = () if case.head is None else (case.head.note,)
-    vouched = (VOUCHED,) if request.vouch else ()
-    assumed = (*vouched, *through_head, *unconfirmed(stored_rows), *network.assumptions)
     findings = None if scores is None else scores.findings
-    verdict = decide(findings, audit.outcomes, checks, assumed)
+    verdict = audit.verdict((*through_head, *network.assumptions))
     attacks = every_attack()
     taken_for_granted = [
         attacks[row.name].assumes for row in audit.outcomes if row.ran and row.name in attacks
@@ -103,7 +99,7 @@ def _of_network(audit: Audit) -> AuditResult:
             *measured_facts(case),
             *tried(audit.outcomes),
             *others(
-                membership="" if audit.membership else audit.skipped["membership"],
+                membership=_why_no_membership(audit),
                 exposure="" if audit.exposure else audit.skipped["exposure"],
                 certificate="" if certificates.certificate else certificates.certificate_of,
                 uniqueness=certificates.uniqueness_reason,
@@ -116,7 +112,7 @@ def _of_network(audit: Audit) -> AuditResult:
             *case.warnings,
             *_failed_plugins(audit),
         ),
-        notes=(*audit.negative_controls.notes, *dict.fromkeys(_notes(audit)), _time_note(audit)),
+        notes=(*audit.negative_controls.notes, *dict.fromkeys(_notes(audit))),
         files=_files(audit),
     )
 
@@ -126,7 +122,7 @@ def _of_records(audit: Audit) -> AuditResult:
     case, row = audit.case, audit.stored_records
     assert case.stored is not None
     assert row is not None
-    verdict = decide(None, (row,), assumed=unconfirmed((row,)))
+    verdict = audit.verdict()
     records = [array.records for array in case.stored.arrays if array.records is not None]
     shape = _record_shape(records[0].shape[1], case.knowledge, case.train) if records else ()
     name = case.stored.model or "records"
@@ -198,12 +194,11 @@ def _notes(audit: Audit) -> list[str]:
     return notes
 
 
-def _time_note(audit: Audit) -> str:
-    spent, seconds = audit.budget.checks.spent, audit.budget.seconds
-    return (
-        f"controls, permuted target and positive controls took {spent:.1f} s of a budget of "
-        f"{seconds:.0f} s ({spent / seconds:.0%}; planned: at most {CHECK_SHARE:.0%})"
-    )
+def _why_no_membership(audit: Audit) -> str:
+    """Return why membership was not tested, "" if it was."""
+    if audit.membership is None:
+        return audit.skipped["membership"]
+    return audit.membership.reason
 
 
 def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:

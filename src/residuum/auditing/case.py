@@ -119,6 +119,15 @@ class Case:
         return self.network
 
     @cached_property
+    def canonical(self) -> Network:
+        """The network that attacks receive: in canonical form, unless they need its own parameters."""
+        return self.canonical_of(self.attacked)
+
+    def canonical_of(self, network: Network) -> Network:
+        """Return another network of this case in the form that attacks receive."""
+        return network
+
+    @cached_property
     def inspection(self) -> Inspection:
         """Facts about the network, measured without data."""
         return inspect_network(self.attacked)
@@ -290,10 +299,9 @@ def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
     return {
         "version": version("residuum"),
         **({"plugins": plugged} if plugged else {}),
-        **request.model_dump(exclude={"batches"}),
+        **request.model_dump(),
         **{f"{name}_sha256": value for name, value in case.sources.hashes.items()},
         **{f"{name}_digest": value for name, value in case.sources.digests.items()},
-        "batches": [vars(batch) for batch in request.batches],
         "knowledge": {
             name: str(getattr(knowledge, name))[:80]
             for name in knowledge.granted

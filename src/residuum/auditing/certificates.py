@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from residuum.attacks.stationarity.solution import best_residual, best_rows, solution
-from residuum.auditing.budget import CERTIFICATE_SHARE, LEAST_UNIQUENESS, UNIQUENESS_SHARE
 from residuum.errors import InconclusiveError, ResiduumError
 from residuum.networks import dense_chain
 from residuum.networks.network import Network
@@ -21,6 +20,7 @@ TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
 MAX_SAMPLES = 1000  # of a KKT certificate: its multipliers are a problem in as many unknowns
 MAX_BYTES = 2 << 30  # of its gradients
+MAX_SECONDS = 30.0  # of each certificate: it ends with the bounds that it has reached
 # Of a uniqueness certificate: candidates, and values in them, that a share of the budget is enough for.
 MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
 
@@ -49,14 +49,14 @@ def compute_certificates(
     knowledge: Knowledge,
     seconds: float,
 ) -> Certificates:
-    """Compute both certificates, each in its share of the budget.
+    """Compute both certificates. They decide nothing.
 
     Args:
         network: The attacked network.
         train: The training samples.
         reconstructions: Of the deciding attacks.
         knowledge: What the attacker knows. It bounds the candidates.
-        seconds: The budget of the audit.
+        seconds: Time until the clock stops the audit.
 
     Returns:
         The certificates.
@@ -64,8 +64,9 @@ def compute_certificates(
     Raises:
         ResiduumError: If the training samples do not fit the network.
     """
-    kkt, subject = kkt_certificate(network, train, reconstructions, CERTIFICATE_SHARE * seconds)
-    unique, reason = _uniqueness(network, reconstructions, knowledge, UNIQUENESS_SHARE * seconds)
+    limit = max(0.1, min(MAX_SECONDS, seconds / 2))
+    kkt, subject = kkt_certificate(network, train, reconstructions, limit)
+    unique, reason = _uniqueness(network, reconstructions, knowledge, limit)
     return Certificates(kkt, subject, unique, reason)
 
 
@@ -131,8 +132,6 @@ def _uniqueness(
     if network.live is not None:
         why = "where a network that is kept as given has its switches is not known"
         return None, f"not for this kind: {why}"
-    if seconds < LEAST_UNIQUENESS:
-        return None, f"not computed: the budget leaves it less than {LEAST_UNIQUENESS:g} seconds"
     if not reconstructions or (rows := best_rows(reconstructions[0])) is None:
         return None, NOT_CONVERGED
     best = reconstructions[0]

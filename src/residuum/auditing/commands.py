@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 KNOWLEDGE_FILE = "knowledge.safetensors"  # in the run directory
-NOT_RENDERED = ("batches",)  # what ran, not what was asked for
 OPTION_NAMES = {"model_code": "model"}
 
 
@@ -82,12 +81,11 @@ def setting_options(settings: dict[str, Any]) -> list[str]:
     for name, field in AuditRequest.model_fields.items():
         value = settings.get(name, field.default)
         if name == "budget":
-            value, default = duration(seconds_of(value)), duration(seconds_of(field.default))
-            words += [_option(name), value] if value != default else []
+            words += [] if value is None else [_option(name), duration(seconds_of(value))]
         elif name == "attacks":
             for attack in value:
                 words += [_option(name), attack if isinstance(attack, str) else json.dumps(attack)]
-        elif name in NOT_RENDERED or value == field.default:
+        elif value == field.default:
             continue
         elif isinstance(value, bool):
             words.append(_option(name if value else f"no_{name}"))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from residuum.auditing.durations import duration, seconds_of
+from residuum.auditing.outcomes import GRADES
 from residuum.auditing.result import AuditResult
-from residuum.auditing.verdict import GRADES, INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Verdict
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Verdict
 from residuum.records import Record
 from residuum.records.published import SchemaRule
 
@@ -127,7 +127,7 @@ def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
     verdict, fit, membership = result.verdict, result.fit, result.membership
     figures = {
         "verdict": verdict.headline,
-        "came back": "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}",
+        "reconstructed": "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}",
         "by chance": _number(verdict.expected_by_chance),
         "beyond chance, 99% confidence": "",
         "p": _number(verdict.p_value),
@@ -144,9 +144,14 @@ def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
         attack = counts.get(name)
         chance = attack and f"{attack.recovered} ({_number(attack.expected_by_chance)} by chance)"
         figures[f"by {name}"] = chance or ""
-    controls = [f"{t.recovered} of {t.n}" for t in result.checks.twins if not t.reason]
-    figures["from positive controls"] = ", ".join(controls)
-    figures["membership, AUC by loss"] = f"{membership.loss.auc:.2f}" if membership else ""
+    figures["named members"] = (
+        f"{len(membership.named)} of {membership.records}" if membership else ""
+    )
+    has_loss = membership is not None and membership.loss is not None
+    figures["AUC of the losses"] = f"{membership.loss.auc:.2f}" if has_loss else ""
+    for control in result.checks.positive_controls:
+        noticed = f"{control.samples} samples" if control.samples else "not noticed"
+        figures[f"positive controls of {control.question}"] = noticed
     return figures
 
 
@@ -164,9 +169,10 @@ def _unlike(a: AuditResult, b: AuditResult) -> tuple[str, ...]:
     if a.knowledge.digest != b.knowledge.digest:
         both = f"{a.knowledge.line}; {b.knowledge.line}"
         differences.append(f"the attackers were told different things: {both}")
-    budgets = [duration(seconds_of(x.settings.get("budget") or "1min")) for x in (a, b)]
-    if budgets[0] != budgets[1]:
-        differences.append(f"the budgets differ: {budgets[0]} and {budgets[1]}")
+    for name in ("effort", "budget"):
+        first, second = (str(x.settings.get(name) or "default") for x in (a, b))
+        if first != second:
+            differences.append(f"the settings of {name} differ: {first} and {second}")
     if (a.suite, a.suite_attacks) != (b.suite, b.suite_attacks):
         differences.append(f"the attack suites differ: versions {a.suite} and {b.suite}")
     return tuple(differences)

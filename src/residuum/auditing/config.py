@@ -52,8 +52,7 @@ class AuditConfig(AuditRequest):
 
     def options(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as keywords of ``rs.audit``."""
-        options = self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
-        return {**options, "batches": self.batches} if self.batches else options
+        return self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
 
     def knowledge_or_facts(self) -> str | dict[str, Any]:
         """Return the file of the attacker's knowledge, or the single facts by name.

@@ -1,8 +1,9 @@
 """Train a positive control: a network of the audited architecture that memorizes its samples.
 
 The recipe of the user decides how (:mod:`.training_recipe`). What it leaves out is inferred: the
-initialization (known to the attacker, or small or default by the spectrum of the first layer), the layers
-that were frozen, and the training loss that was reached.
+initialization (known to the attacker, or small or default by the spectrum of the first layer) and the layers
+that were frozen. Training ends when the loss vanishes. A network with a small initialization is trained by
+full-batch descent, any other by Adam in batches of 32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.random_streams import stream
+from residuum.attacks.work import REFERENCE, counted
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -27,7 +29,9 @@ from residuum.theory.rows import choose_task, normalise_labels
 from residuum.training import TrainingConfig, initialise, train
 from residuum.training.methods import LOSSES, choose_loss
 
-STEPS = 5000  # of training, if the recipe names no epochs
+STEPS = 5000  # of full-batch training, if the recipe names no epochs
+EPOCHS, BATCH = 400, 32  # of training in batches, if the recipe names none
+VANISHED = 1e-3  # loss at which training ends: the network has memorized its samples
 MIN_SECONDS = 0.1  # of training
 RATE, ADAM_RATE = 0.1, 1e-3  # learning rates, if the recipe names none
 FASTER, SLOWER = 1.05, 0.5  # factors on the rate of a descent that keeps its loss falling
@@ -59,7 +63,6 @@ class ControlTraining:
         knowledge: What the attacker knows about it.
         inspection: Facts about its weights.
         recipe: How it was trained, as far as the user says so.
-        target_loss: The loss that it reached on its samples.
         seconds: Time limit.
         seed: Seed of initial weights and batches.
     """
@@ -68,7 +71,6 @@ class ControlTraining:
     knowledge: Knowledge
     inspection: Inspection
     recipe: TrainingRecipe
-    target_loss: float
     seconds: float
     seed: int
     task: str = field(init=False)
@@ -103,7 +105,7 @@ class ControlTraining:
         return tuple(name for name in by_layer(self.network.theta) if name not in moved)
 
     def train(self, data: Dataset) -> TrainedControl:
-        """Train a control until it reaches the loss of the audited network, or the time is over."""
+        """Train a control until its loss vanishes, or the epochs or the time are over."""
         frozen = self.frozen
         is_plain = (
             self.task != "regression"
@@ -111,7 +113,8 @@ class ControlTraining:
             and not frozen
             and self.network.live is None
         )
-        optimizer = self.recipe.optimiser or ("margin" if is_plain else "gd")
+        has_small_start = is_plain and self.initialization == "small"
+        optimizer = self.recipe.optimiser or ("margin" if has_small_start else "adam")
         description = f"trained by {optimizer} from a {self.initialization} start"
         description += f", {', '.join(frozen)} frozen" if frozen else ""
         if optimizer == "margin" and is_plain:
@@ -131,7 +134,7 @@ class ControlTraining:
             steps=self.recipe.epochs or STEPS,
             seed=self.seed + 1,
             seconds=max(self.seconds, MIN_SECONDS),
-            stop_loss=self.target_loss,
+            stop_loss=VANISHED,
         )
         state = train(self.network.arch, data, config, task=self.task)
         loss = state.history[-1]["loss"] if state.history else math.nan
@@ -163,11 +166,29 @@ class ControlTraining:
             x,
             y,
             loss=choose_loss("", self.task),
-            recipe=replace(self.recipe, optimiser=optimizer),
-            target_loss=self.target_loss,
+            recipe=self._complete_recipe(optimizer),
+            target_loss=VANISHED,
             seconds=self.seconds,
             seed=self.seed,
         )
+
+    def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
+        """Return the recipe with this optimizer, and with epochs and batches if it names none."""
+        recipe = replace(self.recipe, optimiser=optimizer)
+        if optimizer not in ("adam", "sgd"):
+            return recipe
+        return replace(recipe, epochs=recipe.epochs or EPOCHS, batch=recipe.batch or BATCH)
+
+    def reference_seconds_per_sample(self, samples: Dataset) -> float:
+        """Return what training takes per sample on the reference machine, for all epochs.
+
+        Args:
+            samples: Samples of the right shape.
+        """
+        x = samples.x[:BATCH].double()
+        model = self._initial_model()
+        work = counted(lambda: model(x).sum().backward())
+        return EPOCHS * work.seconds(REFERENCE["cpu"]) / len(x)
 
 
 def _freeze(model: nn.Module, layers: tuple[str, ...], theta: dict[str, Tensor]) -> None:
@@ -217,7 +238,7 @@ def descend(
     generator = stream("twin", seed)
     before_step = [p.detach().clone() for p in trained]
     for _ in range(recipe.epochs or STEPS):
-        order = torch.randperm(len(x), generator=generator)
+        order, total = torch.randperm(len(x), generator=generator), 0.0
         for rows in order.split(batch) if batch < len(x) else (slice(None),):
             optimizer.zero_grad()
             current = LOSSES[loss](model(x[rows]), y[rows])
@@ -233,8 +254,10 @@ def descend(
                 before_step = [p.detach().clone() for p in trained]
                 optimizer.param_groups[0]["lr"] *= FASTER
             value = float(current.detach())
+            total += value * len(y[rows])
             optimizer.step()
-        if value <= target_loss or time.monotonic() > end:
+        mean = total / len(x) if batch < len(x) else value
+        if mean <= target_loss or time.monotonic() > end:
             break
     with torch.no_grad():
         return float(LOSSES[loss](model(x), y))

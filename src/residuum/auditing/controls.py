@@ -7,14 +7,6 @@ audit checks this assumption by controls that must find nothing:
 - Some of the held-out samples serve as candidates.
 - What the attacker knows, with noise, serves as candidates: a mean of few samples reveals these samples.
 - A classifier tries to tell training from held-out samples without any network.
-
-If the network does not know these samples, "no leak found" says nothing. So its losses must tell them from
-held-out ones. How well losses and margins do so is membership: what an attacker who already has a sample
-could confirm (Yeom et al. 2018; Carlini et al. 2022 for the rates at few false positives). It is shown
-next to the verdict and never rules out a leak, because a network that tells nothing apart may still leak.
-
-    AUC   how often a training sample's loss is below that of a held-out one, ties counting half
-    TPR   share of training samples below the loss that a share FPR of the held-out ones is below
 """
 
 from __future__ import annotations
@@ -29,22 +21,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from residuum import similarity
-from residuum.auditing.budget import UNBOUNDED, Allowance
+from residuum.auditing.plan import NO_DEADLINE, Deadline
 from residuum.evaluation.matching import (
     METRICS,
+    MIN_POOL,
     Array,
     as_array,
     discrete,
     lay_out,
     why_not_calibrated,
 )
-from residuum.evaluation.null import MIN_SUBSETS, SUBSETS, draw_sets, format_p, step_down
-from residuum.evaluation.roc import area_under_curve, true_positive_rate
+from residuum.evaluation.null import (
+    MIN_SUBSETS,
+    SIGNIFICANCE,
+    SUBSETS,
+    draw_sets,
+    format_p,
+    step_down,
+)
 from residuum.evaluation.scoring import DECIDING, control_of
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
-from residuum.theory.rows import choose_task, margins, normalise_labels
+from residuum.theory.rows import choose_task, normalise_labels
 
 LEVEL = 0.001  # of a control: one false alarm in a thousand audits, each
 NEAR = 0.01  # of the median distance to the nearest held-out sample: a repeat
@@ -58,6 +57,8 @@ APART = 0.8  # AUC at which training and held-out samples are of two kinds
 CLEAR = 3.0  # standard errors that such an AUC must lie above one half: few samples scatter
 MOST_TOLD = 400  # samples of each kind that a classifier is shown
 FEWEST_TOLD = 10  # of each kind, to say how well they are told apart
+ENERGY_LEVEL = 0.01  # p-value of the energy test at which two sets differ in distribution
+STRICT_LEVEL = 0.001  # of a finding if the two sets may differ in distribution
 NOISE = 0.05  # of candidates of what was granted, over their size; one for each sample
 # Of what came back, that what was granted brings back by itself: too much to decide.
 OVERLAP = 1 / 3
@@ -66,7 +67,6 @@ OVERLAP = 1 / 3
 FIRST, DRAWS = MIN_SUBSETS, 1000
 SLACK = 1.5  # of what a control is expected to take: so much must be left to begin it
 MACHINE = 0.3  # seconds that the classifier must have: it looks at a bounded number of samples
-RATES = (0.01, 0.001)  # false positives at which true ones are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +104,8 @@ class Controls(Record):
     repeats: rows of training samples that were set aside, because the held-out set holds them too.
     auc: of telling training from held-out samples, None where it was not tried.
     energy: p of the energy test, which only warns.
+    level: the largest adjusted p-value that shows a leak: 1%, or 0.1% if the two sets may differ in
+        distribution, or if there are too few training samples to tell.
     failures: why nothing can be decided, one sentence each.
     notes: what else a reader should know.
     """
@@ -112,6 +114,7 @@ class Controls(Record):
     repeats: tuple[int, ...] = ()
     auc: float | None = None
     energy: float | None = None
+    level: float = SIGNIFICANCE
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -218,6 +221,10 @@ SHIFTED = (
     "training and held-out samples differ somewhat in distribution (energy test, p = {p:.2g}): the "
     "control is a little off, as between official training and test sets"
 )
+STRICTER = (
+    "a leak needs an adjusted p-value of {level:g}, because training and held-out samples may differ in "
+    "distribution, or because there are too few training samples to tell"
+)
 KNOWN_BEFORE = (
     "{name}: bring back {common} of the {n} samples that the attacks do, without any network. Grant less, "
     "or a mean of more samples"
@@ -229,7 +236,7 @@ def run_controls(
     knowledge: Knowledge,
     seed: int,
     subsets: int = DRAWS,
-    allowance: Allowance = UNBOUNDED,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Controls:
     """Run every control that the samples allow.
 
@@ -238,13 +245,14 @@ def run_controls(
         knowledge: What the attacker knows.
         seed: Of candidates and subsets.
         subsets: Held-out subsets that are drawn at most.
-        allowance: Time that is left. A control without time fails, because its result is unknown.
+        deadline: Time at which the clock stops the audit. A control without time fails, because its result
+            is unknown.
 
     Returns:
         The controls, with the reasons for which nothing can be decided.
     """
     train, pool = claim.train, claim.pool
-    if pool is None or why_not_calibrated(len(train), len(pool)):
+    if pool is None or len(pool) < MIN_POOL:
         return Controls(repeats=claim.repeats, notes=claim.notes)
     rng = np.random.default_rng((seed, 5))
     notes = [*claim.notes, NOT_MATCHED if _strata(train, pool) is None else MATCHED]
@@ -252,32 +260,37 @@ def run_controls(
     controls = held_out_control(train, pool, rng)
     if not controls:
         notes.append(TOO_FEW)
-    controls += [
-        Control(f"{name} alone, as candidates", x, pool, granted=True)
-        for name, x in granted_candidates(train, pool, knowledge, rng)
-    ]
+    if not why_not_calibrated(len(train), len(pool)):
+        controls += [
+            Control(f"{name} alone, as candidates", x, pool, granted=True)
+            for name, x in granted_candidates(train, pool, knowledge, rng)
+        ]
     rows, longest = [], 0.0  # seconds of the longest control so far: the next is as large
     for control in controls:
-        before = allowance.left
+        before = deadline.left
         if before <= SLACK * longest:
             failures.append(NOT_TRIED.format(name=control.name))
             continue
-        row = run_control(control, train, seed, subsets, allowance)
-        longest = max(longest, before - allowance.left) if before < np.inf else 0.0
+        row = run_control(control, train, seed, subsets, deadline)
+        longest = max(longest, before - deadline.left) if before < np.inf else 0.0
         rows.append(row)
         # Samples that the attacker's knowledge matches by itself are subtracted: see ``brought_by_grant``.
         (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
-    auc, energy = tell_apart(train, pool, rng, allowance)
+    auc, energy = tell_apart(train, pool, rng, deadline)
     if auc is None and len(train) >= FEWEST_TOLD:
         failures.append(NOT_CLASSIFIED)
     elif auc is not None and energy is None:
         notes.append(ENERGY_NOT_TRIED)
     if auc is not None and auc.value >= APART and auc.clear:
         failures.append(TWO_KINDS.format(auc=auc.value))
-    if energy is not None and energy <= 0.01:
+    if energy is not None and energy <= ENERGY_LEVEL:
         notes.append(SHIFTED.format(p=energy))
+    is_shifted = (energy is not None and energy <= ENERGY_LEVEL) or (auc is not None and auc.clear)
+    level = STRICT_LEVEL if is_shifted or len(train) < FEWEST_TOLD else SIGNIFICANCE
+    if level < SIGNIFICANCE:
+        notes.append(STRICTER.format(level=level))
     value = None if auc is None else auc.value
-    return Controls(tuple(rows), claim.repeats, value, energy, tuple(failures), tuple(notes))
+    return Controls(tuple(rows), claim.repeats, value, energy, level, tuple(failures), tuple(notes))
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
@@ -347,13 +360,13 @@ def granted_candidates(
 
 
 def run_control(
-    control: Control, train: Dataset, seed: int, subsets: int, allowance: Allowance
+    control: Control, train: Dataset, seed: int, subsets: int, deadline: Deadline
 ) -> ControlRow:
     """Test the candidates of a control as the verdict tests those of an attack.
 
     More subsets are drawn if the first ones do not clear the control and there is time for them.
     """
-    begun, metric = allowance.left, METRICS[DECIDING]
+    begun, metric = deadline.left, METRICS[DECIDING]
     holdout = control.holdout.replace(mean=train.mean)
     field = lay_out(control.candidates, train, holdout, [], seed=seed)
     gain = field.gain(metric)
@@ -373,7 +386,7 @@ def run_control(
         )
 
     row = draw(min(FIRST, subsets))
-    remaining = allowance.left
+    remaining = deadline.left
     seconds = begun - remaining if begun < np.inf else 0.0
     if row.undecided and row.subsets < subsets and seconds * subsets / row.subsets < remaining:
         row = draw(subsets)
@@ -411,7 +424,7 @@ def machinery() -> tuple[ModuleType, ModuleType]:
 
 
 def tell_apart(
-    train: Dataset, pool: Dataset, rng: np.random.Generator, allowance: Allowance = UNBOUNDED
+    train: Dataset, pool: Dataset, rng: np.random.Generator, deadline: Deadline = NO_DEADLINE
 ) -> tuple[Auc | None, float | None]:
     """Tell training from held-out samples without a network.
 
@@ -422,8 +435,8 @@ def tell_apart(
         distances; None if there was no time or too few samples.
     """
     model_selection, svm = machinery()
-    chosen = rng.permutation(len(train))[:MOST_TOLD]
-    if len(chosen) < FEWEST_TOLD or allowance.left < MACHINE:
+    chosen = rng.permutation(len(train))[: min(MOST_TOLD, len(pool))]
+    if len(chosen) < FEWEST_TOLD or deadline.left < MACHINE:
         return None, None
     a, b = (as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, pool))
     labels = _strata_or_one(train, pool)
@@ -440,7 +453,7 @@ def tell_apart(
     machine = svm.SVC(kernel="precomputed", class_weight="balanced")
     scores = model_selection.cross_val_score(machine, kernel, kind, cv=folds, scoring="roc_auc")
     auc = Auc(float(scores.mean()), _auc_error(len(chosen), len(drawn)))
-    return auc, _energy(distance, kind, rng) if allowance.left > 0 else None
+    return auc, _energy(distance, kind, rng) if deadline.left > 0 else None
 
 
 def _auc_error(n: int, pool: int) -> float:
@@ -537,86 +550,3 @@ def _strata_or_one(train: Dataset, pool: Dataset) -> Array:
     """Return the labels of all samples, or one label for all if they are not to be matched."""
     labels = _strata(train, pool)
     return np.zeros(len(train) + len(pool), dtype=int) if labels is None else labels
-
-
-@dataclass(frozen=True, eq=False)
-class Separation(Record):
-    """How well one statistic tells training from held-out samples.
-
-    auc: 0.5 by chance.
-    error: its standard error by chance.
-    at_1, at_01: share of training samples found at 1% and 0.1% false positives, which is that share
-        by chance; None with fewer held-out samples than make one false positive.
-    """
-
-    by: str
-    auc: float
-    error: float
-    at_1: float | None
-    at_01: float | None
-
-    @property
-    def line(self) -> str:
-        """In one sentence."""
-        rates = [
-            f"{share:.1%} of the training samples at {rate:.1%} false positives"
-            for share, rate in zip((self.at_1, self.at_01), RATES, strict=True)
-            if share is not None
-        ]
-        found = f"; finds {' and '.join(rates)}" if rates else ""
-        return f"by {self.by}: AUC {self.auc:.2f} (0.5 ± {self.error:.2f} by chance){found}"
-
-
-@dataclass(frozen=True, eq=False)
-class Membership(Record):
-    """n training against ``pool`` held-out samples; margin: None for a regression."""
-
-    n: int
-    pool: int
-    loss: Separation
-    margin: Separation | None = None
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """One for each statistic."""
-        return tuple(one.line for one in (self.loss, self.margin) if one is not None)
-
-
-def membership(checkpoint: Network, claim: Claim | None) -> Membership | None:
-    """Measure how well loss and margin tell training from held-out samples.
-
-    Returns:
-        The separations, None without enough held-out samples that have labels.
-    """
-    if claim is None or claim.pool is None:
-        return None
-    train, pool, n = claim.train, claim.pool, len(claim.train)
-    if min(n, len(pool)) < FEWEST_TOLD or train.shape != pool.shape or len(pool.y.unique()) < 2:
-        return None
-    outputs = _outputs(checkpoint, train, pool)
-    loss = sample_losses(checkpoint, train, pool, checkpoint.task, outputs)
-    if loss is None:
-        return None
-    margin = _margins(checkpoint, train, pool, outputs)
-    by_margin = None if margin is None else separation("margin", -margin[:n], -margin[n:])
-    return Membership(n, len(pool), separation("loss", loss[:n], loss[n:]), by_margin)
-
-
-def separation(by: str, train: Array, pool: Array) -> Separation:
-    """Measure how well a statistic that is small for training samples tells them from held-out ones."""
-    is_member = np.repeat([True, False], [len(train), len(pool)])
-    scores, error = -np.concatenate([train, pool]), _auc_error(len(train), len(pool))
-    shares = [
-        true_positive_rate(scores, is_member, rate) if rate * len(pool) > 1 - 1e-9 else None
-        for rate in RATES
-    ]
-    return Separation(by, area_under_curve(scores, is_member), error, *shares)
-
-
-def _margins(checkpoint: Network, train: Dataset, pool: Dataset, outputs: Tensor) -> Array | None:
-    """Return the margins of all samples; None for a regression or labels of another kind."""
-    task = choose_task(checkpoint.task, outputs.shape[1])
-    if task == "regression" or not _has_known_labels(train, pool) or not discrete(pool.y):
-        return None
-    y = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
-    return as_array(margins(outputs, y).amin(1))

@@ -1,8 +1,7 @@
 """An audit before it runs: all that is in its way at once, what it would cost, and how it can end.
 
 Every check that would stop an audit is made and its message kept, so that one dry run shows them all. The
-rows of the table come from the same functions as those of the audit. Nothing is attacked. Some steps of
-each attack are timed.
+rows of the table come from the same functions as those of the audit. Nothing is attacked.
 """
 
 from __future__ import annotations
@@ -13,24 +12,19 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from residuum import plugins
-from residuum.attacks import every_attack
 from residuum.auditing.applicability import PLANNED, Applies, tried
 from residuum.auditing.assembling import measured_facts
-from residuum.auditing.budget import forecast
 from residuum.auditing.case import Case, Model, Obstacles, load_case
-from residuum.auditing.controls import run_controls, told_by_network
+from residuum.auditing.controls import run_controls
+from residuum.auditing.outcomes import AttackOutcome
+from residuum.auditing.plan import Deadline, forecast
 from residuum.auditing.request import AuditOptions, AuditRequest
-from residuum.auditing.schedule import (
-    AttackSchedule,
-    reason_to_run,
-    requested_settings,
-    selected_attacks,
-    skipped_attacks,
-    surfaces_of_attacks,
-)
-from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, AttackOutcome, Checks
-from residuum.evaluation.matching import why_not_calibrated
+from residuum.auditing.run import Audit, restriction
+from residuum.auditing.schedule import AttackSchedule, reason_to_run
+from residuum.auditing.stages import UNWANTED
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.records import Knowledge, Record
+from residuum.risk.membership import holdout_needed
 
 REACHABLE = "can be reached"
 NO_DATA = "no training samples (--data)"
@@ -115,15 +109,18 @@ def dry_run(
 
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
     """Return every attack that the request asks for, and whether it would run or why not."""
-    attacks = selected_attacks(request, case.knowledge)
-    surfaces_of = surfaces_of_attacks(attacks, case.attacked, case.knowledge)
-    skipped = skipped_attacks(attacks, surfaces_of, case.knowledge, requested_settings(request))
+    schedule = AttackSchedule(case.canonical, case.knowledge, request)
+    return _rows_of(schedule, schedule.skipped())
+
+
+def _rows_of(
+    schedule: AttackSchedule, skipped: dict[str, AttackOutcome]
+) -> tuple[AttackOutcome, ...]:
     rows = []
-    for name, attack in attacks.items():
-        surface = surfaces_of[name]
-        run = AttackOutcome(name, not attack.baseline, True, True, reason_to_run(attack, surface))
-        silent = surface.silent if attack.acquits else "it leaves no residual"
-        rows.append(skipped.get(name, run).replace(silent=silent))
+    for name, attack in schedule.attacks.items():
+        reason = reason_to_run(attack, schedule.surfaces[name])
+        run = AttackOutcome(name, not attack.baseline, True, True, reason)
+        rows.append(skipped.get(name, run))
     return tuple(rows)
 
 
@@ -144,17 +141,13 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     """Return the dry run of a case with a network."""
     doubts = [*(_without_data(obstacles) if case.train is None else ()), *case.warnings]
     is_possible = not obstacles.messages
-    rows = attack_rows(case, request)
-    batched = [
-        row.name
-        for row in rows
-        if row.ran and row.decides and every_attack()[row.name].pace == "batches"
-    ]
-    count = 0 if case.train is None else len(case.train)
-    schedule = AttackSchedule(case.attacked, case.knowledge, request, sample_count=count)
-    plans = schedule.plan(batched) if is_possible else []
+    schedule = AttackSchedule(case.canonical, case.knowledge, request)
+    skipped = schedule.skipped()
+    plans = schedule.plan(skipped) if is_possible else {}
+    rows = _rows_of(schedule, skipped)
     fit = case.fit if is_possible else None
     to_leak, to_pass = _conditions(case, request, rows) if is_possible else ([], [])
+    to_pass += [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
     return DryRun(
         tuple(obstacles.messages),
         (*doubts, *case.attacked.assumptions, *(fit.notes if fit else ())),
@@ -162,7 +155,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
             *measured_facts(case),
             *tried(rows, PLANNED),
         ),
-        forecast(request.seconds, plans, count) if plans else "",
+        forecast(plans, request) if plans else "",
         _verdicts(to_leak, to_pass) if is_possible else STOPPED,
         obstacles.exit_code,
     )
@@ -189,29 +182,23 @@ def _conditions(
     case: Case, request: AuditRequest, rows: tuple[AttackOutcome, ...]
 ) -> tuple[list[str], list[str]]:
     """Return why no leak could be found, and, beyond that, why none could be ruled out."""
-    comparison = case.comparison
-    if comparison is None or case.train is None:
-        return ["there are no training samples to compare with"], []
-    held_out = None if comparison.pool is None else len(comparison.pool)
-    if reason := why_not_calibrated(len(case.train), held_out):
+    if reason := Audit(case, request, Deadline.of(request)).why_not_compared:
         return [reason], []
-    to_leak = [*run_controls(comparison, case.knowledge, 0).failures]
-    to_pass: list[str] = []
+    claim = case.comparison
+    assert claim is not None
+    assert claim.pool is not None
+    to_leak = [*run_controls(claim, case.knowledge, 0).failures]
+    if case.fit is not None and case.fit.doubtful:
+        to_leak.append(f"the network as read hardly fits these samples ({case.fit.line})")
+    to_pass = [restriction(request)] if restriction(request) else []
     if not any(row.ran and row.decides for row in rows):
-        to_leak.append("no deciding attack applies")
-    if not any(row.ran and row.decides and not row.silent for row in rows):
-        to_pass.append("no attack that could explain the weights applies")
-    p_value = told_by_network(
-        case.attacked, comparison.train, comparison.pool, case.attacked.task, 0
-    )
-    if not request.vouch:
-        to_pass += Checks(fit=case.fit, told_apart=p_value).strangers
-    if not request.twin:
-        to_pass.append("no positive controls are wanted (--no-twin)")
-    elif case.holdout is not None and len(case.holdout.y.unique()) < 2:
+        to_pass.append("no deciding attack applies")
+    if len(claim.pool) < (needed := holdout_needed(len(claim.train))):
         to_pass.append(
-            "the held-out samples have no labels, so no positive control can be trained on them"
+            f"testing membership needs {needed} held-out samples, and there are {len(claim.pool)}"
         )
+    if not request.positive_controls:
+        to_pass.append(UNWANTED)
     return to_leak, to_pass
 
 
@@ -222,11 +209,10 @@ def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
         return "; ".join(dict.fromkeys(reasons)) if reasons else f"{REACHABLE}: {condition}"
 
     return {
-        LEAK: reachable(to_leak, "where a test finds more than chance gives all tests together"),
+        LEAK: reachable(to_leak, "if a test finds more than chance gives all tests together"),
         NO_LEAK_FOUND: reachable(
             [*to_leak, *to_pass],
-            "if no test does, an attack fits the weights with its full plan, and all positive controls are "
-            "noticed",
+            "if no test does, the losses show no memorization, and positive controls are noticed",
         ),
         INCONCLUSIVE: f"{REACHABLE}: in every other case",
     }

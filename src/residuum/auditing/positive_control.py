@@ -1,243 +1,308 @@
-"""Positive controls: would this audit have noticed a leak?
+"""Positive controls: would the tests of this audit have noticed a leak?
 
 A positive control is a network of the audited architecture that is known to memorize its samples. It is
-trained on as many held-out samples as the audited network has training samples
-(:mod:`.control_training`). It is then attacked with the settings of the audit and fewer restarts, and
-judged by the same rule. If the audit does not notice what a positive control memorized, finding nothing in
-the audited network proves nothing.
+trained on held-out samples until its loss vanishes (:mod:`.control_training`), and tested like the audited
+network. The training set that it memorizes is known, and it never saw the remaining held-out samples.
 
-One control can be lucky. There are therefore ``MIN_CONTROLS`` of them, with different samples and different
-initial weights, and all of them must be noticed.
+There are ten networks for the test of membership and three for the attacks. All of them must be noticed.
+They have as many samples as the audited network, or as many as the held-out file and the budget allow. If
+one is not noticed, the number of samples is halved, until all are noticed. The largest such number is the
+result (:mod:`.power`).
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from residuum.auditing.budget import PARTS, TWIN_SHARE, Allowance, Batch
-from residuum.auditing.case import Case
 from residuum.auditing.control_training import ControlTraining, TrainedControl
-from residuum.auditing.controls import Claim, sample_losses
-from residuum.auditing.schedule import AttackResults, AttackSchedule
+from residuum.auditing.controls import Claim
+from residuum.auditing.outcomes import MEMBERSHIP
+from residuum.auditing.plan import CONTROL_SHARE, AttackPlan, limit_of
+from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls
+from residuum.auditing.schedule import AttackSchedule
 from residuum.auditing.scores import findings, run_tests
-from residuum.auditing.verdict import HURRIED, MIN_CONTROLS, Twin
 from residuum.errors import InputError, ResiduumError
-from residuum.evaluation.matching import as_array, discrete
+from residuum.evaluation.matching import MIN_POOL, as_array, discrete
 from residuum.evaluation.null import SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
+from residuum.risk.membership import holdout_needed, measure_membership
+from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task
 
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
+RECONSTRUCTION = "reconstruction"
 SEED_STEP = 1000  # between the seeds of two controls: far from the seeds of an audit's batches
-SPARE = 100  # held-out samples beyond twice the training set that judging a control needs
-ENOUGH = 0.75  # of the expected attack time: with less left, a control is not begun
-TRAINING, JUDGING = 1 / 4, 1 / 4  # of a control's time: at most to train it, reserved to judge it
+MIN_SAMPLES = 10  # of a control: a smaller one would show little
+MIN_RECOVERED = 3  # samples of a control: fewer may be chance
+RESTARTS_SHARE = 4  # a control gets one in so many restarts of an attack
+MEMORIZED = 0.05  # the largest loss at which a network memorizes its samples
+MEMBERSHIP_PART = 0.3  # of the reference seconds of all controls
 
 
-def train_and_attack_controls(audit: Audit) -> tuple[Twin, ...]:
-    """Train and attack positive controls one after another, within the time for checks.
+@dataclass(frozen=True)
+class Control:
+    """One positive control: its network, the samples that it memorizes, and samples it never saw."""
+
+    network: Network
+    trained: TrainedControl
+    data: Dataset
+    holdout: Dataset
+
+
+@dataclass
+class ControlFactory:
+    """Train positive controls for an audit. A control that was trained before is not trained again.
+
+    Attributes:
+        audit: The audit.
+        trained: Controls by number of samples and number.
+    """
+
+    audit: Audit
+    trained: dict[tuple[int, int], Control] = field(default_factory=dict)
+
+    @cached_property
+    def claim(self) -> Claim:
+        """The training and held-out samples of the audit."""
+        assert self.audit.case.comparison is not None
+        return self.audit.case.comparison
+
+    @cached_property
+    def pool(self) -> Dataset:
+        """The held-out samples, with the labels of the network if they have none of their own."""
+        pool = self.claim.pool
+        assert pool is not None
+        if len(pool.y.unique()) > 1:
+            return pool
+        outputs = evaluate(self.audit.case.attacked.double_module, pool.x.double())
+        task = choose_task(self.audit.case.attacked.task, outputs.shape[1])
+        if task == "regression":
+            return pool.replace(y=outputs)
+        y = outputs.argmax(1) if task == "multiclass" else 2 * (outputs[:, 0] > 0).long() - 1
+        return pool.replace(y=y)
+
+    def make(self, samples: int, number: int) -> Control:
+        """Return control ``number`` with so many samples."""
+        if (samples, number) in self.trained:
+            return self.trained[samples, number]
+        case, seed = self.audit.case, self.audit.request.seed + SEED_STEP * number
+        rng = np.random.default_rng((seed, 9))
+        rows = torch.from_numpy(rng.permutation(len(self.claim.train))[:samples])
+        data, holdout = split_holdout(self.pool, self.claim.train.take(rows), seed)
+        trained = self.training(number).train(data)
+        network = case.attacked.replace(theta=trained.theta)
+        self.trained[samples, number] = Control(network, trained, data, holdout)
+        return self.trained[samples, number]
+
+    def training(self, number: int) -> ControlTraining:
+        """Return how control ``number`` is trained."""
+        case = self.audit.case
+        return ControlTraining(
+            network=case.attacked,
+            knowledge=case.knowledge,
+            inspection=case.inspection,
+            recipe=self.audit.request.training_recipe,
+            seconds=max(self.audit.deadline.left, 0.0),
+            seed=self.audit.request.seed + SEED_STEP * number,
+        )
+
+
+def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
+    """Train positive controls and test them like the audited network.
 
     Args:
         audit: The audit, whose attacks have run.
 
     Returns:
-        One record per control. The list ends with the first control that is not noticed, because
-        the audit is inconclusive then.
+        The controls of membership, if it can be tested on this network, and those of reconstruction.
     """
-    controls: list[Twin] = []
-    for number in range(MIN_CONTROLS):
-        remaining = MIN_CONTROLS - number
-        if audit.budget.checks.left <= ENOUGH * remaining * _expected_seconds(audit.attacks):
-            return (*controls, Twin(reason=HURRIED))
-        start = time.monotonic()
-        try:
-            control = _run_control(audit, number)
-        except (ResiduumError, RuntimeError) as problem:  # the user's own network may not train
-            control = Twin(reason=str(problem).splitlines()[0][:200])
-        controls.append(control.replace(seconds=round(time.monotonic() - start, 3)))
-        if not control.noticed:
-            break
+    factory = ControlFactory(audit)
+    controls = []
+    allowed = CONTROL_SHARE * limit_of(audit.request)
+    if audit.membership is not None and audit.membership.neurons:
+        test = MembershipOnControl(factory, MEMBERSHIP_PART * allowed)
+        controls.append(_find_noticed_size(audit, MEMBERSHIP, factory, test, test.sizes()))
+    attacks = AttacksOnControl(factory, allowed)
+    controls.append(_find_noticed_size(audit, RECONSTRUCTION, factory, attacks, attacks.sizes()))
     return tuple(controls)
 
 
-def _expected_seconds(attacks: AttackResults) -> float:
-    """Estimate how long attacking a control takes, by the attacks on the audited network."""
-    batched, total = {batch.attack for batch in attacks.batches}, 0.0
-    for result in attacks.reconstructions:
-        restarts = result.restarts
-        if result.attack in batched:
-            restarts = _fewer_restarts(attacks.batches, result.attack).restarts
-        total += result.seconds * restarts / result.restarts
-    return total
+class ControlTest:
+    """A test of positive controls. ``run`` returns how many samples it found, and whether that counts."""
+
+    reason = ""
+    names: tuple[str, ...] = ()
+
+    def run(self, control: Control) -> tuple[int, bool]:
+        """Test a control."""
+        raise NotImplementedError
 
 
-def _fewer_restarts(batches: Sequence[Batch], name: str) -> Batch:
-    """Return the batch that a control gets of an attack's restarts."""
-    of_attack = [batch for batch in batches if batch.attack == name]
-    restarts = max(1, sum(batch.restarts for batch in of_attack) // PARTS)
-    return of_attack[0].replace(restarts=restarts)
+class OutOfBudgetError(Exception):
+    """The budget or the clock allows no further control."""
 
 
-def _run_control(audit: Audit, number: int) -> Twin:
-    """Train control ``number``, attack it like the audited network, and judge it by the same rule.
+def _find_noticed_size(
+    audit: Audit, question: str, factory: ControlFactory, test: ControlTest, samples: int
+) -> PositiveControls:
+    """Halve the number of samples until all controls are noticed."""
+    start, sizes, made, reason = time.monotonic(), list[ControlSize](), "", test.reason
+    while samples >= MIN_SAMPLES and not reason:
+        counts: list[int] = []
+        losses: list[float] = []
+        noticed = True
+        try:
+            for number in range(NETWORKS[question]):
+                if audit.deadline.is_over:
+                    raise OutOfBudgetError("the clock stopped the audit")
+                control = factory.make(samples, number)
+                made = control.trained.description
+                losses.append(control.trained.loss)
+                count, counts_as_leak = test.run(control)
+                counts.append(count)
+                if not (counts_as_leak and control.trained.loss <= MEMORIZED):
+                    noticed = False
+                    break
+        except OutOfBudgetError as problem:
+            reason = str(problem)
+            break
+        except (ResiduumError, RuntimeError) as problem:  # the user's own network may not train
+            reason = str(problem).splitlines()[0][:200].rstrip(".")
+            break
+        sizes.append(ControlSize(samples, tuple(counts), noticed, max(losses)))
+        audit.listener.message(_progress(question, sizes[-1]))
+        if noticed:
+            break
+        samples //= 2
+    if not sizes and not reason:
+        reason = (
+            f"a control needs at least {MIN_SAMPLES} samples, and the held-out file has too few"
+        )
+    seconds = round(time.monotonic() - start, 3)
+    return PositiveControls(question, tuple(sizes), made, test.names, reason, seconds)
 
-    The control uses an equal part of the time that the remaining controls share.
+
+def _progress(question: str, size: ControlSize) -> str:
+    noticed = "all noticed" if size.noticed else "not all noticed"
+    return f"positive controls of {question} with {size.samples} samples: {noticed}"
+
+
+class MembershipOnControl(ControlTest):
+    """The test of membership on positive controls.
+
+    Args:
+        factory: Makes the controls.
+        allowed: Reference seconds that all trainings may take.
     """
-    case, claim = audit.case, audit.case.comparison
-    assert claim is not None
-    network, seed = case.attacked, audit.request.seed + SEED_STEP * number
-    losses = sample_losses(network, claim.train, claim.train, network.task)
-    target_loss = 0.0 if losses is None else float(losses.mean())
-    data, holdout, weakness = _samples_of_control(case, claim, seed)
-    share = Allowance(audit.budget.checks.left / (MIN_CONTROLS - number))
-    unlimited = share.seconds == math.inf
-    with share:
-        wanted = math.inf if unlimited else TWIN_SHARE * audit.request.seconds
-        training = ControlTraining(
-            network=network,
-            knowledge=case.knowledge,
-            inspection=case.inspection,
-            recipe=audit.request.training_recipe,
-            target_loss=target_loss,
-            seconds=min(wanted, share.seconds * TRAINING),
-            seed=seed,
-        )
-        trained = training.train(data)
-        made = f"{trained.description}, loss {trained.loss:.2g} where the audited network reached "
-        made += f"{target_loss:.2g}{weakness}"
+
+    names = ("membership",)
+
+    def __init__(self, factory: ControlFactory, allowed: float) -> None:
+        self.factory, self.allowed = factory, allowed
+
+    def sizes(self) -> int:
+        """Return the largest number of samples that held-out file and budget allow."""
+        available = len(self.factory.pool)
+        fits = [
+            m
+            for m in range(MIN_SAMPLES, len(self.factory.claim.train) + 1)
+            if available - m >= holdout_needed(m)
+        ]
+        cost = self.factory.training(0).reference_seconds_per_sample(self.factory.pool)
+        affordable = int(self.allowed / max(NETWORKS[MEMBERSHIP] * cost, 1e-12))
+        return max((m for m in fits if m <= affordable), default=0)
+
+    def run(self, control: Control) -> tuple[int, bool]:
+        """Return the number of named samples, and whether they are a finding."""
+        seed, level = self.factory.audit.request.seed, self.factory.audit.negative_controls.level
+        result = measure_membership(control.network, control.data, control.holdout, seed)
+        return len(result.named), result.is_finding and result.adjusted_p <= level
+
+
+class AttacksOnControl(ControlTest):
+    """The attacks of an audit on positive controls, with fewer restarts.
+
+    Args:
+        factory: Makes the controls.
+        allowed: Reference seconds that all attacks on controls may take.
+    """
+
+    def __init__(self, factory: ControlFactory, allowed: float) -> None:
+        audit = factory.audit
+        self.factory, self.left = factory, allowed
+        ran = {result.attack for result in audit.attacks.reconstructions}
+        self.plans = {n: _fewer(p) for n, p in audit.attacks.plans.items() if n in ran}
+        self.names = tuple(self.plans)
+        if not self.plans:
+            self.reason = "no attack ran on the audited network"
+
+    def sizes(self) -> int:
+        """Return the largest number of samples that the held-out file allows."""
+        available = len(self.factory.pool)
+        return min(len(self.factory.claim.train), available - MIN_POOL, available // 2)
+
+    def run(self, control: Control) -> tuple[int, bool]:
+        """Return the number of recovered samples, and whether they are a leak."""
+        audit = self.factory.audit
+        self.left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
+        if self.left < 0:
+            raise OutOfBudgetError("the budget allows no more attacks on controls")
         schedule = AttackSchedule(
-            network=network.replace(theta=trained.theta),
-            knowledge=_knowledge_of_control(case.knowledge, trained, len(data)),
+            network=audit.case.canonical_of(control.network),
+            knowledge=_knowledge_of_control(audit.case.knowledge, control),
             request=audit.request,
+            deadline=audit.deadline,
         )
-        reserve = 0.0 if unlimited else share.seconds * JUDGING
-        attacks = _attack_control(schedule, audit.attacks, share, reserve)
-        if not attacks.pools:
-            missing = "; ".join(attacks.missing) or "no attack applies to it"
-            reason = HURRIED if attacks.out_of_time else missing
-            return Twin(reason=reason, made=made, left_out=tuple(attacks.missing))
-        left = max(share.left, 0.0) / 2  # estimates err, and this is the last step
-        tests, _ = run_tests(attacks.pools, Claim(data, holdout), seed, SUBSETS, left, must=False)
-    if not tests:
-        return Twin(reason=HURRIED, made=made, attacked=tuple(attacks.descriptions))
-    summary = findings(tests, len(data))
-    return Twin(
-        n=len(data),
-        recovered=summary.recovered,
-        expected_by_chance=summary.expected_by_chance,
-        p_value=summary.p_value,
-        rule=summary.rule,
-        made=made,
-        attacked=tuple(attacks.descriptions),
-        left_out=tuple(attacks.missing),
-        batches=tuple(attacks.batches),
+        pools: dict[str, CandidatePool] = {}
+        for name, plan in self.plans.items():
+            try:
+                result = schedule.repeat(name, plan)
+            except Exception as problem:
+                if not (schedule.attacks[name].outside or isinstance(problem, ResiduumError)):
+                    raise
+                continue
+            if result is not None:
+                pools[name] = whole_pool(result)
+        claim, seed = Claim(control.data, control.holdout), audit.request.seed
+        level = audit.negative_controls.level
+        tests, _ = run_tests(pools, claim, seed, SUBSETS, audit.deadline.left, level=level)
+        if not tests:
+            return 0, False
+        summary = findings(tests, len(control.data))
+        return summary.recovered, bool(summary.survivors) and summary.recovered >= MIN_RECOVERED
+
+
+def _fewer(plan: AttackPlan) -> AttackPlan:
+    """Return the plan that a control gets: fewer restarts of an attack that has them."""
+    if not plan.restarts:
+        return plan
+    restarts = max(1, plan.restarts // RESTARTS_SHARE)
+    seconds = plan.seconds * restarts / plan.restarts
+    return plan.replace(
+        restarts=restarts, seconds=seconds, batch_restarts=min(restarts, plan.batch_restarts)
     )
 
 
-def _samples_of_control(case: Case, claim: Claim, seed: int) -> tuple[Dataset, Dataset, str]:
-    """Return the samples of a control, held-out samples to judge it, and what makes it weaker.
-
-    They are held-out samples that the audit's own comparison does not need, or bundled digits of the
-    same shape if there are too few.
-    """
-    assert claim.pool is not None
-    needed = 2 * len(claim.train) + SPARE
-    weakness = ""
-    if len(claim.pool) >= needed:
-        data, holdout = split_holdout(claim.pool, claim.train, seed)
-    else:
-        data, holdout = bundled_digits(claim.train, case.attacked, case.knowledge, seed)
-        weakness = (
-            f"; it is weaker, of {len(data)} digits of this shape, because {len(claim.pool)} held-out "
-            f"samples are fewer than {needed}"
-        )
-    count = case.knowledge.sample_count or 0
-    if count > len(claim.train) + len(claim.repeats):
-        weakness += (
-            f"; it holds these {len(data)} alone, where the audited network holds {count} samples, and "
-            "gives them back the more easily"
-        )
-    return data, holdout, weakness
-
-
-def _knowledge_of_control(knowledge: Knowledge, trained: TrainedControl, samples: int) -> Knowledge:
+def _knowledge_of_control(knowledge: Knowledge, control: Control) -> Knowledge:
     """Return what the attacker knows of a control: the same kinds of facts, with its own values."""
     unknown = ("norms", "moment")
     return knowledge.replace(
-        theta0=None if knowledge.theta0 is None else trained.theta0,
+        theta0=None if knowledge.theta0 is None else control.trained.theta0,
         norms=None,
         moment=None,
-        sample_count=None if knowledge.sample_count is None else samples,
+        sample_count=None if knowledge.sample_count is None else len(control.data),
         provenance={k: v for k, v in knowledge.provenance.items() if k not in unknown},
     )
-
-
-@dataclass
-class _AttacksOnControl:
-    """The attacks on a control: candidates, what ran in words and batches, and what did not run."""
-
-    pools: dict[str, CandidatePool] = field(default_factory=dict)
-    descriptions: list[str] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    out_of_time: bool = False
-
-
-def _attack_control(
-    schedule: AttackSchedule, audited: AttackResults, allowance: Allowance, reserve: float
-) -> _AttacksOnControl:
-    """Repeat the attacks of the audit on a control.
-
-    Attacks that run once come first and take the time that they took. Batches have fewer restarts and
-    end with the time: what is recovered in less time is the stronger evidence.
-    """
-    attacks = _AttacksOnControl()
-    batched = {batch.attack for batch in audited.batches}
-    queue = sorted(audited.reconstructions, key=lambda result: result.attack in batched)
-    for position, audited_result in enumerate(queue):
-        name = audited_result.attack
-        seconds = (allowance.left - reserve) / (len(queue) - position)
-        if seconds <= 0 or (name not in batched and audited_result.seconds > seconds):
-            attacks.missing.append(f"{name}, for want of time")
-            attacks.out_of_time = True
-            continue
-        batch = _fewer_restarts(audited.batches, name) if name in batched else None
-        if batch is None:  # the effort of some attacks depends on the time that they are given
-            seconds = float(audited_result.settings.get("seconds") or seconds)
-        try:
-            result = schedule.repeat(name, batch, seconds)
-        except Exception as problem:
-            if not (schedule.attacks[name].outside or isinstance(problem, ResiduumError)):
-                raise
-            attacks.missing.append(f"{name}, which failed: {str(problem)[:100]}")
-            continue
-        if result is None:
-            attacks.missing.append(f"{name}, which does not apply to it")
-            continue
-        attacks.pools[name] = whole_pool(result)
-        if batch is None:
-            attacks.descriptions.append(name)
-            continue
-        steps = int(result.steps[-1]) if "time" in result.status else batch.steps
-        of_all = "" if steps == batch.steps else f" of {batch.steps}"
-        total = sum(before.restarts for before in audited.batches if before.attack == name)
-        attacks.descriptions.append(
-            f"{name} ({batch.restarts} of {total} restarts, {steps}{of_all} steps)"
-        )
-        attacks.batches.append(batch.replace(steps=steps))
-    return attacks
 
 
 def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -245,8 +310,11 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
 
     The sample has the label counts of ``like`` if there are enough held-out samples of each label.
     """
-    if len(holdout.y.unique()) < 2:
-        raise InputError("held-out samples without labels cannot be trained on", "Give labels.")
+    if len(holdout) <= len(like):
+        raise InputError(
+            f"A control of {len(like)} samples needs more held-out samples; got {len(holdout)}.",
+            "Pass more held-out samples.",
+        )
     rng = np.random.default_rng((seed, 7))
     labels, wanted = as_array(holdout.y), as_array(like.y)
     are_classes = discrete(holdout.y) and discrete(like.y)
@@ -260,37 +328,3 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
         holdout.take(rows).replace(mean=like.mean),
         holdout.take(remaining).replace(mean=like.mean),
     )
-
-
-def bundled_digits(
-    like: Dataset, network: Network, knowledge: Knowledge, seed: int
-) -> tuple[Dataset, Dataset]:
-    """Return bundled digits in the shape and range of the training samples, with labels of their task."""
-    from sklearn.datasets import load_digits
-
-    images, digit = load_digits(return_X_y=True)
-    order = np.random.default_rng((seed, 8)).permutation(len(images))
-    x, y = torch.from_numpy(images[order] / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit[order])
-    shape = like.shape
-    if len(shape) == 3:
-        x = F.interpolate(x, shape[1:], mode="bilinear").expand(-1, shape[0], -1, -1)
-    else:
-        x = F.interpolate(x.reshape(-1, 1, 64), math.prod(shape), mode="linear").reshape(-1, *shape)
-    pictures = like.images.double()
-    low, high = knowledge.value_range or (float(pictures.min()), float(pictures.max()))
-    x = low + (high - low) * x
-    if like.mean is not None:
-        x = x - like.mean.double().reshape(shape)
-    elif (mean := knowledge.mean) is not None:
-        x = x - (mean.double().reshape(shape) if mean.numel() > 1 else mean)
-    outputs = network.architecture.outputs
-    task = choose_task(network.task, outputs)
-    if task == "regression":
-        y = (y.double() / 9)[:, None].expand(-1, outputs)
-    elif task == "binary":
-        y = 2 * (y % 2) - 1
-    else:
-        y = y % outputs
-    n = min(len(like), (len(x) - SPARE) // 2)
-    x = x.to(like.x.dtype).contiguous()
-    return Dataset(x[:n], y[:n], like.mean), Dataset(x[n:], y[n:], like.mean)

@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from residuum.auditing.applicability import Applies
-from residuum.auditing.budget import Batch
-from residuum.auditing.controls import Controls, Membership
+from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
+from residuum.auditing.outcomes import AttackOutcome, Findings
+from residuum.auditing.plan import Batch
+from residuum.auditing.power import PositiveControls
 from residuum.auditing.result import AuditResult
 from residuum.auditing.summary import NextStep
-from residuum.auditing.verdict import AttackOutcome, Findings, Twin, Verdict
+from residuum.auditing.verdict import Verdict
 from residuum.records import Exposure, Record, Scores
 from residuum.records.base import plain
 from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
+from residuum.risk.membership import LossSeparation, MembershipTest
 
 # The minor version grows with fields that older readers may ignore, the major one with any other change.
-SCHEMA_VERSION = "4.0"
+SCHEMA_VERSION = "5.0"
 MOST_CANDIDATES, MOST_EXPOSED = 200, 20  # in result.json; other files of the run hold all of them
 
 
@@ -60,25 +63,76 @@ class NetworkSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class ChecksSummary(Record):
-    """What decides whether finding nothing means that there is no leak.
+    """What decides whether an audit that found nothing can rule out a leak.
 
     Attributes:
-        told_apart: p that losses do not tell data from held-out
-        positive_controls: empty if none was needed
+        level: the largest adjusted p-value that shows a leak
+        told_apart: p-value of the test whether losses tell training from held-out samples
+        positive_controls: of each question; empty if none were needed
+        covered: the largest number of memorized samples that the tests notice
         set_aside: rows of training samples that were not judged, because the held-out set holds them
             too
         stopped: why the clock stopped the audit; empty if it did not
-        budget_needed: seconds that the full plan takes; null if not known
+        restricted: why this plan cannot rule out a leak; empty if it can
+        budget_needed: reference seconds at which nothing would be left out; null if nothing is
         shown: the attack whose candidates scores and gallery show
     """
 
+    level: Share
     told_apart: Share | None
-    vouched: bool
-    positive_controls: tuple[Twin, ...]
+    positive_controls: tuple[PositiveControls, ...]
+    covered: Count
     set_aside: tuple[Count, ...]
     stopped: str
+    restricted: str
     budget_needed: float | None
     shown: str
+
+
+@dataclass(frozen=True, eq=False)
+class NamedMember(Record):
+    """A training sample that the membership test names.
+
+    Attributes:
+        row: row in the training set
+        q: the smallest false discovery rate at which it is named
+        boundaries: activation boundaries that pass through it
+    """
+
+    row: Count
+    q: Share
+    boundaries: Count
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipSummary(Record):
+    """The test of membership by activation boundaries, and the losses.
+
+    Attributes:
+        records: number of training samples
+        holdout: number of held-out samples
+        holdout_needed: held-out samples that are needed to name the smallest finding
+        neurons: neurons whose boundaries were used
+        named_count: number of named training samples
+        is_finding: whether the named samples count as a leak
+        group_p: p-value of the group test; null without held-out samples
+        decoys_named: samples that stand out from noisy copies of the training samples
+        reason: why the test shows neither members nor their absence; empty if it shows one of them
+        loss: how well losses tell training from held-out samples
+        named: the named samples, the surest first
+    """
+
+    records: Count
+    holdout: Count
+    holdout_needed: Count
+    neurons: Count
+    named_count: Count
+    is_finding: bool
+    group_p: Share | None
+    decoys_named: Count
+    reason: str
+    loss: LossSeparation | None
+    named: tuple[NamedMember, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +172,7 @@ class PublishedAudit(Record):
     """Everything that ``result.json`` holds.
 
     Attributes:
-        membership: whether the network tells its training samples from others. It does not enter the
-            verdict. Null without held-out samples and labels
+        membership: the test whether training samples can be told from non-members; null if not run
         applies: what was measured, tried and not tried, and why
         certificate_of: what it certifies, or why there is none
         uniqueness_reason: why it is null; empty otherwise
@@ -138,7 +191,7 @@ class PublishedAudit(Record):
     findings: Findings | None
     controls: Controls
     checks: ChecksSummary
-    membership: Membership | None
+    membership: MembershipSummary | None
     exposure: Annotated[
         dict[str, Any] | None,
         SchemaRule(
@@ -187,9 +240,8 @@ def publish(
         schema_version=SCHEMA_VERSION,
         tool=AuditTool(**vars(this_tool()), suite=Suite(result.suite, result.suite_attacks)),
         network=_network(result),
-        checks=ChecksSummary.from_attributes(
-            result.checks, positive_controls=result.checks.twins, shown=result.shown
-        ),
+        checks=ChecksSummary.from_attributes(result.checks, shown=result.shown),
+        membership=_membership(result.membership),
         exposure=_exposure(result.exposure),
         knowledge=result.knowledge.facts,
         scores=_counts(result.scores),
@@ -210,6 +262,21 @@ def _network(result: AuditResult) -> NetworkSummary:
         result.inspection,
         first_layer_directions=directions,
         first_layer_directions_of=directions_of,
+    )
+
+
+def _membership(test: MembershipTest | None) -> MembershipSummary | None:
+    if test is None:
+        return None
+    order = sorted(test.named.tolist(), key=lambda i: (float(test.q[i]), -float(test.statistic[i])))
+    return MembershipSummary.from_attributes(
+        test,
+        named_count=len(test.named),
+        decoys_named=len(test.decoy_named),
+        named=tuple(
+            NamedMember(test.rows[i], float(test.q[i]), int(test.boundaries[i]))
+            for i in order[:MOST_CANDIDATES]
+        ),
     )
 
 

@@ -10,7 +10,7 @@ This module needs no torch, so that help texts stay fast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pydantic import Field, InstanceOf, field_validator
 
@@ -19,9 +19,6 @@ from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.errors import require_known
 from residuum.settings import EXPERT, AttackSettings, Settings
 from residuum.settings.presets import PRESETS
-
-if TYPE_CHECKING:
-    from residuum.auditing.budget import Batch
 
 MAX_COUNT = 10**9  # of steps or restarts: more would not end
 MAX_SEED = 2**31 - 1
@@ -34,13 +31,24 @@ class AuditRequest(Settings):
     folder to write.
     """
 
-    budget: str | float = Field(
-        default="1min", description="Time that the audit may take, such as 90s, 1m30s or 1h."
+    effort: Literal["quick", "standard", "thorough"] = Field(
+        default="standard",
+        description="How much work the audit plans. quick can show a leak and never rules one out.",
     )
-    twin: bool = Field(
+    budget: str | float | None = Field(
+        default=None,
+        description="Limit such as 90s, 10min or 1h, by default 1min, 10min or 2h, depending on the effort. "
+        "It is counted in operations, so the clock does not change the plan. Work that does not fit is left "
+        "out and named, and the verdict is then at best inconclusive.",
+    )
+    fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"] = Field(
+        default="membership",
+        description="The weakest grade of a leak that ends in exit code 1.",
+    )
+    positive_controls: bool = Field(
         default=True,
-        description="Train and attack positive controls, which are networks known to memorize their "
-        "samples. Without them the verdict is at best inconclusive.",
+        description="Train positive controls, which are networks known to memorize their samples, and test "
+        "them in the same way. Without them the verdict is at best inconclusive.",
     )
     preset: str = Field(
         default="residuum",
@@ -87,12 +95,6 @@ class AuditRequest(Settings):
     baselines: bool = Field(
         default=True, description="Run the baselines next to the attacks.", json_schema_extra=EXPERT
     )
-    vouch: bool = Field(
-        default=False,
-        description="State that network and samples were read correctly, if the audit cannot see it. "
-        "The statement appears in every artifact.",
-        json_schema_extra=EXPERT,
-    )
     recipe: str = Field(
         default="",
         description="How the network was trained, so that the positive controls are trained in the same "
@@ -106,11 +108,6 @@ class AuditRequest(Settings):
         "moment (optimizer state), or all.",
         json_schema_extra=EXPERT,
     )
-    batches: Sequence[Any] = Field(
-        default=(),
-        max_length=10_000,
-        description="Batches of restarts to repeat, instead of what the budget allows.",
-    )
 
     @field_validator("attacks", mode="before")
     @classmethod
@@ -121,8 +118,9 @@ class AuditRequest(Settings):
 
     @field_validator("budget")
     @classmethod
-    def _check_budget(cls, budget: str | float) -> str | float:
-        seconds_of(budget)
+    def _check_budget(cls, budget: str | float | None) -> str | float | None:
+        if budget is not None:
+            seconds_of(budget)
         return budget
 
     @field_validator("preset")
@@ -137,27 +135,16 @@ class AuditRequest(Settings):
         TrainingRecipe.parse(recipe)
         return recipe
 
-    @field_validator("batches")
-    @classmethod
-    def _read_batches(cls, batches: Sequence[Any]) -> tuple[Batch, ...]:
-        if not batches:
-            return ()
-        from residuum.auditing.budget import Batch
-
-        rows = [
-            batch if isinstance(batch, Batch) else _read_batch(Batch, batch) for batch in batches
-        ]
-        for row in rows:
-            if not (1 <= row.restarts <= MAX_COUNT and 1 <= row.steps <= MAX_COUNT):
-                raise ValueError("restarts and steps of a batch must be at least 1")
-            if not 0 <= row.seed <= MAX_SEED:
-                raise ValueError(f"the seed of a batch must be from 0 to {MAX_SEED}")
-        return tuple(rows)
+    @property
+    def seconds(self) -> float | None:
+        """The budget in seconds, None if it is that of the effort."""
+        return None if self.budget is None else seconds_of(self.budget)
 
     @property
-    def seconds(self) -> float:
-        """The budget in seconds."""
-        return seconds_of(self.budget)
+    def chosen_by_user(self) -> tuple[str, ...]:
+        """Settings that change which attacks run, or how. An audit with any of them rules nothing out."""
+        names = ("preset", "attacks", "steps", "surface")
+        return tuple(name for name in names if name in self.changed_settings())
 
     @property
     def training_recipe(self) -> TrainingRecipe:
@@ -165,11 +152,11 @@ class AuditRequest(Settings):
         return TrainingRecipe.parse(self.recipe)
 
     def published(self) -> dict[str, Any]:
-        """Return the settings as ``result.json`` holds them: plain values, the budget in seconds.
+        """Return the settings as ``result.json`` holds them: plain values, the budget in seconds or null.
 
         "requested" has the settings that differ from their defaults, as the user gave them.
         """
-        values = self.model_dump(exclude={"batches", "model_code", "attacks"})
+        values = self.model_dump(exclude={"model_code", "attacks"})
         values |= {"budget": self.seconds, "arch": self.arch or ""}
         values |= {} if self.model_code is None else {"model": self.model_code}
         values |= {"attacks": list(self.attacks)} if self.attacks else {}
@@ -177,28 +164,16 @@ class AuditRequest(Settings):
 
     def changed_settings(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as plain values."""
-        return self.model_dump(mode="json", exclude_defaults=True, exclude={"batches"})
-
-
-def _read_batch(kind: type[Batch], values: Any) -> Batch:
-    try:
-        batch = kind(**values)
-    except TypeError as problem:
-        raise ValueError("a batch has an attack, restarts, steps and a seed") from problem
-    if not isinstance(batch.attack, str) or not all(
-        type(number) is int for number in (batch.restarts, batch.steps, batch.seed)
-    ):
-        raise ValueError(
-            "a batch names an attack, and its restarts, steps and seed are whole numbers"
-        )
-    return batch
+        return self.model_dump(mode="json", exclude_defaults=True)
 
 
 class AuditOptions(TypedDict, total=False):
     """The fields of :class:`AuditRequest`, for editors and type checkers."""
 
-    budget: str | float
-    twin: bool
+    effort: Literal["quick", "standard", "thorough"]
+    budget: str | float | None
+    fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"]
+    positive_controls: bool
     preset: str
     attacks: Sequence[str | AttackSettings | dict[str, Any]]
     steps: int | None
@@ -209,7 +184,5 @@ class AuditOptions(TypedDict, total=False):
     arch: str | None
     model_code: str | None
     baselines: bool
-    vouch: bool
     recipe: str
     surface: Literal["all", "weights", "change", "moment"]
-    batches: Sequence[Batch]

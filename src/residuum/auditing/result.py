@@ -12,16 +12,12 @@ from torch import Tensor
 
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import PLANNED, Applies, facts, others, tried
-from residuum.auditing.budget import Batch
-from residuum.auditing.controls import Controls, Membership
+from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
+from residuum.auditing.outcomes import AttackOutcome, Findings
+from residuum.auditing.plan import Batch
 from residuum.auditing.summary import Screen, summarize
-from residuum.auditing.verdict import (
-    AttackOutcome,
-    Checks,
-    Findings,
-    Verdict,
-)
+from residuum.auditing.verdict import Checks, Verdict
 from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
@@ -34,6 +30,7 @@ from residuum.records import (
     Uniqueness,
 )
 from residuum.records.scores import MetricScore
+from residuum.risk.membership import MembershipTest
 from residuum.surfaces.inspection import Inspection
 
 __all__ = ["PLANNED", "SUITE", "Applies", "AuditResult", "Evidence", "facts", "others", "tried"]
@@ -84,8 +81,8 @@ class AuditResult(Record):
     certificate: see ``certificate_of``, the reason where it is None.
     batches: what was run, enough to repeat it.
     controls, checks: what the verdict may rest on.
-    membership: beside it, None without held-out samples and labels.
-    exposure: beside it likewise.
+    membership: the test of membership, None if it was not run.
+    exposure: the ranking of the samples by risk, which decides nothing.
     warnings: what in the input may mislead, notes: what else was met.
     applies: what was tried, what was not, and why.
     suite, suite_attacks: version and names of the attacks it could choose from.
@@ -126,7 +123,7 @@ class AuditResult(Record):
     shown: str = ""
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
-    membership: Membership | None = None
+    membership: MembershipTest | None = None
     exposure: Exposure | None = None
     applies: tuple[Applies, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
@@ -155,7 +152,7 @@ class AuditResult(Record):
 
     @property
     def exit_code(self) -> int:
-        """0 no leak found by these attacks, 1 leak, 3 inconclusive."""
+        """0 no leak found by these tests, 1 leak, 3 inconclusive."""
         return self.verdict.exit_code
 
     @property

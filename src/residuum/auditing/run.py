@@ -7,12 +7,10 @@ copy with some fields filled in:
 stage               what it reads                                        fields that it fills in
 ==================  ===================================================  ====================================
 stored records      records that the release stores, samples             stored_records
+membership          network, samples                                     membership, p_value_of_losses
 attacks             network and attacker's knowledge, never the samples  attacks
 negative controls   candidates made without the network, samples         negative_controls
 scores              outputs of the attacks, samples                      scores
-membership          losses of the network on the samples                 membership
-permuted target     network with permuted weights, losses                p_value_of_losses, residuals in
-                                                                         scores
 positive controls   networks trained on held-out samples                 positive_controls
 certificates        network, training samples, outputs of the attacks    certificates
 exposure            network, samples, outputs of the attacks             exposure
@@ -22,8 +20,9 @@ The attacks cannot read the samples: ``run_attacks`` gives them the network and 
 module of ``residuum.attacks`` may import data sets.
 
 With ``out``, the outputs of every finished stage are saved. If an audit is interrupted and started again with
-the same inputs and settings, finished stages are read back and the others run. The time that was spent
-before counts towards the budget. Attacks save their state, so that they continue where they stopped.
+the same inputs and settings, finished stages are read back and the others run. Attacks save their state, so
+that they continue where they stopped. What an audit does is planned before it starts (:mod:`.plan`), so an
+interruption does not change its result.
 """
 
 from __future__ import annotations
@@ -37,21 +36,31 @@ from typing import Any, Unpack
 from residuum import plugins
 from residuum.auditing import stages
 from residuum.auditing.assembling import assemble_result
-from residuum.auditing.budget import TimeBudget
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
-from residuum.auditing.controls import Controls, Membership, brought_by_grant
+from residuum.auditing.controls import Controls, brought_by_grant
 from residuum.auditing.durations import duration
 from residuum.auditing.listener import SILENT, AuditListener
+from residuum.auditing.outcomes import AttackOutcome
+from residuum.auditing.plan import Deadline, budget_for_all
+from residuum.auditing.power import PositiveControls
 from residuum.auditing.request import AuditOptions, AuditRequest
 from residuum.auditing.result import AuditResult
 from residuum.auditing.schedule import AttackResults, run_attacks
 from residuum.auditing.scores import AttackScores
 from residuum.auditing.store import NO_STORE, AuditStore, open_run
-from residuum.auditing.verdict import AttackOutcome, Checks, Twin, opening
+from residuum.auditing.stored_records import unconfirmed
+from residuum.auditing.verdict import Checks, Verdict, decide, opening
+from residuum.evaluation.matching import MIN_POOL
 from residuum.records import Exposure, Knowledge
+from residuum.risk.membership import MembershipTest
 
-STOPPED = "the audit ran out of its budget of {} and was stopped before its plan was finished"
+STOPPED = "the clock stopped the audit after {} before its plan was finished"
+QUICK = "the effort quick can show a leak and rules none out"
+CHOSEN = "only the standard plan can rule out a leak, and {} changed it"
+NO_SAMPLES = "no training samples were given to compare with"
+NO_HOLDOUT = "no samples were given that the network never saw (--holdout)"
+FEW_HELD_OUT = "at least {} samples that the network never saw are needed, and there are {}"
 
 
 @dataclass(frozen=True)
@@ -60,16 +69,16 @@ class Audit:
 
     case: Case  # release, network, samples and knowledge, loaded and checked against each other
     request: AuditRequest  # the settings of the audit
-    budget: TimeBudget
+    deadline: Deadline  # the time at which the clock stops the audit
     store: AuditStore = NO_STORE  # keeps outputs, so that an interrupted audit continues
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
+    membership: MembershipTest | None = None
+    p_value_of_losses: float | None = None  # of the test whether losses tell training samples apart
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
-    membership: Membership | None = None
-    p_value_of_losses: float | None = None  # of the test whether losses tell training samples apart
-    positive_controls: tuple[Twin, ...] = ()
+    positive_controls: tuple[PositiveControls, ...] = ()
     certificates: Certificates = field(default_factory=Certificates)
     exposure: Exposure | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)  # stage name -> reason
@@ -94,20 +103,57 @@ class Audit:
         controls = self.negative_controls
         return Checks(
             failures=(*controls.failures, *brought_by_grant(controls, samples)),
+            level=controls.level,
             fit=self.case.fit,
             told_apart=self.p_value_of_losses,
-            vouched=self.request.vouch,
-            twins=self.positive_controls,
+            positive_controls=self.positive_controls,
             set_aside=() if comparison is None else comparison.repeats,
-            stopped=STOPPED.format(duration(self.budget.seconds)) if self.was_stopped else "",
-            budget_needed=self.attacks.budget_needed,
+            stopped=STOPPED.format(duration(self.deadline.seconds)) if self.was_stopped else "",
+            restricted=restriction(self.request),
+            budget_needed=budget_for_all(self.attacks.plans, self.request),
         )
 
     @property
     def was_stopped(self) -> bool:
-        """True if the clock stopped an attack, or if the audit used up its time."""
+        """True if the clock stopped an attack or the whole audit."""
         cut = any("time" in result.status for result in self.attacks.reconstructions)
-        return cut or self.budget.end.left <= 0
+        return cut or self.deadline.is_over
+
+    @property
+    def why_not_compared(self) -> str:
+        """Why training samples cannot be compared with held-out samples, "" if they can."""
+        claim = self.case.comparison
+        if claim is None:
+            return NO_SAMPLES
+        if claim.pool is None:
+            return NO_HOLDOUT
+        if len(claim.pool) < MIN_POOL:
+            return FEW_HELD_OUT.format(MIN_POOL, len(claim.pool))
+        return ""
+
+    def verdict(self, assumed: tuple[str, ...] = ()) -> Verdict:
+        """Return the verdict on what the stages so far have found.
+
+        Args:
+            assumed: Assumptions, which are added to the reasons.
+        """
+        stored = () if self.stored_records is None else unconfirmed((self.stored_records,))
+        return decide(
+            None if self.scores is None else self.scores.findings,
+            self.outcomes,
+            self.checks,
+            self.membership,
+            why_not_compared=self.why_not_compared,
+            limit=self.request.fail_on,
+            assumed=(*assumed, *stored),
+        )
+
+
+def restriction(request: AuditRequest) -> str:
+    """Return why the plan of a request cannot rule out a leak, "" if it can."""
+    if request.effort == "quick":
+        return QUICK
+    return CHOSEN.format(", ".join(request.chosen_by_user)) if request.chosen_by_user else ""
 
 
 @dataclass(frozen=True)
@@ -121,12 +167,11 @@ class Stage:
 
 STAGES = (  # name, function, and the function that returns the reason to skip the stage
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
+    Stage("membership", stages.test_membership, stages.skip_without_samples),
     Stage("attacks", run_attacks, stages.skip_without_network),
     Stage("negative controls", stages.run_negative_controls, stages.skip_without_samples),
     Stage("scores", stages.score_reconstructions, stages.skip_without_samples),
-    Stage("membership", stages.measure_membership, stages.skip_without_time_and_holdout),
-    Stage("permuted target", stages.attack_permuted_target, stages.skip_if_decided),
-    Stage("positive controls", stages.run_positive_controls, stages.skip_if_no_pass_is_possible),
+    Stage("positive controls", stages.run_positive_controls, stages.skip_if_decided),
     Stage("certificates", stages.certify, stages.skip_without_network_and_time),
     Stage("exposure", stages.rank_exposure, stages.skip_without_network_time_and_samples),
 )
@@ -166,7 +211,7 @@ def audit(
         expected_hashes: SHA-256 of checkpoint, data and holdout. Other files are refused.
         listener: Receives messages, stage names and the progress of attacks.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`, such as
-            ``budget="10min"``, ``preset``, ``steps``, ``seed`` or ``attacks``.
+            ``effort="quick"``, ``budget="10min"``, ``seed`` or ``attacks``.
 
     Returns:
         AuditResult: The verdict and everything that it rests on.
@@ -182,7 +227,7 @@ def audit(
     """
     plugins.load()
     request = AuditRequest(**options)
-    budget = TimeBudget(request)
+    deadline = Deadline.of(request)
     case = load_case(
         model, data, holdout, knowledge, request, base=base, adapter=adapter, trust_code=trust_code
     )
@@ -193,7 +238,7 @@ def audit(
             return finished
         for line in opening(case.network, case.fit) if case.network is not None else ():
             listener.message(line)
-        state = run_stages(Audit(case, request, budget, store, listener), STAGES)
+        state = run_stages(Audit(case, request, deadline, store, listener), STAGES)
         result = assemble_result(state)
         store.write(result, blur=blur)
     return result

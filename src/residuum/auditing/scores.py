@@ -18,9 +18,16 @@ import torch
 from residuum import similarity
 from residuum.auditing.controls import Claim
 from residuum.auditing.evidence import collect_evidence
+from residuum.auditing.outcomes import (
+    CLASS_LEVEL,
+    NEAR_COPY,
+    RESEMBLANCE,
+    AttackOutcome,
+    Findings,
+)
+from residuum.auditing.questions import QUESTIONS_OF_TESTS
 from residuum.auditing.result import Evidence
 from residuum.auditing.schedule import AttackResults
-from residuum.auditing.verdict import CLASS_LIKE, NEAR_COPY, RESEMBLES, AttackOutcome, Findings
 from residuum.errors import InconclusiveError
 from residuum.evaluation import Calibration, score
 from residuum.evaluation.matching import METRICS, Array, Field, lay_out
@@ -51,18 +58,20 @@ class AttackTest:
         field: The training and held-out samples and the candidates.
         gain: Similarity of candidates and samples.
         control: The outcome on held-out subsets.
-        adjusted: p-value over all tests together.
+        adjusted: p-value over all tests of the audit, those of membership included.
+        level: The largest adjusted p-value that shows a leak.
     """
 
     field: Field
     gain: Array
     control: Calibration
     adjusted: float = 1.0
+    level: float = SIGNIFICANCE
 
     @property
     def survives(self) -> bool:
         """Whether the attack recovers more samples than chance gives all tests together."""
-        return self.adjusted <= SIGNIFICANCE
+        return self.adjusted <= self.level
 
     @property
     def rule(self) -> str:
@@ -98,7 +107,7 @@ def run_tests(
     subsets: int,
     seconds: float,
     *,
-    must: bool = True,
+    level: float = SIGNIFICANCE,
 ) -> tuple[dict[str, AttackTest], list[str]]:
     """Test the candidates of every attack on common held-out subsets.
 
@@ -107,8 +116,8 @@ def run_tests(
         claim: Training and held-out set.
         seed: Seed of the subsets.
         subsets: Number of subsets. Fewer are drawn if the time is short.
-        seconds: Time for the tests.
-        must: Draw the smallest number of subsets even if they do not fit into the time.
+        seconds: Time for the tests. The smallest number of subsets is drawn in any case.
+        level: The largest adjusted p-value that shows a leak.
 
     Returns:
         The tests by attack, and notes. There are no tests without held-out samples.
@@ -131,9 +140,7 @@ def run_tests(
         if field.pool:
             problems[name] = field, field.gain(metric)
     work = [(metric, *problem) for problem in problems.values()]
-    drawn = affordable(work, seed, subsets, seconds, fewest=must)
-    if not drawn:
-        return {}, [*notes, "not judged, for want of time"]
+    drawn = affordable(work, seed, subsets, seconds)
     if problems and drawn < subsets:
         notes.append(f"{drawn} of {subsets} subsets drawn, for want of time")
     controls = {
@@ -141,9 +148,12 @@ def run_tests(
     }
     if not controls:
         return {}, notes
-    adjusted = step_down(np.stack([control.excess for control in controls.values()]))
+    p_values = step_down(np.stack([control.excess for control in controls.values()]))
+    adjusted = np.minimum(1.0, QUESTIONS_OF_TESTS * p_values)
     return {
-        name: AttackTest(*problems[name], control, float(p) if control.recovered.any() else 1.0)
+        name: AttackTest(
+            *problems[name], control, float(p) if control.recovered.any() else 1.0, level
+        )
         for (name, control), p in zip(controls.items(), adjusted, strict=True)
     }, notes
 
@@ -172,8 +182,9 @@ def findings(
     chance = np.any([test.control.chance for test in (surviving or tests).values()], 0)
     expected, count = float(chance.sum() / len(chance)), int(recovered.sum())
     excess = np.stack([test.control.excess for test in tests.values()])
+    level = next((test.level for test in tests.values()), SIGNIFICANCE)
     beyond = [
-        fewest_beyond_chance(excess, test.control.own_excess, i)
+        fewest_beyond_chance(excess, test.control.own_excess, i, level / QUESTIONS_OF_TESTS)
         for i, (name, test) in enumerate(tests.items())
         if name in surviving
     ]
@@ -184,6 +195,7 @@ def findings(
         expected_by_chance=expected,
         interval=(float(min(max(beyond, default=0), count)), float(count)),
         p_value=min(test.adjusted for test in tests.values()),
+        level=level,
         metric=DECIDING,
         rule=", ".join(dict.fromkeys(test.rule for test in (surviving or tests).values())),
         tests=len(tests),
@@ -197,7 +209,7 @@ def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
     """Grade each recovered sample by how near public samples of its kind come.
 
     near-copy: nearer to the sample, by a quarter, than any held-out sample and than the mean of its
-    class among them. resembles: nearer by a quarter than that mean. class-like: not even that.
+    class among them. resemblance: nearer by a quarter than that mean. class-level: not even that.
 
     Args:
         test: The test of one attack.
@@ -222,7 +234,7 @@ def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
         missing = 1 - float(test.control.value[i])
         resembles = missing <= NEARER * (1 - typical)
         is_copy = resembles and missing <= NEARER * (1 - neighbor)
-        graded[i] = NEAR_COPY if is_copy else RESEMBLES if resembles else CLASS_LIKE
+        graded[i] = NEAR_COPY if is_copy else RESEMBLANCE if resembles else CLASS_LEVEL
     return graded
 
 
@@ -233,11 +245,12 @@ def score_attacks(
     seed: int,
     subsets: int,
     seconds: float,
+    level: float = SIGNIFICANCE,
 ) -> AttackScores:
     """Score the candidates of all attacks against training and held-out samples.
 
-    The tests are made whatever the clock says. Baselines and the attacks' own selection follow, then the
-    published metrics, as far as the time allows.
+    The tests come first. Baselines and the attacks' own selection follow, then the published metrics. If the
+    clock is about to stop the audit, what does not decide is left out.
 
     Args:
         network: The attacked network.
@@ -245,7 +258,8 @@ def score_attacks(
         claim: Training and held-out set.
         seed: Seed of the held-out subsets.
         subsets: Number of held-out subsets.
-        seconds: Time for scoring.
+        seconds: Time until the clock stops the audit.
+        level: The largest adjusted p-value that shows a leak.
 
     Returns:
         The scores.
@@ -255,7 +269,7 @@ def score_attacks(
         return AttackScores(results.outcomes)
     start, train = time.monotonic(), claim.train
     pools = {result.attack: whole_pool(result) for result in attacked}
-    tests, notes = run_tests(pools, claim, seed, subsets, seconds / 2)
+    tests, notes = run_tests(pools, claim, seed, subsets, seconds / 2, level=level)
     test_seconds = time.monotonic() - start
     model = network.module
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
@@ -300,12 +314,12 @@ def score_attacks(
 
 def _worst_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
     """Return the worst grade of every sample over all surviving tests."""
-    order = (CLASS_LIKE, RESEMBLES, NEAR_COPY)
+    order = (CLASS_LEVEL, RESEMBLANCE, NEAR_COPY)
     graded: dict[int, str] = {}
     for test in tests.values():
         if test.survives:
             for i, grade in grades(test, test.field.strata).items():
-                graded[i] = max(graded.get(i, CLASS_LIKE), grade, key=order.index)
+                graded[i] = max(graded.get(i, CLASS_LEVEL), grade, key=order.index)
     return graded
 
 
@@ -344,6 +358,7 @@ def _with_counts(
             expected_by_chance=test.control.expected_by_chance,
             p_value=test.control.p_value,
             adjusted=test.adjusted,
+            level=test.level,
             rule=test.rule,
         )
     if baseline is None:

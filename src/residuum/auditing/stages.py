@@ -10,12 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from residuum.auditing.certificates import Certificates, compute_certificates
-from residuum.auditing.controls import machinery, membership, run_controls, told_by_network
+from residuum.auditing.controls import machinery, run_controls, told_by_network
 from residuum.auditing.exposure_stage import exposure_of_samples
-from residuum.auditing.positive_control import train_and_attack_controls
-from residuum.auditing.schedule import OUT_OF_TIME, AttackSchedule
+from residuum.auditing.positive_control import train_and_test_controls
+from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls
+from residuum.auditing.schedule import NO_TIME
 from residuum.auditing.scores import score_attacks
-from residuum.auditing.verdict import AttackOutcome, Twin, acquitting, open_question
+from residuum.auditing.verdict import NO_LEAK_FOUND
+from residuum.evaluation.matching import MIN_POOL
+from residuum.risk.membership import measure_membership
 
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
@@ -24,9 +27,9 @@ NO_NETWORK = "the file holds no network"
 NO_RECORDS = "the release stores no records"
 NO_SAMPLES = "there are no training samples to compare with"
 NO_TRAINING_SAMPLES = "there are no training samples to look at"
-NO_HOLDOUT = "there are no held-out samples with labels to compare with"
 DECIDED = "the verdict does not need it"
-UNWANTED = "it was not wanted (--no-twin)"
+UNWANTED = "they were switched off (--no-positive-controls)"
+OTHER_SHAPE = "training and held-out samples have different shapes"
 
 
 def skip_without_records(audit: Audit) -> str:
@@ -51,15 +54,31 @@ def skip_without_samples(audit: Audit) -> str:
     return skip_without_network(audit) or (NO_SAMPLES if audit.case.train is None else "")
 
 
+def test_membership(audit: Audit) -> Audit:
+    """Test whether training samples can be told from held-out samples by the weights.
+
+    The stage also tests whether the losses tell them apart at all, which shows whether the network was
+    trained on these samples.
+    """
+    case, seed = audit.case, audit.request.seed
+    claim = case.comparison
+    assert claim is not None
+    if claim.pool is not None and claim.pool.shape != claim.train.shape:
+        return audit.skip("membership", OTHER_SHAPE)
+    membership = measure_membership(case.attacked, claim.train, claim.pool, seed)
+    audit.listener.message(membership.line)
+    p_value = told_by_network(case.attacked, claim.train, claim.pool, case.attacked.task, seed)
+    return replace(audit, membership=membership, p_value_of_losses=p_value)
+
+
 def run_negative_controls(audit: Audit) -> Audit:
     """Score candidates that hold nothing of the network. They must not match the training samples."""
     case = audit.case
-    machinery()  # imported before the clock starts
-    with audit.budget.checks:
-        assert case.comparison is not None
-        controls = run_controls(
-            case.comparison, case.knowledge, audit.request.seed, allowance=audit.budget.checks
-        )
+    machinery()  # imported before the clock is read
+    assert case.comparison is not None
+    controls = run_controls(
+        case.comparison, case.knowledge, audit.request.seed, deadline=audit.deadline
+    )
     return replace(audit, negative_controls=controls)
 
 
@@ -73,94 +92,38 @@ def score_reconstructions(audit: Audit) -> Audit:
         case.comparison,
         request.seed,
         request.subsets,
-        audit.budget.scoring,
+        audit.deadline.left,
+        audit.negative_controls.level,
     )
     return replace(audit, scores=scores)
 
 
-def skip_without_time_and_holdout(audit: Audit) -> str:
-    """Return the reason to skip if the time is over, or if there are no held-out samples."""
-    if reason := skip_without_network(audit):
-        return reason
-    if audit.budget.is_spent:
-        return OUT_OF_TIME
-    return NO_HOLDOUT if audit.case.comparison is None else ""
-
-
-def measure_membership(audit: Audit) -> Audit:
-    """Measure how well losses tell training samples from held-out samples."""
-    result = membership(audit.case.attacked, audit.case.comparison)
-    audit = replace(audit, membership=result)
-    return audit if result is not None else audit.skip("membership", NO_HOLDOUT)
-
-
 def skip_if_decided(audit: Audit) -> str:
-    """Return the reason to skip if the verdict does not depend on what finding nothing proves."""
+    """Return the reason to skip if no result of the positive controls would change the exit code."""
     if reason := skip_without_samples(audit):
         return reason
-    stored = audit.stored_records is not None and audit.stored_records.stands
-    findings = None if audit.scores is None else audit.scores.findings
-    if stored or findings is None or not open_question(findings, audit.checks):
+    claim = audit.case.comparison
+    if claim is None or claim.pool is None or len(claim.pool) < MIN_POOL:
         return DECIDED
-    return ""
-
-
-def attack_permuted_target(audit: Audit) -> Audit:
-    """Measure what the attacks leave on a target that holds nothing.
-
-    If an attack leaves about as much of the real weights, it did not fit them, and finding nothing
-    proves nothing. The stage also tests whether the network knows the samples at all.
-    """
-    case, budget = audit.case, audit.budget
-    claim, scores = case.comparison, audit.scores
-    assert claim is not None
-    assert scores is not None
-    budget.checks.limit(budget.end.left)
-    with budget.checks:
-        p_value = told_by_network(
-            case.attacked, claim.train, claim.pool, case.attacked.task, audit.request.seed
-        )
-        rows = tuple(_with_permuted_residual(audit, row) for row in scores.attacks)
-    return replace(audit, p_value_of_losses=p_value, scores=scores.replace(attacks=rows))
-
-
-def _with_permuted_residual(audit: Audit, row: AttackOutcome) -> AttackOutcome:
-    """Return the row with the residual on the permuted target, if it matters and the time allows."""
-    if not (row.decides and row.ran and not row.silent and row.residual is not None):
-        return row
-    # Restarts side by side cost a CPU what they cost one after another. On a GPU, one alone may take as
-    # long as its whole batch.
-    on_gpu = audit.request.device.startswith("cuda")
-    batches = sum(batch.attack == row.name for batch in audit.attacks.batches)
-    expected = row.seconds / max(1, batches if on_gpu else row.restarts)
-    left, residual = audit.budget.checks.left, None
-    if expected < left:
-        residual = AttackSchedule.of(audit).residual_on_permuted(row.name, row.steps, left)
-    reason = f"no time was left for it, about {expected:.1f} s" if residual is None else ""
-    return row.replace(permuted=residual, unasked=reason)
-
-
-def skip_if_no_pass_is_possible(audit: Audit) -> str:
-    """Return the reason to skip if the verdict cannot be "no leak found", with or without controls."""
-    if reason := skip_if_decided(audit):
-        return reason
-    assert audit.scores is not None
-    trusted = audit.request.vouch or not audit.checks.strangers
-    return "" if acquitting(audit.scores.attacks) and trusted else DECIDED
+    n = len(claim.train)
+    noticed = ControlSize(n, (n,), True, 0.0)
+    if_noticed = tuple(PositiveControls(question, (noticed,)) for question in NETWORKS)
+    verdict = replace(audit, positive_controls=if_noticed).verdict()
+    return "" if verdict.outcome == NO_LEAK_FOUND or verdict.is_below_limit else DECIDED
 
 
 def run_positive_controls(audit: Audit) -> Audit:
-    """Attack networks that are known to memorize their samples, with the plan of this audit."""
-    if not audit.request.twin:
-        return replace(audit, positive_controls=(Twin(reason=UNWANTED),))
-    with audit.budget.checks:
-        controls = train_and_attack_controls(audit)
+    """Test networks that are known to memorize their samples like the audited network."""
+    if not audit.request.positive_controls:
+        controls = tuple(PositiveControls(question, reason=UNWANTED) for question in NETWORKS)
+    else:
+        controls = train_and_test_controls(audit)
     return replace(audit, positive_controls=controls)
 
 
 def skip_without_network_and_time(audit: Audit) -> str:
     """Return the reason to skip if there is no network, or if the time is over."""
-    return skip_without_network(audit) or (OUT_OF_TIME if audit.budget.is_spent else "")
+    return skip_without_network(audit) or (NO_TIME if audit.deadline.is_over else "")
 
 
 def certify(audit: Audit) -> Audit:
@@ -171,7 +134,7 @@ def certify(audit: Audit) -> Audit:
         case.train,
         audit.attacks.reconstructions,
         case.knowledge,
-        audit.request.seconds,
+        audit.deadline.left,
     )
     return replace(audit, certificates=certificates)
 

@@ -1,7 +1,7 @@
 """Keep the outputs of an audit while it runs, so that an interrupted audit continues where it stopped.
 
 ``work/`` in the run directory holds the finished batches of the attacks, the state of the batch under way,
-the first batch of every attack as it was planned, and the outputs of every finished stage.
+and the outputs of every finished stage.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from residuum.auditing.artifacts import RESULT, write_artifacts
-from residuum.auditing.budget import Batch
 from residuum.auditing.case import Case, identity
+from residuum.auditing.plan import Batch
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.result import AuditResult
 from residuum.errors import OutputError
 from residuum.records import Reconstruction, Record
-from residuum.records.rundir import RunDir, read_json, write_json
+from residuum.records.rundir import RunDir
 
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
-WORK, STATE, PLAN = "work", "state", "plan.json"
+WORK, STATE = "work", "state"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +64,6 @@ class AuditStore:
         """Return the file that keeps the batch under way."""
         return None
 
-    def planned(self, attack: str) -> Batch | None:
-        """Return the first batch of an attack as planned before an interruption."""
-        return None
-
-    def plan(self, batch: Batch) -> None:
-        """Keep the plan of an attack."""
-
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
         """Write the artifacts of a finished audit."""
 
@@ -102,10 +95,6 @@ class AuditRun(RunDir, AuditStore):
         """Whether a batch is finished or under way."""
         return any(self.work.glob("*.safetensors"))
 
-    def forget(self) -> None:
-        """Drop the plan of a request that came to nothing."""
-        (self.work / PLAN).unlink(missing_ok=True)
-
     def refuse_other_results(self) -> None:
         """Refuse to write over another audit."""
         if self.complete or self.work.exists():
@@ -123,7 +112,7 @@ class AuditRun(RunDir, AuditStore):
         """Run a stage and keep its outputs, or fill them in if it finished before an interruption."""
         path = self.work / f"stage-{name.replace(' ', '-')}.safetensors"
         if (output := StageOutput.load_or_none(path)) is not None:
-            audit.budget.charge(output.seconds)
+            audit.deadline.charge(output.seconds)
             times = {**audit.seconds, name: output.seconds}
             return replace(audit, **output.values, seconds=times)
         start = time.monotonic()
@@ -144,17 +133,6 @@ class AuditRun(RunDir, AuditStore):
     def state(self, batch: Batch) -> Path:
         """Return the file that keeps the batch under way. No other batch uses it."""
         return self.work / f"{STATE}-{self._file(batch).name}"
-
-    def planned(self, attack: str) -> Batch | None:
-        """Return the first batch of ``attack`` as planned before the interruption."""
-        plan = read_json(self.work / PLAN).get(attack)
-        with suppress(TypeError):
-            return Batch(**plan) if isinstance(plan, dict) else None
-        return None
-
-    def plan(self, batch: Batch) -> None:
-        """Keep the plan of an attack."""
-        write_json(self.work / PLAN, {**read_json(self.work / PLAN), batch.attack: vars(batch)})
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
         """Write the artifacts of a finished audit, ``result.json`` last, and drop ``work/``."""

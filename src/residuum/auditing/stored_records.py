@@ -15,7 +15,7 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
-from residuum.auditing.verdict import STORED, AttackOutcome
+from residuum.auditing.outcomes import STORED, AttackOutcome
 from residuum.errors import ResiduumError
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.io.estimators import scalings_in
@@ -111,8 +111,7 @@ class StoredRecords:
             f"{a.finding.what}{f' ({n})' if (n := a.finding.count) else ''}, at {a.finding.where}"
             for a in self.arrays
         )
-        silent = "what is stored beside the weights says nothing of what they hold"
-        row = AttackOutcome(NAME, self.likely, True, True, places, surface=STORED, silent=silent)
+        row = AttackOutcome(NAME, self.likely, True, True, places, surface=STORED)
         row = row.replace(candidates=self.count)
         if train is None:
             return row
@@ -123,8 +122,8 @@ class StoredRecords:
             decides=self.certain or matched > 0,
             recovered=matched,
             of=n,
-            rule="stands in the file",
-            reason=f"{places}; of {n} training samples {equal} stand there bit for bit, "
+            rule="stored in the file",
+            reason=f"{places}; {equal} of {n} training samples are stored there bit for bit, "
             f"{matched - equal} more within rounding",
         )
         if holdout is None or holdout.shape != train.shape:
@@ -154,7 +153,7 @@ def find_records(release: Release) -> StoredRecords | None:
 
 def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
     """Return a note for every array that holds records only by its name."""
-    return tuple(f"not confirmed: {row.reason}" for row in rows if not row.stands)
+    return tuple(f"not confirmed: {row.reason}" for row in rows if not row.is_stored)
 
 
 def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -> Iterator[Tensor]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from residuum.auditing.durations import duration, seconds_of
+from residuum.auditing.durations import duration
 from residuum.auditing.request import AuditRequest
 from residuum.cli import options
 from residuum.cli.options import options_from, with_options
@@ -52,9 +52,8 @@ ALREADY_SAID = ("network",)  # before the attacks began
 STAGE_MESSAGES = {
     "negative controls": "running negative controls",
     "scores": "scoring against held-out samples",
-    "membership": "measuring membership",
-    "permuted target": "attacking a permuted target",
-    "positive controls": "training and attacking positive controls",
+    "membership": "testing membership",
+    "positive controls": "training and testing positive controls",
     "certificates": "computing certificates",
     "exposure": "ranking the samples by their risk",
 }
@@ -66,7 +65,7 @@ app = options.command_app("audit", __doc__)
 @with_options(
     settings=options_from(
         AuditRequest,
-        skip=("batches",),
+        skip=("fail_on",),
         changes={
             "budget": Annotated[str, Parameter(metavar="TIME")],
             "preset": Annotated[str, Parameter(choices=tuple(PRESETS), show_choices=False)],
@@ -107,9 +106,10 @@ def command(
     fail_on: Annotated[
         list[str] | None,
         Parameter(
-            help="Exit with code 1 if this holds: leak (the default), a leak of at least a grade "
-            "(near-copy, resembles, class-like), or a comparison of recovered, expected, excess, share or "
-            "p_value with a number. Repeat the option for several conditions, any of which counts.",
+            help="Exit with code 1 if this holds: a leak of at least a grade (verbatim, near-copy, "
+            "resemblance, class-level or membership, the default), or a comparison of recovered, expected, "
+            "excess, share, p_value or named with a number. Repeat the option for several conditions, any "
+            "of which counts.",
             metavar="CONDITION",
         ),
     ] = None,
@@ -157,14 +157,15 @@ def command(
     """Attack a checkpoint, score the reconstructions, certify them, and give a verdict."""
     from residuum.auditing import dryrun
     from residuum.auditing.artifacts import read_result
+    from residuum.auditing.conditions import exit_code, read_conditions
     from residuum.auditing.config import AuditConfig, read_config
     from residuum.auditing.run import audit
-    from residuum.auditing.verdict import exit_code, read_condition
 
-    conditions = [read_condition(text) for text in fail_on or ["leak"]]
+    grade, comparisons = read_conditions(fail_on or [])
     passed: dict[str, Any] = {
         **{"checkpoint": checkpoint and str(checkpoint), "data": data, "holdout": holdout},
         **{**vars(facts), **vars(fine_tuning), "knowledge": knowledge, **(settings or {})},
+        "fail_on": grade or None,
     }
     passed = {name: value for name, value in passed.items() if value is not None}
     if "attacks" in passed:
@@ -185,7 +186,7 @@ def command(
     if out is None:
         raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
     options.check_device(request.device)
-    with listener_for(output.visible, request.budget) as listener:
+    with listener_for(output.visible) as listener:
         result = audit(
             request.checkpoint,
             **inputs,
@@ -200,7 +201,8 @@ def command(
         import webbrowser
 
         webbrowser.open((out / "report.html").resolve().as_uri())
-    return 0 if exit_zero else exit_code(result.verdict, conditions)
+    only_comparisons = bool(comparisons) and not grade
+    return 0 if exit_zero else exit_code(result.verdict, comparisons, only=only_comparisons)
 
 
 def read_attack(text: str) -> str | dict[str, Any]:
@@ -262,8 +264,8 @@ def _explain(result: AuditResult) -> None:
             checked.append((one.name, str(one.candidates), count, number(one.p_value, 2)))
         title = "controls: candidates that hold nothing of the network"
         print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), checked)
-    for control in result.checks.twins:
-        print_wrapped(control.sentence, "positive control: ", "  ")
+    for control in result.checks.positive_controls:
+        print_wrapped(control.sentence, "positive controls: ", "  ")
     if (found := result.certificate) is not None:
         print_wrapped(
             f"certificate of the {result.certificate_of}: they leave {found.residual_plain:.4g} of the "
@@ -271,10 +273,8 @@ def _explain(result: AuditResult) -> None:
             "sample may count as half on",
             rest="  ",
         )
-    for title in ("membership", "exposure"):
-        beside = getattr(result, title)
-        for line in beside.lines if beside else ():
-            print_wrapped(line, f"{title}: ", "  ")
+    for line in result.exposure.lines if result.exposure else ():
+        print_wrapped(line, "exposure: ", "  ")
     print_notes(result.notes)
     said = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
     print_line("words:")
@@ -300,12 +300,12 @@ def _show_dry_run(found: DryRun) -> None:
 
 
 @contextmanager
-def listener_for(visible: bool, budget: str | float) -> Iterator[AuditListener]:
+def listener_for(visible: bool) -> Iterator[AuditListener]:
     """Yield a listener that prints messages, the progress of attacks and the stages after them."""
     from residuum.auditing.listener import SILENT, AuditListener
 
     with ExitStack() as shown:
-        begun, allowed = time.monotonic(), duration(seconds_of(budget))
+        begun = time.monotonic()
 
         def state(
             attack: str, done: int, restarts: int, at: AttackProgress
@@ -314,7 +314,7 @@ def listener_for(visible: bool, budget: str | float) -> Iterator[AuditListener]:
             which = f"{done + 1}" if side_by_side == 1 else f"{done + 1}-{done + side_by_side}"
             spent = duration(time.monotonic() - begun)
             text = f"{attack}  restart {which} of {restarts}  step {at.step} of {at.steps}"
-            return at.step, at.steps, f"{text}  {spent} of {allowed}"
+            return at.step, at.steps, f"{text}  {spent}"
 
         watch = shown.enter_context(progress("attacking", state, visible))
         if watch is None:

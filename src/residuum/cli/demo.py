@@ -140,8 +140,7 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
 
 
 def _audit(out: Path, name: str, watch: Callable[[AttackProgress], None] | None) -> None:
-    """Audit one of the two networks, with a fixed batch instead of a budget, so that figures repeat."""
-    from residuum.auditing.budget import Batch
+    """Audit one of the two networks with a fixed attack, so that figures repeat."""
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.run import audit
 
@@ -154,8 +153,7 @@ def _audit(out: Path, name: str, watch: Callable[[AttackProgress], None] | None)
         data=out / "network",
         holdout=out / "network",
         knowledge={"value_range": (0, 1), "mean": "train", "sample_count": SAMPLES},
-        batches=[Batch("binary-kkt", RESTARTS, ATTACK_STEPS, 0)],
-        budget=BUDGET,
+        attacks=[{"attack": "binary-kkt", "restarts": RESTARTS, "steps": ATTACK_STEPS}],
         out=out / name,
         listener=Bar(),
     )

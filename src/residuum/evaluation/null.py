@@ -150,11 +150,13 @@ def step_down(excess: Array) -> Array:
     return adjusted
 
 
-def fewest_beyond_chance(excess: Array, own_excess: Array, test: int) -> int:
-    """Return a 99% lower confidence limit of the number of samples that go beyond chance.
+def fewest_beyond_chance(
+    excess: Array, own_excess: Array, test: int, level: float = SIGNIFICANCE
+) -> int:
+    """Return a lower confidence limit of the number of samples that go beyond chance.
 
     If at most k training samples leak, the statistic without its k largest contributions is no larger
-    than that of an ordinary set, except with probability 1%. So the limit is the number of samples,
+    than that of an ordinary set, except with probability ``level``. So the limit is the number of samples,
     largest contribution first, that must be removed until the test no longer rejects. It is 0 if and
     only if the test, corrected for all tests at once, does not reject.
 
@@ -162,6 +164,7 @@ def fewest_beyond_chance(excess: Array, own_excess: Array, test: int) -> int:
         excess: (tests, B + 1) statistics T, the training set first, as for :func:`step_down`.
         own_excess: (n,) contributions of the training samples to T of ``test``.
         test: Row of the test in ``excess``.
+        level: Probability that the limit is wrong.
 
     Returns:
         The limit, from 0 to n.
@@ -172,7 +175,7 @@ def fewest_beyond_chance(excess: Array, own_excess: Array, test: int) -> int:
     remaining = excess[test, 0] - np.concatenate([[0.0], np.cumsum(np.sort(own_excess)[::-1])])
     statistic = (remaining - mean[test]) / spread[test]
     p = (1 + (largest >= statistic[:, None]).sum(1)) / (len(largest) + 1)
-    rejects = p <= SIGNIFICANCE
+    rejects = p <= level
     return int(np.argmin(rejects)) if not rejects.all() else len(own_excess)
 
 

@@ -162,18 +162,15 @@ def affordable(
     seed: int,
     subsets: int,
     seconds: float,
-    fewest: bool,
 ) -> int:
     """As many common subsets as all parts can be judged by within ``seconds``.
 
-    Never fewer than a control needs; not ``fewest``: none where these do not fit.
+    Never fewer than a control needs.
     """
     if seconds == math.inf:
         return subsets
     costs = [_cost(*part, seed) for part in parts]
     total = _Cost(sum(one.once for one in costs), sum(one.each for one in costs))
-    if not fewest and total.of(min(subsets, MIN_SUBSETS)) > seconds:
-        return 0
     return total.affordable(subsets, seconds)
 
 

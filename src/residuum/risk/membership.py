@@ -45,7 +45,7 @@ from residuum.theory.rows import choose_task, normalise_labels
 
 LEVEL = 0.05  # false discovery rate of the named records
 ROUNDING = 1e-12  # of a q-value: with exactly as many held-out records as needed, q is 0.05
-GROUP_LEVEL = 0.01  # of the group test: an audit may show a false leak in 1% of all cases
+GROUP_LEVEL = 0.005  # of the group test: half of the 1% at which an audit may show a false leak
 MIN_NAMED = 3  # a finding about one or two records could be about near-copies in the data
 MIN_SHARE = 0.05  # of the records
 MIN_BOUNDARIES = 2  # one may be chance: a third of held-out records lie on one at width 256
@@ -53,7 +53,11 @@ MAX_DECOYS = 20_000
 DECOY_BLOCK = 2000  # decoys in memory
 DECOYS_PER_RECORD = 20  # 1 / (20 n + 1) < 0.05 / n: enough to name a single record
 FALSE_POSITIVE_RATE = 0.01  # of the loss-based rule
-CONFIDENCE = 0.95  # of the one-sided upper limit of the AUC
+CONFIDENCE = 0.95  # of the one-sided limits of the AUC
+# Limits of memorization, fixed before any network was measured against them.
+MAX_AUC = 0.65
+MAX_TRUE_POSITIVE_RATE = 0.05
+SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +66,47 @@ class LossSeparation(Record):
 
     Attributes:
         auc: Probability that a training record has the smaller loss. 0.5 is chance.
-        auc_upper: One-sided upper 95% confidence limit of the AUC (DeLong et al. 1988).
+        auc_lower: One-sided lower 95% confidence limit of the AUC (DeLong et al. 1988).
+        auc_upper: One-sided upper 95% confidence limit of the AUC.
         true_positive_rate: Share of training records below a threshold that 1% of the held-out records are
             below. None with fewer than 100 held-out records.
+        tail_p: P-value of the number of training records below this threshold.
     """
 
+    derived: ClassVar[tuple[str, ...]] = ("memorization", "line")
+
     auc: float
+    auc_lower: float
     auc_upper: float
     true_positive_rate: float | None
+    tail_p: float
+
+    @property
+    def memorization(self) -> str:
+        """Whether the losses show that the network memorizes: "shown", "absent" or "unclear".
+
+        It is shown if the lower limit of the AUC is above 0.65, or if at least 5% of the training records
+        are found at 1% false positives and this is no chance. It is absent if the upper limit of the AUC is
+        below 0.65 and fewer than 5% of the training records are found.
+        """
+        rate = self.true_positive_rate
+        has_tail = rate is not None and rate >= MAX_TRUE_POSITIVE_RATE
+        if self.auc_lower > MAX_AUC or (has_tail and self.tail_p <= GROUP_LEVEL):
+            return SHOWN
+        if self.auc_upper < MAX_AUC and rate is not None and not has_tail:
+            return ABSENT
+        return UNCLEAR
+
+    @property
+    def line(self) -> str:
+        """The figures in one sentence."""
+        text = (
+            f"By their losses, training samples are told from held-out ones with an AUC of {self.auc:.2f} "
+            f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, 0.5 by chance)"
+        )
+        if self.true_positive_rate is None:
+            return f"{text}."
+        return f"{text}, and {self.true_positive_rate:.1%} are found at 1% false positives."
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +115,7 @@ class MembershipTest(Record):
 
     Attributes:
         records: n.
+        rows: Row of every training record in the user's data.
         holdout: N, 0 without held-out records.
         holdout_needed: The N at which the smallest finding can be named.
         layers: Number of dense piecewise linear layers.
@@ -101,6 +139,7 @@ class MembershipTest(Record):
     derived: ClassVar[tuple[str, ...]] = ("line",)
 
     records: int
+    rows: tuple[int, ...]
     holdout: int
     holdout_needed: int
     layers: int
@@ -119,6 +158,11 @@ class MembershipTest(Record):
     decoy_p: Tensor
     decoy_named: Tensor
     loss: LossSeparation | None
+
+    @property
+    def adjusted_p(self) -> float:
+        """P-value of the group test, adjusted because reconstruction is tested as well."""
+        return math.nan if math.isnan(self.group_p) else min(1.0, 2 * self.group_p)
 
     @property
     def line(self) -> str:
@@ -192,6 +236,7 @@ def measure_membership(
         reason = "" if is_confirmed else _why_unconfirmed(len(named), n, len(decoy_named))
     return MembershipTest(
         records=n,
+        rows=tuple(train.rows),
         holdout=len(holdout_statistic),
         holdout_needed=holdout_needed(n),
         layers=scores.boundaries.shape[1],
@@ -232,7 +277,7 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
         holdout: Records of the same kind that the network never saw.
 
     Returns:
-        AUC with its upper 95% limit, and the true positive rate at 1% false positives.
+        AUC with its 95% limits, and the true positive rate at 1% false positives.
 
     Raises:
         InputError: If the labels do not fit the network.
@@ -245,17 +290,19 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     auc, rate = area_under_curve(score, is_member), None
     if FALSE_POSITIVE_RATE * len(holdout) >= 1 - 1e-9:
         rate = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
-    return LossSeparation(auc, _auc_upper_limit(score[is_member], score[~is_member], auc), rate)
+    members, others = score[is_member], score[~is_member]
+    tail_p = group_p_value(torch.from_numpy(members), torch.from_numpy(others))
+    return LossSeparation(auc, *_auc_limits(members, others, auc), rate, tail_p)
 
 
-def _auc_upper_limit(members: np.ndarray, holdout: np.ndarray, auc: float) -> float:
-    """Return the upper confidence limit of an AUC (DeLong et al. 1988).
+def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
+    """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988).
 
     The placement of a record is the share of the other group that it beats. The variance of the AUC is
     var(placements of members) / n + var(placements of held-out records) / N.
     """
     if min(len(members), len(holdout)) < 2:
-        return 1.0
+        return 0.0, 1.0
 
     def placements(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
         order = np.sort(reference)
@@ -265,7 +312,8 @@ def _auc_upper_limit(members: np.ndarray, holdout: np.ndarray, auc: float) -> fl
     variance = sum(
         placements(a, b).var(ddof=1) / len(a) for a, b in ((members, holdout), (holdout, members))
     )
-    return float(min(1.0, auc + norm.ppf(CONFIDENCE) * math.sqrt(variance)))
+    margin = float(norm.ppf(CONFIDENCE)) * math.sqrt(variance)
+    return max(0.0, auc - margin), min(1.0, auc + margin)
 
 
 def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:

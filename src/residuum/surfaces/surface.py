@@ -33,10 +33,6 @@ from residuum.records import Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
 
 WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
-FROZEN_FIRST = (
-    "the first layer did not move from its start, so images were seen through fixed features only"
-)
-NOTHING_MOVED = "no layer moved from its start"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +42,12 @@ class Surface:
     checkpoint: the weights at which gradients are taken, and the network they belong to.
     target: by parameter name, in their numbers.
     layers: those that carry information.
-    silent: why even a small residual there would say nothing, "" where it speaks.
     """
 
     name: str
     checkpoint: Network
     target: Theta
     layers: tuple[str, ...]
-    silent: str = ""
 
     @property
     def equations(self) -> tuple[str, ...]:
@@ -95,8 +89,7 @@ def weights(checkpoint: Network, knowledge: Knowledge) -> Surface:
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, first)
     moved = _moved(checkpoint, knowledge.theta0)
-    silent = "" if moved[: len(first)] == first else FROZEN_FIRST if moved else NOTHING_MOVED
-    return Surface(WEIGHTS, checkpoint, target, moved, silent)
+    return Surface(WEIGHTS, checkpoint, target, moved)
 
 
 def change(checkpoint: Network, knowledge: Knowledge) -> Surface:
@@ -114,7 +107,7 @@ def change(checkpoint: Network, knowledge: Knowledge) -> Surface:
             "Grant the weights before training, not those after it.",
         )
     target = {name: t - start[name].to(t) for name, t in whole.target.items()}
-    return Surface(CHANGE, checkpoint, target, whole.layers, whole.silent)
+    return Surface(CHANGE, checkpoint, target, whole.layers)
 
 
 def moment(checkpoint: Network, knowledge: Knowledge) -> Surface:

@@ -244,7 +244,7 @@ class PolynomialAttack(AtOnce):
     """:func:`recover` as an attack; where its conditions fail it refuses."""
 
     name: ClassVar[str] = "polynomial"
-    acquits: ClassVar[bool] = True
+    has_residual: ClassVar[bool] = True
     pace: ClassVar[str] = "formula"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:

@@ -93,7 +93,7 @@ DENSE = replace(GEIPING, multipliers="rivals")
 ASSUMES = (
     "invert assumes that the moment, or the change of the weights, is a sum of gradients at samples, "
     "with the gates of the weights as they are; the longer the training that is summed, the less so. "
-    "It convicts and never acquits."
+    ""
 )
 
 

@@ -114,7 +114,7 @@ class Stationarity(StationarityAttack):
         strategy: How candidates grow, if the settings ask for growth.
     """
 
-    acquits: ClassVar[bool] = True
+    has_residual: ClassVar[bool] = True
     pace: ClassVar[str] = "batches"
     objective: ClassVar[type[Objective]]
     strategy: ClassVar[GrowthStrategy] = SPLITTING

@@ -21,7 +21,7 @@ for, its options and when it applies are its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
 import torch
@@ -379,22 +379,6 @@ class Moment(Objective):
             return None, -ubar[..., 0] * labels.to(lam.dtype)
         own = F.one_hot(labels.long(), classes).to(lam.dtype)
         return None, (1 - own) * (ubar - (ubar * own).sum(-1, keepdim=True))
-
-
-def permuted(kind: type[Objective], seed: int) -> type[Objective]:
-    """The same objective on a target that holds nothing: each layer's entries in a random order."""
-
-    class Permuted(kind):  # type: ignore[misc, valid-type]
-        def surface_of(self, theta: Theta, knowledge: Knowledge) -> Surface:
-            surface = super().surface_of(theta, knowledge)
-            generator = torch.Generator().manual_seed(seed)
-            target = {}
-            for name, t in surface.target.items():
-                order = torch.randperm(t.numel(), generator=generator).to(t.device)
-                target[name] = t.flatten()[order].reshape(t.shape)
-            return replace(surface, target=target)
-
-    return Permuted
 
 
 OBJECTIVES: Table[type[Objective]] = Table(

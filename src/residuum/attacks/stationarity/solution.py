@@ -133,13 +133,11 @@ def kkt_set(
 @dataclass(frozen=True, eq=False)
 class Explained(Record):
     """residuals: norm over norm of every layer, of the best restart; judged: the layers that count;
-    worst: the largest of theirs, None where nothing could be measured; silent: why even a small
-    residual would say nothing, "" where it speaks.
+    worst: the largest of theirs, None where nothing could be measured.
     """
 
     residuals: dict[str, float] = field(default_factory=dict)
     judged: tuple[str, ...] = ()
-    silent: str = ""
 
     @property
     def worst(self) -> float | None:
@@ -148,24 +146,22 @@ class Explained(Record):
         return max(found) if len(found) == len(self.judged) and found else None
 
 
-def explained(
-    surface: Surface, found: Reconstruction, kind: type[Objective] | None = None
-) -> Explained:
+def explained(surface: Surface, found: Reconstruction) -> Explained:
     """The best restart that did not diverge, measured anew in float64 with its own surrogate.
 
     r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||, layer by layer; the layers
-    that count are the surface's. kind: the objective where it is not the one that was named.
+    that count are the surface's.
     """
-    judged, silent = surface.layers, surface.silent
+    judged = surface.layers
     best = _best_restart(found, judged)
     if best is None:
-        return Explained({}, judged, silent)
+        return Explained({}, judged)
     attack = attack_of(found)
     if not isinstance(attack, Stationarity):
         # Recovered in closed form: its one residual is of all equations, exact.
-        return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1], silent)
+        return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1])
     run, step, _ = best
-    objective = (kind or attack.objective).configured(attack, found.knowledge)
+    objective = attack.objective.configured(attack, found.knowledge)
     mine = found.run == run
     problem = Problem(
         surface.model(),
@@ -180,7 +176,7 @@ def explained(
     squared = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
     values = dict(zip(problem.layer_names, squared, strict=True))
     finite = {name: math.sqrt(max(v, 0.0)) for name, v in values.items() if math.isfinite(v)}
-    return Explained(finite, judged, silent)
+    return Explained(finite, judged)
 
 
 def _best_restart(found: Reconstruction, judged: tuple[str, ...]) -> tuple[int, int, float] | None:

@@ -71,7 +71,7 @@ CANDIDATES = 240
 CONFIDENCE = (-5.2, 0.18)
 ASSUMES = (
     "corners assumes that a ReLU network was trained on samples until surfaces on which its neurons "
-    "switch lie on them, and knows the range of the columns. It convicts and never acquits."
+    "switch lie on them, and knows the range of the columns."
 )
 
 

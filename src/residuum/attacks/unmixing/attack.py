@@ -47,7 +47,7 @@ DISAGREEING = (
 ASSUMES = (
     "unmix assumes that training from a small or known start made the rows of the layer on the input "
     "mixtures of samples, and that samples are sparse in their differences (images, series) or values "
-    "(tables); it knows no labels and needs no convergence. It convicts and never acquits."
+    "(tables); it knows no labels and needs no convergence."
 )
 
 

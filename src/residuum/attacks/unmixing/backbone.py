@@ -19,9 +19,8 @@ at images that the layer was trained on. What it leaves outside says which to be
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -36,6 +35,7 @@ from residuum.attacks.stationarity.priors import Prior, SparseGradients
 from residuum.attacks.unmixing.attack import within
 from residuum.attacks.unmixing.ica import ROUNDING, Layer, distinct, unmix
 from residuum.attacks.unmixing.layers import MOST_BYTES, VISIBLE, layer_bytes, left_of
+from residuum.attacks.work import REFERENCE, counted
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
@@ -52,7 +52,7 @@ CONFIDENCE = (-18.2, -5.9)
 ASSUMES = (
     "trunk assumes that the first dense layer behind the convolutions was trained from a small or "
     "known start, or that an optimiser kept its last gradients, on fewer samples than half of its "
-    "neurons. It convicts and never acquits."
+    "neurons."
 )
 
 
@@ -213,18 +213,12 @@ def inverted(
     how: Descent,
     prior: Prior,
     box: tuple[Tensor, Tensor] | None,
-    seconds: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """Images (k, *shape) after a descent on ``missed`` of their features, and what it is at the end.
-
-    seconds: the descent is shortened to these, its schedules with it.
-    """
-    x, begun, share = x.detach().clone().requires_grad_(), time.monotonic(), 0.0
+    """Images (k, *shape) after a descent on ``missed`` of their features, and what it is at the end."""
+    x = x.detach().clone().requires_grad_()
     one, adam = x.new_ones(1, len(x)), torch.optim.Adam([x], how.rate)
     for step in range(how.steps):
-        share = max(step / how.steps, (time.monotonic() - begun) / seconds, share)
-        if share >= 1:
-            break
+        share = step / how.steps
         adam.param_groups[0]["lr"] = how.rate * (0.1 + 0.9 * (1 + math.cos(math.pi * share)) / 2)
         loss = missed(trunk(x)).mean() + how.prior * LEFT**share * prior.penalty(x[None], one)[0]
         adam.zero_grad()
@@ -257,6 +251,7 @@ class BehindBackbone(AtOnce):
     """Separate the features in the first dense layer behind a backbone, and invert them."""
 
     name: ClassVar[str] = "trunk"
+    pace: ClassVar[str] = "sized"
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -271,8 +266,7 @@ class BehindBackbone(AtOnce):
         return "the first dense layer spans the features of training images, which few images share"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Run all three steps within ``seconds``. Candidates closest to the span come first."""
-        begun = time.monotonic()
+        """Run all three steps within ``seconds`` of a reference machine, candidates near the span first."""
         layer = behind(surface, knowledge)
         assert isinstance(layer, Behind)
         shape, device = surface.shape(knowledge), self.device
@@ -293,11 +287,10 @@ class BehindBackbone(AtOnce):
         x = INVERT.noise * (high - low) * x
         box = knowledge.box(x[0])
         parts = {INVERT: from_source(sources), SETTLE: outside(layer.span.to(device))}
-        ahead = INVERT.steps + SETTLE.steps
+        share = self._share_of_steps(trunk, x)
         for how, missed in parts.items():
-            left = max(self.seconds - (time.monotonic() - begun), 1e-3) * how.steps / ahead
-            x, far = inverted(trunk, x, missed, how, prior, box, left)
-            ahead -= how.steps
+            shorter = replace(how, steps=max(1, int(share * how.steps)))
+            x, far = inverted(trunk, x, missed, shorter, prior, box)
         far, order = far.double().cpu().clamp(min=1e-12).sort()
         x = x.double().cpu()[order]
         with torch.no_grad():
@@ -305,6 +298,19 @@ class BehindBackbone(AtOnce):
         result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
         notes = self._notes(layer, found.runs, far)
         return result.replace(selection=chosen(x, labels, far), notes=notes)
+
+    def _share_of_steps(self, trunk: Trunk, x: Tensor) -> float:
+        """Return the share of the steps of both descents that ``seconds`` allow."""
+        if self.seconds == math.inf:
+            return 1.0
+
+        def step() -> None:
+            images = x.detach().clone().requires_grad_()
+            trunk(images).sum().backward(inputs=[images])
+
+        speed = REFERENCE["cuda" if self.device.startswith("cuda") else "cpu"]
+        cost = (INVERT.steps + SETTLE.steps) * counted(step).seconds(speed)
+        return min(1.0, (1 - UNMIXING) * self.seconds / cost)
 
     def _notes(self, layer: Behind, runs: tuple[int, int], far: Tensor) -> tuple[str, ...]:
         start = f"; {layer.kept:.3g} of the start was taken off" if layer.kept != 1 else ""

@@ -1,0 +1,68 @@
+"""Count the work of a computation, and express it in seconds of a reference machine.
+
+The result does not depend on the machine or its load, so an audit can plan with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+
+class Speed(NamedTuple):
+    """Speed of a machine in units per second: operators called, matrix operations, numbers written."""
+
+    calls: float
+    flops: float
+    numbers: float
+
+
+# About two cores of a server, and one data-center GPU. The values are rounded and fixed. A change of them
+# changes what audits plan.
+REFERENCE = {"cpu": Speed(5e4, 2e10, 3e8), "cuda": Speed(4e5, 1e13, 5e10)}
+
+
+@dataclass
+class Work:
+    """Counted work: operators called, operations of matrix products, and numbers that others wrote."""
+
+    calls: int = 0
+    flops: int = 0
+    numbers: int = 0
+
+    def seconds(self, speed: Speed) -> float:
+        """Return the time that a machine of this speed takes."""
+        return self.calls / speed.calls + self.flops / speed.flops + self.numbers / speed.numbers
+
+
+def counted(run: Callable[[], Any]) -> Work:
+    """Run a function and return the work that torch did for it."""
+    with _Counter() as counter:
+        run()
+    return counter.work
+
+
+class _Counter(TorchDispatchMode):
+    """Count the work of everything that torch runs inside this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = Work()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.work.calls += 1
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.work.flops += count(*args, **(kwargs or {}), out_val=out)
+        elif not func.is_view:
+            tensors = (value for value in tree_leaves(out) if isinstance(value, Tensor))
+            self.work.numbers += sum(value.numel() for value in tensors)
+        return out

@@ -1,0 +1,108 @@
+"""Conditions of ``--fail-on``: a grade, or a comparison of a number of the verdict."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from residuum.auditing.outcomes import GRADES
+from residuum.auditing.verdict import EXIT_CODES, LEAK, Verdict
+from residuum.errors import InputError, require_known
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_COMPARISON = re.compile(rf"\s*([a-z_]+)\s*(>=|<=|==|>|<)\s*({_NUMBER})\s*")
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
+_COMPARE |= {">": operator.gt, "<": operator.lt}
+
+
+def _share(verdict: Verdict) -> float | None:
+    return verdict.recovered / verdict.n if verdict.recovered is not None and verdict.n else None
+
+
+def _excess(verdict: Verdict) -> float | None:
+    if verdict.recovered is None or verdict.expected_by_chance is None:
+        return None
+    return verdict.recovered - verdict.expected_by_chance
+
+
+QUANTITIES: dict[str, Callable[[Verdict], float | None]] = {
+    "recovered": lambda verdict: verdict.recovered,
+    "expected": lambda verdict: verdict.expected_by_chance,
+    "excess": _excess,
+    "share": _share,
+    "p_value": lambda verdict: verdict.p_value,
+    "named": lambda verdict: verdict.named,
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison such as ``recovered>=5``. It does not hold if the number is not known.
+
+    Attributes:
+        text: The comparison as the user wrote it.
+        name: Name of the number.
+        compare: The operator.
+        bound: The other side.
+    """
+
+    text: str
+    name: str
+    compare: Callable[[float, float], bool]
+    bound: float
+
+    def holds(self, verdict: Verdict) -> bool:
+        """Return whether the verdict fulfils it."""
+        value = QUANTITIES[self.name](verdict)
+        return value is not None and self.compare(value, self.bound)
+
+
+def read_conditions(texts: Sequence[str]) -> tuple[str, list[Comparison]]:
+    """Read the values of ``--fail-on``.
+
+    Args:
+        texts: Grades and comparisons. ``leak`` means a leak of any grade.
+
+    Returns:
+        The weakest grade that was named, "" if none was, and the comparisons.
+
+    Raises:
+        InputError: If a text is neither a grade nor a comparison.
+    """
+    order, grades, comparisons = [*GRADES], [], []
+    for text in (text.strip() for text in texts):
+        if text == LEAK:
+            grades.append(order[-1])
+        elif text in GRADES:
+            grades.append(text)
+        else:
+            comparisons.append(_read_comparison(text))
+    return max(grades, key=order.index) if grades else "", comparisons
+
+
+def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = False) -> int:
+    """Return the exit code of a verdict under some comparisons.
+
+    Args:
+        verdict: The verdict.
+        comparisons: Comparisons that end in exit code 1 as well.
+        only: Whether these replace the grade. A leak that fulfils none then ends in exit code 0.
+    """
+    if any(comparison.holds(verdict) for comparison in comparisons):
+        return EXIT_CODES[LEAK]
+    return 0 if only and verdict.outcome == LEAK else verdict.exit_code
+
+
+def _read_comparison(text: str) -> Comparison:
+    match = _COMPARISON.fullmatch(text)
+    if match is None or not math.isfinite(bound := float(match[3])):
+        raise InputError(
+            f"--fail-on takes a grade or a comparison such as recovered>=5; got {text[:60]!r}.",
+            f"Grades: {', '.join(GRADES)}. Numbers: {', '.join(QUANTITIES)}.",
+        )
+    name, sign, _ = match.groups()
+    require_known(name[:40], QUANTITIES, "--fail-on knows no")
+    return Comparison(text, name, _COMPARE[sign], bound)

@@ -1,0 +1,313 @@
+"""What to do after an audit: one table of conditions, texts and commands.
+
+The first row whose condition holds gives the next step. Every command works on the file that was audited. A
+test runs them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from residuum.attacks import every_attack
+from residuum.auditing.applicability import NOT_TRIED
+from residuum.auditing.commands import audit_command
+from residuum.auditing.durations import duration
+from residuum.auditing.outcomes import MEMBERSHIP
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
+from residuum.evaluation.matching import MIN_POOL
+from residuum.records import Record
+from residuum.risk.membership import SHOWN
+
+if TYPE_CHECKING:
+    from residuum.auditing.result import AuditResult
+
+MOMENT = "moment"
+OUT_OF_REACH = 4 * 3600.0  # reference seconds: a larger budget is not advised
+STRIPPED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # files that strip writes anew
+STRIPPED = "stripped.pt"
+
+
+@dataclass(frozen=True, eq=False)
+class NextStep(Record):
+    """What to do now, in sentences, and the commands for it, ready to copy."""
+
+    text: str
+    commands: tuple[str, ...] = ()
+
+
+class Row(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        applies: Whether the row is for an audit.
+        text: What to do. It may name ``budget``, ``needed``, ``holdout`` and ``not_covered``.
+        commands: Functions that return a command, "" if there is none for the audit.
+    """
+
+    applies: Callable[[AuditResult], bool]
+    text: str
+    commands: tuple[Callable[[AuditResult], str], ...] = ()
+
+
+def next_step(result: AuditResult) -> NextStep:
+    """Return what to do next: the first row whose condition holds."""
+    row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
+    commands = tuple(filter(None, (command(result) for command in row.commands)))
+    text = row.text.format(
+        budget=duration(result.checks.budget_needed or 600.0),
+        needed=_holdout_needed(result),
+        holdout=_holdout_count(result),
+        not_covered=_not_covered(result),
+    )
+    is_shareable = redacted_report in row.commands and redacted_report(result)
+    return NextStep(text + (TO_SHOW if is_shareable else ""), commands)
+
+
+def strip_file(result: AuditResult) -> str:
+    """Return the command that removes what the network does not need, "" if it does not apply."""
+    file = result.files.get("checkpoint", "")
+    has_weights = bool(result.checkpoint.theta)
+    if not has_weights or Path(file).suffix not in STRIPPED_SUFFIXES:
+        return ""
+    return shlex.join(["residuum", "strip", file, "--out", STRIPPED])
+
+
+def redacted_report(result: AuditResult) -> str:
+    """Return the command that writes the report without any sample, "" if the audit was not saved."""
+    out = result.files.get("out", "")
+    return shlex.join(["residuum", "report", out, "--redact"]) if out else ""
+
+
+def scan_file(result: AuditResult) -> str:
+    """Return the command that scans the file, "" if there is none."""
+    file = result.files.get("checkpoint", "")
+    return shlex.join(["residuum", "scan", file]) if file else ""
+
+
+def audit_stripped_file(result: AuditResult) -> str:
+    """Return the command that audits the file that :func:`strip_file` writes."""
+    return audit_command(result, checkpoint=STRIPPED, out="-stripped", surface="all")
+
+
+def audit_again(result: AuditResult) -> str:
+    """Return the command of this audit in another folder."""
+    return audit_command(result)
+
+
+def audit_with_larger_budget(result: AuditResult) -> str:
+    """Return the command of this audit with a budget at which nothing is left out."""
+    return audit_command(result, budget=result.checks.budget_needed or 600.0)
+
+
+def audit_with_standard_plan(result: AuditResult) -> str:
+    """Return the command of this audit with the plan that can rule out a leak."""
+    standard: dict[str, Any] = {"effort": "standard", "budget": None, "preset": "residuum"}
+    standard |= {"attacks": (), "steps": None, "surface": "all"}
+    return audit_command(result, **standard)
+
+
+def audit_with_controls(result: AuditResult) -> str:
+    """Return the command of this audit with positive controls."""
+    return audit_command(result, positive_controls=True)
+
+
+def _leaking_surfaces(result: AuditResult) -> set[str]:
+    return {row.surface for row in result.attacks if row.survives}
+
+
+def _has_strippable_state(result: AuditResult) -> bool:
+    attacked = any(row.ran and row.surface == MOMENT for row in result.attacks)
+    return attacked and bool(strip_file(result))
+
+
+def _holdout_needed(result: AuditResult) -> int:
+    needed = MIN_POOL if result.membership is None else result.membership.holdout_needed
+    return max(MIN_POOL, needed, result.verdict.n or 0)
+
+
+def _holdout_count(result: AuditResult) -> int:
+    return 0 if result.membership is None else result.membership.holdout
+
+
+def _has_too_few_held_out(result: AuditResult) -> bool:
+    return _holdout_count(result) < _holdout_needed(result) and (
+        result.membership is None
+        or bool(result.membership.reason)
+        or bool(result.findings and result.findings.reason)
+    )
+
+
+def _memorizes(result: AuditResult) -> bool:
+    loss = None if result.membership is None else result.membership.loss
+    return loss is not None and loss.memorization == SHOWN
+
+
+def _left_out(result: AuditResult) -> bool:
+    return any(row.decides and row.unfinished for row in result.attacks)
+
+
+def _not_covered(result: AuditResult) -> str:
+    """Return what "no leak found" does not cover, and who would be a stronger attacker."""
+    attacks = every_attack()
+    skipped = [
+        row.what for row in result.applies if row.status == NOT_TRIED and row.what in attacks
+    ]
+    facts = {
+        "theta0": "the weights that training began from (--init)",
+        "mean": "the mean of the samples (--mean train)",
+        "value_range": "the range of values (--value-range)",
+    }
+    unknown = [text for name, text in facts.items() if name not in result.knowledge.granted]
+    gaps = [f"an attacker who knows {' or '.join(unknown)}"] if unknown else []
+    gaps += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
+    gaps += ["attackers with shadow networks"]
+    gaps += ["anything else that is released with this file (residuum scan)"]
+    return "; ".join(gaps)
+
+
+TO_SHOW = " The last command writes this report without any sample, to show to others."
+HOLDS_RECORDS = "Do not release this file, because it contains training records."
+RETRAIN = (
+    "Do not release this file. The weights themselves leak, so only another training helps. Retrain "
+    "with differential privacy (DP-SGD) and audit the result. On images, DP-SGD was the only defense that held "
+    "in our measurements. Weight noise, early stopping, weight decay, label smoothing and mini-batches did not."
+)
+FEWER_EPOCHS = (
+    "Train for fewer epochs. In our measurements none of 9 networks that were trained for 10 epochs had a "
+    "named member, where 200 epochs had named 26% to 85% of them. With 60 training samples this cost 1 to 14 "
+    "points of test accuracy, with more samples less. Rounding the weights, mini-batches and weight decay "
+    "did not help."
+)
+CHECK_READING = (
+    "Check that architecture, preprocessing, labels and samples are those of the training."
+)
+
+LEAK_ROWS = (
+    Row(
+        lambda result: bool(result.verdict.stored and strip_file(result)),
+        f"{HOLDS_RECORDS} The first command writes the weights alone. Audit the result before you release "
+        "it.",
+        (strip_file, redacted_report),
+    ),
+    Row(
+        lambda result: bool(result.verdict.stored),
+        f"{HOLDS_RECORDS} If the model is made of its records, such as nearest neighbors, it cannot work "
+        "without them. Train another kind of model, or save the model without the records, and audit it "
+        "again.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: result.verdict.is_below_limit,
+        "What was found is weaker than your limit (--fail-on). Decide whether you accept it before you "
+        "release this file.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: result.verdict.grade == MEMBERSHIP,
+        "Do not release this file if it must stay secret who is in the training set. An attacker with a "
+        f"sample can tell that it was trained on. {FEWER_EPOCHS} Then audit the new file.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: _leaking_surfaces(result) == {MOMENT} and bool(strip_file(result)),
+        "Do not release this file as it is. Its optimizer state leaks training samples and is not needed to "
+        "use the network. Strip it and audit what remains.",
+        (strip_file, audit_stripped_file, redacted_report),
+    ),
+    Row(
+        lambda result: MOMENT in _leaking_surfaces(result),
+        f"{RETRAIN} Also remove the optimizer state from the file.",
+        (redacted_report,),
+    ),
+    Row(lambda result: True, RETRAIN, (redacted_report,)),
+)
+# Wrong inputs come before more work.
+INCONCLUSIVE_ROWS = (
+    Row(
+        lambda result: result.verdict.n is None and result.membership is None,
+        "Pass the training samples (--data) and samples that the network never saw (--holdout). Without "
+        "them only stored records can be found.",
+    ),
+    Row(
+        lambda result: result.membership is not None and not result.membership.holdout,
+        "Pass samples that the network never saw (--holdout), at least {needed} of them, from the same "
+        "source and prepared in the same way: a test set, a validation set, or samples collected later. Stored "
+        "records were searched without them.",
+    ),
+    Row(
+        lambda result: bool(result.checks.failures),
+        "Pass other held-out samples (--holdout): from the same source as the training samples, prepared in "
+        "the same way, and none of them trained on.",
+    ),
+    Row(lambda result: result.fit is not None and result.fit.doubtful, CHECK_READING),
+    Row(
+        _has_too_few_held_out,
+        "Pass more held-out samples (--holdout): at least {needed}, and there are {holdout}. They must come "
+        "from the same source and be prepared in the same way.",
+    ),
+    Row(
+        lambda result: bool(result.checks.restricted),
+        "Run the standard plan, which can rule out a leak.",
+        (audit_with_standard_plan,),
+    ),
+    Row(
+        lambda result: bool(result.findings and result.findings.set_aside_matches),
+        "Remove the training samples from the held-out file and audit again. Some of them match a "
+        "reconstruction, so this file may leak.",
+    ),
+    Row(
+        _has_strippable_state,
+        "Strip the optimizer state, which is not needed to use the network, and audit what remains.",
+        (strip_file, audit_stripped_file),
+    ),
+    Row(
+        lambda result: _left_out(result) and (result.checks.budget_needed or 0) > OUT_OF_REACH,
+        "All attacks on this network would take about {budget} of reference time on a CPU. Run the audit on "
+        "a GPU (--device cuda), or treat the file as not cleared.",
+    ),
+    Row(
+        _left_out,
+        "Raise the budget. At {budget} nothing is left out.",
+        (audit_with_larger_budget,),
+    ),
+    Row(
+        lambda result: bool(result.checks.stopped),
+        "Run the audit again on an idle machine, or with a larger budget. The clock stopped it.",
+        (audit_again,),
+    ),
+    Row(
+        _memorizes,
+        "The network memorizes its training samples, so an audit cannot clear it, even though no sample is "
+        f"named or reconstructed. {FEWER_EPOCHS} Then audit the new file.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: any(
+            "--no-positive-controls" in c.reason for c in result.checks.positive_controls
+        ),
+        "Let the audit train its positive controls.",
+        (audit_with_controls,),
+    ),
+    Row(
+        lambda result: result.membership is not None and bool(result.membership.reason),
+        CHECK_READING + " Held-out samples must be of the same kind as the training samples.",
+    ),
+    Row(
+        lambda result: True,
+        "Pass more held-out samples with labels (--holdout), or describe how the network was trained, so "
+        "that the positive controls are trained in the same way. For example: --recipe "
+        "optimiser=adam,rate=0.001,epochs=100.",
+    ),
+)
+NO_LEAK_ROWS = (
+    Row(
+        lambda result: True,
+        "These tests give no reason to hold this file back. Not covered: {not_covered}.",
+        (scan_file,),
+    ),
+)
+TABLE = {LEAK: LEAK_ROWS, INCONCLUSIVE: INCONCLUSIVE_ROWS, NO_LEAK_FOUND: NO_LEAK_ROWS}

@@ -1,0 +1,322 @@
+"""The plan of an audit: which work it does. The plan is made before the audit starts.
+
+It follows from the effort, the network, the attacker's knowledge and the seed, never from the clock. So the
+same file, seed and effort give the same verdict on a fast and on a slow machine.
+
+The cost of an attack is counted in operations and expressed in reference seconds
+(:mod:`residuum.attacks.cost`). ``--budget`` is a limit in reference seconds. It can only leave work out. What
+is left out is named, and an audit that left work out never ends in exit code 0.
+
+The clock can only stop an audit. It does so after ``OVERRUN`` times the budget. Such an audit never ends in
+exit code 0 either.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from residuum.attacks import Attack
+from residuum.attacks.base import MIN_CANDIDATES
+from residuum.attacks.cost import reference_seconds
+from residuum.attacks.stationarity.attack import Stationarity
+from residuum.auditing.durations import duration
+from residuum.auditing.request import AuditRequest
+from residuum.networks.network import Network
+from residuum.records import Knowledge, Record
+from residuum.settings import RestartSettings, SearchSettings
+from residuum.surfaces.surface import Surface
+
+OVERRUN = 1.3  # times the budget at which the clock stops an audit
+MIN_DEADLINE = 20.0  # seconds: an audit with a tiny budget still reads, scores and reports
+ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05  # of the budget, in reference seconds
+MAX_RESTARTS = 64  # of one attack
+MAX_CANDIDATES = 20_000  # of all restarts of one attack: bounds the memory of the scoring
+MAX_BATCH_UNKNOWNS = (
+    20_000_000  # numbers that restarts running together search: bounds their memory
+)
+
+
+class Effort(NamedTuple):
+    """How much work an audit plans.
+
+    Attributes:
+        attack_seconds: Reference seconds of all attacks.
+        restarts: Times the restarts of the preset, if they fit into these seconds.
+        budget: The default limit in reference seconds.
+    """
+
+    attack_seconds: float
+    restarts: float
+    budget: float
+
+
+EFFORTS = {
+    "quick": Effort(10.0, 0.25, 60.0),
+    "standard": Effort(120.0, 2.0, 600.0),
+    "thorough": Effort(2400.0, 8.0, 7200.0),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Record):
+    """Restarts that run together.
+
+    Attributes:
+        attack: Name of the attack.
+        restarts: Number of restarts.
+        steps: Steps of each restart.
+        seed: Seed of all its restarts, which differ by their number.
+    """
+
+    attack: str
+    restarts: int
+    steps: int
+    seed: int
+
+    def of(self, attack: Attack) -> Attack:
+        """Return the attack with the restarts, steps and seed of this batch."""
+        return attack.changed(restarts=self.restarts, steps=self.steps, seed=self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class AttackPlan(Record):
+    """The work that an audit plans for one attack.
+
+    Attributes:
+        restarts: Restarts to run, 0 if the attack has none.
+        seconds: Reference seconds: the cost of the restarts, or the effort of an attack that adapts to it.
+        runs: Whether the attack runs at all.
+        left_out: What the budget does not allow, in words, "" if nothing is left out.
+        batch_restarts: How many restarts run together.
+    """
+
+    restarts: int = 0
+    seconds: float = 0.0
+    runs: bool = True
+    left_out: str = ""
+    batch_restarts: int = 1
+
+    def batches(self, attack: Attack) -> list[Batch]:
+        """Return the batches of an attack that runs in batches of restarts."""
+        assert isinstance(attack, Stationarity)
+        sizes = [self.batch_restarts] * (self.restarts // self.batch_restarts)
+        if rest := self.restarts % self.batch_restarts:
+            sizes.append(rest)
+        return [
+            Batch(attack.name, size, attack.steps, attack.seed + i) for i, size in enumerate(sizes)
+        ]
+
+
+class Deadline:
+    """The time at which the clock stops an audit, counted from the creation of this object.
+
+    Args:
+        seconds: Seconds until then.
+        clock: Tells the time.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.clock = seconds, clock
+        self.start = clock()
+
+    @classmethod
+    def of(cls, request: AuditRequest) -> Deadline:
+        """Return the deadline of an audit."""
+        return cls(max(MIN_DEADLINE, OVERRUN * limit_of(request)))
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, negative after the deadline."""
+        return self.seconds - (self.clock() - self.start)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.left <= 0
+
+    def charge(self, seconds: float) -> None:
+        """Count time that an interrupted run of the same audit took."""
+        self.seconds -= seconds
+
+
+NO_DEADLINE = Deadline(math.inf)
+
+
+class PlanError(Exception):
+    """An attack raised an error while its cost was counted.
+
+    Attributes:
+        name: The attack.
+        cause: Its error.
+    """
+
+    def __init__(self, name: str, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.name, self.cause = name, cause
+
+
+def effort_of(request: AuditRequest) -> Effort:
+    """Return how much work a request asks for."""
+    return EFFORTS[request.effort]
+
+
+def limit_of(request: AuditRequest) -> float:
+    """Return the budget of a request in reference seconds: its own, or that of its effort."""
+    return effort_of(request).budget if request.budget is None else request.seconds
+
+
+def plan_attacks(
+    attacks: Mapping[str, Attack],
+    surfaces: Mapping[str, Surface],
+    network: Network,
+    knowledge: Knowledge,
+    request: AuditRequest,
+    requested: Mapping[str, Mapping[str, Any]],
+) -> dict[str, AttackPlan]:
+    """Plan the attacks of an audit.
+
+    Every attack gets an equal share of the effort, some a smaller one (``Attack.part``). An attack with
+    restarts runs as many as fit into its share, at least one. If the budget does not allow this, restarts
+    are left out, or the whole attack.
+
+    Args:
+        attacks: Attacks that apply, by name.
+        surfaces: Their surfaces.
+        network: The network that is attacked.
+        knowledge: What the attacker knows.
+        request: Settings of the audit.
+        requested: Settings of the attacks that the request names, by name.
+
+    Returns:
+        The plan of every attack, by name.
+
+    Raises:
+        PlanError: If an attack fails while its cost is counted.
+    """
+    effort, limit = effort_of(request), limit_of(request)
+    shared = {n: a for n, a in attacks.items() if not a.baseline and a.pace != "formula"}
+    parts = sum(attack.part for attack in shared.values())
+    plans: dict[str, AttackPlan] = {}
+    for name, attack in attacks.items():
+        share = attack.part / parts if name in shared else 0.0
+        try:
+            if attack.baseline:
+                cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
+                plans[name] = AttackPlan(seconds=cost, runs=cost <= BASELINE_SHARE * limit)
+            elif name not in shared:
+                plans[name] = AttackPlan(seconds=math.inf)
+            else:
+                plans[name] = plan_attack(
+                    attack,
+                    surfaces[name],
+                    network,
+                    knowledge,
+                    planned=effort.attack_seconds * share,
+                    allowed=ATTACK_SHARE * limit * share,
+                    restart_factor=effort.restarts,
+                    is_exact="restarts" in requested.get(name, {}),
+                )
+        except Exception as problem:
+            raise PlanError(name, problem) from problem
+    return plans
+
+
+def plan_attack(
+    attack: Attack,
+    surface: Surface,
+    network: Network,
+    knowledge: Knowledge,
+    planned: float,
+    allowed: float,
+    restart_factor: float,
+    is_exact: bool = False,
+) -> AttackPlan:
+    """Plan one attack.
+
+    Args:
+        attack: The attack.
+        surface: Its surface.
+        network: The network that is attacked.
+        knowledge: What the attacker knows.
+        planned: Reference seconds that the effort gives to it.
+        allowed: Reference seconds that the budget allows it.
+        restart_factor: Times the restarts of the attack's settings.
+        is_exact: Run exactly as many restarts as the settings say, if the budget allows it.
+
+    Returns:
+        The plan.
+    """
+    if attack.pace == "sized" or not isinstance(attack, RestartSettings):
+        seconds = min(planned, allowed)
+        short = "" if seconds >= planned else f"it ran with {seconds / planned:.0%} of its effort"
+        return AttackPlan(seconds=seconds, left_out=short)
+    attack = attack.resolved(network, knowledge)
+    assert isinstance(attack, RestartSettings)
+    each = max(reference_seconds(attack, surface, knowledge), 1e-9)
+    most = max(1, min(MAX_RESTARTS, MAX_CANDIDATES // max(1, attack.candidates)))
+    if is_exact:
+        restarts = min(attack.restarts, most)
+    else:
+        wanted = max(1, math.ceil(restart_factor * attack.restarts))
+        restarts = max(1, min(wanted, int(planned / each), most))
+    fit = min(restarts, int(allowed / each))
+    if not fit:
+        cost = duration(each)
+        return AttackPlan(
+            runs=False, left_out=f"a single restart takes about {cost} of the budget", seconds=each
+        )
+    unknowns = attack.candidates * math.prod(surface.shape(knowledge))
+    together = max(1, MAX_BATCH_UNKNOWNS // max(1, unknowns))
+    left_out = "" if fit == restarts else f"{fit} of {restarts} restarts ran"
+    return AttackPlan(fit, fit * each, True, left_out, min(fit, together))
+
+
+def _cost_of_baseline(
+    attack: Attack, surface: Surface, network: Network, knowledge: Knowledge
+) -> float:
+    attack = attack.resolved(network, knowledge)
+    if not isinstance(attack, SearchSettings):
+        return 0.0
+    attack = attack.changed(candidates=max(MIN_CANDIDATES, attack.candidates))
+    return reference_seconds(attack, surface, knowledge)
+
+
+def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
+    """Return what an audit plans to run, in a sentence.
+
+    Args:
+        plans: The plans of the attacks, by name.
+        request: Settings of the audit.
+    """
+    limit = duration(limit_of(request))
+    parts = [
+        f"{name}, {plan.restarts} restart{'' if plan.restarts == 1 else 's'}"
+        for name, plan in plans.items()
+        if plan.runs and plan.restarts
+    ]
+    text = f"Effort {request.effort}, at most {limit} of reference time."
+    text += f" Attacks: {'; '.join(parts)}." if parts else ""
+    missing = [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
+    if missing:
+        text += f" Left out, because the budget is too small: {'; '.join(missing)}."
+        text += " This audit can show a leak and cannot rule one out."
+    return text
+
+
+def budget_for_all(plans: Mapping[str, AttackPlan], request: AuditRequest) -> float | None:
+    """Return the budget at which nothing would be left out, None if nothing is.
+
+    Args:
+        plans: The plans of the attacks, by name.
+        request: Settings of the audit.
+    """
+    cut = [plan for plan in plans.values() if plan.left_out]
+    if not cut:
+        return None
+    single = max((plan.seconds for plan in plans.values() if not plan.runs), default=0.0)
+    needed = max(effort_of(request).budget, len(plans) * single / ATTACK_SHARE)
+    return 60.0 * math.ceil(needed / 60)

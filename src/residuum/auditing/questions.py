@@ -1,0 +1,189 @@
+"""The three questions that an audit answers, with the evidence for each answer.
+
+1. Are training records stored in the file?
+2. Can attacks reconstruct training samples?
+3. Can training samples be told from non-members?
+
+Terminal, report, JSON, SARIF and model card show these answers and compute no counts of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from residuum.auditing.outcomes import AttackOutcome, Findings
+from residuum.auditing.power import PositiveControls
+from residuum.evaluation.null import format_p
+from residuum.records import Record
+from residuum.risk.membership import MIN_SHARE, SHOWN, MembershipTest, min_named
+
+STORED, RECONSTRUCTION, MEMBERSHIP = "stored", "reconstruction", "membership"
+QUESTIONS = {
+    STORED: "Are training records stored in the file?",
+    RECONSTRUCTION: "Can attacks reconstruct training samples?",
+    MEMBERSHIP: "Can training samples be told from non-members?",
+}
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+QUESTIONS_OF_TESTS = 2  # reconstruction and membership share the level of an audit equally
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(Record):
+    """The answer to one question.
+
+    Attributes:
+        question: The question.
+        answer: "yes", "no" or "unknown".
+        evidence: What was found, with the chance level, or why nothing is known.
+        power: What the positive controls say about an answer "no", "" if none were run.
+        count: Training samples that were found.
+        n: Training samples that were tested.
+        expected_by_chance: Samples that chance would find.
+    """
+
+    key: str
+    question: str
+    answer: str
+    evidence: str
+    power: str = ""
+    count: int | None = None
+    n: int | None = None
+    expected_by_chance: float | None = None
+
+
+def answer_questions(
+    stored: AttackOutcome | None,
+    findings: Findings | None,
+    membership: MembershipTest | None,
+    controls: Sequence[PositiveControls] = (),
+    *,
+    is_member_finding: bool = False,
+    why_not_compared: str = "",
+    attacks: Sequence[AttackOutcome] = (),
+) -> tuple[Answer, ...]:
+    """Answer the three questions.
+
+    Args:
+        stored: The search for stored records, None if the file stores none.
+        findings: The tests of the attacks, None if no attack was tested.
+        membership: The test of membership, None if it was not run.
+        controls: The positive controls.
+        is_member_finding: Whether the membership test counts as a finding.
+        why_not_compared: Why nothing could be compared, "" if it could.
+        attacks: One row per attack.
+
+    Returns:
+        The answers, in the order of the questions.
+    """
+    power = {control.question: control.sentence for control in controls}
+    return (
+        _stored(stored),
+        _reconstruction(findings, why_not_compared, power.get(RECONSTRUCTION, ""), attacks),
+        _membership(membership, is_member_finding, why_not_compared, power.get(MEMBERSHIP, "")),
+    )
+
+
+def _answer(key: str, answer: str, evidence: str, **values: object) -> Answer:
+    return Answer(key, QUESTIONS[key], answer, evidence, **values)  # type: ignore[arg-type]
+
+
+def _stored(row: AttackOutcome | None) -> Answer:
+    if row is None:
+        return _answer(STORED, NO, "The file stores no records.")
+    if row.recovered is None:
+        answer = YES if row.is_stored else UNKNOWN
+        evidence = f"The file stores {row.candidates or 'some'} records ({row.reason})."
+        if answer == UNKNOWN:
+            evidence += " Without training samples nothing shows whether they are training records."
+        return _answer(STORED, answer, evidence, count=row.candidates or None)
+    chance = "" if row.expected_by_chance is None else f", {row.expected_by_chance:.3g} by chance"
+    evidence = f"{row.recovered} of {row.of} training samples are stored in the file{chance}."
+    if row.is_stored and not row.recovered:
+        evidence = (
+            f"The file stores {row.candidates or 'some'} records ({row.reason}), none of which is one of "
+            "the given training samples."
+        )
+    values = {"count": row.recovered, "n": row.of, "expected_by_chance": row.expected_by_chance}
+    return _answer(STORED, YES if row.is_stored else NO, evidence, **values)
+
+
+def _reconstruction(
+    findings: Findings | None, why_not: str, power: str, attacks: Sequence[AttackOutcome]
+) -> Answer:
+    if why_not:
+        return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {why_not}.")
+    if findings is None or findings.reason:
+        ran = any(row.decides and row.ran and not row.is_stored for row in attacks)
+        reason = "no attack applies to this network"
+        if findings is not None:
+            reason = findings.reason
+        elif ran:
+            reason = "the candidates could not be compared"
+        return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {reason}.")
+    chance = f"{findings.expected_by_chance:.2g} by chance"
+    values = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
+    if findings.survivors:
+        split = grade_split(findings)
+        evidence = (
+            f"{findings.recovered} of {findings.n} training samples were reconstructed ({split}; {chance}, "
+            f"{format_p(findings.p_value)})."
+        )
+        return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **values)
+    attacks_ran = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
+    evidence = (
+        f"{attacks_ran} reconstructed no more of the {findings.n} training samples than chance does "
+        f"({chance}, {format_p(findings.p_value)})."
+    )
+    return _answer(RECONSTRUCTION, NO, evidence, power=power, count=0, **values)
+
+
+def _membership(test: MembershipTest | None, is_finding: bool, why_not: str, power: str) -> Answer:
+    if test is None:
+        reason = why_not or "there are no training samples"
+        return _answer(MEMBERSHIP, UNKNOWN, f"Not tested: {reason}.")
+    loss = "" if test.loss is None else f" {test.loss.line}"
+    values = {"n": test.records, "count": len(test.named)}
+    if is_finding:
+        evidence = (
+            f"{len(test.named)} of {test.records} training samples are named, at a false discovery rate of "
+            f"5%, because activation boundaries pass through them ({format_p(test.adjusted_p)})."
+        )
+        return _answer(MEMBERSHIP, YES, evidence + loss, **values)
+    if test.reason:
+        evidence = f"Membership could not be tested: {test.reason.rstrip('.')}."
+        if not test.holdout and len(test.decoy_named):
+            evidence += (
+                f" Compared with noisy copies instead, {len(test.decoy_named)} of {test.records} training "
+                "samples stand out."
+            )
+        return _answer(MEMBERSHIP, UNKNOWN, evidence + loss, power=power, n=test.records)
+    few = ""
+    if len(test.named):
+        few = (
+            f" A finding needs {min_named(test.records)} ({MIN_SHARE:.0%} of them, at least three)."
+        )
+    evidence = (
+        f"{len(test.named)} of {test.records} training samples are named at a false discovery rate of "
+        f"5%.{few}"
+    )
+    if test.loss is not None and test.loss.memorization == SHOWN:
+        evidence += " But their losses show that the network memorizes them."
+    answer = UNKNOWN if test.loss is not None and test.loss.memorization == SHOWN else NO
+    return _answer(MEMBERSHIP, answer, evidence + loss, power=power, **values)
+
+
+def grade_split(findings: Findings) -> str:
+    """Return the number of samples of each grade in words, such as "2 near-copies, 4 resemblances"."""
+    return ", ".join(plural(count, grade) for grade, count in findings.grades.items() if count)
+
+
+def plural(count: int, grade: str) -> str:
+    """Return a number of samples of a grade in words."""
+    names = {
+        "near-copy": ("near-copy", "near-copies"),
+        "resemblance": ("resemblance", "resemblances"),
+        "class-level": ("class-level match", "class-level matches"),
+    }
+    singular, several = names.get(grade, (grade, grade))
+    return f"{count} {singular if count == 1 else several}"
