@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from residuum.auditing.controls import Claim, without_repeats
@@ -117,6 +118,26 @@ class Case:
         """The network that is attacked, if there is one."""
         assert self.network is not None
         return self.network
+
+    @cached_property
+    def compared(self) -> Claim | None:
+        """Training and held-out samples for the tests of the attacks.
+
+        These tests need at least as many held-out samples as training samples. If there are fewer, a random
+        part of the training samples is compared.
+        """
+        claim = self.comparison
+        if claim is None or claim.pool is None or len(claim.pool) >= len(claim.train):
+            return claim
+        generator = torch.Generator().manual_seed(0)
+        rows = (
+            torch.randperm(len(claim.train), generator=generator)[: len(claim.pool)].sort().values
+        )
+        note = f"Attacks were compared with a random {len(rows)} of {len(claim.train)} training samples"
+        reason = "because there are no more held-out samples"
+        return replace(
+            claim, train=claim.train.take(rows), notes=(*claim.notes, f"{note}, {reason}")
+        )
 
     @cached_property
     def canonical(self) -> Network:

@@ -184,7 +184,7 @@ def _conditions(
     """Return why no leak could be found, and, beyond that, why none could be ruled out."""
     if reason := Audit(case, request, Deadline.of(request)).why_not_compared:
         return [reason], []
-    claim = case.comparison
+    claim = case.compared
     assert claim is not None
     assert claim.pool is not None
     to_leak = [*run_controls(claim, case.knowledge, 0).failures]

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from residuum.attacks import every_attack
-from residuum.auditing.applicability import NOT_TRIED
 from residuum.auditing.commands import audit_command
 from residuum.auditing.durations import duration
 from residuum.auditing.outcomes import MEMBERSHIP
@@ -152,10 +150,7 @@ def _left_out(result: AuditResult) -> bool:
 
 def _not_covered(result: AuditResult) -> str:
     """Return what "no leak found" does not cover, and who would be a stronger attacker."""
-    attacks = every_attack()
-    skipped = [
-        row.what for row in result.applies if row.status == NOT_TRIED and row.what in attacks
-    ]
+    skipped = [row.name for row in result.attacks if row.decides and row.applies and not row.ran]
     facts = {
         "theta0": "the weights that training began from (--init)",
         "mean": "the mean of the samples (--mean train)",
@@ -172,9 +167,10 @@ def _not_covered(result: AuditResult) -> str:
 TO_SHOW = " The last command writes this report without any sample, to show to others."
 HOLDS_RECORDS = "Do not release this file, because it contains training records."
 RETRAIN = (
-    "Do not release this file. The weights themselves leak, so only another training helps. Retrain "
-    "with differential privacy (DP-SGD) and audit the result. On images, DP-SGD was the only defense that held "
-    "in our measurements. Weight noise, early stopping, weight decay, label smoothing and mini-batches did not."
+    "Do not release this file. The weights themselves leak, so only another training helps. Retrain with "
+    "differential privacy (DP-SGD) and audit the result. On images, DP-SGD was the only defense that "
+    "held in our measurements. Weight noise, early stopping, weight decay, label smoothing and "
+    "mini-batches did not."
 )
 FEWER_EPOCHS = (
     "Train for fewer epochs. In our measurements none of 9 networks that were trained for 10 epochs had a "
@@ -235,8 +231,8 @@ INCONCLUSIVE_ROWS = (
     Row(
         lambda result: result.membership is not None and not result.membership.holdout,
         "Pass samples that the network never saw (--holdout), at least {needed} of them, from the same "
-        "source and prepared in the same way: a test set, a validation set, or samples collected later. Stored "
-        "records were searched without them.",
+        "source and prepared in the same way: a test set, a validation set, or samples collected later. "
+        "Stored records were searched without them.",
     ),
     Row(
         lambda result: bool(result.checks.failures),

@@ -29,7 +29,7 @@ from residuum.auditing.schedule import AttackSchedule
 from residuum.auditing.scores import findings, run_tests
 from residuum.errors import InputError, ResiduumError
 from residuum.evaluation.matching import MIN_POOL, as_array, discrete
-from residuum.evaluation.null import SUBSETS, draw_sets
+from residuum.evaluation.null import SIGNIFICANCE, SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -46,6 +46,7 @@ MIN_SAMPLES = 10  # of a control: a smaller one would show little
 MIN_RECOVERED = 3  # samples of a control: fewer may be chance
 RESTARTS_SHARE = 4  # a control gets one in so many restarts of an attack
 MEMORIZED = 0.05  # the largest loss at which a network memorizes its samples
+CONTROL_SUBSETS = 400  # their smallest p-value, 1/401, is well below the level of 1%
 MEMBERSHIP_PART = 0.3  # of the reference seconds of all controls
 
 
@@ -275,7 +276,8 @@ class AttacksOnControl(ControlTest):
                 pools[name] = whole_pool(result)
         claim, seed = Claim(control.data, control.holdout), audit.request.seed
         level = audit.negative_controls.level
-        tests, _ = run_tests(pools, claim, seed, SUBSETS, audit.deadline.left, level=level)
+        subsets = SUBSETS if level < SIGNIFICANCE else CONTROL_SUBSETS
+        tests, _ = run_tests(pools, claim, seed, subsets, audit.deadline.left, level=level)
         if not tests:
             return 0, False
         summary = findings(tests, len(control.data))

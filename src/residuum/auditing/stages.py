@@ -67,7 +67,11 @@ def test_membership(audit: Audit) -> Audit:
         return audit.skip("membership", OTHER_SHAPE)
     membership = measure_membership(case.attacked, claim.train, claim.pool, seed)
     audit.listener.message(membership.line)
-    p_value = told_by_network(case.attacked, claim.train, claim.pool, case.attacked.task, seed)
+    compared = case.compared
+    assert compared is not None
+    p_value = told_by_network(
+        case.attacked, compared.train, compared.pool, case.attacked.task, seed
+    )
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
 
@@ -75,9 +79,9 @@ def run_negative_controls(audit: Audit) -> Audit:
     """Score candidates that hold nothing of the network. They must not match the training samples."""
     case = audit.case
     machinery()  # imported before the clock is read
-    assert case.comparison is not None
+    assert case.compared is not None
     controls = run_controls(
-        case.comparison, case.knowledge, audit.request.seed, deadline=audit.deadline
+        case.compared, case.knowledge, audit.request.seed, deadline=audit.deadline
     )
     return replace(audit, negative_controls=controls)
 
@@ -85,11 +89,11 @@ def run_negative_controls(audit: Audit) -> Audit:
 def score_reconstructions(audit: Audit) -> Audit:
     """Compare the candidates of all attacks with training and held-out samples."""
     case, request = audit.case, audit.request
-    assert case.comparison is not None
+    assert case.compared is not None
     scores = score_attacks(
         case.attacked,
         audit.attacks,
-        case.comparison,
+        case.compared,
         request.seed,
         request.subsets,
         audit.deadline.left,

@@ -177,7 +177,8 @@ class Verdict(Record):
         """How many training samples the verdict does not cover, "" if it covers all."""
         if not self.not_judged or self.n is None:
             return ""
-        return f"{self.not_judged} of {self.n + self.not_judged} samples were not judged"
+        verb = "was" if self.not_judged == 1 else "were"
+        return f"{self.not_judged} of {self.n + self.not_judged} samples {verb} not judged"
 
     @property
     def sentence(self) -> str:
@@ -196,7 +197,7 @@ class Verdict(Record):
         else:
             powers = [answer.power for answer in self.answers if answer.power.startswith("On ")]
             text = " ".join(powers) or "Positive controls were not needed."
-        missing = " The samples that were not judged also occur in the held-out set."
+        missing = " What was not judged also occurs in the held-out set."
         return text + (missing if self.coverage else "")
 
 
@@ -412,9 +413,9 @@ def _sample_count(
 ) -> int | None:
     if stored is not None:
         return stored.of
-    if found is not None:
-        return found.n
-    return None if membership is None else membership.records
+    if membership is not None:
+        return membership.records
+    return None if found is None else found.n
 
 
 def _counted(grade: str, count: int) -> str:
