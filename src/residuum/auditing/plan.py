@@ -166,7 +166,8 @@ def effort_of(request: AuditRequest) -> Effort:
 
 def limit_of(request: AuditRequest) -> float:
     """Return the budget of a request in reference seconds: its own, or that of its effort."""
-    return effort_of(request).budget if request.budget is None else request.seconds
+    seconds = request.seconds
+    return effort_of(request).budget if seconds is None else seconds
 
 
 def plan_attacks(

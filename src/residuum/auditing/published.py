@@ -15,7 +15,7 @@ from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.power import PositiveControls
 from residuum.auditing.result import AuditResult
-from residuum.auditing.summary import NextStep
+from residuum.auditing.next_steps import NextStep
 from residuum.auditing.verdict import Verdict
 from residuum.records import Exposure, Record, Scores
 from residuum.records.base import plain

@@ -106,9 +106,8 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     table = charts.threshold_table(*evidence) if evidence else None
     labels = sorted({item.label for item in shown} - {""})
     certificates = sorted({item.certificate for item in shown} - {""})
-    limits = {row.name: row.limit for row in result.attacks}
     stepped = [part for part in result.reconstructions if part.loss.shape[1]]
-    curves = [charts.residual_chart(part, limits.get(part.attack)) for part in stepped]
+    curves = [charts.residual_chart(part) for part in stepped]
     batch = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
     batches = ", ".join(map(batch.format, result.batches))
     metrics = () if result.scores is None else result.scores.metrics.values()

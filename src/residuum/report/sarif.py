@@ -29,8 +29,7 @@ def sarif(
     """The log of one audit. file: the checkpoint's path as the pipeline names it; sha256: its hash."""
     kind, level = KINDS.get(verdict.outcome, PASSED)
     location = {"uri": _uri(file)}
-    reasons = [f"{verdict.sure}."] if verdict.sure else []
-    reasons += [f"{reason[:1].upper()}{reason[1:]}." for reason in verdict.reasons]
+    reasons = [f"{reason[:1].upper()}{reason[1:]}." for reason in verdict.reasons]
     numbers = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
     artifact: dict[str, Any] = {"location": location, "roles": ["analysisTarget"]}
     if sha256:
