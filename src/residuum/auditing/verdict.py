@@ -295,7 +295,8 @@ def _grades(
             counts[found.grade] = found.recovered
     if members is not None:
         counts[MEMBERSHIP] = len(members.named)
-    return {grade: counts[grade] for grade in GRADES if counts.get(grade)}
+    # Records of a damaged array cannot be counted. They are a leak all the same.
+    return {g: counts[g] for g in GRADES if counts.get(g) or (g == VERBATIM and g in counts)}
 
 
 def _row(
@@ -420,7 +421,7 @@ def _sample_count(
 
 def _counted(grade: str, count: int) -> str:
     if grade == VERBATIM:
-        return f"{count} stored record{'' if count == 1 else 's'}"
+        return f"{count or ''} stored record{'' if count == 1 else 's'}".lstrip()
     if grade == MEMBERSHIP:
         return f"{count} named member{'' if count == 1 else 's'}"
     return plural(count, grade)
