@@ -5,16 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import residuum as rs
+from residuum.auditing.budget import Batch
+from residuum.auditing.case import load_case
 from residuum.io.checkpoints import as_network
-from residuum.networks.canonical import canonical
+from residuum.networks import balance
+from residuum.networks.canonical import attacked_form, canonical
 from residuum.networks.network import Network
 from residuum.networks.probing import probe_inputs
+from residuum.records import Knowledge
+from tests.victims import knowledge, leaky
 
 MLPS = (
     "mlp:5-7-1",
@@ -388,3 +394,76 @@ def test_an_activation_may_be_shared() -> None:
     network = live(module, (2, 8, 8))
     assert canonical(network) is not network
     assert same_function(network, canonical(network))
+
+
+# In an audit
+
+
+def test_known_weights_keep_the_parametrization() -> None:
+    network = rescaled(random_network("mlp:5-7-1"), 2.0)
+    assert attacked_form(network, Knowledge()) is not network
+    assert attacked_form(network, Knowledge(theta0=network.theta)) is network
+    assert attacked_form(network, Knowledge(moment=network.theta)) is network
+
+
+@lru_cache(maxsize=2)
+def audit(spread: float) -> rs.AuditResult:
+    network, split = leaky()
+    return rs.audit(
+        rescaled(network, spread) if spread else network,
+        data=split.train,
+        holdout=split.holdout,
+        knowledge=knowledge(split),
+        batches=(Batch("binary-kkt", 1, 20, 0),),
+        budget="1s",
+        subsets=200,
+        baselines=False,
+        twin=False,
+    )
+
+
+def test_an_audit_attacks_rescaled_weights_like_the_original_ones() -> None:
+    original, other = audit(0.0), audit(2.0)
+    for a, b in zip(original.reconstructions, other.reconstructions, strict=True):
+        assert a.attack == b.attack
+        if a.attack == "binary-kkt":
+            assert torch.allclose(a.loss[:, 0], b.loss[:, 0], rtol=1e-4)
+            assert torch.allclose(a.x, b.x, atol=1e-2)
+        assert a.canonical
+        assert b.canonical
+    residuals = [
+        next(row.residual for row in result.attacks if row.name == "binary-kkt")
+        for result in (original, other)
+    ]
+    assert residuals[0] == pytest.approx(residuals[1], rel=1e-2)
+
+
+def test_reports_are_about_the_weights_in_the_file() -> None:
+    network, _ = leaky()
+    other = audit(2.0)
+    assert other.checkpoint.arch == network.arch
+    assert torch.equal(
+        other.checkpoint.theta["layers.0.weight"],
+        rescaled(network, 2.0).theta["layers.0.weight"],
+    )
+    assert other.inspection.balance == pytest.approx(balance(rescaled(network, 2.0).double_module))
+    assert any(note.startswith("neurons were rescaled before the attacks") for note in other.notes)
+    assert other.checkpoint.assumptions == network.assumptions
+
+
+def test_certificates_use_the_weights_to_which_multipliers_belong() -> None:
+    network, _ = leaky()
+    found = next(r for r in audit(2.0).reconstructions if r.attack == "binary-kkt")
+    unique = rs.uniqueness(rescaled(network, 2.0), found, candidates="best", samples=1)
+    reference = rs.uniqueness(
+        canonical(network), found.replace(canonical=False), candidates="best", samples=1
+    )
+    assert unique.best_residual == pytest.approx(reference.best_residual, rel=1e-4)
+
+
+def test_a_case_with_known_initial_weights_is_attacked_as_it_is() -> None:
+    network, split = leaky()
+    other = rescaled(network, 2.0)
+    start = {name: torch.zeros_like(t) for name, t in other.theta.items()}
+    cases = [load_case(other, split.train, knowledge=known) for known in ({}, {"theta0": start})]
+    assert [case is not None and case.attacked is case.audited for case in cases] == [False, True]

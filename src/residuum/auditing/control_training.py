@@ -55,7 +55,7 @@ class ControlTraining:
     """The training of a positive control.
 
     Attributes:
-        network: The audited network.
+        network: The audited network, as it was attacked.
         knowledge: What the attacker knows about it.
         inspection: Facts about its weights.
         recipe: How it was trained, as far as the user says so.

@@ -157,7 +157,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     to_leak, to_pass = _conditions(case, request, rows) if is_possible else ([], [])
     return DryRun(
         tuple(obstacles.messages),
-        (*doubts, *case.attacked.assumptions, *(fit.notes if fit else ())),
+        (*doubts, *case.audited.assumptions, *(fit.notes if fit else ())),
         (
             *measured_facts(case),
             *tried(rows, PLANNED),
@@ -201,9 +201,7 @@ def _conditions(
         to_leak.append("no deciding attack applies")
     if not any(row.ran and row.decides and not row.silent for row in rows):
         to_pass.append("no attack that could explain the weights applies")
-    p_value = told_by_network(
-        case.attacked, comparison.train, comparison.pool, case.attacked.task, 0
-    )
+    p_value = told_by_network(case.audited, comparison.train, comparison.pool, case.audited.task, 0)
     if not request.vouch:
         to_pass += Checks(fit=case.fit, told_apart=p_value).strangers
     if not request.twin:

@@ -33,8 +33,10 @@ from residuum.errors import InputError, ResiduumError
 from residuum.evaluation.matching import as_array, discrete
 from residuum.evaluation.null import SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
+from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
+from residuum.surfaces.inspection import inspect_network
 from residuum.theory.rows import choose_task
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ def _run_control(audit: Audit, number: int) -> Twin:
         training = ControlTraining(
             network=network,
             knowledge=case.knowledge,
-            inspection=case.inspection,
+            inspection=case.inspection if network is case.audited else inspect_network(network),
             recipe=audit.request.training_recipe,
             target_loss=target_loss,
             seconds=min(wanted, share.seconds * TRAINING),
@@ -118,7 +120,7 @@ def _run_control(audit: Audit, number: int) -> Twin:
         made = f"{trained.description}, loss {trained.loss:.2g} where the audited network reached "
         made += f"{target_loss:.2g}{weakness}"
         schedule = AttackSchedule(
-            network=network.replace(theta=trained.theta),
+            network=attacked_form(network.replace(theta=trained.theta), case.knowledge),
             knowledge=_knowledge_of_control(case.knowledge, trained, len(data)),
             request=audit.request,
         )

@@ -88,8 +88,11 @@ def run_attacks(audit: Audit) -> Audit:
     faults |= {name: f"failed: {message}" for name, message in plugins.faults.items()}
     plugins.faults.clear()  # reported once
     rows = [AttackOutcome(name, True, True, False, reason) for name, reason in faults.items()]
+    is_canonical = audit.case.attacked is not audit.case.audited
     results = results.replace(
-        outcomes=(*results.outcomes, *rows), budget_needed=schedule.budget_for_full_plan(results)
+        outcomes=(*results.outcomes, *rows),
+        reconstructions=tuple(r.replace(canonical=is_canonical) for r in results.reconstructions),
+        budget_needed=schedule.budget_for_full_plan(results),
     )
     return replace(audit, attacks=results)
 

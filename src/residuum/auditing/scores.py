@@ -240,7 +240,7 @@ def score_attacks(
     published metrics, as far as the time allows.
 
     Args:
-        network: The attacked network.
+        network: The audited network.
         results: Outputs of the attacks.
         claim: Training and held-out set.
         seed: Seed of the held-out subsets.

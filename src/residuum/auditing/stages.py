@@ -68,7 +68,7 @@ def score_reconstructions(audit: Audit) -> Audit:
     case, request = audit.case, audit.request
     assert case.comparison is not None
     scores = score_attacks(
-        case.attacked,
+        case.audited,
         audit.attacks,
         case.comparison,
         request.seed,
@@ -89,7 +89,7 @@ def skip_without_time_and_holdout(audit: Audit) -> str:
 
 def measure_membership(audit: Audit) -> Audit:
     """Measure how well losses tell training samples from held-out samples."""
-    result = membership(audit.case.attacked, audit.case.comparison)
+    result = membership(audit.case.audited, audit.case.comparison)
     audit = replace(audit, membership=result)
     return audit if result is not None else audit.skip("membership", NO_HOLDOUT)
 
@@ -118,7 +118,7 @@ def attack_permuted_target(audit: Audit) -> Audit:
     budget.checks.limit(budget.end.left)
     with budget.checks:
         p_value = told_by_network(
-            case.attacked, claim.train, claim.pool, case.attacked.task, audit.request.seed
+            case.audited, claim.train, claim.pool, case.audited.task, audit.request.seed
         )
         rows = tuple(_with_permuted_residual(audit, row) for row in scores.attacks)
     return replace(audit, p_value_of_losses=p_value, scores=scores.replace(attacks=rows))
@@ -190,7 +190,7 @@ def rank_exposure(audit: Audit) -> Audit:
     assert case.comparison is not None
     shown = "" if audit.scores is None else audit.scores.shown
     exposure, reason = exposure_of_samples(
-        case.attacked,
+        case.audited,
         case.train,
         case.comparison,
         case.knowledge,
