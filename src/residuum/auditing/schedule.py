@@ -187,7 +187,7 @@ class AttackSchedule:
     def of(cls, audit: Audit) -> AttackSchedule:
         """Return the schedule of an audit."""
         return cls(
-            network=audit.case.canonical,
+            network=audit.case.attacked,
             knowledge=audit.case.knowledge,
             request=audit.request,
             store=audit.store,

@@ -65,13 +65,11 @@ def test_membership(audit: Audit) -> Audit:
     assert claim is not None
     if claim.pool is not None and claim.pool.shape != claim.train.shape:
         return audit.skip("membership", OTHER_SHAPE)
-    membership = measure_membership(case.attacked, claim.train, claim.pool, seed)
+    membership = measure_membership(case.audited, claim.train, claim.pool, seed)
     audit.listener.message(membership.line)
     compared = case.compared
     assert compared is not None
-    p_value = told_by_network(
-        case.attacked, compared.train, compared.pool, case.attacked.task, seed
-    )
+    p_value = told_by_network(case.audited, compared.train, compared.pool, case.audited.task, seed)
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
 
