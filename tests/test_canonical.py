@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.auditing.budget import Batch
 from residuum.auditing.case import load_case
 from residuum.io.checkpoints import as_network
 from residuum.networks import balance
@@ -414,11 +413,10 @@ def audit(spread: float) -> rs.AuditResult:
         data=split.train,
         holdout=split.holdout,
         knowledge=knowledge(split),
-        batches=(Batch("binary-kkt", 1, 20, 0),),
-        budget="1s",
+        attacks=[{"attack": "binary-kkt", "restarts": 1, "steps": 20}],
         subsets=200,
         baselines=False,
-        twin=False,
+        positive_controls=False,
     )
 
 

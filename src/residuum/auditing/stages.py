@@ -89,7 +89,7 @@ def score_reconstructions(audit: Audit) -> Audit:
     case, request = audit.case, audit.request
     assert case.compared is not None
     scores = score_attacks(
-        case.attacked,
+        case.audited,
         audit.attacks,
         case.compared,
         request.seed,
@@ -155,7 +155,7 @@ def rank_exposure(audit: Audit) -> Audit:
     assert case.comparison is not None
     shown = "" if audit.scores is None else audit.scores.shown
     exposure, reason = exposure_of_samples(
-        case.attacked,
+        case.audited,
         case.train,
         case.comparison,
         case.knowledge,
