@@ -1,7 +1,7 @@
 """The two certificates of an audit: KKT residuals, and what other training sets keep of a reconstruction.
 
 With training samples, the KKT certificate is of the samples. Without, it is of the candidates of the best
-restart.
+restart. Both are of the network as it was attacked (``Case.attacked``), to whose weights multipliers belong.
 """
 
 from __future__ import annotations

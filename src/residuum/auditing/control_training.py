@@ -31,7 +31,7 @@ from residuum.training.methods import LOSSES, choose_loss
 
 STEPS = 5000  # of full-batch training, if the recipe names no epochs
 EPOCHS, BATCH = 400, 32  # of training in batches, if the recipe names none
-VANISHED = 1e-3  # loss at which training ends: the network has memorized its samples
+VANISHED = 1e-5  # loss at which training ends: activation boundaries need long training to settle
 MIN_SECONDS = 0.1  # of training
 RATE, ADAM_RATE = 0.1, 1e-3  # learning rates, if the recipe names none
 FASTER, SLOWER = 1.05, 0.5  # factors on the rate of a descent that keeps its loss falling
@@ -59,7 +59,7 @@ class ControlTraining:
     """The training of a positive control.
 
     Attributes:
-        network: The audited network.
+        network: The audited network, as it was attacked.
         knowledge: What the attacker knows about it.
         inspection: Facts about its weights.
         recipe: How it was trained, as far as the user says so.
