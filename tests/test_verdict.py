@@ -50,6 +50,7 @@ from residuum.evaluation.scoring import whole_pool
 from residuum.records import Dataset, Reconstruction
 from tests.verdict_inputs import (
     FIT,
+    LOSS_ABSENT,
     LOSS_SHOWN,
     LOSS_UNCLEAR,
     RECORDS,
@@ -327,6 +328,15 @@ def test_each_of_these_reasons_alone_keeps_a_verdict_open(case: str) -> None:
     assert (verdict.outcome, verdict.exit_code) == (INCONCLUSIVE, 3)
     assert reason in verdict.reasons[0]
     assert reason[-40:] in verdict.sentence
+
+
+def test_controls_that_were_not_needed_are_no_further_reason() -> None:
+    checks = SOUND.replace(restricted=QUICK, positive_controls=())
+    for loss in (None, LOSS_UNCLEAR, LOSS_ABSENT):
+        reasons = reasons_to_stay_open(*opened(checks=checks, members=membership(loss=loss)))
+        assert reasons == [QUICK]
+    tried = checks.replace(positive_controls=(PositiveControls("reconstruction", reason="x"),))
+    assert len(reasons_to_stay_open(*opened(checks=tried))) == 2
 
 
 def test_nothing_else_keeps_a_verdict_open() -> None:

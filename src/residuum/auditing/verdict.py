@@ -357,10 +357,11 @@ def reasons_to_stay_open(
     loss = None if membership is None else membership.loss
     if loss is not None and loss.memorization == SHOWN:
         reasons.append(f"the network memorizes its training samples. {loss.line.rstrip('.')}")
-    if not checks.covered and (checks.positive_controls or not reasons):
-        sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
-        text = "nothing shows that these tests would have noticed a leak"
-        reasons.append(f"{text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip("."))
+    if not checks.covered:
+        if checks.positive_controls or not reasons:  # otherwise they were not needed
+            sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
+            text = "nothing shows that these tests would have noticed a leak"
+            reasons.append(f"{text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip("."))
     elif loss is None or loss.memorization != ABSENT:
         n = 0 if membership is None else membership.records
         if checks.covered < COVERED_SHARE * n:
