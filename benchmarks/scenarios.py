@@ -338,7 +338,7 @@ def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
         holdout=split.holdout,
         budget="5m",
         steps=min(60, most),
-        twin=False,
+        positive_controls=False,
         baselines=False,
         seed=3,
     )

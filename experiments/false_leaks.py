@@ -14,13 +14,13 @@ from benchmarks.verdict import granted
 
 import residuum as rs
 from experiments.common import Case, run_cases
-from residuum.auditing.budget import Batch
 from residuum.auditing.controls import brought_by_grant, run_controls, without_repeats
 from residuum.auditing.scores import findings, run_tests
 from residuum.auditing.verdict import LEAK, Checks, decide
 from residuum.evaluation.null import SIGNIFICANCE
 from residuum.evaluation.scoring import whole_pool
 from residuum.records import Dataset
+from residuum.risk.membership import measure_membership
 
 HIDDEN = "100-100"
 SIZES = ((30, 500), (8, 200), (100, 300))  # samples under test, held-out samples
@@ -38,10 +38,14 @@ def run_case(seed: int, n: int, pool: int) -> Case:
     center = seen.x.mean(0)
     own = seen.replace(x=seen.x - center, mean=center)
     state = rs.train(arch, own, rs.TrainingConfig(steps=STEPS, seed=seed))
+    network = rs.Network(state.theta, arch, own.shape, task="binary")
     attacked = rs.audit(
-        rs.Network(state.theta, arch, own.shape, task="binary"),
+        network,
         knowledge=granted(own, mean=True),
-        batches=[Batch("binary-kkt", RESTARTS, ATTACK_STEPS, seed), Batch("unmix", 1, 1, seed)],
+        attacks=[
+            {"attack": "binary-kkt", "restarts": RESTARTS, "steps": ATTACK_STEPS},
+            {"attack": "unmix"},
+        ],
         baselines=False,
         seed=seed,
     )
@@ -56,10 +60,12 @@ def run_case(seed: int, n: int, pool: int) -> Case:
         )
         claim = without_repeats(tested, holdout)
         controls = run_controls(claim, granted(tested, mean=True), seed=number)
-        tests, _ = run_tests(pools, claim, number, SUBSETS, float("inf"))
+        level = controls.level
+        tests, _ = run_tests(pools, claim, number, SUBSETS, float("inf"), level=level)
         found = findings(tests, len(claim.train), row_numbers=claim.train.rows)
         failures = (*controls.failures, *brought_by_grant(controls, found.samples))
-        verdict = decide(found, attacked.attacks, Checks(failures))
+        members = measure_membership(network, claim.train, claim.pool, number)
+        verdict = decide(found, attacked.attacks, Checks(failures, level=level), members)
         is_significant = found.p_value is not None and found.p_value <= SIGNIFICANCE
         counts["significant"] += is_significant
         counts["leaks"] += verdict.outcome == LEAK

@@ -48,7 +48,7 @@ def audit(checkpoint: Any, split: Any, holdout: Any, budget: float, **options: A
 
 def row_of(result: Any, start: float) -> dict[str, Any]:
     """Return what an experiment records of an audit."""
-    controls = [(one.recovered, one.n, one.p_value, one.reason) for one in result.checks.twins]
+    controls = [(c.question, c.samples, c.reason) for c in result.checks.positive_controls]
     return {
         "exit_code": result.exit_code,
         "headline": result.verdict.headline,

@@ -40,7 +40,7 @@ def measure(case: Case) -> dict[str, Any]:
     checkpoint, split = train_digits(ARCH, SAMPLES, case["victim"], case.get("noise", 0.0))
     holdout = split.holdout
     if case["kind"] == "overlap":
-        first = audit(checkpoint, split, holdout, 15, twin=False)
+        first = audit(checkpoint, split, holdout, 15, positive_controls=False)
         values = first.evidence.values.nan_to_num(nan=-torch.inf)
         best = split.train.take(values.argsort(descending=True)[: case["copies"]])
         kept = holdout.take(torch.arange(case["copies"], len(holdout)))
