@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import residuum as rs
 from residuum.attacks import Attack, make_attack
 from residuum.attacks.base import AtOnce
 from residuum.attacks.cost import reference_seconds
@@ -40,7 +39,7 @@ from residuum.auditing.plan import (
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.run import Audit
 from residuum.auditing.schedule import NO_TIME, AttackSchedule, surfaces_of_attacks
-from residuum.auditing.verdict import INCONCLUSIVE
+from residuum.auditing.verdict import INCONCLUSIVE, decide
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction
@@ -344,7 +343,7 @@ def test_what_does_not_fit_at_all_is_not_run_and_keeps_the_verdict_open() -> Non
     assert row.unfinished.startswith("a single restart takes about ")
     assert row.reason == f"left out: {row.unfinished}"
     assert results.reconstructions == ()
-    verdict = rs.auditing.verdict.decide(findings(), (ran(), row), SOUND, membership())
+    verdict = decide(findings(), (ran(), row), SOUND, membership())
     assert verdict.outcome == INCONCLUSIVE
     assert verdict.reasons[0].startswith(
         "the budget left out a part of binary-kkt: a single restart"

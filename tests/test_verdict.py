@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import residuum as rs
 from residuum.attacks import Auto, attack
 from residuum.auditing.conditions import QUANTITIES, Comparison, exit_code, read_conditions
 from residuum.auditing.controls import Claim
@@ -27,6 +29,7 @@ from residuum.auditing.outcomes import (
     Findings,
 )
 from residuum.auditing.power import PositiveControls
+from residuum.auditing.published import publish
 from residuum.auditing.questions import NO, UNKNOWN, YES
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.run import CHOSEN, QUICK, restriction
@@ -613,6 +616,36 @@ def test_answers_say_what_is_not_known(
     verdict = decide(*arguments, **options)
     assert tuple(answer.answer for answer in verdict.answers) == answers
     assert any(evidence in answer.evidence for answer in verdict.answers)
+
+
+def test_answers_of_an_audit_are_the_counts_of_its_findings() -> None:
+    checkpoint, split = leaky()
+    result = rs.audit(
+        checkpoint,
+        data=split.train,
+        holdout=split.holdout,
+        knowledge=knowledge(split),
+        attacks=[{"attack": "binary-kkt", "steps": 600, "restarts": 2}],
+        baselines=False,
+        subsets=500,
+    )
+    published = json.loads(json.dumps(publish(result, None, {}).to_json()))
+    files, attacks, members = published["verdict"]["answers"]
+    assert (result.verdict.outcome, attacks["answer"]) == (LEAK, YES)
+    found = result.findings
+    assert found is not None
+    assert attacks["count"] == found.recovered == len(found.samples) == sum(found.grades.values())
+    assert attacks["count"] == published["verdict"]["recovered"] > 0
+    (row,) = (row for row in result.attacks if row.survives)
+    assert row.recovered == found.recovered  # of the only attack
+    assert result.membership is not None
+    assert members["count"] == len(result.membership.named) == published["verdict"]["named"]
+    assert members["count"] == published["membership"]["named_count"]
+    assert (files["answer"], files["count"]) == (NO, None)
+    grades = published["verdict"]["grades"]
+    counted = sum(count for grade, count in grades.items() if grade != MEMBERSHIP)
+    assert counted == attacks["count"]
+    assert grades.get(MEMBERSHIP, 0) == (members["count"] if members["answer"] == YES else 0)
 
 
 # Words
