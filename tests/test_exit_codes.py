@@ -102,3 +102,43 @@ def test_a_module_with_an_unknown_call_ends_in_exit_code_4(
         assert main([*command, str(tmp_path / name)]) == 4
         captured = capsys.readouterr()
         assert "_io.StringIO" in captured.err + captured.out
+
+
+@pytest.fixture(scope="module")
+def memorizing(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that audits a network of which members can be named, and nothing reconstructed."""
+    folder = tmp_path_factory.mktemp("memorizing")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(350, 6, generator=generator)
+    y = torch.randint(0, 2, (350,), generator=generator)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 60), nn.ReLU(), nn.Linear(60, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.softplus(-(2.0 * y[:30] - 1) * model(x[:30])[:, 0]).mean().backward()
+        optimizer.step()
+    torch.save(model.state_dict(), folder / "m.pt")
+    for name, rows in (("train", slice(0, 30)), ("test", slice(30, 350))):
+        np.savez(folder / f"{name}.npz", x=x[rows], y=y[rows])
+    files = [str(folder / name) for name in ("m.pt", "train.npz", "test.npz")]
+    options = ["--effort", "quick", "--steps", "2", "--no-baselines", "--subsets", "200", "--quiet"]
+    return ["audit", files[0], "--data", files[1], "--holdout", files[2], *options]
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome", "code"),
+    [
+        ([], "leak", 1),
+        (["--fail-on", "near-copy"], "inconclusive", 3),  # the effort quick clears nothing
+        (["--fail-on", "near-copy", "--fail-on", "named>=3"], "inconclusive", 1),
+        (["--fail-on", "named>=31"], "leak", 0),
+        (["--exit-zero"], "leak", 0),
+    ],
+)
+def test_exit_codes_of_an_audit(
+    memorizing: list[str], tmp_path: Path, options: list[str], outcome: str, code: int
+) -> None:
+    assert main([*memorizing, *options, "--out", str(tmp_path / "run")]) == code
+    verdict = json.loads((tmp_path / "run" / "result.json").read_text())["verdict"]
+    assert (verdict["grade"], verdict["outcome"]) == ("membership", outcome)
