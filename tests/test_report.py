@@ -75,7 +75,7 @@ def test_the_verdict_comes_first_with_its_numbers(outcome: str) -> None:
     assert places == sorted(places)
     assert text.index(verdict.headline) < places[0] < places[2] < text.index("Next step")
     assert text.index("Next step") < text.index("Reconstructions")
-    assert page.screen.sentence in text
+    assert all(text.count(answer.evidence) == 1 for answer in verdict.answers)
     assert "no guarantee of privacy" in text
     assert not re.search(r"\b(is|are) (safe|private|secure)\b", text)
 
@@ -357,6 +357,18 @@ def section(text: str, name: str) -> str:
 
 def is_open(text: str) -> bool:
     return re.search(r"<details open><summary><h2", text) is not None
+
+
+def test_the_sentence_below_the_headline_repeats_no_answer() -> None:
+    page = pages.members(60, named=40)
+    some = page.replace(verdict=page.verdict.replace(not_judged=2))
+    sentences = re.findall(r'<p class="sentence">(.*?)</p>', render(some))
+    assert [Elements(text).text for text in sentences] == [
+        "What was not judged also occurs in the held-out set."
+    ]
+    assert '<p class="sentence">' not in render(pages.example("no-leak-found"))
+    open_page = pages.example("inconclusive")
+    assert open_page.verdict.sentence in Elements(render(open_page)).text
 
 
 @pytest.mark.parametrize("outcome", pages.OUTCOMES)

@@ -127,6 +127,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         best=best,
         answers={answer.key: answer for answer in result.verdict.answers},
         named=named_samples(result, redact=redact),
+        sentence=_without_answers(result),
         membership_chart=_membership_chart(result),
         other_recovered=_recovered_by_other_attacks(result),
         link=Linked(),
@@ -162,6 +163,15 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
             "ascending": ["number", "margin", *lowest],
         },
     )
+
+
+def _without_answers(result: AuditResult) -> str:
+    """Return the sentence of the first screen without what the answers below it say."""
+    sentence = result.screen.sentence
+    for answer in result.verdict.answers:
+        for text in (answer.power, answer.evidence.partition(" By their losses")[0]):
+            sentence = sentence.replace(text, "") if text else sentence
+    return " ".join(sentence.split())
 
 
 def _membership_chart(result: AuditResult) -> charts.Chart | None:
