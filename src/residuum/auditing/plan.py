@@ -56,8 +56,8 @@ class Effort(NamedTuple):
 
 EFFORTS = {
     "quick": Effort(10.0, 0.25, 60.0),
-    "standard": Effort(120.0, 2.0, 600.0),
-    "thorough": Effort(2400.0, 8.0, 7200.0),
+    "standard": Effort(80.0, 2.0, 600.0),
+    "thorough": Effort(2000.0, 8.0, 7200.0),
 }
 
 
