@@ -83,7 +83,7 @@ class Checks(Record):
         return covered_samples(self.positive_controls)
 
     @property
-    def strangers(self) -> tuple[str, ...]:
+    def unproven(self) -> tuple[str, ...]:
         """Why nothing shows that the network was trained on these samples. Such assumptions are printed."""
         reasons = []
         if self.told_apart is None:
@@ -197,8 +197,12 @@ class Verdict(Record):
         else:
             powers = [answer.power for answer in self.answers if answer.power.startswith("On ")]
             text = " ".join(powers) or "Positive controls were not needed."
-        missing = " What was not judged also occurs in the held-out set."
-        return text + (missing if self.coverage else "")
+        return f"{text} {self.not_judged_note}".rstrip()
+
+    @property
+    def not_judged_note(self) -> str:
+        """Why some samples were not judged, "" if all were."""
+        return "What was not judged also occurs in the held-out set." if self.coverage else ""
 
 
 def reaches(grade: str, limit: str) -> bool:
@@ -240,6 +244,7 @@ def decide(
         membership,
         checks.positive_controls,
         is_member_finding=is_member_finding,
+        has_failures=bool(checks.failures),
         why_not_compared=why_not_compared,
         attacks=attacks,
     )
