@@ -155,7 +155,9 @@ class Case:
 
     @cached_property
     def fit(self) -> Fit | None:
-        """How well the network fits the samples, None without training samples."""
+        """How well the network fits the samples, None without a network or training samples."""
+        if self.network is None:
+            return None
         return fit_of(self.attacked, self.train, self.holdout, self.attacked.task)
 
     @cached_property
