@@ -246,7 +246,8 @@ def decide(
     grades = _grades(stored, found, membership if is_member_finding else None)
     outcome, reasons = _row(grades, found, attacks, checks, membership, why_not_compared, limit)
     is_stored = stored is not None and stored.is_stored
-    counted = stored if is_stored and stored is not None else found
+    tested = None if found is None or found.reason else found
+    counted = stored if is_stored and stored is not None else tested
     stored_count = (
         f"{stored.candidates} records" if is_stored and stored and stored.candidates else "records"
     )
