@@ -36,8 +36,8 @@ def assemble_result(audit: Audit) -> AuditResult:
 
 
 def measured_facts(case: Case) -> tuple[Applies, ...]:
-    """Return what was measured of the attacked network, with moved layers counted in the whole network."""
-    rows = facts(case.attacked, case.inspection, case.knowledge, case.fit)
+    """Return what was measured of the audited network, with moved layers counted in the whole network."""
+    rows = facts(case.audited, case.inspection, case.knowledge, case.fit)
     if case.head is None or case.whole is None:
         return rows
     whole = facts(case.whole.network, case.inspection, case.whole.knowledge, case.fit)
@@ -47,7 +47,7 @@ def measured_facts(case: Case) -> tuple[Applies, ...]:
 def _of_network(audit: Audit) -> AuditResult:
     case, request, checks, scores = audit.case, audit.request, audit.checks, audit.scores
     assert case.whole is not None
-    network, results = case.attacked, audit.attacks
+    network, results = case.audited, audit.attacks
     certificates = certificates_or_reason(audit)
     through_head = () if case.head is None else (case.head.note,)
     findings = None if scores is None else scores.findings
@@ -112,7 +112,11 @@ def _of_network(audit: Audit) -> AuditResult:
             *case.warnings,
             *_failed_plugins(audit),
         ),
-        notes=(*audit.negative_controls.notes, *dict.fromkeys(_notes(audit))),
+        notes=(
+            *case.rescaling_notes,
+            *audit.negative_controls.notes,
+            *dict.fromkeys(_notes(audit)),
+        ),
         files=_files(audit),
     )
 

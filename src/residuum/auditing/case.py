@@ -37,6 +37,7 @@ from residuum.io.checkpoints import as_network
 from residuum.io.loading import load_network, trained_and_base
 from residuum.io.release import Release, open_release
 from residuum.io.release_knowledge import with_release
+from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
@@ -89,7 +90,7 @@ class Case:
     """Everything that an audit reads.
 
     Attributes:
-        network: The network that is attacked, None if the release holds none. If the first layers were
+        network: The network that is audited, None if the release holds none. If the first layers were
             frozen, it consists of the layers above them (``head``).
         knowledge: What the attacker knows about ``network``.
         train: The training samples, as ``network`` receives them.
@@ -114,10 +115,23 @@ class Case:
     sources: Sources = Sources()
 
     @property
-    def attacked(self) -> Network:
-        """The network that is attacked, if there is one."""
+    def audited(self) -> Network:
+        """The network with its weights as they were read, if there is one."""
         assert self.network is not None
         return self.network
+
+    @cached_property
+    def attacked(self) -> Network:
+        """The network that attacks work on: the canonical form, if that is allowed.
+
+        It computes the same function as ``audited``. Multipliers of reconstructions belong to its weights.
+        """
+        return attacked_form(self.audited, self.knowledge)
+
+    @property
+    def rescaling_notes(self) -> tuple[str, ...]:
+        """What was done to the network before the attacks."""
+        return self.attacked.assumptions[len(self.audited.assumptions) :]
 
     @cached_property
     def compared(self) -> Claim | None:
@@ -140,25 +154,16 @@ class Case:
         )
 
     @cached_property
-    def canonical(self) -> Network:
-        """The network that attacks receive: in canonical form, unless they need its own parameters."""
-        return self.canonical_of(self.attacked)
-
-    def canonical_of(self, network: Network) -> Network:
-        """Return another network of this case in the form that attacks receive."""
-        return network
-
-    @cached_property
     def inspection(self) -> Inspection:
         """Facts about the network, measured without data."""
-        return inspect_network(self.attacked)
+        return inspect_network(self.audited)
 
     @cached_property
     def fit(self) -> Fit | None:
         """How well the network fits the samples, None without a network or training samples."""
         if self.network is None:
             return None
-        return fit_of(self.attacked, self.train, self.holdout, self.attacked.task)
+        return fit_of(self.audited, self.train, self.holdout, self.audited.task)
 
     @cached_property
     def comparison(self) -> Claim | None:

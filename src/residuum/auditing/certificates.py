@@ -1,7 +1,7 @@
 """The two certificates of an audit: KKT residuals, and what other training sets keep of a reconstruction.
 
 With training samples, the KKT certificate is of the samples. Without, it is of the candidates of the best
-restart.
+restart. Both are of the network as it was attacked (``Case.attacked``), to whose weights multipliers belong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from residuum.theory.uniqueness import uniqueness
 
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
-MAX_SAMPLES = 1000  # of a KKT certificate: its multipliers are a problem in as many unknowns
+MAX_SAMPLES = 500  # of a KKT certificate: its multipliers are a problem in as many unknowns
 MAX_BYTES = 2 << 30  # of its gradients
 MAX_SECONDS = 5.0  # of each certificate: it ends with the bounds that it has reached
 # Of a uniqueness certificate: candidates, and values in them, that a share of the budget is enough for.

@@ -109,7 +109,7 @@ def dry_run(
 
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
     """Return every attack that the request asks for, and whether it would run or why not."""
-    schedule = AttackSchedule(case.canonical, case.knowledge, request)
+    schedule = AttackSchedule(case.attacked, case.knowledge, request)
     return _rows_of(schedule, schedule.skipped())
 
 
@@ -141,7 +141,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     """Return the dry run of a case with a network."""
     doubts = [*(_without_data(obstacles) if case.train is None else ()), *case.warnings]
     is_possible = not obstacles.messages
-    schedule = AttackSchedule(case.canonical, case.knowledge, request)
+    schedule = AttackSchedule(case.attacked, case.knowledge, request)
     skipped = schedule.skipped()
     plans = schedule.plan(skipped) if is_possible else {}
     rows = _rows_of(schedule, skipped)
@@ -150,7 +150,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     to_pass += [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
     return DryRun(
         tuple(obstacles.messages),
-        (*doubts, *case.attacked.assumptions, *(fit.notes if fit else ())),
+        (*doubts, *case.audited.assumptions, *(fit.notes if fit else ())),
         (
             *measured_facts(case),
             *tried(rows, PLANNED),

@@ -29,7 +29,7 @@ def exposure_of_samples(
     """Rank the training samples by their risk.
 
     Args:
-        network: The attacked network.
+        network: The audited network.
         train: The training samples.
         claim: Training and held-out set without repeated samples.
         knowledge: What the attacker knows.

@@ -56,8 +56,8 @@ class Effort(NamedTuple):
 
 EFFORTS = {
     "quick": Effort(10.0, 0.25, 60.0),
-    "standard": Effort(120.0, 2.0, 600.0),
-    "thorough": Effort(2400.0, 8.0, 7200.0),
+    "standard": Effort(80.0, 2.0, 600.0),
+    "thorough": Effort(2000.0, 8.0, 7200.0),
 }
 
 
@@ -92,6 +92,7 @@ class AttackPlan(Record):
         runs: Whether the attack runs at all.
         left_out: What the budget does not allow, in words, "" if nothing is left out.
         batch_restarts: How many restarts run together.
+        share: Its share of the effort and of the budget of all attacks.
     """
 
     restarts: int = 0
@@ -99,6 +100,7 @@ class AttackPlan(Record):
     runs: bool = True
     left_out: str = ""
     batch_restarts: int = 1
+    share: float = 1.0
 
     def batches(self, attack: Attack) -> list[Batch]:
         """Return the batches of an attack that runs in batches of restarts."""
@@ -211,7 +213,7 @@ def plan_attacks(
             elif name not in shared:
                 plans[name] = AttackPlan(seconds=math.inf)
             else:
-                plans[name] = plan_attack(
+                plan = plan_attack(
                     attack,
                     surfaces[name],
                     network,
@@ -221,6 +223,7 @@ def plan_attacks(
                     restart_factor=effort.restarts,
                     is_exact="restarts" in requested.get(name, {}),
                 )
+                plans[name] = plan.replace(share=share)
         except Exception as problem:
             raise PlanError(name, problem) from problem
     return plans
@@ -318,6 +321,6 @@ def budget_for_all(plans: Mapping[str, AttackPlan], request: AuditRequest) -> fl
     cut = [plan for plan in plans.values() if plan.left_out]
     if not cut:
         return None
-    single = max((plan.seconds for plan in plans.values() if not plan.runs), default=0.0)
-    needed = max(effort_of(request).budget, len(plans) * single / ATTACK_SHARE)
+    single = max((plan.seconds / plan.share for plan in cut if not plan.runs), default=0.0)
+    needed = max(effort_of(request).budget, single / ATTACK_SHARE)
     return 60.0 * math.ceil(needed / 60)

@@ -31,6 +31,7 @@ from residuum.errors import InputError, ResiduumError
 from residuum.evaluation.matching import MIN_POOL, as_array, discrete
 from residuum.evaluation.null import SIGNIFICANCE, SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, whole_pool
+from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.risk.membership import holdout_needed, measure_membership
@@ -85,8 +86,8 @@ class ControlFactory:
         assert pool is not None
         if len(pool.y.unique()) > 1:
             return pool
-        outputs = evaluate(self.audit.case.attacked.double_module, pool.x.double())
-        task = choose_task(self.audit.case.attacked.task, outputs.shape[1])
+        outputs = evaluate(self.audit.case.audited.double_module, pool.x.double())
+        task = choose_task(self.audit.case.audited.task, outputs.shape[1])
         if task == "regression":
             return pool.replace(y=outputs)
         y = outputs.argmax(1) if task == "multiclass" else 2 * (outputs[:, 0] > 0).long() - 1
@@ -101,7 +102,7 @@ class ControlFactory:
         rows = torch.from_numpy(rng.permutation(len(self.claim.train))[:samples])
         data, holdout = split_holdout(self.pool, self.claim.train.take(rows), seed)
         trained = self.training(number).train(data)
-        network = case.attacked.replace(theta=trained.theta)
+        network = case.audited.replace(theta=trained.theta)
         self.trained[samples, number] = Control(network, trained, data, holdout)
         return self.trained[samples, number]
 
@@ -109,7 +110,7 @@ class ControlFactory:
         """Return how control ``number`` is trained."""
         case = self.audit.case
         return ControlTraining(
-            network=case.attacked,
+            network=case.audited,
             knowledge=case.knowledge,
             inspection=case.inspection,
             recipe=self.audit.request.training_recipe,
@@ -258,9 +259,10 @@ class AttacksOnControl(ControlTest):
         self.left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.left < 0:
             raise OutOfBudgetError("the budget allows no more attacks on controls")
+        knowledge = _knowledge_of_control(audit.case.knowledge, control)
         schedule = AttackSchedule(
-            network=audit.case.canonical_of(control.network),
-            knowledge=_knowledge_of_control(audit.case.knowledge, control),
+            network=attacked_form(control.network, knowledge),
+            knowledge=knowledge,
             request=audit.request,
             deadline=audit.deadline,
         )

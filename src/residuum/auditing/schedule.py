@@ -78,7 +78,12 @@ def run_attacks(audit: Audit) -> Audit:
     faults |= {name: f"failed: {message}" for name, message in plugins.faults.items()}
     plugins.faults.clear()  # reported once
     rows = [AttackOutcome(name, True, True, False, reason) for name, reason in faults.items()]
-    return replace(audit, attacks=results.replace(outcomes=(*results.outcomes, *rows)))
+    is_canonical = audit.case.attacked is not audit.case.audited
+    results = results.replace(
+        outcomes=(*results.outcomes, *rows),
+        reconstructions=tuple(r.replace(canonical=is_canonical) for r in results.reconstructions),
+    )
+    return replace(audit, attacks=results)
 
 
 def selected_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Attack]:
@@ -187,7 +192,7 @@ class AttackSchedule:
     def of(cls, audit: Audit) -> AttackSchedule:
         """Return the schedule of an audit."""
         return cls(
-            network=audit.case.canonical,
+            network=audit.case.attacked,
             knowledge=audit.case.knowledge,
             request=audit.request,
             store=audit.store,

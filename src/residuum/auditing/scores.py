@@ -253,7 +253,7 @@ def score_attacks(
     clock is about to stop the audit, what does not decide is left out.
 
     Args:
-        network: The attacked network.
+        network: The audited network.
         results: Outputs of the attacks.
         claim: Training and held-out set.
         seed: Seed of the held-out subsets.

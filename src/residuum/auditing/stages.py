@@ -65,13 +65,11 @@ def test_membership(audit: Audit) -> Audit:
     assert claim is not None
     if claim.pool is not None and claim.pool.shape != claim.train.shape:
         return audit.skip("membership", OTHER_SHAPE)
-    membership = measure_membership(case.attacked, claim.train, claim.pool, seed)
+    membership = measure_membership(case.audited, claim.train, claim.pool, seed)
     audit.listener.message(membership.line)
     compared = case.compared
     assert compared is not None
-    p_value = told_by_network(
-        case.attacked, compared.train, compared.pool, case.attacked.task, seed
-    )
+    p_value = told_by_network(case.audited, compared.train, compared.pool, case.audited.task, seed)
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
 
@@ -91,7 +89,7 @@ def score_reconstructions(audit: Audit) -> Audit:
     case, request = audit.case, audit.request
     assert case.compared is not None
     scores = score_attacks(
-        case.attacked,
+        case.audited,
         audit.attacks,
         case.compared,
         request.seed,
@@ -157,7 +155,7 @@ def rank_exposure(audit: Audit) -> Audit:
     assert case.comparison is not None
     shown = "" if audit.scores is None else audit.scores.shown
     exposure, reason = exposure_of_samples(
-        case.attacked,
+        case.audited,
         case.train,
         case.comparison,
         case.knowledge,

@@ -296,7 +296,8 @@ def _grades(
             counts[found.grade] = found.recovered
     if members is not None:
         counts[MEMBERSHIP] = len(members.named)
-    return {grade: counts[grade] for grade in GRADES if counts.get(grade)}
+    # Records of a damaged array cannot be counted. They are a leak all the same.
+    return {g: counts[g] for g in GRADES if counts.get(g) or (g == VERBATIM and g in counts)}
 
 
 def _row(
@@ -358,9 +359,10 @@ def reasons_to_stay_open(
     if loss is not None and loss.memorization == SHOWN:
         reasons.append(f"the network memorizes its training samples. {loss.line.rstrip('.')}")
     if not checks.covered:
-        sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
-        text = "nothing shows that these tests would have noticed a leak"
-        reasons.append(f"{text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip("."))
+        if checks.positive_controls or not reasons:  # otherwise they were not needed
+            sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
+            text = "nothing shows that these tests would have noticed a leak"
+            reasons.append(f"{text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip("."))
     elif loss is None or loss.memorization != ABSENT:
         n = 0 if membership is None else membership.records
         if checks.covered < COVERED_SHARE * n:
@@ -421,7 +423,7 @@ def _sample_count(
 
 def _counted(grade: str, count: int) -> str:
     if grade == VERBATIM:
-        return f"{count} stored record{'' if count == 1 else 's'}"
+        return f"{count or ''} stored record{'' if count == 1 else 's'}".lstrip()
     if grade == MEMBERSHIP:
         return f"{count} named member{'' if count == 1 else 's'}"
     return plural(count, grade)

@@ -88,6 +88,8 @@ class Reconstruction(Record):
     layer_names: of the L layers.
     knowledge, settings: what it was told, and how it ran.
     selection: its own choice, made without the data.
+    canonical: whether the network was attacked in its canonical form (``networks/canonical.py``), to
+        whose weights the multipliers then belong.
     notes: what a reader of the candidates should know.
     """
 
@@ -109,6 +111,7 @@ class Reconstruction(Record):
     events: tuple[dict[str, Any], ...] = ()
     ident: Tensor | None = None
     second_order: tuple[dict[str, Any], ...] = ()
+    canonical: bool = False
 
     @classmethod
     def at_once(

@@ -11,6 +11,7 @@ from torch import nn
 
 from residuum.attacks.stationarity.solution import Solution, best_residual, solution
 from residuum.io.checkpoints import as_network
+from residuum.networks.canonical import canonical
 from residuum.networks.network import Network
 from residuum.records import Certificate, Dataset, Reconstruction, Uniqueness
 from residuum.records.base import plain
@@ -121,7 +122,7 @@ def certified(
     """:func:`uniqueness` with all that belongs to it; say: told the cost before the work."""
     part = found if isinstance(found, Reconstruction) else load_run(Path(found))
     released = as_network(model, arch)
-    network = released.double_module
+    network = (canonical(released) if part.canonical else released).double_module
     chosen = solution(network, part, candidates)
     box = part.knowledge.box(chosen.x[0])
     cost = theory.estimate(chosen.kkt, box=box, samples=samples, device=device)
