@@ -251,7 +251,8 @@ def decide(
     grades = _grades(stored, findings, membership if is_member_finding else None)
     outcome, reasons = _row(grades, findings, attacks, checks, membership, why_not_compared, limit)
     is_stored = stored is not None and stored.is_stored
-    counted = stored if is_stored and stored is not None else findings
+    tested = None if findings is None or findings.reason else findings
+    counted = stored if is_stored and stored is not None else tested
     stored_count = (
         f"{stored.candidates} records" if is_stored and stored and stored.candidates else "records"
     )
