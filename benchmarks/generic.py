@@ -332,7 +332,7 @@ def claim(kind: str, seed: int, small: bool = False) -> Row:
             data=claimed,
             holdout=rest,
             knowledge=Knowledge(shape=(1, 8, 8), value_range=(0, 1)),
-            budget="5s" if small else "30s",
+            effort="quick" if small else "standard",
             steps=20 if small else None,
             seed=seed,
             task="multiclass",
@@ -345,8 +345,7 @@ def claim(kind: str, seed: int, small: bool = False) -> Row:
         "recovered": result.verdict.recovered,
         "expected_by_chance": result.verdict.expected_by_chance,
         "p_value": result.verdict.p_value,
-        "membership_auc": None if own is None else own.loss.auc,
-        "membership_auc_margin": None if own is None or own.margin is None else own.margin.auc,
+        "membership_auc": None if own is None or own.loss is None else own.loss.auc,
         "ran": [row.name for row in result.attacks if row.ran],
         "seconds": round(time.monotonic() - start, 1),
     }

@@ -171,7 +171,7 @@ def commands() -> dict[str, int]:
             )
         )
         attack = ["attack", f"{run}/model.safetensors", "--steps", "60", "--restarts", "1"]
-        audit = ["audit", run, "--data", run, "--holdout", run, "--budget", "2s"]
+        audit = ["audit", run, "--data", run, "--holdout", run, "--effort", "quick"]
         for command in (attack, audit):  # once for what is imported late
             _quiet(lambda c=command: main([*c, "--out", f"{folder}/{c[0]}-first"]))
         return {

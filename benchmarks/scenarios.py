@@ -336,9 +336,8 @@ def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
         checkpoint,
         data=split.train,
         holdout=split.holdout,
-        budget="5m",
+        effort="quick",
         steps=min(60, most),
-        positive_controls=False,
         baselines=False,
         seed=3,
     )

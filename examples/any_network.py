@@ -281,14 +281,13 @@ def tried(case: Case, model: Any, options: argparse.Namespace) -> tuple[str, str
         model,
         data=case.data,
         holdout=case.holdout,
-        budget=options.budget,
+        effort=options.effort,
         steps=options.steps,
         **told,
     )
-    beside = (
-        "" if result.membership is None else f", membership AUC {result.membership.loss.auc:.2f}"
-    )
-    return result.checkpoint.arch, f"{result.verdict.outcome}{beside}"
+    loss = None if result.membership is None else result.membership.loss
+    auc = "" if loss is None else f", AUC of the losses {loss.auc:.2f}"
+    return result.checkpoint.arch, f"{result.verdict.outcome}{auc}"
 
 
 def main(arguments: list[str] | None = None) -> list[tuple[str, str, str, str]]:
@@ -296,7 +295,7 @@ def main(arguments: list[str] | None = None) -> list[tuple[str, str, str, str]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="kinds, such as b,f,l")
     parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--budget", default="10s")
+    parser.add_argument("--effort", default="quick")
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--quick", action="store_true", help="two steps of an attack, no audit")
     options = parser.parse_args(arguments)

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> dict[str, rs.AuditResult]:
     """Both audits by name, printed side by side."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/example-audit"))
-    parser.add_argument("--budget", default="20s")
+    parser.add_argument("--effort", default="quick")
     parser.add_argument("--steps", type=int, default=1000, help="steps of every attack")
     options = parser.parse_args(arguments)
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> dict[str, rs.AuditResult]:
             data=split.train,
             holdout=split.holdout,
             knowledge=knowledge,
-            budget=options.budget,
+            effort=options.effort,
             steps=options.steps,
         )
         verdict = result.verdict

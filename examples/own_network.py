@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> rs.AuditResult:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/example-own"))
     parser.add_argument("--training-steps", type=int, default=3000)
-    parser.add_argument("--budget", default="20s")
+    parser.add_argument("--effort", default="quick")
     parser.add_argument("--steps", type=int, default=1000, help="steps of every attack")
     options = parser.parse_args(arguments)
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> rs.AuditResult:
         model,
         data=(x, y),
         holdout=others,
-        budget=options.budget,
+        effort=options.effort,
         steps=options.steps,
         knowledge=rs.Knowledge(shape=(1, 8, 8), value_range=(0, 1), mean=mean),
     )

@@ -15,15 +15,10 @@ from typing import Any
 
 import pytest
 
-from residuum.attacks.stationarity.attack import Stationarity
-from residuum.auditing import request, schedule
-from residuum.auditing.budget import Batch, Plan
-from residuum.auditing.durations import seconds_of
+from residuum.auditing import plan
 from residuum.cli.main import main
-from residuum.networks.network import Network
-from residuum.records import Knowledge
 
-BUDGET, STEPS = 10.0, 500
+ATTACK_SECONDS = 3.0  # reference seconds of all attacks of an audit
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(
@@ -76,18 +71,12 @@ def command_lines(block: Block) -> list[list[str]]:
 
 
 def ignore_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits of one batch of STEPS steps at most, the same however busy the machine is."""
-
-    def one_batch(
-        _: Network, __: Knowledge, config: Stationarity, share: float, exact: bool
-    ) -> Plan:
-        steps = min(config.steps, STEPS)
-        batch = Batch(config.name, config.restarts, steps, config.seed)
-        return Plan(batch, share, steps)
-
-    monkeypatch.setattr(request, "seconds_of", lambda text: min(seconds_of(text), BUDGET))
-    monkeypatch.setattr(schedule, "first_batch", one_batch)
-    monkeypatch.setattr(schedule, "next_batch", lambda *_: None)
+    """Let every effort plan a few seconds of attacks, so that audits in pages and examples are quick."""
+    short = {
+        name: effort._replace(attack_seconds=min(effort.attack_seconds, ATTACK_SECONDS))
+        for name, effort in plan.EFFORTS.items()
+    }
+    monkeypatch.setattr(plan, "EFFORTS", short)
 
 
 def run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:

@@ -10,16 +10,17 @@ import torch
 from sklearn.datasets import load_digits
 
 from residuum.auditing.inputs import Fit
+from residuum.auditing.outcomes import AttackOutcome, Findings
+from residuum.auditing.power import ControlSize, PositiveControls
 from residuum.auditing.result import AuditResult, Evidence
 from residuum.auditing.verdict import (
     EXIT_CODES,
     INCONCLUSIVE,
     LEAK,
     NO_LEAK_FOUND,
-    AttackOutcome,
     Checks,
-    Twin,
     Verdict,
+    decide,
 )
 from residuum.networks.network import Network
 from residuum.records import (
@@ -32,6 +33,8 @@ from residuum.records import (
     Uniqueness,
 )
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
+from residuum.risk.conformal import count_above_tail
+from residuum.risk.membership import LossSeparation, MembershipTest, holdout_needed, min_named
 from residuum.surfaces.inspection import Inspection
 
 OUTCOMES = tuple(EXIT_CODES)
@@ -79,11 +82,22 @@ def audited(
     names: tuple[str, ...] = (),
     seed: int = 0,
     every: int = 3,
+    members: int = 0,
+    checks: Checks | None = None,
     **changes: Any,
 ) -> AuditResult:
-    """An audit that got one of ``every`` few samples back, or none without a leak.
+    """Return an audit that reconstructed one of ``every`` few samples, or none without a leak.
 
-    names: hostile ones, wherever text goes; changes: other fields of the result.
+    Args:
+        count: Number of training samples.
+        shape: Shape of a sample.
+        outcome: The verdict. A leak is one by reconstruction.
+        names: Hostile names, wherever text goes.
+        seed: Seed of samples and candidates.
+        every: One sample in so many is reconstructed.
+        members: Number of samples that the membership test names.
+        checks: What the audit checked.
+        changes: Other fields of the result.
     """
     rng = np.random.default_rng(seed)
     x, labels = samples(count, shape, seed)
@@ -93,25 +107,26 @@ def audited(
     scores = np.array([ncc(a, b) for a, b in zip(found, x, strict=True)])
     null = rng.normal(0.42, 0.1, size=SUBSETS * max(count, 1)).clip(-1, 0.98)
     threshold = float(np.quantile(null, 0.99))
-    recovered = int((scores > threshold).sum())
+    matched = np.flatnonzero(scores > threshold)
+    recovered = len(matched)
     called = tuple(names[i % len(names)] if names else f"digit {labels[i]}" for i in range(count))
-    verdict = Verdict(
-        outcome,
-        _reasons(outcome),
-        count,
-        recovered,
-        0.6,
-        (max(recovered - 6.2, 0), recovered + 7.4),
-        0.002 if outcome == LEAK else 0.41,
-        "ncc",
-    )
+    around = _around(names)
+    findings = reconstructed(count, matched.tolist() if outcome == LEAK else [])
+    membership = member_test(count, members) if count else None
+    checks = checks or Checks(positive_controls=controls() if outcome == NO_LEAK_FOUND else ())
+    verdict = decide(findings, around["attacks"], checks, membership)
+    assert verdict.outcome == outcome or not count
     part = reconstruction(found, scores, rng, names)
     given: dict[str, Any] = {
         "verdict": verdict,
+        "findings": findings,
+        "checks": checks,
+        "membership": membership,
+        "shown": "binary-kkt",
         "reconstructions": (part,),
         "knowledge": _told(shape, names),
         "inspection": _inspection(),
-        **_around(names),
+        **around,
     }
     if count:
         rows = tuple(
@@ -134,29 +149,102 @@ def audited(
     return bare(**given | changes)
 
 
-def example(outcome: str) -> AuditResult:
-    """An audit of digits as a person meets it, for pictures: samples, twin, fit and files."""
-    fit = Fit("accuracy", 1.0, 0.874, 0.52)
-    twin = Twin(n=60, recovered=14, expected_by_chance=0.61, p_value=0.0005, rule="ncc > 0.71")
-    result = audited(60, (1, 28, 28), outcome, seed=1)
-    grade = "near-copy" if outcome == LEAK else ""
-    said = {"rule": "ncc > 0.65", "grade": grade, "tests": 2}
-    if outcome == INCONCLUSIVE:
-        why = "binary-kkt left a residual of 0.61 in layers.0, on a permuted target 0.9: more than half "
-        said |= {"reasons": (f"{why}of that, so it has not explained these weights",)}
-    attacks = [row.replace(permuted=0.9) if row.residual else row for row in result.attacks]
-    if outcome == LEAK:
-        attacks[0] = attacks[0].replace(adjusted=0.001)
-    if outcome == INCONCLUSIVE:
-        attacks[0] = attacks[0].replace(
-            residual=0.61, unfinished="each restart ran 609 of 3000 steps"
-        )
-    return result.replace(
-        verdict=result.verdict.replace(**said),
-        attacks=tuple(attacks),
-        checks=Checks(
-            fit=fit, told_apart=0.001, twins=(twin,) * 3 if outcome == NO_LEAK_FOUND else ()
+def reconstructed(count: int, rows: list[int]) -> Findings:
+    """Return findings in which one attack recovers the samples in these rows as near-copies."""
+    leaks = bool(rows)
+    return Findings(
+        n=count,
+        recovered=len(rows),
+        expected_by_chance=0.6,
+        interval=(max(len(rows) - 6.0, 1.0 * leaks), float(len(rows))),
+        p_value=0.002 if leaks else 0.41,
+        metric="ncc",
+        rule="ncc > 0.65",
+        tests=1,
+        survivors=("binary-kkt",) if leaks else (),
+        samples=tuple(rows),
+        grades={"near-copy": len(rows)} if leaks else {},
+    )
+
+
+def member_test(count: int, named: int = 0, holdout: int = 1000, seed: int = 3) -> MembershipTest:
+    """Return a membership test that names the first samples, the surest first."""
+    rng = np.random.default_rng(seed)
+    statistic = torch.from_numpy(rng.normal(-6, 1.0, count))
+    others = torch.from_numpy(rng.normal(-6, 1.0, holdout))
+    statistic[:named] = torch.linspace(25, 4, named, dtype=torch.float64)
+    boundaries = torch.zeros(count, dtype=torch.long)
+    boundaries[:named] = torch.linspace(12, 2, named).long()
+    q = torch.full((count,), 0.9, dtype=torch.float64)
+    q[:named] = torch.linspace(0.001, 0.04, named, dtype=torch.float64)
+    return MembershipTest(
+        records=count,
+        rows=tuple(range(count)),
+        holdout=holdout,
+        holdout_needed=holdout_needed(count),
+        layers=1,
+        neurons=1000,
+        statistic=statistic,
+        holdout_statistic=others,
+        boundaries=boundaries,
+        holdout_boundaries=torch.zeros(holdout, dtype=torch.long),
+        p=q,
+        q=q,
+        above_tail=count_above_tail(statistic, others),
+        group_p=0.0001 if named else 0.3,
+        named=torch.arange(named),
+        is_finding=named >= min_named(count),
+        reason="",
+        decoy_p=q,
+        decoy_named=torch.arange(named),
+        loss=LossSeparation(0.55, 0.5, 0.6, 0.01, 0.4),
+    )
+
+
+def controls() -> tuple[PositiveControls, ...]:
+    """Return positive controls: all of membership are noticed, of reconstruction the smaller ones."""
+    made = "trained by adam"
+    return (
+        PositiveControls("membership", (ControlSize(60, (31,) * 9 + (24,), True, 1e-5),), made),
+        PositiveControls(
+            "reconstruction",
+            (ControlSize(60, (0,), False, 1e-5), ControlSize(30, (9, 14, 11), True, 1e-5)),
+            made,
         ),
+    )
+
+
+def members(count: int = 60, named: int = 40, **changes: Any) -> AuditResult:
+    """Return an audit that names members and reconstructs nothing."""
+    found = audited(count, outcome=NO_LEAK_FOUND, **changes)
+    return with_membership(found, member_test(count, named))
+
+
+def with_membership(result: AuditResult, test: MembershipTest) -> AuditResult:
+    """Return the audit with this membership test, and the verdict that follows."""
+    checks = result.checks.replace(positive_controls=())
+    verdict = decide(result.findings, result.attacks, checks, test)
+    return result.replace(membership=test, checks=checks, verdict=verdict)
+
+
+def example(outcome: str) -> AuditResult:
+    """Return an audit of digits as a person meets it, for pictures: samples, controls, fit and files."""
+    fit = Fit("accuracy", 1.0, 0.874, 0.52)
+    power = controls() if outcome == NO_LEAK_FOUND else ()
+    checks = Checks(fit=fit, told_apart=0.001, positive_controls=power)
+    result = audited(60, (1, 28, 28), outcome, seed=1, checks=checks)
+    attacks = list(result.attacks)
+    if outcome == LEAK:
+        counts = {"recovered": result.verdict.recovered, "expected_by_chance": 0.6}
+        attacks[0] = attacks[0].replace(adjusted=0.002, p_value=0.001, rule="ncc > 0.65", **counts)
+    if outcome == INCONCLUSIVE:
+        attacks[0] = attacks[0].replace(unfinished="each restart ran 609 of 3000 steps")
+        checks = checks.replace(budget_needed=900.0)
+    verdict = decide(result.findings, tuple(attacks), checks, result.membership)
+    return result.replace(
+        verdict=verdict,
+        attacks=tuple(attacks),
+        checks=checks,
         files={
             "checkpoint": "model.pt",
             "data": "train.npz",
@@ -195,8 +283,9 @@ def bare(**given: Any) -> AuditResult:
 
 def without_data(count: int = 24) -> AuditResult:
     """Candidates alone: no match, no control."""
-    verdict = Verdict(INCONCLUSIVE, ("No held-out control was given.",))
-    return audited(count, scores=None, evidence=None, verdict=verdict)
+    verdict = decide(None, (), why_not_compared="there are no training samples")
+    changes = {"scores": None, "evidence": None, "findings": None, "membership": None}
+    return audited(count, verdict=verdict, **changes)
 
 
 def compared(
@@ -255,17 +344,6 @@ def reconstruction(
             torch.arange(count),
         ),
     )
-
-
-def _reasons(outcome: str) -> tuple[str, ...]:
-    return {
-        LEAK: (
-            "The count exceeds chance by a permutation test at 1%.",
-            "Two attacks were run; binary-kkt brought back the matches.",
-        ),
-        NO_LEAK_FOUND: ("The attack converged: its first-layer residual is 0.004, limit 0.1.",),
-        INCONCLUSIVE: ("The first-layer residual is 0.93, above its limit of 0.1.",),
-    }[outcome]
 
 
 def _scored(

@@ -513,12 +513,11 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
         "rest.npz",
         "--steps",
         "3",
-        "--budget",
-        "2s",
+        "--effort",
+        "quick",
         "--quiet",
         "--subsets",
         "200",
-        "--no-twin",
         "--exit-zero",
     ]
     said = ["audit", "w.pt", "--model", code, *how]

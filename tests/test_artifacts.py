@@ -16,12 +16,11 @@ from residuum.auditing.artifacts import write_artifacts
 from residuum.auditing.published import SCHEMA_VERSION
 from residuum.auditing.result import AuditResult
 from residuum.auditing.store import AuditRun
-from residuum.auditing.verdict import EXIT_CODES, AttackOutcome, Verdict
+from residuum.auditing.verdict import EXIT_CODES, Verdict
 from residuum.cli.main import COMMANDS, main
 from residuum.errors import OutputError
-from residuum.records import Knowledge
 from residuum.report.html import STATUS, model_card
-from residuum.report.sarif import RULE, sarif
+from residuum.report.sarif import RULE, message, sarif
 from tests import pages, schemas
 from tests.program import options_of
 from tests.victims import write
@@ -95,17 +94,66 @@ def test_the_written_sarif(run: Path) -> None:
     assert artifact["location"]["uri"].startswith("file:///")
 
 
-@pytest.mark.parametrize("outcome", EXIT_CODES)
-def test_sarif_of_every_outcome(outcome: str) -> None:
-    verdict = Verdict(outcome, ("because <b>",), 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", "ncc > 0.8")
-    log = sarif(verdict, file="a b/m#1.pt", tool_version="1", sha256="0f", exit_code=1)
+def every_verdict() -> dict[str, Verdict]:
+    """Verdicts of every kind by name, with headlines as long as they get."""
+    below = pages.members(60, 40).verdict.replace(limit="near-copy")
+    grades = {"verbatim": 60000, "near-copy": 14, "resemblance": 3, "class-level": 2}
+    grades["membership"] = 40
+    leak = pages.audited().verdict
+    longest = leak.replace(grades=grades, grade="class-level", limit="near-copy", not_judged=7)
+    return {
+        **{outcome: pages.example(outcome).verdict for outcome in EXIT_CODES},
+        "membership": pages.members(60, 40).verdict,
+        "below the limit": below,
+        "without data": pages.without_data().verdict,
+        "longest": longest,
+    }
+
+
+@pytest.mark.parametrize(("name", "verdict"), every_verdict().items())
+def test_sarif_of_every_verdict(name: str, verdict: Verdict) -> None:
+    code = verdict.exit_code
+    log = sarif(verdict, file="a b/m#1.pt", tool_version="1", sha256="0f", exit_code=code)
     check_sarif(log)
     result = log["runs"][0]["results"][0]
-    assert (result["kind"] == "fail") == (outcome == "leak") == (result["level"] == "error")
-    assert result["ruleId"] == RULE
-    assert result["properties"]["recovered"] == 6
-    assert "NCC above 0.8" in result["message"]["text"]
+    kinds = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
+    kinds |= {"below the limit": ("fail", "note"), "longest": ("fail", "note")}
+    expected = kinds.get(name, kinds.get(verdict.outcome, ("pass", "none")))
+    assert (result["kind"], result["level"]) == expected
+    assert result["ruleId"] == RULE == log["runs"][0]["tool"]["driver"]["rules"][0]["id"]
+    assert log["runs"][0]["invocations"][0]["exitCode"] == code
+    text = result["message"]["text"]
+    assert len(text.split()) <= 40
+    assert text.startswith(
+        verdict.headline if name != "longest" else "Leak found, below your limit"
+    )
+    stored, reconstruction, membership = (answer.answer for answer in verdict.answers)
+    assert text.endswith(
+        f"Stored records: {stored}, reconstruction: {reconstruction}, membership: {membership}."
+    )
+    numbers = result["properties"]
+    assert numbers["answers"] == {answer.key: answer.answer for answer in verdict.answers}
+    assert numbers["outcome"] == verdict.outcome
+    assert numbers.get("recovered") == verdict.recovered
+    assert numbers.get("named") == verdict.named
+    assert numbers.get("expectedByChance") == verdict.expected_by_chance
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b/m%231.pt"
+
+
+def test_a_headline_of_any_length_leaves_room_for_the_answers() -> None:
+    verdict = every_verdict()["longest"]
+    words = " ".join(map(str, range(100)))
+    text = message(LongHeadline(**{**vars(verdict), "limit": words}))
+    assert len(text.split()) == 40
+    assert "…. Stored records: no" in text
+
+
+class LongHeadline(Verdict):
+    """A verdict whose headline never ends."""
+
+    @property
+    def headline(self) -> str:
+        return self.limit
 
 
 @pytest.mark.parametrize(
@@ -119,7 +167,7 @@ def test_sarif_of_every_outcome(outcome: str) -> None:
     ],
 )
 def test_other_logs_do_not_fit(place: tuple[str | int, ...], change: dict[str, Any]) -> None:
-    verdict = Verdict("leak", (), 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc")
+    verdict = pages.example("leak").verdict
     log = sarif(verdict, file="m.pt", tool_version="1", sha256="0f", exit_code=1)
     check_sarif(log)
     part = log
@@ -130,20 +178,53 @@ def test_other_logs_do_not_fit(place: tuple[str | int, ...], change: dict[str, A
         check_sarif(log)
 
 
-def test_names_stay_text_in_the_model_card() -> None:
-    result = pages.bare(
-        subject="<img src=x>|[a](javascript:b)",
-        knowledge=Knowledge(loss="`x`\n# head"),
-        attacks=(AttackOutcome("a|b", True, False, False, "*no*"),),
-        limitations=("no guarantee",),
+def card_cases() -> dict[str, AuditResult]:
+    """Audits of every kind, and one whose texts are as long as they get."""
+    long = pages.example("inconclusive")
+    answers = tuple(a.replace(evidence=f"{'word ' * 500}.") for a in long.verdict.answers)
+    long = long.replace(
+        subject="a file " * 100,
+        verdict=every_verdict()["longest"].replace(answers=answers),
     )
+    return {
+        **{outcome: pages.example(outcome) for outcome in EXIT_CODES},
+        "membership": pages.members(60, 40),
+        "without data": pages.without_data(),
+        "bare": pages.bare(),
+        "long": long,
+    }
+
+
+@pytest.mark.parametrize(("name", "result"), card_cases().items())
+def test_a_model_card_is_short_and_answers_the_questions(name: str, result: AuditResult) -> None:
+    text = model_card(result)
+    plain = text.replace("\\", "")
+    assert len(text.split()) <= 150
+    for answer in result.verdict.answers:
+        assert f"- {answer.question} **{answer.answer.capitalize()}.**" in plain
+    assert text.startswith("## Training-data audit")
+    assert "2026-03-04 09:30 UTC" in text
+    assert result.subject[:40].strip() in plain
+    assert result.verdict.headline[:60] in plain
+    assert text.endswith("It is no guarantee of privacy.\n")
+
+
+def test_a_model_card_has_the_evidence_but_no_sentence_that_is_cut() -> None:
+    for result in (pages.example("leak"), pages.members(60, 40), pages.without_data()):
+        text = html.unescape(model_card(result)).replace("\\", "")
+        for answer in result.verdict.answers:
+            assert answer.evidence.partition(" By their losses")[0] in text
+    assert "word" not in model_card(card_cases()["long"])
+
+
+def test_names_stay_text_in_the_model_card() -> None:
+    result = pages.bare(subject="<img src=x>|[a](javascript:b) `x`\n# head a|b *no*")
     text = model_card(result)
     assert "<img" not in text
     assert "&lt;img" in text
     assert "](javascript" not in text
     assert "\n# head" not in text
     assert "a\\|b" in text
-    assert "no guarantee" in text
 
 
 @pytest.mark.parametrize("name", ['a "b" \\ c\n\x7f\x00.npz', "données-\U0001f512.npz"])
@@ -176,37 +257,34 @@ def entry(page: str, name: str) -> str:
 
 
 def test_counts_of_every_attack_are_shown(run: Path) -> None:
-    """Baselines beside deciding attacks: count, chance and p, where result.json has them."""
+    """Counts, chance and p of deciding attacks and baselines, if result.json has them."""
     rows = json.loads((run / "result.json").read_text())["attacks"]
-    page, card = ((run / name).read_text() for name in ("report.html", "model_card.md"))
-    assert {row["name"] for row in rows if row["ran"]} > {"first-layer-weights", "model-inversion"}
+    page = (run / "report.html").read_text()
+    assert {row["name"] for row in rows if row["ran"]} > {"first-layer-weights"}
     for row in rows:
-        cells = next(line for line in card.splitlines() if line.startswith(f"| {row['name']} |"))
-        if row["ran"]:
-            chance, p = f"{row['expected_by_chance']:.3g}", f"{row['p_value']:.3g}"
-            rule = row["rule"].replace(">", "&gt;")
-            assert rule.startswith("ncc ")
-            assert f"| {row['recovered']} | {rule} | {chance} | {p} |" in cells
-            if row["decides"]:  # in the table of tests
-                cells = re.search(rf"<th scope=\"row\"><bdi>{row['name']}</bdi>.*?</tr>", page)
-                assert cells is not None
-                assert rule in cells.group()
-                assert f"<td>{row['recovered']}</td><td>{chance}</td><td>{p}</td>" in cells.group()
-            else:
-                line = f"alone {row['recovered']} recovered, {rule} · {chance} by chance · p {p}"
-                assert line in entry(page, row["name"])
+        if not row["ran"]:
+            assert row["reason"] in html.unescape(page)
+            continue
+        chance, p = f"{row['expected_by_chance']:.3g}", f"{row['p_value']:.3g}"
+        rule = row["rule"].replace(">", "&gt;")
+        assert rule.startswith("ncc ")
+        if row["decides"]:  # in the table of tests
+            cells = re.search(rf"<th scope=\"row\"><bdi>{row['name']}</bdi>.*?</tr>", page)
+            assert cells is not None
+            assert rule in cells.group()
+            assert f"<td>{row['recovered']}</td><td>{chance}</td><td>{p}</td>" in cells.group()
         else:
-            assert row["reason"] in cells.replace("\\", "")
+            line = f"alone {row['recovered']} recovered, {rule} · {chance} by chance · p {p}"
+            assert line in entry(page, row["name"])
 
 
-def test_the_threshold_stands_beside_the_count(run: Path) -> None:
+def test_the_threshold_is_next_to_the_count(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
-    verdict = result["verdict"]
-    rule = f"above {result['scores']['threshold']:.3g}"
-    assert verdict["rule"].startswith("ncc > ")
-    for name in ("report.html", "model_card.md", "report.sarif"):
-        text = (run / name).read_text().replace("&gt;", ">").replace("\\", "")
-        assert rule in text, name
+    rule = result["verdict"]["rule"]
+    assert rule == f"ncc > {result['scores']['threshold']:.3g}"
+    assert rule in (run / "report.html").read_text().replace("&gt;", ">")
+    log = json.loads((run / "report.sarif").read_text())
+    assert log["runs"][0]["results"][0]["properties"]["rule"] == rule
 
 
 def test_what_applies_and_was_not_run_is_not_called_inapplicable(run: Path) -> None:
@@ -226,14 +304,16 @@ def test_status_and_chance_are_explained(run: Path) -> None:
     assert status in STATUS
     assert STATUS[status] in page
     chance = result["verdict"]["expected_by_chance"]
-    assert f"The verdict counts {chance:.3g} by chance" in page
+    answer = result["verdict"]["answers"][1]
+    assert answer["expected_by_chance"] == chance
+    assert f"{chance:.2g}" in answer["evidence"]
+    assert f'<output id="count-null" for="threshold">{chance:.3g}</output>' in page
 
 
 def test_the_model_card_of_an_audit(run: Path) -> None:
     text = (run / "model_card.md").read_text()
-    assert text.startswith("## Training-data reconstruction audit")
-    for part in ("### Attacks", "### Granted to the attacker", "### Limitations", "no guarantee"):
-        assert part in text
+    assert text == model_card(AuditResult.load(run))
+    assert len(text.split()) <= 150
 
 
 def test_every_command_has_json_and_quiet() -> None:
@@ -259,4 +339,3 @@ def test_completion_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_report_says_how_the_network_as_read_does(run: Path) -> None:
     line = json.loads((run / "result.json").read_text())["fit"]["line"]
     assert line in re.sub("<[^>]*>", "", (run / "report.html").read_text())
-    assert f"- {line}" in (run / "model_card.md").read_text().replace("\\", "")

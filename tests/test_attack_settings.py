@@ -150,9 +150,8 @@ def test_an_audit_runs_attacks_with_their_settings_and_its_configuration_repeats
         data=split.train,
         holdout=split.holdout,
         attacks=[KKT(steps=7, sigma=0.3), "unmix"],
-        budget="20s",
+        effort="quick",
         subsets=200,
-        twin=False,
         baselines=False,
         out=tmp_path / "run",
     )

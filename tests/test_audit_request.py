@@ -41,11 +41,11 @@ def test_defaults_that_are_repeated_agree() -> None:
         ({"recipe": "rate=fast"}, "must be a number"),
         ({"task": "ranking"}, "task must be one of auto, binary"),
         ({"surface": "all of it"}, "surface must be one of all, weights"),
-        (
-            {"batches": [{"attack": "x"}]},
-            "a batch has an attack, restarts, steps and a seed",
-        ),
-        ({"batches": [{"attack": "x", "restarts": 0, "steps": 1, "seed": 0}]}, "at least 1"),
+        ({"effort": "slow"}, "effort must be one of quick, standard, thorough"),
+        ({"fail_on": "leak"}, "fail_on must be one of verbatim, near-copy"),
+        ({"batches": []}, "'batches'"),
+        ({"vouch": True}, "'vouch'"),
+        ({"twin": False}, "'twin'"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, object], message: str) -> None:
@@ -57,8 +57,10 @@ def test_wrong_settings_are_refused(options: dict[str, object], message: str) ->
 
 def test_every_setting_survives_toml() -> None:
     values = {
+        "effort": "thorough",
         "budget": "2min",
-        "twin": False,
+        "fail_on": "near-copy",
+        "positive_controls": False,
         "preset": "loo2024",
         "attacks": ["unmix"],
         "steps": 7,
@@ -69,10 +71,8 @@ def test_every_setting_survives_toml() -> None:
         "arch": "mlp:4-3-1",
         "model_code": "net:make",
         "baselines": False,
-        "vouch": True,
         "recipe": "epochs=3",
         "surface": "change",
-        "batches": [{"attack": "unmix", "restarts": 2, "steps": 3, "seed": 4}],
     }
     assert values.keys() == AuditRequest.model_fields.keys()
     defaults = AuditRequest().model_dump()

@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import residuum as rs
-from residuum.auditing.budget import Batch
 from residuum.auditing.listener import SILENT, AuditListener
 from residuum.auditing.run import STAGES
 from residuum.cli.main import main
 from residuum.errors import InputError
-from tests.victims import write
 
-TIMES = ("created", "seconds", "spent", "budget_needed")
+TIMES = ("created", "seconds")
+KKT = {"attack": "kkt", "steps": 20, "restarts": 1}
+QUICK = {"effort": "quick", "attacks": [KKT]}
 
 
 class InterruptAt(AuditListener):
@@ -43,20 +46,35 @@ def without_times(value: Any) -> Any:
     return value
 
 
+def save_table(path: Path, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write samples of six columns, whose sum gives the label, and return them."""
+    x = torch.rand(count, 6, generator=torch.Generator().manual_seed(seed))
+    y = (x.sum(1) > 3).long()
+    np.savez(path, x=x.numpy(), y=y.numpy())
+    return x, y
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Files and settings of an audit that reaches its positive controls."""
+    """Files of an audit that reaches its positive controls: a network that does not memorize."""
     folder = tmp_path_factory.mktemp("inputs")
-    write(folder, "tight")
+    x, y = save_table(folder / "train.npz", 30, 0)
+    save_table(folder / "test.npz", 400, 1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(x)[:, 0], y.float()).backward()
+        optimizer.step()
+    torch.save(model.state_dict(), folder / "model.pt")
     return {
-        "model": folder / "model.safetensors",
+        "model": folder / "model.pt",
         "data": folder / "train.npz",
         "holdout": folder / "test.npz",
-        "knowledge": {"value_range": "0,1", "mean": "train"},
-        "batches": [Batch("binary-kkt", 4, 400, 0)],
-        "steps": 400,
-        "budget": "58s",
+        "knowledge": {"value_range": "0,1"},
         "baselines": False,
+        "subsets": 200,
     }
 
 
@@ -66,6 +84,7 @@ def uninterrupted(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFacto
     out = tmp_path_factory.mktemp("whole") / "run"
     result = rs.audit(**inputs, out=out)
     assert [*result.seconds] == [stage.name for stage in STAGES if stage.name != "stored records"]
+    assert len(result.checks.positive_controls) == 2
     return without_times(json.loads((out / "result.json").read_text()))
 
 
@@ -95,15 +114,14 @@ def test_the_command_line_continues_an_audit_from_python(
     with pytest.raises(KeyboardInterrupt):
         rs.audit(**inputs, out=out, listener=InterruptAt("scores"))
     kept = sorted(path.name for path in (out / "work").glob("stage-*"))
-    assert kept == ["stage-attacks.safetensors", "stage-negative-controls.safetensors"]
-    config = tmp_path / "batches.toml"
-    config.write_text('[[batches]]\nattack = "binary-kkt"\nrestarts = 4\nsteps = 400\nseed = 0\n')
+    assert kept == [
+        f"stage-{name}.safetensors" for name in ("attacks", "membership", "negative-controls")
+    ]
     code = main(
         [
-            *("audit", str(inputs["model"]), "--config", str(config), "--out", str(out), "--quiet"),
+            *("audit", str(inputs["model"]), "--out", str(out), "--quiet"),
             *("--data", str(inputs["data"]), "--holdout", str(inputs["holdout"])),
-            *("--value-range", "0,1", "--mean", "train", "--steps", "400", "--budget", "58s"),
-            "--no-baselines",
+            *("--value-range", "0,1", "--subsets", "200", "--no-baselines"),
         ]
     )
     result = json.loads((out / "result.json").read_text())
@@ -114,7 +132,7 @@ def test_the_command_line_continues_an_audit_from_python(
 def test_a_finished_audit_is_returned_and_another_one_refused(
     inputs: dict[str, Any], tmp_path: Path
 ) -> None:
-    quick = {**inputs, "batches": [Batch("binary-kkt", 1, 20, 0)], "twin": False, "subsets": 200}
+    quick = {**inputs, **QUICK}
     first = rs.audit(**quick, out=tmp_path / "run")
     again = rs.audit(**quick, out=tmp_path / "run", listener=InterruptAt("attacks"))
     assert again.created == first.created
@@ -124,7 +142,7 @@ def test_a_finished_audit_is_returned_and_another_one_refused(
 
 def test_samples_in_memory_are_told_apart(inputs: dict[str, Any], tmp_path: Path) -> None:
     """An audit of arrays has no files to hash. Its run directory still refuses other samples."""
-    quick = {**inputs, "batches": [Batch("binary-kkt", 1, 20, 0)], "twin": False, "subsets": 200}
+    quick = {**inputs, **QUICK}
     train = rs.Dataset.from_npz(inputs["data"])
     rs.audit(**{**quick, "data": train}, out=tmp_path / "run")
     fewer = train.take(range(len(train) - 1))

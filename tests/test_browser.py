@@ -356,7 +356,6 @@ def test_readable_without_scripts(opened: Reports) -> None:
     tab = opened(page, scripts=False)
     assert tab.locator(".card:visible").count() == 30
     assert tab.locator("#controls").is_hidden()
-    tab.locator("#control summary").click()
     assert tab.locator("#count-train").inner_text() == str(page.verdict.recovered)
     assert tab.locator("#histogram svg .area").first.is_visible()
 
@@ -395,20 +394,21 @@ def table_page() -> AuditResult:
 
 PAGES = {outcome: partial(pages.example, outcome) for outcome in pages.OUTCOMES}
 PAGES |= {"table": table_page, "bare": pages.bare, "without data": pages.without_data}
+PAGES["members"] = partial(pages.members, 60, 40)
 
 
 @pytest.mark.parametrize("outcome", pages.OUTCOMES)
 def test_the_first_screen_answers_without_scrolling(
     opened: Reports, outcome: str, tmp_path: Path
 ) -> None:
-    """Verdict, count, certainty and next step within 1280 x 800; pictures at 160 pixels."""
+    """Verdict, the three answers and the next step within 1280 x 800; pictures at 130 pixels."""
     tab = opened(pages.example(outcome), unfolded=False)
     tab.set_viewport_size({"width": 1280, "height": 800})
     bottom = "document.querySelector('.next').getBoundingClientRect().bottom"
     assert tab.evaluate(bottom) <= 800
     widths = tab.evaluate("[...document.querySelectorAll('.best img')].map(i => i.clientWidth)")
     assert len(widths) == 6
-    assert min(widths) >= 150
+    assert min(widths) >= 130
 
 
 @pytest.mark.parametrize("kind", PAGES)
@@ -425,6 +425,8 @@ def test_every_page_fits_phones_and_wide_screens(opened: Reports, kind: str) -> 
         ("leak", "light"),
         ("table", "dark"),
         ("without data", "dark"),
+        ("members", "light"),
+        ("no-leak-found", "dark"),
     ],
 )
 def test_axe_finds_nothing_to_complain_about(opened: Reports, kind: str, scheme: str) -> None:
@@ -451,11 +453,36 @@ def test_the_next_command_can_be_copied(opened: Reports) -> None:
 def test_a_word_leads_to_its_meaning_and_back(opened: Reports) -> None:
     tab = opened(pages.example("leak"), unfolded=False)
     assert tab.locator("#word-near-copy").is_hidden()
-    tab.click(".term >> text=near-copy")
+    tab.click(".term >> text=near-copies")
     assert tab.locator("#word-near-copy").is_visible()
     assert tab.locator("#metrics table").is_hidden()
     tab.click("nav >> text=Metrics")
     assert tab.locator("#metrics table").is_visible()
+
+
+def test_the_finding_is_not_folded_away(opened: Reports) -> None:
+    """Membership: its chart, counts and table are visible without a click or a script."""
+    for scripts in (True, False):
+        tab = opened(pages.members(60, 40), unfolded=False, scripts=scripts)
+        assert tab.locator("#membership-chart .area").first.is_visible()
+        assert tab.locator("#membership tbody tr:visible").count() == 40
+    assert tab.locator(".question:visible").count() == 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_answers_keep_their_contrast_on_every_ground(opened: Reports, scheme: str) -> None:
+    """A "no" in green is on the red ground of a leak."""
+    tab = opened(pages.members(60, 40))
+    tab.emulate_media(color_scheme=scheme)
+    worst = tab.evaluate(CONTRAST)
+    assert worst[0] >= 4.5, worst
+
+
+def test_a_narrow_screen_stacks_answers(opened: Reports) -> None:
+    tab = opened(pages.members(60, 40), width=400, unfolded=False)
+    left = "[...document.querySelectorAll('.question > *')].map(e => e.getBoundingClientRect().x)"
+    assert len(set(tab.evaluate(left))) == 1
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 CONTRAST = """() => {

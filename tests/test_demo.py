@@ -17,7 +17,6 @@ SMALL = {
     "STEPS": 1500,
     "RESTARTS": 2,
     "ATTACK_STEPS": 500,
-    "BUDGET": "1s",
     "PHOTO_ARCH": "mlp:3072-40-40-1",
     "PHOTOS": 10,
     "PHOTO_STEPS": 120,

@@ -37,7 +37,7 @@ def dry(
 ) -> dict[str, object]:
     capsys.readouterr()
     wanted = ["audit", *(str(folder / s) if (folder / s).exists() else s for s in said)]
-    assert main([*wanted, "--dry-run", "--json", "--budget", "5s"]) == code
+    assert main([*wanted, "--dry-run", "--json"]) == code
     found = json.loads(capsys.readouterr().out)
     schemas.check("dry-run", found)
     return found
@@ -69,20 +69,47 @@ def test_a_run_that_can_go_says_what_it_would_try_what_it_costs_and_how_it_can_e
     assert rows["homogeneity"]["why"].startswith("order 3")
     assert rows["layer on the input"]["why"].startswith("layers.0, dense")
     assert "accuracy of the network as read: 100.0%" in rows["outputs"]["why"]
-    assert found["cost"].startswith("with a budget of 5s the attacks get")
+    assert found["cost"].startswith("Effort standard, at most 10m of reference time. Attacks: ")
+    assert "binary-kkt, " in found["cost"]
+    assert "Left out" not in found["cost"]
     assert all(why.startswith("can be reached") for why in found["verdicts"].values())
+
+
+def test_a_dry_run_names_what_a_budget_leaves_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ("m.safetensors", "--data", "train.npz", "--holdout", "rest.npz", "--value-range", "0,1")
+    found = dry(folder, capsys, *said, "--budget", "1s")
+    assert "Left out, because the budget is too small: binary-kkt: a single" in found["cost"]
+    assert found["cost"].endswith("This audit can show a leak and cannot rule one out.")
+    assert found["verdicts"][LEAK].startswith("can be reached")
+    assert found["verdicts"][NO_LEAK_FOUND].startswith("binary-kkt: a single restart takes about")
 
 
 @pytest.mark.parametrize(
     ("said", "leak", "passed"),
     [
-        (["--data", "train.npz"], "no held-out set was given", "no held-out set"),
-        (["--data", "train.npz", "--holdout", "few.npz"], "needs at least 100", "needs at least"),
+        (["--data", "train.npz"], "that the network never saw", "that the network never saw"),
+        (
+            ["--data", "train.npz", "--holdout", "few.npz"],
+            "at least 100 samples",
+            "at least 100 samples",
+        ),
         ([], "no training samples", "no training samples"),
         (
-            ["--data", "train.npz", "--holdout", "rest.npz", "--no-twin"],
+            ["--data", "train.npz", "--holdout", "rest.npz", "--no-positive-controls"],
             "can be",
-            "no positive controls are wanted",
+            "--no-positive-controls",
+        ),
+        (
+            ["--data", "train.npz", "--holdout", "rest.npz", "--effort", "quick"],
+            "can be",
+            "the effort quick can show a leak and rules none out",
+        ),
+        (
+            ["--data", "train.npz", "--holdout", "rest.npz", "--attacks", "unmix"],
+            "can be",
+            "only the standard plan can rule out a leak, and attacks changed it",
         ),
         (["--data", "few.npz", "--holdout", "rest.npz"], "also occur in", "also occur in"),
     ],
@@ -112,9 +139,8 @@ def test_the_table_of_what_applies_is_the_same_in_result_report_and_terminal(
         str(folder / "rest.npz"),
         "--steps",
         "5",
-        "--budget",
-        "1s",
-        "--no-twin",
+        "--effort",
+        "quick",
         "--subsets",
         "200",
         "--exit-zero",
@@ -151,4 +177,5 @@ def test_an_obstacle_of_one_file_is_said_once(
     rs.save_checkpoint(tight()[0], tmp_path / "m.safetensors")
     command = ["audit", str(tmp_path / "m.safetensors"), "--data", str(tmp_path / "train.npz")]
     assert main([*command, "--dry-run"]) == 2
-    assert capsys.readouterr().out.count("must be an .npz archive") == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("must be an .npz archive") == 1

@@ -662,9 +662,8 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
         checkpoint,
         data=split.train,
         holdout=split.holdout,
-        budget="1s",
+        effort="quick",
         steps=5,
-        twin=False,
         baselines=False,
     )
     alone = expose(checkpoint, split.train, split.holdout)
@@ -676,7 +675,7 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
     for text in (page, hidden):
         assert "Exposure of the training samples" in text
         assert "scores are not probabilities here" in text
-    without_samples = rs.audit(checkpoint, budget="1s", steps=5, twin=False, baselines=False)
+    without_samples = rs.audit(checkpoint, effort="quick", steps=5, baselines=False)
     assert without_samples.exposure is None
     rows = {row.what: row.why for row in without_samples.applies}
     assert rows["exposure"] == "there are no training samples to look at"

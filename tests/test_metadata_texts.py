@@ -43,7 +43,7 @@ def test_every_part_of_an_audit_says_whose_sentence_it_is(tmp_path: Path, capsys
         x = random.normal(size=(count, 4))
         np.savez(tmp_path / f"{name}.npz", x=x, y=np.where(x[:, 0] > 0, 1.0, -1.0))
     data = ["--data", str(tmp_path / "train.npz"), "--holdout", str(tmp_path / "hold.npz")]
-    limits = ["--steps", "2", "--budget", "1", "--no-twin"]
+    limits = ["--steps", "2", "--effort", "quick"]
     assert main(["audit", str(path), *data, *limits, "--out", str(out), "--explain"]) in (0, 1, 3)
     captured = capsys.readouterr()
     texts = {"terminal": captured.out + captured.err}

@@ -1,4 +1,4 @@
-"""Every notebook from its first cell to its report; only the minute of the audit is cut short."""
+"""Every notebook from its first cell to its report. Only the attacks are shortened."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from residuum.auditing.result import AuditResult
 from tests.documents import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-MINUTE = 'budget="1min"'
-QUICK = 'budget="1s", steps=40, twin=False, baselines=False, subsets=200'
+EFFORT = 'effort="quick"'
+SHORT = 'effort="quick", steps=40, baselines=False, subsets=200'
 
 
 def test_there_is_one_for_every_kind_of_model() -> None:
@@ -29,13 +29,13 @@ def test_a_notebook_leads_to_a_report(
     cells = json.loads(path.read_text("utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert all(not cell.get("outputs") for cell in cells)  # training data does not belong in git
-    assert sum(MINUTE in cell for cell in code) == 1
-    assert max(len(cell.splitlines()) for cell in code if MINUTE in cell) <= 10
+    assert sum(EFFORT in cell for cell in code) == 1
+    assert max(len(cell.splitlines()) for cell in code if EFFORT in cell) <= 10
     names: dict[str, object] = {"__name__": "__main__"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn's, of a training that is short on purpose
         for cell in code:
-            exec(compile(cell.replace(MINUTE, QUICK), path.name, "exec"), names)
+            exec(compile(cell.replace(EFFORT, SHORT), path.name, "exec"), names)
     result = names["result"]
     assert isinstance(result, AuditResult)
     assert result.fit is not None

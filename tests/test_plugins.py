@@ -137,8 +137,8 @@ def audit(site: Path, victims: Path, file: str, out: Path, *more: str) -> dict[s
         str(victims / "train.npz"),
         "--holdout",
         str(victims / "holdout.npz"),
-        "--budget",
-        "1s",
+        "--effort",
+        "quick",
         "--steps",
         "30",
         "--subsets",
@@ -165,7 +165,7 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
     assert rows["equal-kkt"]["residual"] > 0
     assert rows["first-directions"]["ran"]
     assert rows["first-directions"]["decides"]
-    assert not rows["first-directions"]["explained"]
+    assert rows["first-directions"]["residual"] is None
     # What is broken has a row that says so, and nothing else suffers.
     for name, words in (
         ("broken", "no such library"),
@@ -174,7 +174,6 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
         ("wide", "failed"),
     ):
         assert not rows[name]["ran"], name
-        assert not rows[name]["explained"], name
         assert words in rows[name]["reason"], rows[name]["reason"]
     (said,) = (one for one in found["warnings"] if one.startswith("Parts of other packages failed"))
     assert {*re.findall(r"[a-z-]+(?=[,.])", said)} == {"flat", "refuses", "wide", "broken"}

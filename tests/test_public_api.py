@@ -127,7 +127,7 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
         ),
         "attack": (lambda out: rs.attack(checkpoint, None, attack), set()),
         "audit": (
-            lambda out: rs.audit(checkpoint, budget="1s", steps=5).save(out),
+            lambda out: rs.audit(checkpoint, effort="quick", steps=5).save(out),
             {"result.json"},
         ),
         "certify": (

@@ -29,10 +29,8 @@ def audited(
         data=train,
         holdout=holdout,
         knowledge=known,
-        budget=5,
-        steps=400,
-        baselines=False,
-        twin=False,
+        effort="quick",
+        attacks=({"attack": "kkt", "steps": 400, "restarts": 2}, "unmix"),
         subsets=300,
         **options,
     )
@@ -76,7 +74,7 @@ def test_cards_show_the_id_and_redacted_reports_do_not(shifted: rs.AuditResult) 
 def test_every_artifact_says_how_many_records_were_not_judged(
     shifted: rs.AuditResult, tmp_path: Path
 ) -> None:
-    said = "2 of 40 records were not judged"
+    said = "2 of 40 samples were not judged"
     assert said in shifted.verdict.headline
     assert said.upper() in shifted.summary().upper()
     shifted.save(tmp_path / "run")
@@ -126,10 +124,10 @@ def test_the_command_says_it_on_the_first_screen(
     ).to_npz(tmp_path / "test.npz")
     command = ["audit", str(tmp_path / "m.safetensors"), "--data", str(tmp_path / "train.npz")]
     command += ["--holdout", str(tmp_path / "test.npz"), "--out", str(tmp_path / "run")]
-    command += ["--budget", "5s", "--steps", "50", "--no-twin", "--no-baselines"]
+    command += ["--effort", "quick", "--attacks", "unmix"]
     main([*command, "--subsets", "200"])
     shown = capsys.readouterr().out
-    assert "1 OF 40 RECORDS WERE NOT JUDGED" in shown.upper()
+    assert "1 OF 40 SAMPLES WAS NOT JUDGED" in shown.upper()
 
 
 @pytest.mark.parametrize("form", ["dictionary", "float32", "public"])
@@ -142,10 +140,8 @@ def test_a_mean_of_the_training_samples_is_named_as_such(form: str) -> None:
         data=split.train,
         holdout=split.holdout,
         knowledge={"value_range": (0, 1), "mean": mean.get(form, split.train.mean)},
-        budget=5,
-        steps=20,
-        baselines=False,
-        twin=False,
+        effort="quick",
+        attacks=("unmix",),
         subsets=200,
     )
     source = found.knowledge.provenance.get("mean", "user")

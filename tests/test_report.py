@@ -14,10 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
+from residuum.auditing.power import PositiveControls
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.report import html
-from residuum.report.charts import histogram
-from residuum.report.drawing import MAX_SIDE, data_uri, fitted
+from residuum.report.charts import histogram, membership_chart, tail_threshold
+from residuum.report.drawing import MAX_SIDE, data_uri, fitted, pixels
 from residuum.report.html import Item, frames, inline, isolated, items_of, render, visible
 from tests import pages
 
@@ -67,16 +68,14 @@ def test_the_verdict_comes_first_with_its_numbers(outcome: str) -> None:
     verdict = page.verdict
     assert verdict.expected_by_chance is not None
     count = f"{verdict.recovered} of 30" if outcome == "leak" else "30 training samples"
-    for part in (
-        verdict.headline,
-        count,
-        f"{verdict.expected_by_chance:g}",
-        "Next step",
-        "residuum ",
-    ):
+    chance = f"{verdict.expected_by_chance:g} by chance"
+    for part in (verdict.headline, count, chance, "Next step", "residuum "):
         assert part in text
-    assert text.index(verdict.sentence) < text.index("Next step") < text.index("Reconstructions")
-    assert text.count(verdict.sentence) == 1
+    places = [text.index(answer.question) for answer in verdict.answers]
+    assert places == sorted(places)
+    assert text.index(verdict.headline) < places[0] < places[2] < text.index("Next step")
+    assert text.index("Next step") < text.index("Reconstructions")
+    assert all(text.count(answer.evidence) == 1 for answer in verdict.answers)
     assert "no guarantee of privacy" in text
     assert not re.search(r"\b(is|are) (safe|private|secure)\b", text)
 
@@ -115,10 +114,13 @@ def test_counts_at_every_stop_are_those_of_a_plain_loop() -> None:
     assert page.evidence is not None
     table = data_of(render(page))["threshold"]
     scores, chance = page.evidence.values.tolist(), page.evidence.null.tolist()
-    for value, train, null in zip(table["values"], table["train"], table["null"], strict=True):
+    stops = zip(table["values"], table["train"], table["null"], strict=True)
+    for stop, (value, train, null) in enumerate(stops):
         assert train == sum(1 for score in scores if score > value)
         held_out = sum(1 for score in chance if score > value) / page.evidence.null_sets
-        assert null == pytest.approx(held_out, abs=1e-4)
+        if stop != table["start"]:
+            assert null == pytest.approx(held_out, abs=1e-4)
+    assert table["null"][table["start"]] == page.verdict.expected_by_chance  # that of the verdict
     assert table["values"][table["start"]] == page.control.threshold_null99
     assert table["train"][table["start"]] == page.verdict.recovered
     assert (table["train"][0], table["train"][-1]) == (50, 0)
@@ -195,7 +197,7 @@ def test_vectors_are_numbers() -> None:
 def test_the_gallery_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     text = render(pages.audited(500, (3, 32, 32), every=1))
     assert len(text.encode()) < 3_000_000
-    assert "120 of 500 shown, best first; 380 left out" in Elements(text).text
+    assert "120 of 500 shown, best first. 380 are left out" in Elements(text).text
     assert text.count('data-card="') == 120
     monkeypatch.setattr(html, "MAX_BYTES", 60_000)
     few = render(pages.audited(40, (3, 32, 32), every=1))
@@ -216,10 +218,10 @@ def test_matches_without_a_control_are_shown_as_such() -> None:
     page = pages.audited(5, outcome=INCONCLUSIVE)
     assert page.scores is not None
     text = Elements(render(page.replace(scores=page.scores.replace(calibrated=False)))).text
-    assert "Without a held-out control" in text
-    assert "Reconstructions and what they match" in text
-    assert "Without the data" not in text
-    assert "Without the data" in Elements(render(pages.without_data())).text
+    assert "Without held-out samples nothing shows which" in text
+    assert "Reconstructions and the training samples they match" in text
+    assert "nothing to compare with" not in text
+    assert "nothing to compare with" in Elements(render(pages.without_data())).text
 
 
 def test_redaction_leaves_no_image() -> None:
@@ -283,7 +285,8 @@ def test_few_items(count: int) -> None:
     text = render(pages.audited(count))
     assert text.count('data-card="') == count
     assert ("no candidate" in text) == (count == 0)
-    assert "No training sample came back closer" in render(pages.audited(4, outcome=INCONCLUSIVE))
+    nothing = "No training sample is matched more closely than chance allows"
+    assert nothing in render(pages.audited(4, outcome=INCONCLUSIVE))
     bare = render(pages.bare())
     assert "Nothing but the weights" in bare
     assert not re.search(r"\bNone\b(?! of)", Elements(bare).text)
@@ -329,7 +332,7 @@ def test_every_test_has_a_row_with_what_it_means() -> None:
     rows = (
         one.replace(name="first", surface="weights", p_value=0.0005, adjusted=0.001, **counts),
         one.replace(name="second", surface="moment", p_value=0.008, adjusted=0.02, **counts),
-        one.replace(name="third", p_value=0.4, adjusted=0.5, silent="it is silent", **counts),
+        one.replace(name="third", p_value=0.4, adjusted=0.5, **counts),
         one.replace(name="fourth", ran=False, recovered=None),
     )
     text = render(result.replace(attacks=rows))
@@ -337,13 +340,231 @@ def test_every_test_has_a_row_with_what_it_means() -> None:
     assert table.count('<th scope="row">') == 3
     assert "fourth" not in table
     for said in (
-        "finds more than chance gives all tests together",
+        "recovers more than chance gives all tests together",
         "(ncc &gt; 0.8)",
-        "finds more than chance by itself, and not over all tests",
-        "finds no more than chance; it is silent",
+        "recovers more than chance by itself, but not over all tests",
+        "recovers no more than chance",
         "moment",
     ):
         assert said in table
+
+
+def section(text: str, name: str) -> str:
+    """The section of a page with this anchor, "" if there is none."""
+    found = re.search(rf'<section id="{name}".*?</section>', text, re.S)
+    return found[0] if found else ""
+
+
+def is_open(text: str) -> bool:
+    return re.search(r"<details open><summary><h2", text) is not None
+
+
+def test_the_sentence_below_the_headline_repeats_no_answer() -> None:
+    page = pages.members(60, named=40)
+    some = page.replace(verdict=page.verdict.replace(not_judged=2))
+    sentences = re.findall(r'<p class="sentence">(.*?)</p>', render(some))
+    assert [Elements(text).text for text in sentences] == [
+        "What was not judged also occurs in the held-out set."
+    ]
+    assert '<p class="sentence">' not in render(pages.example("no-leak-found"))
+    open_page = pages.example("inconclusive")
+    assert open_page.verdict.sentence in Elements(render(open_page)).text
+
+
+@pytest.mark.parametrize("outcome", pages.OUTCOMES)
+def test_every_answer_is_a_word_with_an_icon_of_its_own(outcome: str) -> None:
+    """The icon is hidden from screen readers, which read the word; without color the shape differs."""
+    page = pages.example(outcome)
+    rows = re.findall(r'<li class="question ([\w-]+)">(.*?)</li>', render(page), re.S)
+    assert [html.SYMBOLS[answer.answer] for answer in page.verdict.answers] == [r[0] for r in rows]
+    for answer, (_, row) in zip(page.verdict.answers, rows, strict=True):
+        assert f"<strong>{answer.answer.capitalize()}</strong>" in row
+        assert f"<h2>{answer.question}</h2>" in row
+        text = Elements(row).text
+        assert answer.evidence in text
+        assert answer.power in text
+        assert 'aria-hidden="true"' in row
+    shapes = {answer: re.findall(r"<(?:path|circle)[^>]*>", row) for answer, row in rows}
+    assert len({str(shape) for shape in shapes.values()}) == len(shapes)
+
+
+def test_membership_is_open_and_first_if_it_is_the_finding() -> None:
+    page = pages.members(60, named=40)
+    text = render(page)
+    members = section(text, "membership")
+    assert page.verdict.grade == "membership"
+    assert is_open(members)
+    assert text.index('id="membership"') < text.index('id="control"') < text.index('id="gallery"')
+    assert "Whoever has a sample can tell from the weights that it was trained on." in members
+    assert page.membership is not None
+    assert page.membership.loss is not None
+    assert page.membership.loss.line in members
+    assert "beyond chance" not in re.sub(r"<script.*?</script>", "", text, flags=re.S).replace(
+        "<span>beyond chance</span>", ""
+    )
+    quiet = render(pages.audited(60, outcome="no-leak-found"))
+    assert not is_open(section(quiet, "membership"))
+    assert "No training sample is named." in section(quiet, "membership")
+    assert quiet.index('id="gallery"') < quiet.index('id="membership"')
+    assert section(render(pages.without_data()), "membership") == ""
+
+
+def test_reconstructions_are_open_if_they_are_the_finding() -> None:
+    assert is_open(section(render(pages.example("leak")), "control"))
+    assert not is_open(section(render(pages.example("no-leak-found")), "control"))
+
+
+@pytest.mark.parametrize(("named", "rows"), [(0, 0), (1, 1), (50, 50), (51, 50), (200, 50)])
+def test_the_table_of_named_samples_is_bounded_and_says_how_many_more(
+    named: int, rows: int
+) -> None:
+    page = pages.members(400, named)
+    table = section(render(page), "membership")
+    assert page.membership is not None
+    assert table.count('<th scope="row">') == rows
+    assert (f"{named - rows} more are not shown" in table) == (named > rows)
+    assert ("named samples, the surest first" in table) == (named > 0)
+    for i in range(rows):
+        q, boundaries = float(page.membership.q[i]), int(page.membership.boundaries[i])
+        cells = f"</th><td>{html.p_text(q)}</td><td>{boundaries}</td>"
+        assert re.search(rf">{i}{re.escape(cells)}", table), i
+
+
+def test_named_samples_have_pictures_if_the_record_holds_them() -> None:
+    page = pages.members(60, named=12)
+    members = section(render(page), "membership")
+    assert members.count("<img") == 12
+    assert 'alt="Training sample in row 0"' in members
+    assert page.evidence is not None
+    first = page.evidence.index.tolist().index(0)
+    shown = re.search(r'src="([^"]+)" alt="Training sample in row 0"', members)
+    assert shown is not None
+    assert shown[1] == data_uri(pixels(page.evidence.x[first]))
+    assert "<img" not in section(render(page, redact=True), "membership")
+    assert section(render(page, redact=True), "membership").count('<th scope="row">') == 12
+    assert "<img" not in section(render(pages.members(60, named=12, shape=(6,))), "membership")
+    # The record holds a part of the samples only.
+    few = page.evidence.replace(index=page.evidence.index[:5], x=page.evidence.x[:5])
+    held = set(few.index.tolist()) & set(range(12))
+    members = section(render(page.replace(evidence=few)), "membership")
+    assert members.count("<img") == len(held)
+
+
+def test_the_membership_chart_counts_as_the_verdict() -> None:
+    test = pages.member_test(60, 40)
+    chart = membership_chart(test)
+    assert chart is not None
+    threshold = tail_threshold(test.holdout_statistic.numpy())
+    assert int((test.statistic > threshold).sum()) == test.above_tail
+    assert int((test.holdout_statistic > threshold).sum()) == 10  # 1% of 1000
+    assert f"{test.above_tail} of 60 training samples lie above" in chart.summary
+    line = float(re.findall(r'class="rule" d="M([\d.]+) ', chart.drawing)[0])
+    ticks = re.findall(r'text-anchor="middle" x="([\d.]+)"[^>]*>([^<]+)', chart.drawing)
+    (x0, v0), (x1, v1) = [(float(x), float(text)) for x, text in (ticks[0], ticks[-1])]
+    assert line == pytest.approx(x0 + (threshold - v0) * (x1 - x0) / (v1 - v0), abs=0.5)
+    alone = test.replace(holdout_statistic=torch.zeros(0, dtype=torch.float64))
+    assert membership_chart(alone) is None
+
+
+def test_all_views_show_the_same_counts() -> None:
+    """Terminal, first screen, chart, gallery, SARIF and model card."""
+    reconstruction, membership = pages.audited(60), pages.members(60, named=40)
+    count, chance = reconstruction.verdict.recovered, reconstruction.verdict.expected_by_chance
+    text = render(reconstruction)
+    table = data_of(text)["threshold"]
+    assert (table["train"][table["start"]], table["null"][table["start"]]) == (count, chance)
+    assert sum(bool(card["recovered"]) for card in data_of(text)["cards"]) == count
+    phrase = f"{count} of 60 training samples were reconstructed"
+    for view in (Elements(text).text, reconstruction.summary(), html.model_card(reconstruction)):
+        assert phrase in " ".join(view.split())
+    named = f"{40} of 60 training samples are named"
+    text = render(membership)
+    for view in (Elements(text).text, membership.summary(), html.model_card(membership)):
+        assert named in " ".join(view.split())
+    panel = section(text, "membership")
+    assert '<span class="figure">40</span><span>of 60 training samples are named' in panel
+    assert "All 40 named samples" in panel
+
+
+def test_the_chance_level_at_the_threshold_is_that_of_the_test() -> None:
+    """The chart draws fewer held-out sets than the test, so its own count would differ a little."""
+    page = pages.audited(60)
+    assert page.scores is not None
+    metric = page.scores.metrics["ncc"].replace(expected_by_chance=0.731)
+    page = page.replace(scores=page.scores.replace(metrics={**page.scores.metrics, "ncc": metric}))
+    table = data_of(render(page))["threshold"]
+    assert table["null"][table["start"]] == 0.731
+    assert table["null"].count(0.731) == 1
+
+
+def test_a_match_by_chance_is_no_finding_next_to_named_members() -> None:
+    page = pages.members(60, named=40)
+    assert page.scores is not None
+    rows = list(page.scores.per_sample)
+    rows[0] = rows[0].replace(recovered=True)
+    metric = page.scores.metrics["ncc"].replace(recovered=1)
+    scores = page.scores.replace(
+        per_sample=tuple(rows), metrics={**page.scores.metrics, "ncc": metric}
+    )
+    text = render(page.replace(scores=scores))
+    assert data_of(text)["cards"] == []
+    assert "The verdict counts none of these matches" in section(text, "control")
+    assert ": beyond chance" not in re.sub(r"<[^>]+>", " ", text)
+    assert "The verdict counts none" not in render(pages.audited(60))
+
+
+def test_a_sample_that_only_another_attack_recovers_has_a_card() -> None:
+    page = pages.audited(30)
+    assert page.findings is not None
+    assert page.scores is not None
+    assert page.evidence is not None
+    shown = {row.index for row in page.scores.per_sample if row.recovered}
+    other = next(i for i in range(30) if i not in shown)
+    place = page.evidence.index.tolist().index(other)
+    sample = page.evidence.x[place]
+    x = torch.cat([torch.rand(4, *sample.shape).double(), sample[None]])
+    part = page.reconstructions[0].replace(attack="weight-decay", x=x, selection=None)
+    both = page.findings.replace(
+        survivors=("binary-kkt", "weight-decay"),
+        samples=(*page.findings.samples, other),
+        recovered=page.findings.recovered + 1,
+    )
+    page = page.replace(findings=both, reconstructions=(*page.reconstructions, part))
+    cards = {item.number: item for item in items_of(page) if item.recovered}
+    assert len(cards) == both.recovered
+    assert cards[other].attack == "weight-decay"
+    assert cards[other].scores["ncc"] == pytest.approx(1.0)
+    assert cards[other].found == pytest.approx(sample.numpy())
+    text = Elements(render(page)).text
+    assert f"All attacks together recover {both.recovered} training samples." in text
+    assert f"{both.recovered} in all" in text
+
+
+def test_positive_controls_are_a_table() -> None:
+    page = pages.example("no-leak-found")
+    power = section(render(page), "power")
+    assert is_open(power)
+    rows = re.findall(r"<tr><th.*?</tr>", power, re.S)[1:]
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+    assert cells == [
+        ["60", "10", ", ".join(["31"] * 9 + ["24"]), "yes", "74%"],
+        ["60", "1", "0", "no", "–"],
+        ["30", "3", "9, 14, 11", "yes", "37%"],
+    ]
+    for control in page.checks.positive_controls:
+        assert control.sentence in Elements(power).text
+    untried = PositiveControls("membership", reason="there are too few held-out samples")
+    checks = page.checks.replace(positive_controls=(untried,))
+    power = section(render(page.replace(checks=checks)), "power")
+    assert "there are too few held-out samples" in power
+    assert section(render(pages.example("leak")), "power") == ""
+
+
+@pytest.mark.parametrize("outcome", pages.OUTCOMES)
+def test_removed_words_are_gone(outcome: str) -> None:
+    text = Elements(render(pages.example(outcome))).text.lower()
+    for word in ("vouch", "twin", "permuted", "explained", "class-like"):
+        assert word not in text
 
 
 def test_rendering_twice_gives_the_same_file() -> None:
@@ -354,7 +575,9 @@ def test_notebook_summary_holds_no_image_and_no_script() -> None:
     page = pages.audited(10, names=pages.HOSTILE)
     short = inline(page)
     assert page.verdict.headline in short
-    assert page.verdict.sentence in Elements(short).text
+    words = [answer.answer.capitalize() for answer in page.verdict.answers]
+    assert re.findall(r"<th[^>]*>(\w+)</th>", short) == words
+    assert all(answer.evidence in Elements(short).text for answer in page.verdict.answers)
     assert not {"img", "script", "iframe"} & {tag for tag, _ in Elements(short).found}
     assert len(short) < 3000
     assert not DIRECTION_MARKS.search(short)
@@ -373,7 +596,7 @@ def test_only_a_leak_says_that_a_match_goes_beyond_chance() -> None:
 def test_charts_leave_their_looks_to_the_style_sheet() -> None:
     page = render(pages.audited(30))
     charts = re.findall(r'<figure class="chart".*?</figure>', page, re.S)
-    assert len(charts) == 3
+    assert len(charts) == 4
     for chart in charts:
         assert 'role="img" aria-label=' in chart
         assert not re.search(r"style=|<style|<g|<defs|url\(|http:", chart)

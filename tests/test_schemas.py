@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from residuum.auditing.comparing import Comparison
+from residuum.auditing.questions import Answer
 from residuum.auditing.verdict import EXIT_CODES, Verdict
 from residuum.records import Record
 from residuum.records.published import published_form
@@ -48,7 +49,7 @@ def test_every_file_is_a_schema_with_a_version(name: str) -> None:
 def test_choices_and_limits_of_the_records_are_in_the_schema() -> None:
     verdict = schema("result")["$defs"]["Verdict"]["properties"]
     assert verdict["outcome"]["enum"] == [*EXIT_CODES]
-    assert verdict["exit_code"]["enum"] == [*EXIT_CODES.values()]
+    assert {*verdict["exit_code"]["enum"]} == {*EXIT_CODES.values()}
     assert (verdict["significance"]["minimum"], verdict["significance"]["maximum"]) == (0, 1)
     assert schema("scan")["$defs"]["Finding"]["properties"]["kind"]["enum"] == [*KINDS]
     exposure = schema("exposure")
@@ -56,7 +57,17 @@ def test_choices_and_limits_of_the_records_are_in_the_schema() -> None:
 
 
 def test_the_form_of_a_record_is_its_json() -> None:
-    verdict = Verdict("leak", ("why",), 20, 6, 0.2, (2.0, 9.0), 0.002, "ncc", "ncc > 0.8")
+    verdict = Verdict(
+        "leak",
+        ("why",),
+        answers=(Answer("stored", "Are training records stored in the file?", "yes", "They are."),),
+        grade="near-copy",
+        grades={"near-copy": 6},
+        n=20,
+        recovered=6,
+        interval=(2.0, 9.0),
+        p_value=0.002,
+    )
     values = verdict.to_json()
     published_form(Verdict).model_validate(values)
     assert (values["exit_code"], values["interval"]) == (1, [2.0, 9.0])

@@ -11,114 +11,160 @@ import torch
 
 from residuum.auditing.applicability import NOT_TRIED, Applies
 from residuum.auditing.inputs import Fit
+from residuum.auditing.next_steps import TABLE
+from residuum.auditing.outcomes import AttackOutcome, Findings
+from residuum.auditing.power import PositiveControls
 from residuum.auditing.result import AuditResult
-from residuum.auditing.verdict import (
-    HURRIED,
-    INCONCLUSIVE,
-    LEAK,
-    NO_LEAK_FOUND,
-    AttackOutcome,
-    Checks,
-    Findings,
-    Twin,
-    Verdict,
-)
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
 from residuum.networks.network import Network
-from residuum.report.glossary import GLOSSARY, used
+from residuum.report.glossary import GLOSSARY, entry, pattern, used
 from residuum.report.html import render
+from residuum.risk.membership import LossSeparation
 from tests import pages
 from tests.documents import ROOT
 
 FIT = Fit("accuracy", 1.0, 0.9, 0.5)
 KNOWN = Checks(fit=FIT, told_apart=0.001)
 FILES = {"checkpoint": "my model.pt", "data": "train.npz", "holdout": "test.npz", "out": "runs/a"}
-EXPLAINS = AttackOutcome("binary-kkt", True, True, True, "", "weights", residual=0.1, permuted=0.8)
-SILENT = EXPLAINS.replace(residual=0.7)
-MOMENT = EXPLAINS.replace(name="moment", surface="moment")
+RAN = AttackOutcome("binary-kkt", True, True, True, "", "weights", residual=0.1)
+MOMENT = RAN.replace(name="moment", surface="moment")
 WEIGHTS = Network({"layers.0.weight": torch.ones(1, 1)}, "mlp:1-1")
+MEMBERS = pages.member_test(30, holdout=600)
+MEMORIZES = MEMBERS.replace(loss=LossSeparation(0.9, 0.85, 0.95, 0.3, 1e-6))
 
 
 def audit(verdict: Verdict, attacks: tuple[AttackOutcome, ...], **changes: object) -> AuditResult:
     return pages.bare(verdict=verdict, attacks=attacks, files=FILES, **changes)
 
 
-def found(outcome: str) -> Verdict:
-    return Verdict(
-        outcome, ("because of that",), 30, 0, 0.3, None, 0.4, "ncc", "ncc > 0.8", tests=1
-    )
+def opened(checks: Checks = KNOWN, attacks: tuple[AttackOutcome, ...] = (RAN,), **changes: object):
+    """An inconclusive audit."""
+    return audit(OPEN, attacks, checks=checks, **{"membership": MEMBERS, **changes})
 
 
-LEAKED = found(LEAK).replace(recovered=6, p_value=0.0005, grade="near-copy")
-OPEN = found(INCONCLUSIVE)
-SHORT = EXPLAINS.replace(unfinished="each restart ran 609 of 3000 steps")
+def leaked(grade: str, attacks: tuple[AttackOutcome, ...] = (), **changes: object) -> AuditResult:
+    """An audit that found a leak of this grade."""
+    limit = str(changes.pop("limit", "membership"))
+    stored = "9 records" if grade == "verbatim" else ""
+    verdict = Verdict(LEAK, n=30, grade=grade, grades={grade: 6}, limit=limit, stored=stored)
+    return audit(verdict, attacks, **changes)
+
+
+OPEN = Verdict(INCONCLUSIVE, ("because of that",), n=30)
+SURVIVES = RAN.replace(adjusted=0.001)
+LEAKS_MOMENT = MOMENT.replace(adjusted=0.001)
+SHORT = RAN.replace(unfinished="each restart ran 609 of 3000 steps")
 NOT_FITTED = KNOWN.replace(fit=FIT.replace(train=0.5))
-LEAKS = (EXPLAINS.replace(adjusted=0.001),)
-NEXT = [  # an audit, words of its next step, and part of its last command, "" if words must do
-    (audit(LEAKED, LEAKS), "Retrain with differential privacy", "report runs/a --redact"),
+NO_CONTROLS = (PositiveControls("membership", reason="you passed --no-positive-controls"),)
+# A name, an audit, words of its next step, and a part of its last command, "" if there is none. One row of
+# the table in next_steps.py after the other.
+NEXT = [
+    ("stored", leaked("verbatim", checkpoint=WEIGHTS), "writes the weights alone", "--redact"),
+    ("made of records", leaked("verbatim"), "such as nearest neighbors", "--redact"),
+    ("below", leaked("class-level", limit="near-copy"), "weaker than your limit", "--redact"),
+    ("members", leaked("membership"), "who is in the training set", "report runs/a --redact"),
     (
-        audit(LEAKED, (MOMENT.replace(adjusted=0.001),), checkpoint=WEIGHTS),
-        "optimizer state",
+        "moment",
+        leaked("near-copy", (LEAKS_MOMENT,), checkpoint=WEIGHTS),
+        "Strip it and audit what remains",
         "report runs/a --redact",
     ),
-    (audit(LEAKED.replace(stored="9 records"), ()), "contains training records", "--redact"),
-    (audit(Verdict(INCONCLUSIVE, ("no data",)), ()), "Pass the training samples", ""),
-    (audit(Verdict(INCONCLUSIVE, ("few",), n=30), ()), "more held-out samples", ""),
-    (audit(OPEN, (SILENT,), checks=KNOWN), "more time is unlikely to help", ""),
     (
-        audit(OPEN, (SHORT,), checks=KNOWN.replace(budget_needed=100.0), settings={"budget": 9.0}),
-        "Its full plan takes about 2m",
-        "--budget 2m",
+        "moment and weights",
+        leaked("near-copy", (LEAKS_MOMENT, SURVIVES)),
+        "Also remove the optimizer state",
+        "report runs/a --redact",
     ),
     (
-        audit(OPEN, (SHORT,), checks=KNOWN.replace(budget_needed=24_000.0)),
-        "would take about 6h40m on this machine",
+        "weights",
+        leaked("near-copy", (SURVIVES,)),
+        "Retrain with differential privacy",
+        "report runs/a --redact",
+    ),
+    ("no data", audit(Verdict(INCONCLUSIVE, ("no data",)), ()), "Pass the training samples", ""),
+    (
+        "no held-out samples",
+        opened(membership=MEMBERS.replace(holdout=0)),
+        "Pass samples that the network never saw",
         "",
     ),
-    (audit(OPEN, (EXPLAINS,), checks=Checks(("broke",))), "other held-out samples", ""),
+    ("failed control", opened(Checks(("broke",))), "other held-out samples", ""),
+    ("misread", opened(NOT_FITTED, (SHORT,)), "Check that architecture", ""),
     (
-        audit(OPEN, (EXPLAINS,), checks=Checks(("Give a longer --budget",), FIT, 0.001)),
-        "more time",
-        "--budget 2m",
-    ),
-    # Inputs that do not fit come before everything that costs time.
-    (audit(OPEN, (SHORT,), checks=NOT_FITTED), "Check that architecture", ""),
-    (
-        audit(OPEN, (EXPLAINS, MOMENT), checks=KNOWN, checkpoint=WEIGHTS),
-        "Strip the optimizer state",
-        "audit stripped.pt",
-    ),
-    (audit(OPEN, (EXPLAINS,), checks=KNOWN.replace(told_apart=0.5)), "Check that arch", "--vouch"),
-    (
-        audit(OPEN, (EXPLAINS,), checks=KNOWN.replace(twins=(Twin(reason=HURRIED),))),
-        "more time",
-        "--budget 2m",
-    ),
-    (
-        audit(OPEN, (EXPLAINS,), checks=KNOWN.replace(twins=(Twin(reason="none"),))),
-        "--no-twin",
+        "few held-out samples",
+        opened(membership=MEMBERS.replace(holdout=50, reason="there are 50.")),
+        "at least 199, and there are 50",
         "",
     ),
-    (audit(OPEN, (EXPLAINS,), checks=KNOWN.replace(twins=(Twin(n=9),))), "--recipe", ""),
     (
-        audit(
-            OPEN,
-            (EXPLAINS,),
-            checks=KNOWN,
-            findings=Findings(28, set_aside_matches=(3,)),
-        ),
+        "quick",
+        opened(KNOWN.replace(restricted="effort quick"), settings={"effort": "quick"}),
+        "Run the standard plan",
+        "--out runs/a-again",
+    ),
+    (
+        "repeats match",
+        opened(findings=Findings(28, set_aside_matches=(3,))),
         "Remove the training samples from the held-out file",
         "",
     ),
     (
-        audit(found(NO_LEAK_FOUND), (EXPLAINS,), applies=(Applies("ntk", NOT_TRIED, "no start"),)),
+        "moment stays",
+        opened(attacks=(RAN, MOMENT), checkpoint=WEIGHTS),
+        "Strip the optimizer state",
+        "audit stripped.pt",
+    ),
+    (
+        "out of reach",
+        opened(KNOWN.replace(budget_needed=24_000.0), (SHORT,)),
+        "would take about 6h40m of reference time",
+        "",
+    ),
+    (
+        "left out",
+        opened(KNOWN.replace(budget_needed=100.0), (SHORT,), settings={"budget": 9.0}),
+        "Raise the budget",
+        "--budget 1m40s",
+    ),
+    ("stopped", opened(KNOWN.replace(stopped="the clock")), "on an idle machine", "runs/a-again"),
+    ("memorizes", opened(membership=MEMORIZES), "cannot clear it", "--redact"),
+    (
+        "no controls",
+        opened(KNOWN.replace(positive_controls=NO_CONTROLS)),
+        "Let the audit train its positive controls",
+        "audit 'my model.pt'",
+    ),
+    (
+        "other samples",
+        opened(membership=MEMBERS.replace(reason="of another kind.")),
+        "Check that architecture",
+        "",
+    ),
+    ("unnoticed", opened(), "--recipe", ""),
+    (
+        "no leak",
+        audit(
+            Verdict(NO_LEAK_FOUND, n=30), (RAN,), applies=(Applies("ntk", NOT_TRIED, "no start"),)
+        ),
         "Not covered: an attacker who knows the weights that training began from (--init)",
         "scan 'my model.pt'",
     ),
 ]
+STEPS = [case[1:] for case in NEXT]
 
 
-@pytest.mark.parametrize(("result", "text", "command"), NEXT)
+def test_every_row_of_the_table_of_next_steps_has_a_case() -> None:
+    rows = [(outcome, i) for outcome, table in TABLE.items() for i in range(len(table))]
+    reached = []
+    for _, result, _, _ in NEXT:
+        table = TABLE[result.verdict.outcome]
+        first = next(i for i, row in enumerate(table) if row.applies(result))
+        reached.append((result.verdict.outcome, first))
+    assert reached == rows
+
+
+@pytest.mark.parametrize(("result", "text", "command"), STEPS, ids=[case[0] for case in NEXT])
 def test_the_next_step_of_every_case_is_one_with_its_command(
     result: AuditResult, text: str, command: str
 ) -> None:
@@ -140,29 +186,34 @@ def test_the_next_audit_has_the_same_knowledge() -> None:
     assert "--knowledge runs/a/knowledge.safetensors --budget 15m --out runs/a-again" in command
 
 
-def test_every_fact_stands_once_and_counts_stand_beside_chance() -> None:
-    result = audit(LEAKED, (EXPLAINS.replace(adjusted=0.001),), checks=KNOWN)
+def test_every_fact_is_printed_once_and_counts_with_what_chance_gives() -> None:
+    result = pages.example(LEAK)
     text = " ".join(result.screen.text().split())
-    for once in ("6 of 30", "chance alone gives 0.3", "p < 0.001", "above 0.8", "100.0% on the"):
+    for once in (
+        f"{result.verdict.recovered} of 60",
+        "0.6 by chance",
+        "p = 0.002",
+        "100.0% on the",
+        *(answer.question for answer in result.verdict.answers),
+    ):
         assert text.count(once) == 1, once
     assert FIT.line not in result.screen.text(80, ("network",))
 
 
 def test_what_was_granted_is_said_in_words_with_its_source() -> None:
-    told = dict(pages.audited(3).screen.facts)["attacker was told"]
+    told = dict(pages.audited(3).screen.facts)["attacker knows"]
     for part in ("range of values (0 to 1)", "mean of the samples (taken from the training data"):
         assert part in told
-    assert dict(pages.bare().screen.facts)["attacker was told"] == "nothing but the weights"
+    assert dict(pages.bare().screen.facts)["attacker knows"] == "nothing but the weights"
 
 
 @pytest.mark.parametrize("width", [80, 110])
 def test_no_line_is_wider_than_the_terminal_and_commands_survive(width: int) -> None:
-    for result, _, _ in NEXT:
+    for _, result, _, _ in NEXT:
         lines = result.screen.text(width).splitlines()
         assert max(map(len, lines)) <= width
-        assert not any(
-            re.search(r" --(?!vouch)[\w-]+ \\$", line) for line in lines
-        )  # an option has its value
+        flags = "positive-controls"  # options without a value
+        assert not any(re.search(rf" --(?!{flags})[\w-]+ \\$", line) for line in lines)
         joined = re.sub(r" \\\n\s*", " ", "\n".join(lines))
         assert all(command in joined for command in result.screen.next.commands)
 
@@ -170,6 +221,7 @@ def test_no_line_is_wider_than_the_terminal_and_commands_survive(width: int) -> 
 # Words that only the authors know; whichever stands on a first screen must be explained there.
 JARGON = [
     "adjusted",
+    "activation",
     "baseline",
     "bias",
     "calibrated",
@@ -177,7 +229,7 @@ JARGON = [
     "certificate",
     "chance",
     "Clarke",
-    "class-like",
+    "class-level",
     "complementary",
     "control",
     "convict",
@@ -185,6 +237,7 @@ JARGON = [
     "energy",
     "exchangeable",
     "explained",
+    "false discovery",
     "exposure",
     "Gram",
     "granted",
@@ -198,19 +251,22 @@ JARGON = [
     "margin",
     "membership",
     "multiplier",
+    "named",
     "near-copy",
     "NCC",
     "NTK",
     "null",
-    "optimiser",
+    "optimizer",
     "permutation",
     "permuted",
+    "power",
+    "reference time",
     "Phi",
     "pool",
     "prior",
     "recovered",
     "residual",
-    "resembles",
+    "resemblance",
     "restart",
     "stationarity",
     "surface",
@@ -218,7 +274,9 @@ JARGON = [
     "theta",
     "threshold",
     "uniqueness",
+    "twin",
     "unmix",
+    "verbatim",
     "vouch",
 ]
 
@@ -231,16 +289,59 @@ def unexplained(said: str) -> list[str]:
 
 def test_every_term_of_the_first_screen_is_in_the_glossary() -> None:
     """Of real audits of every kind too, in ``test_terminal.py``."""
-    said = " ".join(result.screen.text() for result, _, _ in NEXT)
+    said = " ".join(result.screen.text() for _, result, _, _ in NEXT)
     assert unexplained(said) == []
     assert "positive control" in used(said)
     assert unexplained("the Clarke residual") == ["Clarke"]
 
 
-def test_the_glossary_is_short() -> None:
+def test_the_glossary_is_short_and_in_order() -> None:
     assert 25 <= len(GLOSSARY) <= 40
+    words = [word.lower() for word in GLOSSARY]
+    assert words == sorted(words)
     for text in GLOSSARY.values():
-        assert text.endswith("."), text
+        assert text.endswith(".")
+        assert ";" not in text
+        assert all(len(sentence.split()) <= 30 for sentence in text.split(". ")), text
+
+
+def test_words_of_the_verdict_are_explained_and_removed_words_are_not() -> None:
+    new = {"membership", "activation boundary", "named", "false discovery rate", "positive control"}
+    new |= {"effort", "reference time", "class-level", "resemblance", "near-copy", "verbatim"}
+    assert new <= set(GLOSSARY)
+    removed = {
+        "explained",
+        "permuted target",
+        "vouch",
+        "class-like",
+        "resembles",
+        "granted",
+        "twin",
+    }
+    assert not removed & set(GLOSSARY)
+    texts = " ".join(GLOSSARY.values())
+    for word in ("twin", "vouch", "permuted", "explain", "switches at"):
+        assert word not in texts
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("near-copies", "near-copy"),
+        ("14 Near-copy", "near-copy"),
+        ("activation boundaries", "activation boundary"),
+        ("positive controls", "positive control"),
+        ("classes", ""),
+        ("p < 0.001", "p"),
+        ("P. 5", ""),
+        ("KKT points", "KKT"),
+        ("kkt", ""),
+        ("losses and gradients", ""),
+    ],
+)
+def test_plurals_lead_to_their_word(text: str, word: str) -> None:
+    assert used(text) == ((word,) if word else ())
+    assert [entry(match[0]) for match in pattern().finditer(text)] == ([word] if word else [])
 
 
 # Sentences that a newcomer could not read. They must not come back: not in commands, reports or pages.
@@ -294,5 +395,5 @@ def test_the_readme_is_short_and_says_where_the_package_is_to_be_had() -> None:
 
 def test_an_audit_without_files_prints_no_command() -> None:
     """From Python there is no file to name, and a command with a made-up name would fail."""
-    for result, _, _ in NEXT:
+    for _, result, _, _ in NEXT:
         assert result.replace(files={}).screen.next.commands == ()

@@ -148,7 +148,7 @@ def test_the_models_are_those_of_the_attacks() -> None:
 
 def test_commands_offer_every_setting_of_their_model() -> None:
     for command, model, without in (
-        ("audit", AuditRequest, {"batches"}),
+        ("audit", AuditRequest, set()),
         ("exposure", ExposureRequest, {"grouped_by"}),
         ("defend", DefenseRequest, set()),
         ("sweep", SweepSettings, set()),
@@ -160,7 +160,7 @@ def test_commands_offer_every_setting_of_their_model() -> None:
         assert settings <= options_of(command), command
         assert not {option_name(name) for name in without} & options_of(command)
     assert {*FACTS} == {*Facts.__dataclass_fields__}
-    assert {"--no-twin", "--no-baselines"} <= options_of("audit")
+    assert {"--no-positive-controls", "--no-baselines"} <= options_of("audit")
 
 
 def test_settings_saved_by_an_older_release_are_read() -> None:

@@ -142,10 +142,10 @@ def test_an_array_beside_a_network_counts_where_samples_stand_in_it(
 ) -> None:
     held = torch.from_numpy(samples[0][:N]) + (0.0 if own else 1.0)
     torch.save({"model": network, "X_train": held}, tmp_path / "m.pt")
-    result = rs.audit(tmp_path / "m.pt", data=files[0], holdout=files[1], budget=2, steps=5)
+    result = rs.audit(tmp_path / "m.pt", data=files[0], holdout=files[1], effort="quick", steps=5)
     row = result.attacks[0]
     assert (row.name, row.recovered) == ("stored outright", N if own else 0)
-    assert row.stands is own
+    assert row.is_stored is own
     assert len(result.attacks) > 1
     assert (result.exit_code == 1) is own
     assert own or any(why.startswith("not confirmed: an array") for why in result.verdict.reasons)
@@ -156,7 +156,7 @@ def test_a_name_alone_decides_only_what_the_network_could_be_fed_with(
 ) -> None:
     for shape, code in (((N, 6), 1), ((3, 1, 1), 3)):
         torch.save({"model": network, "dataset": {"mean": torch.ones(shape)}}, tmp_path / "m.pt")
-        result = rs.audit(tmp_path / "m.pt", budget=2, steps=5)
+        result = rs.audit(tmp_path / "m.pt", effort="quick", steps=5)
         assert result.exit_code == code
         assert any("an array named mean" in why for why in result.verdict.reasons)
     result = rs.audit(saved({"dataset": {"mean": np.ones((3, 1, 1))}}, tmp_path / "m.pkl"))
@@ -188,7 +188,7 @@ def test_a_parameter_is_no_record_whatever_it_is_called(tmp_path: Path) -> None:
             self.head = nn.Linear(20, 1)
 
     torch.save(Named().state_dict(), tmp_path / "m.pt")
-    assert rs.audit(tmp_path / "m.pt", budget=2, steps=5).exit_code == 3
+    assert rs.audit(tmp_path / "m.pt", effort="quick", steps=5).exit_code == 3
     assert find_records(open_release(tmp_path / "m.pt")) is not None  # its name alone says so
 
 

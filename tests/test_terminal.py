@@ -35,7 +35,7 @@ from tests.program import Capture
 from tests.test_screen import unexplained
 
 WIDTH, LINES = 80, 40
-OPENING = 10  # lines at most, before an audit begins
+OPENING = 12  # lines at most, before an audit begins
 QUICK = ["--budget", "0.2s", "--steps", "3", "--subsets", "200"]
 SAMPLES = ["--data", "train.npz", "--holdout", "test.npz"]
 MEAN = ["--mean", "0.3", "--mean-provenance", "holdout"]

@@ -147,7 +147,7 @@ def test_the_share_outside_orders_what_is_chosen() -> None:
     assert found.confidence[0] > 0.9 > found.confidence[1] > 0.5 > found.confidence[2]
 
 
-def test_a_descent_ends_with_its_seconds() -> None:
+def test_a_descent_takes_its_steps() -> None:
     seen: list[int] = []
 
     def features(x: Tensor) -> Tensor:
@@ -159,8 +159,23 @@ def test_a_descent_ends_with_its_seconds() -> None:
     missed = outside(torch.eye(1728)[:4])
     inverted(features, x, missed, how, prior, None)
     assert len(seen) == 51  # and once more for what is left
-    inverted(features, x, missed, how, prior, None, seconds=1e-9)
-    assert len(seen) == 52
+
+
+@pytest.mark.parametrize(("seconds", "all_steps"), [(1e-9, False), (1e9, True)])
+def test_few_seconds_of_a_reference_machine_shorten_both_descents(
+    seconds: float, all_steps: bool, quick: rs.attacks.Attack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps are counted in operations, so that they do not depend on the load of this machine."""
+    steps: list[int] = []
+
+    def spy(_: Trunk, x: Tensor, __: object, how: Descent, *___: object) -> tuple[Tensor, Tensor]:
+        steps.append(how.steps)
+        return x, torch.ones(len(x))
+
+    monkeypatch.setattr(trunk, "inverted", spy)
+    model, knowledge, _ = planted()
+    rs.attack(model, knowledge, quick.changed(seconds=seconds))
+    assert steps == ([300, 250] if all_steps else [1, 1])
 
 
 def test_what_it_refuses() -> None:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 import residuum as rs
 from residuum.attacks import make_attack
 from residuum.attacks.run import on_surface as configured_on
+from residuum.auditing.outcomes import AttackOutcome, Findings
+from residuum.auditing.power import ControlSize, PositiveControls
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.schedule import selected_attacks
-from residuum.auditing.verdict import STATE_THERE, AttackOutcome, Checks, Findings, decide
+from residuum.auditing.verdict import MOMENT_ATTACKED, Checks, decide
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
 from residuum.io.adapters import load_tuned
@@ -111,7 +113,7 @@ def test_where_the_first_layer_moved_there_is_no_head(folder: Path) -> None:
     assert head_of(unmoved, rs.Knowledge(theta0=start)) is None
 
 
-QUICK = ["--budget", "2s", "--steps", "20", "--no-twin", "--subsets", "200", "--no-baselines"]
+QUICK = ["--effort", "quick", "--steps", "20", "--subsets", "200", "--no-baselines"]
 
 
 def test_audits_of_tuned_networks_judge_what_moved_and_never_pass_unexplained(
@@ -181,7 +183,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     assert "Leave one out" in one_line(capsys)
 
 
-def row(name: str, surface: str, recovered: int, explained: bool) -> AttackOutcome:
+def row(name: str, surface: str) -> AttackOutcome:
     return AttackOutcome(
         name,
         True,
@@ -189,31 +191,23 @@ def row(name: str, surface: str, recovered: int, explained: bool) -> AttackOutco
         True,
         "",
         surface=surface,
-        recovered=recovered,
+        recovered=0,
         expected_by_chance=0.4,
         p_value=0.5,
         adjusted=0.9,
-        residual=0.1 if explained else 0.9,
-        permuted=0.8,
-        judged=("layers.0",),
-        residuals={"layers.0": 0.1},
     )
 
 
-def test_each_surface_is_said_and_optimiser_state_is_never_passed_over() -> None:
-    from residuum.auditing.verdict import Twin
-
-    found = Findings(n=500, tests=2, recovered=0, expected_by_chance=0.5, p_value=0.9)
-    twin = Twin(recovered=9, n=500, expected_by_chance=0.5, p_value=0.001)
-    weights = row("binary-kkt", "weights", 4, True)
-    bare = decide(found, (weights,), Checks(twins=(twin,) * 3, vouched=True))
-    assert bare.outcome == "no-leak-found"
-    moment = row("moment", "moment", 31, True)
-    verdict = decide(found, (weights, moment), Checks(twins=(twin,) * 3, vouched=True))
+def test_optimizer_state_is_never_passed_over() -> None:
+    """There is no positive control for optimizer state, so finding nothing there rules nothing out."""
+    found = Findings(n=20, tests=2, recovered=0, expected_by_chance=0.5, p_value=0.9)
+    noticed = ControlSize(20, (9, 9, 9), True, 0.01)
+    checks = Checks(positive_controls=(PositiveControls("reconstruction", (noticed,)),))
+    weights = row("binary-kkt", "weights")
+    assert decide(found, (weights,), checks).outcome == "no-leak-found"
+    verdict = decide(found, (weights, row("moment", "moment")), checks)
     assert verdict.outcome == "inconclusive"
-    assert STATE_THERE in verdict.reasons
-    said = next(reason for reason in verdict.reasons if "each surface gives back" in reason)
-    assert said.index("the optimiser state in this file 31") < said.index("the weights 4")
+    assert MOMENT_ATTACKED in verdict.reasons
 
 
 @pytest.mark.parametrize("kind", ["difference", "gradient"])

@@ -15,7 +15,6 @@ from residuum.attacks.unmixing import ica, layers
 from residuum.attacks.unmixing.attack import LADDER, reach, within
 from residuum.attacks.unmixing.ica import Effort
 from residuum.attacks.unmixing.layers import fed_by_input, layer_bytes, left_of
-from residuum.auditing.budget import Batch
 from residuum.auditing.published import publish
 from residuum.errors import InputError
 from residuum.networks import Architecture
@@ -205,12 +204,11 @@ def test_an_audit_of_a_patch_network_says_that_it_left_unmix_out_and_goes_on() -
         model.double(),
         data=split.train,
         holdout=split.holdout,
-        vouch=True,
-        twin=False,
         knowledge=rs.Knowledge(shape=split.train.shape),
         baselines=False,
         subsets=200,
-        batches=(Batch("binary-kkt", 1, 5, 0),),
+        effort="quick",
+        steps=5,
     )
     assert [row.name for row in found.attacks if row.ran] == ["binary-kkt"]
     (said,) = (row for row in found.applies if row.what == "unmix")
@@ -277,8 +275,7 @@ def test_confidence_is_withheld_for_small_samples() -> None:
     assert found.selection.confidence.isnan().all()
     assert any("For samples with fewer than 784 values" in note for note in found.notes)
     assert selected_figure(found) is not None
-    batches = [Batch("unmix", 1, 1, 0)]
-    result = rs.audit(checkpoint, knowledge={"shape": (1, 8, 8)}, batches=batches)
+    result = rs.audit(checkpoint, knowledge={"shape": (1, 8, 8)}, attacks=["unmix"])
     written = publish(result, None, {}).to_json()
     schemas.check("result", written)
     assert {row["confidence"] for row in written["candidates"]} == {None}
@@ -389,22 +386,21 @@ def test_what_keeps_no_moment_is_refused() -> None:
 @pytest.mark.parametrize("with_it", [True, False])
 def test_an_audit_of_digits_loses_no_leak_by_one_more_test(with_it: bool) -> None:
     checkpoint, split = leaky()
-    attacks = () if with_it else ("binary-kkt",)  # () for all that apply
+    kkt = {"attack": "binary-kkt", "steps": 400, "restarts": 2}
+    attacks = (kkt, "unmix") if with_it else (kkt,)
     found = rs.audit(
         checkpoint,
         data=split.train,
         holdout=split.holdout,
         knowledge=knowledge(split),
-        batches=(Batch("binary-kkt", 2, 400, 0),),
-        budget=4,
+        effort="quick",
         attacks=attacks,
-        baselines=False,
         subsets=200,
     )
     assert found.verdict.outcome == "leak"
     rows = {row.name: row for row in found.attacks if row.ran}
     assert set(rows) == ({"binary-kkt", "unmix"} if with_it else {"binary-kkt"})
     if with_it:
-        assert rows["unmix"].silent  # it convicts and never acquits
+        assert rows["unmix"].residual is None  # nothing says how well it fits the weights
         assert rows["unmix"].p_value is not None
         assert any(said.startswith("unmix assumes") for said in found.assumptions)

@@ -49,9 +49,8 @@ def test_a_small_audit_parses_and_builds_little(tmp_path: Path) -> None:
             data=split.train,
             holdout=split.holdout,
             knowledge={"shape": (1, 8, 8), "value_range": (0, 1)},
-            budget="30s",
+            effort="quick",
             steps=30,
-            twin=False,
         )
 
     counts = calls_of(audit, names)

@@ -24,15 +24,7 @@ from tests.program import listing
 
 HERE = Path(__file__).parent
 ARCH, SAMPLES = "mlp:64-60-60-1", "10"
-BATCHES = """budget = "1h"
-subsets = 300
-
-[[batches]]
-attack = "binary-kkt"
-restarts = 2
-steps = 1500
-seed = 0
-"""
+CONFIG = 'effort = "quick"\nsteps = 1500\nsubsets = 300\n'
 # Values that are the same on every machine; other whole numbers depend on rounding somewhere.
 EXACT = {"arch", "exit_code", "input_shape", "n", "name", "outputs", "parameters", "pool"}
 EXACT |= {"restarts", "schema_version", "seed", "steps", "subsets"}
@@ -78,8 +70,8 @@ def tour(folder: Path) -> list[str]:
     for file, arch in ((untrained, ARCH), (cubic, "polynomial:4-5-1,coefficients=0/0/0/1")):
         theta = dict(rs.Architecture.parse(arch).build().double().state_dict())
         rs.save_checkpoint(rs.Network(theta, arch), file)
-    config = folder / "batches.toml"
-    config.write_text(BATCHES, encoding="utf-8")
+    config = folder / "short.toml"
+    config.write_text(CONFIG, encoding="utf-8")
 
     model = str(folder / "train")
     data = ["--data", model, "--holdout", model]

@@ -160,7 +160,9 @@ class Case:
 
     @cached_property
     def fit(self) -> Fit | None:
-        """How well the network fits the samples, None without training samples."""
+        """How well the network fits the samples, None without a network or training samples."""
+        if self.network is None:
+            return None
         return fit_of(self.audited, self.train, self.holdout, self.audited.task)
 
     @cached_property

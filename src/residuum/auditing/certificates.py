@@ -18,7 +18,7 @@ from residuum.theory.uniqueness import uniqueness
 
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
-MAX_SAMPLES = 1000  # of a KKT certificate: its multipliers are a problem in as many unknowns
+MAX_SAMPLES = 500  # of a KKT certificate: its multipliers are a problem in as many unknowns
 MAX_BYTES = 2 << 30  # of its gradients
 MAX_SECONDS = 5.0  # of each certificate: it ends with the bounds that it has reached
 # Of a uniqueness certificate: candidates, and values in them, that a share of the budget is enough for.

@@ -31,6 +31,7 @@ from residuum.training.methods import LOSSES, choose_loss
 
 STEPS = 5000  # of full-batch training, if the recipe names no epochs
 EPOCHS, BATCH = 400, 32  # of training in batches, if the recipe names none
+IN_BATCHES = ("adam", "sgd")
 VANISHED = 1e-5  # loss at which training ends: activation boundaries need long training to settle
 MIN_SECONDS = 0.1  # of training
 RATE, ADAM_RATE = 0.1, 1e-3  # learning rates, if the recipe names none
@@ -119,7 +120,7 @@ class ControlTraining:
         description += f", {', '.join(frozen)} frozen" if frozen else ""
         if optimizer == "margin" and is_plain:
             return self._maximize_margin(data, description)
-        model = self._initial_model()
+        model = self._initial_model(dtype_of(optimizer))
         theta0 = {name: t.clone() for name, t in parameters(model).items()}
         _freeze(model, frozen, theta0)
         loss = self._descend(model, data, optimizer)
@@ -140,15 +141,15 @@ class ControlTraining:
         loss = state.history[-1]["loss"] if state.history else math.nan
         return TrainedControl(state.theta, state.theta0, loss, description)
 
-    def _initial_model(self) -> nn.Module:
+    def _initial_model(self, dtype: torch.dtype) -> nn.Module:
         """Return the network at its initial weights: those known to the attacker, or new ones."""
-        model = self.network.copy_module(torch.float64)
+        model = self.network.copy_module(dtype)
         if self.begins_at_known_weights:
-            known = {name: t.double() for name, t in (self.knowledge.theta0 or {}).items()}
+            known = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
             model.load_state_dict({**model.state_dict(), **known})
         elif self.network.live is None:
             config = TrainingConfig(init=self.initial_weights, seed=self.seed + 1)
-            model = initialise(self.network.architecture, config).double()
+            model = initialise(self.network.architecture, config).to(dtype)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed + 1)
@@ -159,12 +160,12 @@ class ControlTraining:
 
     def _descend(self, model: nn.Module, data: Dataset, optimizer: str) -> float:
         """Train the model in place and return its loss."""
-        x = data.x.double()
+        dtype = dtype_of(optimizer)
         y = normalise_labels(data.y, self.task, self.network.architecture.outputs)
         return descend(
             model,
-            x,
-            y,
+            data.x.to(dtype),
+            y.to(dtype) if y.is_floating_point() else y,
             loss=choose_loss("", self.task),
             recipe=self._complete_recipe(optimizer),
             target_loss=VANISHED,
@@ -175,7 +176,7 @@ class ControlTraining:
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
         """Return the recipe with this optimizer, and with epochs and batches if it names none."""
         recipe = replace(self.recipe, optimiser=optimizer)
-        if optimizer not in ("adam", "sgd"):
+        if optimizer not in IN_BATCHES:
             return recipe
         return replace(recipe, epochs=recipe.epochs or EPOCHS, batch=recipe.batch or BATCH)
 
@@ -185,10 +186,15 @@ class ControlTraining:
         Args:
             samples: Samples of the right shape.
         """
-        x = samples.x[:BATCH].double()
-        model = self._initial_model()
+        x = samples.x[:BATCH].float()
+        model = self._initial_model(torch.float32)
         work = counted(lambda: model(x).sum().backward())
         return EPOCHS * work.seconds(REFERENCE["cpu"]) / len(x)
+
+
+def dtype_of(optimizer: str) -> torch.dtype:
+    """Return the number format of a training: float32 in batches, as usual; float64 for full descents."""
+    return torch.float32 if optimizer in IN_BATCHES else torch.float64
 
 
 def _freeze(model: nn.Module, layers: tuple[str, ...], theta: dict[str, Tensor]) -> None:

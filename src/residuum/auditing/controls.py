@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from residuum import similarity
 from residuum.auditing.plan import NO_DEADLINE, Deadline
+from residuum.errors import InputError
 from residuum.evaluation.matching import (
     METRICS,
     MIN_POOL,
@@ -271,7 +272,13 @@ def run_controls(
         if before <= SLACK * longest:
             failures.append(NOT_TRIED.format(name=control.name))
             continue
-        row = run_control(control, train, seed, subsets, deadline)
+        try:
+            row = run_control(control, train, seed, subsets, deadline)
+        except (
+            InputError
+        ) as problem:  # the held-out samples that are no training samples are too few
+            failures.append(problem.message.rstrip("."))
+            continue
         longest = max(longest, before - deadline.left) if before < np.inf else 0.0
         rows.append(row)
         # Samples that the attacker's knowledge matches by itself are subtracted: see ``brought_by_grant``.
@@ -290,7 +297,8 @@ def run_controls(
     if level < SIGNIFICANCE:
         notes.append(STRICTER.format(level=level))
     value = None if auc is None else auc.value
-    return Controls(tuple(rows), claim.repeats, value, energy, level, tuple(failures), tuple(notes))
+    reasons = tuple(dict.fromkeys(failures))
+    return Controls(tuple(rows), claim.repeats, value, energy, level, reasons, tuple(notes))
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from residuum.auditing.assembling import measured_facts
 from residuum.auditing.case import Case, Model, Obstacles, load_case
 from residuum.auditing.controls import run_controls
 from residuum.auditing.outcomes import AttackOutcome
-from residuum.auditing.plan import Deadline, forecast
+from residuum.auditing.plan import AttackPlan, Deadline, forecast
 from residuum.auditing.request import AuditOptions, AuditRequest
 from residuum.auditing.run import Audit, restriction
 from residuum.auditing.schedule import AttackSchedule, reason_to_run
@@ -110,17 +110,19 @@ def dry_run(
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
     """Return every attack that the request asks for, and whether it would run or why not."""
     schedule = AttackSchedule(case.attacked, case.knowledge, request)
-    return _rows_of(schedule, schedule.skipped())
+    return _rows_of(schedule, schedule.skipped(), {})
 
 
 def _rows_of(
-    schedule: AttackSchedule, skipped: dict[str, AttackOutcome]
+    schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
+    """Return every attack with the reason to run it, or the reason why it does not run."""
     rows = []
     for name, attack in schedule.attacks.items():
-        reason = reason_to_run(attack, schedule.surfaces[name])
-        run = AttackOutcome(name, not attack.baseline, True, True, reason)
-        rows.append(skipped.get(name, run))
+        left_out = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
+        reason = left_out or reason_to_run(attack, schedule.surfaces[name])
+        row = AttackOutcome(name, not attack.baseline, True, not left_out, reason)
+        rows.append(skipped.get(name, row))
     return tuple(rows)
 
 
@@ -144,7 +146,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     schedule = AttackSchedule(case.attacked, case.knowledge, request)
     skipped = schedule.skipped()
     plans = schedule.plan(skipped) if is_possible else {}
-    rows = _rows_of(schedule, skipped)
+    rows = _rows_of(schedule, skipped, plans)
     fit = case.fit if is_possible else None
     to_leak, to_pass = _conditions(case, request, rows) if is_possible else ([], [])
     to_pass += [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]

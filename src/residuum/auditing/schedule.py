@@ -240,7 +240,7 @@ class AttackSchedule:
         reconstructions: dict[str, Reconstruction] = {}
         done: list[Batch] = []
         for name, plan in plans.items():
-            attack, reason = self.attacks[name], self._reason_to_skip(name, plan)
+            attack, reason = self.attacks[name], self.reason_to_skip(name, plan)
             if reason:
                 rows[name] = AttackOutcome(
                     name, not attack.baseline, True, False, reason, unfinished=plan.left_out
@@ -276,7 +276,7 @@ class AttackSchedule:
             return None
         return self._reconstruct(name, plan)[0]
 
-    def _reason_to_skip(self, name: str, plan: AttackPlan) -> str:
+    def reason_to_skip(self, name: str, plan: AttackPlan) -> str:
         """Return why a planned attack does not run, "" if it runs."""
         if self.deadline.is_over:
             return NO_TIME
@@ -289,9 +289,9 @@ class AttackSchedule:
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
         """Run one attack and return its candidates and its batches."""
         attack, surface = self.attacks[name], self.surfaces[name]
-        left = max(self.deadline.left, MIN_SECONDS)
+        seconds_left = max(self.deadline.left, MIN_SECONDS)
         if attack.pace != "batches":
-            seconds = plan.seconds if attack.pace == "sized" else left
+            seconds = plan.seconds if attack.pace == "sized" else seconds_left
             attack = attack.changed(seconds=seconds)
             if plan.restarts and isinstance(attack, RestartSettings):
                 attack = attack.changed(restarts=plan.restarts)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from residuum.records import Split
 
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
-RESTARTS, ATTACK_STEPS, BUDGET = 4, 2000, "1min"
+RESTARTS, ATTACK_STEPS = 4, 2000
 PICTURE = "reconstructions.png"
 PHOTO_ARCH, PHOTOS, PHOTO_STEPS, PHOTO_SECONDS = "mlp:3072-300-300-1", 40, 600, 2.0
 PHOTO_PICTURE = "photos.png"

@@ -21,6 +21,7 @@ import numpy as np
 from markupsafe import Markup
 
 from residuum.report.drawing import Array, new_figure, positive
+from residuum.risk.conformal import TAIL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from residuum.auditing.result import Evidence
     from residuum.records import Reconstruction
     from residuum.records.scores import MetricScore
+    from residuum.risk.membership import MembershipTest
 
 WIDTH, HEIGHT = 480, 280  # units of the SVG view box, which are matplotlib's points
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
@@ -101,10 +103,47 @@ def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     line = _threshold_line(axes, threshold, "x")
-    marks = (Mark("area k1", "held-out matches (chance)"), Mark("area k0", "training samples"))
+    marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
     title = f"{metric.name} of training samples against held-out ones"
     summary = f"Median {_median(train)} on training samples, {_median(null)} by chance."
     return Chart(title, svg(figure), metric.name, "share", marks, summary, threshold=line)
+
+
+def membership_chart(test: MembershipTest) -> Chart | None:
+    """Draw shares of training samples and of held-out samples over the membership statistic T.
+
+    The line is the 99th percentile of the held-out samples, above which the group test counts.
+    """
+    train, holdout = finite(test.statistic), finite(test.holdout_statistic)
+    if not len(train) or not len(holdout):
+        return None
+    figure, axes = _axes()
+    low, high = _span(np.concatenate([train, holdout]))
+    edges = np.linspace(low, high, BINS + 1)
+    for look, values in (("area k1", holdout), ("area k0", train)):
+        axes.stairs(np.histogram(values, edges)[0] / len(values), edges, fill=True, gid=look)
+    axes.set_xlim(low, high)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+    axes.axvline(tail_threshold(holdout), gid="rule")
+    marks = (
+        Mark("area k1", f"held-out samples ({len(holdout)})"),
+        Mark("area k0", f"training samples ({len(train)})"),
+        Mark("rule", "99th percentile of the held-out samples"),
+    )
+    summary = (
+        f"{test.above_tail} of {test.records} training samples lie above the 99th percentile of the "
+        f"held-out samples. About {TAIL * test.records:.2g} are expected by chance."
+    )
+    title = "Membership statistic T of training samples and held-out samples"
+    return Chart(title, svg(figure), "T", "share", marks, summary)
+
+
+def tail_threshold(holdout: Array) -> float:
+    """Return the threshold of the group test of membership.
+
+    At most 1% of the held-out samples lie above it.
+    """
+    return float(np.sort(holdout)[::-1][math.floor(TAIL * len(holdout) + 1e-9)])
 
 
 def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
@@ -139,11 +178,10 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     )
 
 
-def residual_chart(reconstruction: Reconstruction, limit: float | None) -> Chart | None:
+def residual_chart(reconstruction: Reconstruction) -> Chart | None:
     """Draw median and range of every layer's relative residual over the steps, on a log scale.
 
-    Residuals are norms, not squares; limit: what the judged layers must stay below to count as
-    explained, drawn as a line where it is known.
+    Residuals are norms, not squares.
     """
     residuals = positive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
     steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
@@ -160,11 +198,8 @@ def residual_chart(reconstruction: Reconstruction, limit: float | None) -> Chart
             axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
         axes.plot(x, median, gid=f"line {kind}")
         marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
-    if limit:
-        axes.axhline(limit, gid="limit")
-        marks.append(Mark("limit", "half of what a permuted target keeps"))
     # Whole powers of ten; a tenth of a decade beyond one does not earn the axis another.
-    powers = np.log10([*finite(residuals), limit or np.nanmax(residuals)])
+    powers = np.log10(finite(residuals))
     low, high = math.floor(powers.min() + 0.1), math.ceil(powers.max() - 0.1)
     axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -174,10 +209,11 @@ def residual_chart(reconstruction: Reconstruction, limit: float | None) -> Chart
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
-    """Counts at every position of the slider; the calibrated threshold is one of the positions.
+    """Return the counts at every position of the slider. One position is the threshold of the test.
 
-    A sample counts when it strictly beats the threshold, as in the verdict; held-out counts are
-    means over the sets, so that they stand beside a training set of the same size.
+    A sample counts if it strictly beats the threshold. Held-out counts are means over the sets, so that
+    they compare with a training set of the same size. At the threshold of the test, both counts are those
+    of the test, which uses more held-out sets than this chart.
     """
     train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
     if not len(train):
@@ -187,6 +223,12 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
     end = len(values) - 1 if sign > 0 else 0  # of the scale, where nothing counts
     start = values.index(threshold) if math.isfinite(threshold) else end
     sets = max(evidence.null_sets, 1)
+    train_counts = [int((sign * train > sign * v).sum()) for v in values]
+    null_counts = [round(float((sign * null > sign * v).sum() / sets), 4) for v in values]
+    if metric.recovered is not None:
+        train_counts[start] = metric.recovered
+    if metric.expected_by_chance is not None:
+        null_counts[start] = round(metric.expected_by_chance, 4)
     return {
         "metric": metric.name,
         "values": values,
@@ -194,8 +236,8 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         "sign": sign,
         "texts": [f"{value:.4g}" for value in values],
         "n": len(evidence.values),
-        "train": [int((sign * train > sign * v).sum()) for v in values],
-        "null": [round(float((sign * null > sign * v).sum() / sets), 4) for v in values],
+        "train": train_counts,
+        "null": null_counts,
         "sets": sets,
         "reachable": math.isfinite(threshold),
     }

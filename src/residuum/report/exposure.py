@@ -31,7 +31,7 @@ def top_figure(found: Exposure, data: Dataset) -> bytes | None:
         for k, i in enumerate(found.top)
     ]
     label = "number" if found.uncalibrated else "number, probability of being recovered"
-    title = f"Most exposed records: {label}; framed: called by kinks"
+    title = f"Most exposed records: {label}; framed: named by activation boundaries"
     return drawing.side_by_side(title, cells, tuple(shown), tuple(shown))
 
 

@@ -1,7 +1,7 @@
 """The glossary: words that reports and commands use, each explained in a sentence or two.
 
 The texts are in ``glossary.toml``. The report ends with them and links to them from its first screen,
-``residuum audit --explain`` prints those it used, and the site of ``docs/`` lists them.
+``residuum audit --explain`` prints those that it used, and the site of ``docs/`` lists them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,29 @@ GLOSSARY: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").rea
 
 @cache
 def pattern() -> re.Pattern[str]:
-    """Finds words of the glossary, plurals included; the longest first."""
+    """Return a pattern that matches words of the glossary, plurals included, the longest first."""
     words = sorted(GLOSSARY, key=len, reverse=True)
-    # One letter and abbreviations are words only as they are written.
-    forms = [
-        word if word.isupper() or len(word) < 2 else f"(?i:{re.escape(word)})" for word in words
-    ]
-    return re.compile(rf"\b({'|'.join(forms)})(?:e?s)?\b")
+    return re.compile(rf"\b(?:{'|'.join(map(_form, words))})\b")
+
+
+def _form(word: str) -> str:
+    """Return a pattern for a word and its plural. Abbreviations and single letters keep their case."""
+    if word.isupper() or len(word) < 2:
+        return rf"{re.escape(word)}s?"
+    stem = (
+        f"{re.escape(word[:-1])}(?:y|ies)" if word.endswith("y") else f"{re.escape(word)}(?:e?s)?"
+    )
+    return f"(?i:{stem})"
+
+
+def entry(text: str) -> str:
+    """Return the word of the glossary that a match of :func:`pattern` stands for."""
+    lower = text.lower()
+    forms = (lower, lower.removesuffix("s"), lower.removesuffix("es"), f"{lower[:-3]}y")
+    return next(word for form in forms for word in GLOSSARY if word.lower() == form)
 
 
 def used(text: str) -> tuple[str, ...]:
-    """The words of the glossary that a text uses, in its order."""
-    found = {match[1].lower() for match in pattern().finditer(text)}
-    return tuple(word for word in GLOSSARY if word.lower() in found)
+    """Return the words of the glossary that a text uses, in the order of the glossary."""
+    words = {entry(match[0]) for match in pattern().finditer(text)}
+    return tuple(word for word in GLOSSARY if word in words)

@@ -1,11 +1,12 @@
 """Reports as one HTML file each: no network, no markup from names, readable without a script.
 
-Style sheet and script are written into the page and admitted by their hash; the policy forbids all
-else, so that even a mistake in escaping could load and run nothing. Names from files are text: markup is
-escaped by the template engine, and what escaping leaves alone is made visible here: control characters,
-marks that turn the direction of writing, and characters that take no room. A dash stands for "not
-known". On a card the difference is taken after the reconstruction's scale and offset are fitted to the
-sample, because the deciding metric (NCC) ignores both; what it shows is what that metric sees.
+Style sheet and script are written into the page and admitted by their hash. The policy forbids everything
+else, so a mistake in escaping loads and runs nothing. Names from files are text: the template engine escapes
+markup, and this module makes control characters, direction marks and characters without width visible. A dash
+stands for "not known". On a card the difference is taken after scale and offset of the reconstruction are
+fitted to the sample, because the deciding metric (NCC) ignores both.
+
+All counts of an audit come from the answers of its verdict and from the record. This module computes none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import base64
 import hashlib
 import math
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,8 +33,9 @@ from residuum.evaluation.scoring import joined, whole_pool
 from residuum.records.inputs import with_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
-from residuum.report.glossary import GLOSSARY, pattern
-from residuum.similarity import cosine
+from residuum.report.glossary import GLOSSARY, entry, pattern
+from residuum.report.members import named_samples
+from residuum.similarity import cosine, ncc
 from residuum.theory.kkt import EXACT, NEAR
 
 if TYPE_CHECKING:
@@ -40,19 +43,22 @@ if TYPE_CHECKING:
 
     from residuum.auditing.comparing import Comparison
     from residuum.auditing.result import AuditResult, Evidence
-    from residuum.auditing.verdict import Verdict
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
+SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}  # of the answers
 MAX_LENGTH = 600  # characters of a name or sentence from outside
 # Cc: controls; Cf: direction marks, zero-width; Cs: halves of a pair, no UTF-8; Co, Cn: without a meaning.
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # in Markdown
 MAX_COLUMNS = 12  # of a row that a card shows, those in which it stands out most; all are counted
-TOLERANCE = 0.1  # of a column's spread: closer values count as come back
+TOLERANCE = 0.1  # of a column's spread: closer values count as recovered
 BEST = 3  # matches on the first screen
 MAX_CARDS = 120  # of one page
 MAX_CANDIDATES = 60  # cards without data
+CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
+CARD_SUBJECT, CARD_HEADLINE = 80, 160  # characters
+CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
 MAX_BYTES = 2_000_000  # of pictures in one file: it is mailed, and opened on phones
 BEYOND = 1e300  # stands for infinity, which JSON has not
 STATUS = {  # of a KKT certificate, in words
@@ -97,7 +103,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     if redact:
         items = tuple(replace(item, row=None, found=None) for item in items)
     best = [] if redact else cards_of(items[:BEST], result.shape)
-    if control is not None:  # what chance explains is no finding
+    if control is not None:  # matches that are expected by chance are no finding
         items = tuple(item for item in items if item.recovered)
     cards = cards_of(items, result.shape, redact=redact)
     total = len(items) if control else result.scores.n if result.scores else len(result.ranked)
@@ -119,6 +125,11 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         verdict=result.verdict,
         screen=result.screen,
         best=best,
+        answers={answer.key: answer for answer in result.verdict.answers},
+        named=named_samples(result, redact=redact),
+        sentence=_without_answers(result),
+        membership_chart=_membership_chart(result),
+        other_recovered=_recovered_by_other_attacks(result),
         link=Linked(),
         glossary=[(word, anchor(word), text) for word, text in GLOSSARY.items()],
         cards=cards,
@@ -152,6 +163,32 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
             "ascending": ["number", "margin", *lowest],
         },
     )
+
+
+def _without_answers(result: AuditResult) -> str:
+    """Return the sentence of the first screen without what the answers below it say."""
+    sentence = result.screen.sentence
+    for answer in result.verdict.answers:
+        for text in (answer.power, answer.evidence.partition(" By their losses")[0]):
+            sentence = sentence.replace(text, "") if text else sentence
+    return " ".join(sentence.split())
+
+
+def _membership_chart(result: AuditResult) -> charts.Chart | None:
+    return None if result.membership is None else charts.membership_chart(result.membership)
+
+
+def _recovered_by_other_attacks(result: AuditResult) -> tuple[int, ...]:
+    """Return the rows of samples that attacks recover whose scores the report does not show."""
+    if result.findings is None or result.scores is None:
+        return ()
+    shown = {row.index for row in result.scores.per_sample if row.recovered}
+    return tuple(row for row in result.findings.samples if row not in shown)
+
+
+def is_reconstructed(result: AuditResult) -> bool:
+    """Return whether attacks reconstructed more training samples than is expected by chance."""
+    return result.findings is not None and bool(result.findings.survivors)
 
 
 def render_sweep(
@@ -216,21 +253,44 @@ def render_comparison(
 
 
 def inline(result: AuditResult) -> str:
-    """A short summary for notebooks: the verdict and its numbers, no script and no image.
+    """Return a short summary for notebooks: the headline and the three answers, no script and no image.
 
     Notebooks are shared and committed, so what they keep must not hold training data.
     """
-    verdict, count = result.verdict, len(items_of(result))
-    figures = verdict_figures(verdict)
-    return page(
-        "inline.html", subject=result.subject, verdict=verdict, figures=figures, count=count
-    )
+    count = len(items_of(result))
+    return page("inline.html", subject=result.subject, verdict=result.verdict, count=count)
 
 
 def model_card(result: AuditResult) -> str:
-    """A section for a model card: what was tried, what came back, and what that does not mean."""
-    text = page("model_card.md", page=result, verdict=result.verdict, created=_clock(result))
+    """Return a section for a model card: the three questions with their answers, at most 150 words.
+
+    Args:
+        result: The audit.
+
+    Returns:
+        Markdown.
+    """
+    answers = [
+        (answer.question, answer.answer.capitalize(), _first_sentence(answer.evidence))
+        for answer in result.verdict.answers
+    ]
+    subject = textwrap.shorten(visible(result.subject), CARD_SUBJECT, placeholder="…")
+    headline = textwrap.shorten(result.verdict.headline, CARD_HEADLINE, placeholder="…")
+    text = page(
+        "model_card.md",
+        subject=subject,
+        headline=headline,
+        caveat=CARD_CAVEAT,
+        answers=answers,
+        created=_clock(result),
+    )
     return text.rstrip() + "\n"
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a text, "" if it is too long for a model card."""
+    sentence = re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
+    return sentence if len(sentence.split()) <= CARD_SENTENCE else ""
 
 
 def _clock(result: AuditResult) -> str:
@@ -287,7 +347,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": p_text}
     environment.filters["markdown"] = markdown
-    environment.globals |= {"figures_of": verdict_figures, "STATUS": STATUS}
+    environment.globals |= {"STATUS": STATUS, "CAVEAT": CARD_CAVEAT, "SYMBOLS": SYMBOLS}
     environment.globals |= {"WIDTH": charts.WIDTH, "HEIGHT": charts.HEIGHT}
     return environment
 
@@ -308,17 +368,17 @@ def isolated(value: object) -> Markup:
 
 
 class Linked:
-    """Text whose words of the glossary lead there, each where it stands first on the page."""
+    """Links the first occurrence of each word of the glossary on a page to its entry."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
     def __call__(self, text: str) -> Markup:
-        """Escaped and isolated like every text of a page."""
-        parts, end, known = [], 0, {word.lower(): word for word in GLOSSARY}
+        """Return the text with links, escaped and isolated like every text of a page."""
+        parts, end = [], 0
         text = visible(text[:MAX_LENGTH])
         for match in pattern().finditer(text):
-            word = known[match[1].lower()]
+            word = entry(match[0])
             if word not in self.seen:
                 self.seen.add(word)
                 link = Markup('<a class="term" href="#{}">{}</a>')
@@ -364,23 +424,8 @@ def p_text(value: float | None) -> str:
     return shown(value) if value is None else format_p(value).removeprefix("p ").removeprefix("= ")
 
 
-def verdict_figures(verdict: Verdict) -> tuple[tuple[str, str], ...]:
-    """The numbers of a verdict, named; empty when nothing was calibrated."""
-    if verdict.recovered is None or verdict.n is None:
-        return ()
-    interval = verdict.interval
-    excess = f"{interval[0]:.0f} to {interval[1]:.0f}" if interval else "–"
-    return (
-        ("recovered", f"{verdict.recovered} of {verdict.n}"),
-        ("threshold", verdict.rule or "–"),
-        ("expected by chance", shown(verdict.expected_by_chance)),
-        ("recovered beyond chance (99% confidence)", excess),
-        ("p value", p_text(verdict.p_value)),
-    )
-
-
 class Column(NamedTuple):
-    """One value of a row: as it came back, in the training row, in the nearest held-out row."""
+    """One value of a row: reconstructed, in the training row, and in the nearest held-out row."""
 
     name: str
     unit: str
@@ -391,8 +436,13 @@ class Column(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """Columns in which a training row stands out most, first; within: of all, how many came back within
-    ``TOLERANCE`` of a column's spread; beside: the same of the nearest held-out row, None without one.
+    """The columns of a training row, those in which it differs most from the median first.
+
+    Attributes:
+        columns: The columns.
+        every: Number of all columns.
+        within: Number of all columns that were reconstructed within ``TOLERANCE`` of their spread.
+        beside: The same number for the nearest held-out row, None without one.
     """
 
     columns: tuple[Column, ...]
@@ -466,8 +516,17 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """One per training sample with a match, best first; without data one per candidate."""
-    return tuple(_matched(result) if result.evidence is not None else _ranked(result))
+    """Return one item per training sample with a match, best first; without data one per candidate.
+
+    The matches are those of the strongest attack. A sample that only other attacks recover has the match of
+    one of them, and comes after the others.
+    """
+    if result.evidence is None:
+        return tuple(_ranked(result))
+    extra = {item.number: item for item in _matched_by_others(result)}
+    items = [item for item in _matched(result) if item.number not in extra]
+    recovered = [item for item in items if item.recovered]
+    return (*recovered, *extra.values(), *(item for item in items if not item.recovered))
 
 
 def cards_of(
@@ -521,7 +580,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     parts = [part for part in result.reconstructions if part.attack == result.shown]
     pool = joined([whole_pool(part) for part in parts or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
-    is_leak = result.verdict.outcome == "leak"  # else no single match goes beyond chance
+    has_finding = is_reconstructed(result)  # otherwise no single match counts
     table = len(result.shape) == 1  # flat samples may be granted the shape of an image
     matched = [
         (place, index, scores.per_sample[index], taken)
@@ -538,7 +597,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
             nearest=with_mean(evidence.x[place].double(), evidence.mean).numpy(),
             label=evidence.labels[index],
             scores={name: match.score for name, match in row.matches.items()},
-            recovered=None if row.recovered and not is_leak else row.recovered,
+            recovered=None if row.recovered and not has_finding else row.recovered,
             margin=row.margin,
             output=None if outputs is None else float(outputs[index]),
             multiplier=row.multiplier,
@@ -546,6 +605,48 @@ def _matched(result: AuditResult) -> Iterator[Item]:
             **group,
             **certified,
         )
+
+
+def _matched_by_others(result: AuditResult) -> Iterator[Item]:
+    """Yield one item per sample that only attacks recover whose scores the report does not show."""
+    evidence, scores, findings = result.evidence, result.scores, result.findings
+    rows = _recovered_by_other_attacks(result)
+    if not rows or evidence is None or scores is None or findings is None:
+        return
+    others = [r for r in result.reconstructions if r.attack in findings.survivors]
+    others = [r for r in others if r.attack != result.shown and len(r.x)]
+    for place, index in enumerate(evidence.index.tolist()):
+        number = scores.per_sample[index].index
+        sample = evidence.x[place].double()
+        comparable = [r for r in others if r.x[0].numel() == sample.numel()]
+        if number not in rows or not comparable:
+            continue
+        score, attack, x = max(
+            (_nearest(reconstruction, sample) for reconstruction in comparable), key=lambda m: m[0]
+        )
+        yield Item(
+            number=number,
+            record_id=scores.per_sample[index].id,
+            found=with_mean(x, evidence.mean).numpy(),
+            nearest=with_mean(sample, evidence.mean).numpy(),
+            label=evidence.labels[index],
+            attack=attack,
+            scores={scores.deciding: score},
+            recovered=True,
+            margin=scores.per_sample[index].margin,
+            row=_table_row(evidence, place, x) if len(result.shape) == 1 else None,
+        )
+
+
+def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str, Tensor]:
+    """Return the NCC, the attack and the candidate that is nearest to a sample."""
+    x = reconstruction.x.double().flatten(1)
+    x = x[x.isfinite().all(1)]
+    if not len(x):
+        return -1.0, reconstruction.attack, sample * 0
+    best = ncc(sample.reshape(1, -1), x)[0].max(0)
+    candidate = x[int(best.indices)].reshape(sample.shape)
+    return float(best.values), reconstruction.attack, candidate
 
 
 def _table_row(evidence: Evidence, place: int, found: Tensor) -> TableRow | None:

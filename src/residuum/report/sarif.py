@@ -1,8 +1,9 @@
-"""SARIF 2.1.0, the format code-scanning services read: of an audit one rule and result, of a scan several.
+"""SARIF 2.1.0, the format that code-scanning services read.
 
-The subject is a file of weights, not of source; its location is the file, without a region. Counts
-stand in the message and, as numbers, in the result's property bag. Images are never part of it.
-``sarif.json`` is a log without an audit: the tool and its rule.
+An audit has one rule and one result, a scan several. The subject is a file of weights, so a location is a
+file without a region. The message has the headline and the three answers, at most 40 words. Numbers are in
+the property bag of the result. Images are never part of a log. ``sarif.json`` is a log without an audit: the
+tool and its rule.
 """
 
 from __future__ import annotations
@@ -15,22 +16,48 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from residuum.auditing.verdict import Verdict
 
-RULE = "training-data-reconstruction"
-# kind and level of a result; SARIF ties any level but "none" to the kind "fail".
+RULE = "training-data-leak"
+MAX_WORDS = 40  # of a message: services show it in a list
+SUBJECTS = {  # of the three questions, in words
+    "stored": "stored records",
+    "reconstruction": "reconstruction",
+    "membership": "membership",
+}
+# Kind and level of a result. SARIF allows levels other than "none" only for the kind "fail".
 KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
+BELOW_LIMIT = ("fail", "note")
 PASSED = ("pass", "none")
-NUMBERS = {name: name for name in ("outcome", "recovered", "n", "metric", "rule", "grade", "tests")}
+NUMBERS = {
+    name: name
+    for name in ("outcome", "recovered", "n", "metric", "rule", "grade", "tests", "named")
+}
 NUMBERS |= {"expectedByChance": "expected_by_chance", "pValue": "p_value"}
 
 
 def sarif(
     verdict: Verdict, *, file: str, tool_version: str, sha256: str = "", exit_code: int
 ) -> dict[str, Any]:
-    """The log of one audit. file: the checkpoint's path as the pipeline names it; sha256: its hash."""
+    """Return the log of one audit.
+
+    Args:
+        verdict: The verdict.
+        file: Path of the audited file as the pipeline names it.
+        tool_version: Version of residuum.
+        sha256: Hash of the file, "" if it is not known.
+        exit_code: What the audit ends with.
+
+    Returns:
+        The log.
+    """
     kind, level = KINDS.get(verdict.outcome, PASSED)
+    if kind == "fail" and verdict.is_below_limit:
+        kind, level = BELOW_LIMIT
     location = {"uri": _uri(file)}
-    reasons = [f"{reason[:1].upper()}{reason[1:]}." for reason in verdict.reasons]
-    numbers = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
+    values = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
+    properties: dict[str, Any] = {k: v for k, v in values.items() if v is not None and v != ""}
+    properties["answers"] = {answer.key: answer.answer for answer in verdict.answers}
+    if verdict.grades:
+        properties["grades"] = dict(verdict.grades)
     artifact: dict[str, Any] = {"location": location, "roles": ["analysisTarget"]}
     if sha256:
         artifact["hashes"] = {"sha-256": sha256}
@@ -39,20 +66,37 @@ def sarif(
         "ruleIndex": 0,
         "kind": kind,
         "level": level,
-        "message": {"text": " ".join([f"{verdict.headline}.", verdict.sentence, *reasons])},
+        "message": {"text": message(verdict)},
         "locations": [{"physicalLocation": {"artifactLocation": {**location, "index": 0}}}],
         "partialFingerprints": {"checkpoint/v1": sha256 or file},
-        "properties": {k: v for k, v in numbers.items() if v is not None and v != ""},
+        "properties": properties,
     }
     invocation = {"executionSuccessful": True, "exitCode": exit_code}
     return _log({"version": tool_version}, invocation, [artifact], [result])
+
+
+def message(verdict: Verdict) -> str:
+    """Return the headline and the answers to the three questions, at most ``MAX_WORDS`` words."""
+    answers = [
+        f"{SUBJECTS.get(answer.key, answer.key)}: {answer.answer}" for answer in verdict.answers
+    ]
+    ending = f"{', '.join(answers)}.".capitalize() if answers else ""
+    headline = verdict.headline.split()
+    room = MAX_WORDS - len(ending.split())
+    if len(headline) > room:
+        headline = [*headline[: room - 1], "…"]
+    return f"{' '.join(headline)}. {ending}".strip()
 
 
 LEVELS = {"high": ("error", "8.0"), "medium": ("warning", "5.0"), "low": ("note", "2.0")}
 
 
 def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
-    """The log of a scan, from its JSON: one rule for each kind of finding, one result for each finding."""
+    """Return the log of a scan: one rule for each kind of finding, one result for each finding.
+
+    Args:
+        scan: The JSON of the scan.
+    """
     subject, whole = PurePosixPath(scan["subject"]), len(scan["files"]) + len(scan["unread"]) > 1
     rules: dict[str, dict[str, Any]] = {}
     results, artifacts = [], []
@@ -113,6 +157,6 @@ def _rule(name: str, one: dict[str, Any], severity: str) -> dict[str, Any]:
 
 
 def _uri(file: str) -> str:
-    """Relative to the place the command ran in, as code scanning wants it; else a file URI."""
+    """Return a URI relative to the working folder, as code scanning wants it, or a file URI."""
     path = PurePosixPath(file.replace("\\", "/"))
     return path.as_uri() if path.is_absolute() else quote(str(path), safe="/")

@@ -1,0 +1,93 @@
+"""The named training samples of a membership test, for the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from residuum.records.inputs import with_mean
+from residuum.report import drawing
+
+if TYPE_CHECKING:
+    from residuum.auditing.result import AuditResult
+
+MAX_NAMED = 50  # rows of the table
+MAX_BYTES = 400_000  # of its pictures
+
+
+class NamedSample(NamedTuple):
+    """A training sample that the membership test names.
+
+    Attributes:
+        row: Its row in the training data.
+        record_id: The user's own identifier, "" if the data has none.
+        q: The smallest false discovery rate at which it is named.
+        boundaries: Activation boundaries that pass through it.
+        statistic: T of the sample.
+        picture: A data URI, "" if the samples are no images or the record does not hold this sample.
+    """
+
+    row: int
+    record_id: str
+    q: float
+    boundaries: int
+    statistic: float
+    picture: str
+
+
+def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSample]:
+    """Return the named samples, the surest first, as many as the table shows.
+
+    Args:
+        result: The audit.
+        redact: Leave out pictures and identifiers.
+
+    Returns:
+        The samples, in the order of ``result.json``. The list is empty without a membership test.
+    """
+    test = result.membership
+    if test is None:
+        return []
+    order = sorted(test.named.tolist(), key=lambda i: (float(test.q[i]), -float(test.statistic[i])))
+    order = order[:MAX_NAMED]
+    rows = {test.rows[i] for i in order}
+    pictures = {} if redact else _pictures(result, rows)
+    identifiers: dict[int, str] = {}
+    if result.scores is not None and not redact:
+        identifiers = {row.index: row.id for row in result.scores.per_sample}
+    return [
+        NamedSample(
+            row=(row := test.rows[i]),
+            record_id=identifiers.get(row, ""),
+            q=float(test.q[i]),
+            boundaries=int(test.boundaries[i]),
+            statistic=float(test.statistic[i]),
+            picture=pictures.get(row, ""),
+        )
+        for i in order
+    ]
+
+
+def _pictures(result: AuditResult, rows: set[int]) -> dict[int, str]:
+    """Return pictures of those samples that the record holds anyway, by row."""
+    evidence, scores = result.evidence, result.scores
+    if evidence is None or scores is None or not scores.per_sample:
+        return {}
+    pictures: dict[int, str] = {}
+    room = MAX_BYTES
+    for place, index in enumerate(evidence.index.tolist()):
+        row = scores.per_sample[index].index
+        if row not in rows:
+            continue
+        sample = with_mean(evidence.x[place].double(), evidence.mean).numpy()
+        if np.prod(result.shape) == sample.size:
+            sample = sample.reshape(result.shape)
+        if not drawing.is_image(sample.shape):
+            return {}
+        uri, _ = drawing.grey_or_colour(np.nan_to_num(sample, posinf=0.0, neginf=0.0))
+        room -= len(uri)
+        if room < 0:
+            break
+        pictures[row] = uri
+    return pictures
