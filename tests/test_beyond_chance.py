@@ -8,7 +8,7 @@ import pytest
 from residuum.evaluation.null import SIGNIFICANCE, calibrate, fewest_beyond_chance, step_down
 
 
-def naive(excess: np.ndarray, own: np.ndarray, test: int) -> int:
+def naive(excess: np.ndarray, own: np.ndarray, test: int, level: float = SIGNIFICANCE) -> int:
     """Remove the largest contributions one by one until single-step max-T no longer rejects."""
     standard = [(row - row.mean()) / (row.std() or 1.0) for row in excess]
     subsets = excess.shape[1] - 1
@@ -17,7 +17,7 @@ def naive(excess: np.ndarray, own: np.ndarray, test: int) -> int:
         statistic = excess[test, 0] - sum(contributions[:removed])
         statistic = (statistic - excess[test].mean()) / (excess[test].std() or 1.0)
         above = sum(max(row[b] for row in standard) >= statistic for b in range(1, subsets + 1))
-        if (1 + above) / (subsets + 1) > SIGNIFICANCE:
+        if (1 + above) / (subsets + 1) > level:
             return removed
     return len(contributions)
 
@@ -31,6 +31,9 @@ def test_the_limit_equals_its_naive_reference(seed: int) -> None:
     excess = np.concatenate([own.sum(1, keepdims=True), rng.gamma(3.0, 1.0, (tests, subsets))], 1)
     for test in range(tests):
         assert fewest_beyond_chance(excess, own[test], test) == naive(excess, own[test], test)
+        for level in (0.005, 0.05):  # each of two questions has half of the level of an audit
+            limit = fewest_beyond_chance(excess, own[test], test, level)
+            assert limit == naive(excess, own[test], test, level)
 
 
 def leaking(k: int, rng: np.random.Generator) -> np.ndarray:

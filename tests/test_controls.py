@@ -39,7 +39,7 @@ from residuum.auditing.scores import (
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.auditing.verdict import LEAK, NO_LEAK_FOUND, decide
 from residuum.errors import InputError
-from residuum.evaluation.null import SIGNIFICANCE, step_down
+from residuum.evaluation.null import SIGNIFICANCE, fewest_beyond_chance, step_down
 from residuum.evaluation.scoring import CandidatePool
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -424,6 +424,24 @@ def test_the_interval_begins_above_zero_if_and_only_if_a_test_survives(planted: 
         assert (summary.interval[0] > 0) == bool(summary.survivors)
         assert summary.interval[1] == summary.recovered
         assert bool(summary.recovered) == bool(summary.survivors)
+
+
+def test_the_interval_holds_at_half_of_the_level_because_two_questions_share_it() -> None:
+    limits = set()
+    for seed in range(6):
+        train, pool = digits(seed, 30, 300)
+        noise = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(seed)).double()
+        noise[:6] = train.x[:6] + 0.3 * noise[:6]
+        tests, _ = run_tests({"some": pool_of(noise)}, Claim(train, pool), seed, 1000, math.inf)
+        summary, control = findings(tests, len(train)), tests["some"].control
+        assert summary.interval is not None
+        limits_by_level = [
+            fewest_beyond_chance(control.excess[None], control.own_excess, 0, level)
+            for level in (SIGNIFICANCE / 2, SIGNIFICANCE)
+        ]
+        assert summary.interval[0] == limits_by_level[0]
+        limits.add(tuple(limits_by_level))
+    assert any(half < whole for half, whole in limits)
 
 
 # Fewer held-out samples than training samples

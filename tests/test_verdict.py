@@ -439,6 +439,8 @@ def test_a_membership_finding_needs_the_level_of_the_audit() -> None:
     assert decide(findings(), (ran(),), SOUND, members).outcome == LEAK
     strict = SOUND.replace(level=0.001)
     assert decide(findings(), (ran(),), strict, members).outcome == NO_LEAK_FOUND
+    half = members.replace(group_p=0.0008)  # adjusted 0.0016
+    assert decide(findings(), (ran(),), strict, half).outcome == NO_LEAK_FOUND
     strongest = members.replace(group_p=0.0005)
     assert decide(findings(), (ran(),), strict, strongest).outcome == LEAK
     assert decide(findings(), (ran(),), SOUND, members.replace(is_finding=False)).grade == ""
