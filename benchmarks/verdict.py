@@ -24,7 +24,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from residuum.auditing.budget import Batch
 
 import residuum as rs
 from benchmarks.harness import RESULTS, Report, ended, only_on

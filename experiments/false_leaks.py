@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from benchmarks.verdict import granted
-from residuum.auditing.budget import Batch
 
 import residuum as rs
 from experiments.common import Case, run_cases
