@@ -24,12 +24,12 @@ from unittest import mock
 
 import numpy as np
 import torch
+from residuum.auditing.budget import Batch
 
 import residuum as rs
 from benchmarks.harness import RESULTS, Report, ended, only_on
 from residuum import similarity
 from residuum.attacks import attack, make_attack
-from residuum.auditing.budget import Batch
 from residuum.auditing.certificates import Certificates
 from residuum.auditing.controls import (
     Claim,

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 from benchmarks.verdict import granted
+from residuum.auditing.budget import Batch
 
 import residuum as rs
 from experiments.common import Case, run_cases
-from residuum.auditing.budget import Batch
 from residuum.auditing.controls import brought_by_grant, run_controls, without_repeats
 from residuum.auditing.scores import findings, run_tests
 from residuum.auditing.verdict import LEAK, Checks, decide

@@ -10,11 +10,14 @@ import pytest
 
 import residuum as rs
 from residuum.auditing.comparing import ALIKE, BETTER, WORSE, compare
+from residuum.auditing.outcomes import Findings
+from residuum.auditing.power import ControlSize, PositiveControls
 from residuum.auditing.result import AuditResult
-from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Findings, Verdict
+from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import main
 from residuum.report.html import render_comparison
 from tests import pages, schemas
+from tests.verdict_inputs import SOUND, membership
 
 
 def audit(verdict: Verdict, **changes: Any) -> AuditResult:
@@ -22,7 +25,18 @@ def audit(verdict: Verdict, **changes: Any) -> AuditResult:
 
 
 def leak(count: int, low: float, high: float, grade: str = "near-copy") -> Verdict:
-    return Verdict(LEAK, (), 30, count, 0.3, (low, high), 0.001, "ncc", "ncc > 0.8", grade)
+    return Verdict(
+        LEAK,
+        grade=grade,
+        grades={grade: count} if grade else {},
+        n=30,
+        recovered=count,
+        expected_by_chance=0.3,
+        interval=(low, high),
+        p_value=0.001,
+        metric="ncc",
+        rule="ncc > 0.8",
+    )
 
 
 NONE, OPEN = (
@@ -35,8 +49,10 @@ CASES = [
     (leak(9, 4, 14), OPEN, ALIKE, "That the leak is gone is not shown"),
     (NONE, OPEN, WORSE, "nothing that could be decided"),
     (OPEN, OPEN, ALIKE, "Both audits found nothing that could be decided"),
-    (leak(9, 4, 14), leak(9, 4, 14, "class-like"), BETTER, "from near-copy to class-like"),
-    (leak(9, 4, 14, "resembles"), leak(9, 4, 14), WORSE, "from resembles to near-copy"),
+    (leak(9, 4, 14), leak(9, 4, 14, "class-level"), BETTER, "from near-copy to class-level"),
+    (leak(9, 4, 14, "resemblance"), leak(9, 4, 14), WORSE, "from resemblance to near-copy"),
+    (leak(9, 4, 14), leak(9, 4, 14, "membership"), BETTER, "from near-copy to membership"),
+    (leak(9, 4, 14), leak(9, 4, 14, "verbatim"), WORSE, "from near-copy to verbatim"),
     (leak(20, 12, 26), leak(4, 0.9, 9), BETTER, "fewer samples, beyond chance"),
     (leak(4, 0.9, 9), leak(20, 12, 26), WORSE, "more samples, beyond chance"),
     (leak(9, 4, 14), leak(6, 1.5, 11), ALIKE, "Chance may explain"),
@@ -69,13 +85,34 @@ def test_what_was_not_made_alike_is_said() -> None:
     other = one.replace(
         hashes={**one.hashes, "data": "x"},
         knowledge=rs.Knowledge(sample_count=3),
-        settings={"budget": 30},
+        settings={"budget": 30.0, "effort": "quick"},
         suite=7,
     )
+    one = one.replace(settings={"budget": None, "effort": "standard"})
     said = " ".join(compare(one, other).unlike)
-    for part in ("training data", "told different things", "10m and 30s", "versions 0 and 7"):
-        assert part in said
+    for text in (
+        "training data",
+        "told different things",
+        "the settings of effort differ: standard and quick",
+        "the settings of budget differ: default and 30.0",
+        "versions 0 and 7",
+    ):
+        assert text in said
     assert compare(one, one).unlike == ()
+
+
+def test_membership_and_positive_controls_of_both_audits_are_rows() -> None:
+    sizes = (ControlSize(24, (0,), False, 0.0), ControlSize(12, (12, 12, 12), True, 0.0))
+    controls = (PositiveControls("reconstruction", sizes), PositiveControls("membership"))
+    before = audit(NONE, membership=membership(3), checks=Checks())
+    after = audit(NONE, membership=None, checks=SOUND.replace(positive_controls=controls))
+    rows = {row.what: (row.before, row.after) for row in compare(before, after).rows}
+    swapped = {row.what: (row.after, row.before) for row in compare(after, before).rows}
+    assert swapped == rows
+    assert rows["named members"] == ("3 of 20", "–")
+    assert rows["AUC of the losses"] == ("0.50", "–")
+    assert rows["positive controls of reconstruction"] == ("–", "12 samples")
+    assert rows["positive controls of membership"] == ("–", "not noticed")
 
 
 def test_the_page_has_both_sides_and_a_redacted_one_no_image() -> None:
@@ -154,14 +191,15 @@ SETTINGS = {
     "requested": {},
     "task": "auto",
     "preset": "residuum",
-    "budget": 60.0,
+    "effort": "standard",
+    "budget": None,
+    "fail_on": "membership",
+    "positive_controls": True,
     "steps": None,
     "seed": 0,
     "subsets": 300,
     "device": "cpu",
     "baselines": True,
-    "vouch": False,
-    "twin": True,
     "recipe": "",
     "surface": "all",
     "arch": "mlp:64-1000-1000-1",

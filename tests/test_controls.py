@@ -1,4 +1,4 @@
-"""What an audit asks of itself: repeats, composition, what was granted, the permuted target, the twin."""
+"""Whether a comparison is sound: repeats, composition, attacker knowledge, levels, tests and grades."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-import residuum as rs
-from residuum.attacks.stationarity.objectives import OBJECTIVES, permuted
-from residuum.auditing.budget import Batch
+from residuum.auditing.case import load_case
 from residuum.auditing.control_training import descend
 from residuum.auditing.controls import (
+    STRICT_LEVEL,
     Claim,
     ControlRow,
     Controls,
@@ -26,7 +25,9 @@ from residuum.auditing.controls import (
     told_by_network,
     without_repeats,
 )
-from residuum.auditing.positive_control import bundled_digits, split_holdout
+from residuum.auditing.outcomes import CLASS_LEVEL, NEAR_COPY, RESEMBLANCE
+from residuum.auditing.positive_control import split_holdout
+from residuum.auditing.request import AuditRequest
 from residuum.auditing.scores import (
     AttackTest,
     findings,
@@ -36,13 +37,14 @@ from residuum.auditing.scores import (
     strongest_of,
 )
 from residuum.auditing.training_recipe import TrainingRecipe
-from residuum.auditing.verdict import CLASS_LIKE, INCONCLUSIVE, NEAR_COPY, NO_LEAK_FOUND, RESEMBLES
+from residuum.auditing.verdict import LEAK, NO_LEAK_FOUND, decide
 from residuum.errors import InputError
+from residuum.evaluation.null import SIGNIFICANCE, step_down
 from residuum.evaluation.scoring import CandidatePool
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
-from residuum.records.base import same
-from tests.victims import knowledge, leaky, tight, untrained
+from tests.verdict_inputs import SOUND, membership, ran
+from tests.victims import leaky, tight, untrained
 
 
 def digits(seed: int, n: int, pool: int, kinds: tuple[int, ...] = ()) -> tuple[Dataset, Dataset]:
@@ -267,31 +269,15 @@ def test_grades_compare_with_the_nearest_held_out_sample_and_the_mean_of_the_cla
         wanted = (
             NEAR_COPY
             if left <= 0.75 * (1 - max(near, typical))
-            else RESEMBLES
+            else RESEMBLANCE
             if left <= 0.75 * (1 - typical)
-            else CLASS_LIKE
+            else CLASS_LEVEL
         )
         assert grade == wanted
 
 
 def ncc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]
-
-
-def test_a_permuted_target_keeps_its_entries_layer_by_layer_and_loses_their_order() -> None:
-    checkpoint, _ = tight()
-    plain = OBJECTIVES["binary-kkt"]().surface_of(checkpoint.theta, Knowledge())
-    one, same = (
-        permuted(OBJECTIVES["binary-kkt"], 3)().surface_of(checkpoint.theta, Knowledge())
-        for _ in range(2)
-    )
-    other = permuted(OBJECTIVES["binary-kkt"], 4)().surface_of(checkpoint.theta, Knowledge())
-    for name, t in plain.target.items():
-        assert torch.equal(one.target[name].flatten().sort()[0], t.flatten().sort()[0])
-        assert torch.equal(one.target[name], same.target[name])
-    first = next(iter(plain.target))
-    assert not torch.equal(one.target[first], plain.target[first])
-    assert not torch.equal(one.target[first], other.target[first])
 
 
 @pytest.mark.parametrize(
@@ -314,7 +300,9 @@ def test_other_recipes_are_refused(text: str) -> None:
         TrainingRecipe.parse(text)
 
 
-def test_a_twin_takes_its_samples_out_of_the_pool_with_the_labels_of_the_training_set() -> None:
+def test_a_control_takes_its_samples_from_the_held_out_set_with_the_labels_of_the_training_set() -> (
+    None
+):
     split = tight()[1]
     mine, rest = split_holdout(split.holdout, split.train, 0)
     assert sorted(mine.y.tolist()) == sorted(split.train.y.tolist())
@@ -323,115 +311,7 @@ def test_a_twin_takes_its_samples_out_of_the_pool_with_the_labels_of_the_trainin
     assert len(both.unique(dim=0)) == len(split.holdout.x.flatten(1).unique(dim=0))
 
 
-def test_without_a_large_pool_a_twin_is_of_bundled_digits_in_the_same_shape() -> None:
-    checkpoint, split = tight()
-    for shape in ((1, 8, 8), (64,)):
-        like = split.train.replace(x=split.train.x.reshape(-1, *shape), mean=None)
-        mine, rest = bundled_digits(like, checkpoint, Knowledge(value_range=(0.0, 1.0)), 0)
-        assert mine.shape == shape
-        assert len(mine) == len(like)
-        assert len(rest) >= len(mine) + 100
-        assert 0 <= float(mine.x.min()) < float(mine.x.max()) <= 1
-        assert set(mine.y.tolist()) == {-1, 1}
-
-
-# A plan under which all three positive controls are noticed.
-PLAN: dict[str, Any] = {
-    "steps": 1500,
-    "batches": (Batch("binary-kkt", 24, 1500, 0),),
-    "seed": 2,
-    "baselines": False,
-}
-
-
-def test_no_leak_found_needs_three_positive_controls_and_says_what_they_gave() -> None:
-    checkpoint, split = tight()
-    given = {
-        "data": split.train,
-        "holdout": split.holdout,
-        "knowledge": knowledge(split),
-        "budget": 5,
-    }
-    found = rs.audit(checkpoint, **given, **PLAN)
-    again = rs.audit(checkpoint, **given, **PLAN)
-    without = rs.audit(checkpoint, **given, **PLAN, twin=False)
-    assert found.verdict.outcome == NO_LEAK_FOUND
-    assert len(found.checks.twins) == 3
-    assert len({control.made for control in found.checks.twins}) == 3  # three different networks
-    for control, repeated in zip(found.checks.twins, again.checks.twins, strict=True):
-        assert control.noticed
-        assert control.recovered >= 3
-        assert f"{control.recovered} of 20" in " ".join(found.verdict.reasons)
-        assert same(repeated.replace(seconds=0.0), control.replace(seconds=0.0))
-        assert {name.split()[0] for name in control.attacked} == {
-            row.name for row in found.attacks if row.ran and row.decides
-        }
-        assert not control.left_out
-    assert without.verdict.outcome == INCONCLUSIVE
-    assert any("--no-twin" in reason for reason in without.verdict.reasons)
-    (row,) = [row for row in found.attacks if row.ran and not row.silent]
-    assert row.explained
-    assert row.permuted is not None
-    assert row.residual <= row.permuted / 2
-    assert "controls, permuted target and positive controls took" in found.notes[-1]
-
-
-def test_a_small_pool_makes_a_weaker_twin_and_says_so() -> None:
-    checkpoint, split = tight()
-    few = split.holdout.replace(x=split.holdout.x[:130], y=split.holdout.y[:130])
-    found = rs.audit(
-        checkpoint,
-        data=split.train,
-        holdout=few,
-        knowledge=knowledge(split),
-        budget=5,
-        **PLAN,
-    )
-    assert "weaker" in found.checks.twins[0].made
-
-
-def test_steps_or_restarts_that_are_missing_never_pass() -> None:
-    """Truth review 1.2: leaking networks passed because their attacks were cut short."""
-    checkpoint, split = tight()
-    given = {"data": split.train, "holdout": split.holdout, "knowledge": knowledge(split)}
-    for batch, plan, said in (
-        (Batch("binary-kkt", 4, 399, 0), 400, "each restart ran 399 of 400 steps"),
-        (Batch("binary-kkt", 3, 400, 0), 400, "3 of 4 restarts ran all 400 steps"),
-        (Batch("binary-kkt", 4, 400, 0), None, "each restart ran 400 of 3000 steps"),
-    ):
-        found = rs.audit(
-            checkpoint,
-            **given,
-            batches=(batch,),
-            steps=plan,
-            budget=5,
-            baselines=False,
-            twin=False,
-        )
-        assert found.exit_code == 3
-        assert any(said in reason for reason in found.verdict.reasons), found.verdict.reasons
-
-
-def test_vouching_is_a_note_in_every_artifact(tmp_path) -> None:
-    checkpoint, split = untrained()
-    found = rs.audit(
-        checkpoint,
-        data=split.train,
-        holdout=split.holdout,
-        knowledge=knowledge(split),
-        vouch=True,
-        batches=(Batch("binary-kkt", 1, 20, 0),),
-        baselines=False,
-        subsets=200,
-    )
-    assert found.checks.vouched
-    assert not any("was trained on these records" in reason for reason in found.verdict.reasons)
-    found.save(tmp_path / "run")
-    for name in ("report.html", "model_card.md", "result.json", "report.sarif"):
-        assert "vouch" in (tmp_path / "run" / name).read_text(), name
-
-
-def test_a_twin_trained_in_batches_is_the_same_whatever_was_drawn_before() -> None:
+def test_a_control_trained_in_batches_is_the_same_whatever_was_drawn_before() -> None:
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
     y = torch.where(x[:, 0] > 0, 1.0, -1.0).double()
     found = []
@@ -455,3 +335,128 @@ def test_of_tests_with_the_least_p_the_one_with_most_to_show_is_shown() -> None:
 
     assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.0005)}) == "many"
     assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.001)}) == "few"
+
+
+# Levels
+
+
+def with_zeros(share: float, count: int = 100) -> Claim:
+    """Digits of which a share are zeros, where one in ten is among the held-out ones."""
+    images, digit = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    zeros, others = order[digit[order] == 0], order[digit[order] != 0]
+    rows = np.concatenate([zeros[: int(share * count)], others[: count - int(share * count)]])
+    rest = order[~np.isin(order, rows)][:600]
+    x, y = torch.from_numpy(images / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit % 2 * 2 - 1)
+    return Claim(Dataset(x[rows], y[rows]), Dataset(x[rest], y[rest]))
+
+
+def test_a_difference_in_distribution_makes_the_level_stricter() -> None:
+    train, pool = digits(0, 50, 480)
+    cases = {
+        "alike": (with_zeros(0.1), SIGNIFICANCE),
+        "energy test": (with_zeros(0.2), STRICT_LEVEL),
+        "classifier": (Claim(train.replace(x=1.1 * train.x), pool), STRICT_LEVEL),
+    }
+    energies = {}
+    for name, (claim, level) in cases.items():
+        controls = run_controls(claim, Knowledge(), 0)
+        assert controls.failures == ()  # no reason to judge nothing
+        assert controls.level == level
+        assert controls.energy is not None
+        energies[name] = controls.energy <= 0.01
+        note = f"a leak needs an adjusted p-value of {STRICT_LEVEL}"
+        assert any(note in text for text in controls.notes) == (level == STRICT_LEVEL)
+    assert energies == {"alike": False, "energy test": True, "classifier": False}
+    assert STRICT_LEVEL == SIGNIFICANCE / 10
+
+
+@pytest.mark.parametrize(("count", "level"), [(9, STRICT_LEVEL), (10, SIGNIFICANCE)])
+def test_fewer_than_ten_samples_need_a_stricter_level(count: int, level: float) -> None:
+    train, pool = digits(0, count, 400)
+    assert run_controls(Claim(train, pool), Knowledge(), 0).level == level
+
+
+def test_a_finding_at_one_percent_is_none_at_the_stricter_level() -> None:
+    train, pool = digits(0, 30, 300)
+    noise = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    pools = {"some": pool_of(torch.cat([train.x[:8], noise]))}
+    verdicts = []
+    for level in (SIGNIFICANCE, STRICT_LEVEL):
+        # With 400 subsets the smallest adjusted p-value is 2/401, between the two levels.
+        tests, _ = run_tests(pools, Claim(train, pool), 0, 400, math.inf, level=level)
+        assert tests["some"].adjusted == pytest.approx(2 / 401)
+        summary = findings(tests, len(train))
+        assert summary.level == level
+        checks = SOUND.replace(level=level)
+        verdicts.append(decide(summary, (ran(),), checks, membership()).outcome)
+        assert (summary.interval is not None and summary.interval[0] > 0) == (level == SIGNIFICANCE)
+    assert verdicts == [LEAK, NO_LEAK_FOUND]
+
+
+def test_adjusted_p_values_are_doubled_because_two_questions_share_the_level() -> None:
+    train, pool = digits(0, 30, 300)
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(60, 1, 8, 8, generator=generator).double() for _ in range(3)]
+    noise[0][:2] = train.x[:2]
+    noise[1][0] = 0.5 * train.x[5] + noise[1][0] / 10
+    pools = {str(k): pool_of(x) for k, x in enumerate(noise)}
+    tests, _ = run_tests(pools, Claim(train, pool), 0, 500, math.inf)
+    together = step_down(np.stack([test.control.excess for test in tests.values()]))
+    for test, p in zip(tests.values(), together, strict=True):
+        expected = min(1.0, 2 * float(p)) if test.control.recovered.any() else 1.0
+        assert test.adjusted == pytest.approx(expected)
+    assert min(test.adjusted for test in tests.values()) == pytest.approx(2 / 501)
+    members = membership(3, group_p=0.004)
+    assert members.adjusted_p == 0.008
+    assert members.replace(group_p=0.7).adjusted_p == 1.0
+
+
+@pytest.mark.parametrize("planted", [0, 1, 2, 5])
+def test_the_interval_begins_above_zero_if_and_only_if_a_test_survives(planted: int) -> None:
+    for seed in range(4):
+        train, pool = digits(seed, 30, 300)
+        noise = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(seed)).double()
+        noise[:planted] = train.x[:planted]
+        tests, _ = run_tests({"some": pool_of(noise)}, Claim(train, pool), seed, 400, math.inf)
+        summary = findings(tests, len(train))
+        assert summary.interval is not None
+        assert (summary.interval[0] > 0) == bool(summary.survivors)
+        assert summary.interval[1] == summary.recovered
+        assert bool(summary.recovered) == bool(summary.survivors)
+
+
+# Fewer held-out samples than training samples
+
+
+@pytest.mark.parametrize(("count", "pool_size"), [(150, 120), (300, 299), (100, 100), (40, 120)])
+def test_attacks_are_compared_with_as_many_training_samples_as_are_held_out(
+    count: int, pool_size: int
+) -> None:
+    train, pool = digits(0, count, pool_size)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5), torch.nn.ReLU())
+    model.append(torch.nn.Linear(5, 1))
+    case = load_case(model, train, pool, Knowledge(), AuditRequest())
+    assert case is not None
+    assert case.comparison is not None
+    assert case.compared is not None
+    whole, compared = case.comparison, case.compared
+    assert len(whole.train) == count  # membership is tested on all of them
+    assert whole.pool is not None
+    assert compared.pool is whole.pool
+    if pool_size >= count:
+        assert compared is whole
+        return
+    assert len(compared.train) == pool_size
+    assert len({*compared.train.rows}) == pool_size
+    assert [*compared.train.rows] == sorted(compared.train.rows)
+    for i, row in enumerate(compared.train.rows):
+        assert torch.equal(compared.train.x[i], whole.train.x[row])
+    assert compared.notes[-1] == (
+        f"Attacks were compared with a random {pool_size} of {count} training samples, because there are no "
+        "more held-out samples"
+    )
+    again = load_case(model, train, pool, Knowledge(), AuditRequest(seed=5))
+    assert again is not None
+    assert again.compared is not None
+    assert again.compared.train.rows == compared.train.rows

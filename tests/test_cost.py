@@ -10,13 +10,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from residuum.attacks import Auto, ModelInversion, estimate
+from residuum.attacks.cost import reference_seconds
 from residuum.attacks.stationarity.problem import Problem
+from residuum.attacks.work import REFERENCE, counted
 from residuum.cli.main import main
 from residuum.engine.explicit import evaluation_cost
 from residuum.errors import InputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import MLP, Architecture
 from residuum.networks.network import Network
+from residuum.records import Knowledge
+from residuum.surfaces.surface import WEIGHTS, surfaces
 from tests.cases import SPREAD, attack_case
 
 HIDDEN = [(5,), (5, 7), (5, 7, 6), (5, 3, 7, 4)]
@@ -94,6 +98,23 @@ def test_other_networks_are_estimated():
     assert other.memory["passes"] > 0
     with pytest.raises(InputError, match="model-inversion is none of them"):
         estimate(released(), None, ModelInversion())
+
+
+def test_reference_seconds_count_every_step_and_no_clock():
+    checkpoint, known = released(), Knowledge()
+    surface = surfaces(checkpoint, known)[WEIGHTS]
+    inversion = ModelInversion(steps=7, candidates=5)
+    seconds = reference_seconds(inversion, surface, known)
+    assert seconds == reference_seconds(inversion, surface, known)  # though facts are kept by then
+    work = counted(lambda: inversion.changed(steps=1, dtype="float32").run(surface, known))
+    assert seconds == pytest.approx(7 * work.seconds(REFERENCE["cpu"]))
+    kkt = Auto(restarts=3, candidates=20, steps=500).resolved(checkpoint, known)
+    seconds = reference_seconds(kkt, surface, known)
+    assert seconds == reference_seconds(kkt, surface, known)
+    assert reference_seconds(kkt.changed(seconds=1e-6), surface, known) == 1e-6
+    # A loss is evaluated every 25 steps, and closed-form multipliers cost a step each and one more.
+    often = reference_seconds(kkt.changed(lam_every=10), surface, known)
+    assert often / seconds == pytest.approx((1 + 1 / 25 + 21 / 10) / (1 + 1 / 25))
 
 
 def test_a_dry_run_prints_and_writes_nothing(tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""What an attack explains: in float64, on the layers that moved. A frozen layer acquits nobody."""
+"""Residuals of attacks: measured in float64, on the layers that moved. They decide nothing."""
 
 from __future__ import annotations
 
@@ -17,22 +17,15 @@ from residuum.attacks.stationarity.objectives import NTK, BinaryKKT
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.stationarity.solution import explained
 from residuum.attacks.stationarity.solver import sharpness_at
-from residuum.auditing.budget import Batch
-from residuum.auditing.verdict import NO_LEAK_FOUND
+from residuum.auditing.verdict import NO_LEAK_FOUND, decide
 from residuum.errors import InputError
 from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Knowledge
 from residuum.stationarity import by_layer, moved_layers, parameters
-from residuum.surfaces.surface import (
-    CHANGE,
-    FROZEN_FIRST,
-    NOTHING_MOVED,
-    SURFACES,
-    WEIGHTS,
-    surfaces,
-)
+from residuum.surfaces.surface import CHANGE, SURFACES, WEIGHTS, surfaces
 from tests.reference import mlp_forward, naive_objective
+from tests.verdict_inputs import SOUND, findings, membership, ran
 
 LAYERS = {"head": (4,), "two heads": (2, 4), "first": (0,), "all": (0, 2, 4)}
 
@@ -69,7 +62,9 @@ def fine_tuned(seed: int, trained: str) -> tuple[nn.Module, nn.Module, Tensor, T
 @pytest.mark.parametrize(
     ("seed", "trained"), [(0, "head"), (1, "head"), (0, "two heads"), (0, "first")]
 )
-def test_a_fine_tune_of_some_layers_is_never_passed(seed: int, trained: str) -> None:
+def test_residuals_of_a_fine_tuned_network_are_those_of_the_layers_that_moved(
+    seed: int, trained: str
+) -> None:
     base, tuned, x, y = fine_tuned(seed, trained)
     known = Knowledge(
         value_range=(0.0, 1.0),
@@ -77,25 +72,35 @@ def test_a_fine_tune_of_some_layers_is_never_passed(seed: int, trained: str) -> 
         theta0=as_network(base).theta,
         provenance={"theta0": "user"},
     )
-    batches = [Batch(name, 1, 100, 0) for name in ("multiclass-kkt", "ntk")]
-    found = rs.audit(
+    result = rs.audit(
         tuned,
         data=(x[:50], y[:50]),
         holdout=(x[50:], y[50:]),
         knowledge=known,
-        batches=batches,
+        effort="quick",
+        attacks=[{"attack": name, "steps": 50, "restarts": 1} for name in ("kkt", "ntk")],
         baselines=False,
         subsets=200,
-        budget="2s",
     )
-    assert found.exit_code != 0
-    assert found.verdict.outcome != NO_LEAK_FOUND
-    # Above frozen layers candidates are features, and the layers that moved a network of their own.
+    assert result.exit_code != 0
+    assert result.verdict.outcome != NO_LEAK_FOUND
+    # Above frozen layers candidates are features, and the layers that moved are a network of their own.
     judged = tuple(f"layers.{i}" for i in range(len(LAYERS[trained])))
-    rows = [row for row in found.attacks if row.ran and row.residual is not None]  # not unmix
+    rows = [row for row in result.attacks if row.ran and row.residual is not None]
+    assert {row.name for row in rows} == {"multiclass-kkt", "ntk"}
     assert {row.judged for row in rows} == {judged}
-    features = any("candidates are features" in reason for reason in found.verdict.reasons)
+    assert all(row.residual == max(row.residuals[name] for name in judged) for row in rows)
+    features = any("candidates are features" in reason for reason in result.verdict.reasons)
     assert features == (trained != "first")
+
+
+@pytest.mark.parametrize("residual", [1e-9, 0.3, 5.0, None])
+def test_a_residual_decides_nothing(residual: float | None) -> None:
+    row = ran(residual=residual, residuals={"layers.0": residual or 0.0}, judged=("layers.0",))
+    expected = decide(findings(), (ran(),), SOUND, membership())
+    verdict = decide(findings(), (row,), SOUND, membership())
+    assert (verdict.outcome, verdict.reasons) == (expected.outcome, expected.reasons)
+    assert expected.outcome == NO_LEAK_FOUND
 
 
 def small(seed: int = 0) -> Network:
@@ -186,12 +191,12 @@ def test_surfaces_are_what_is_released_and_what_is_granted() -> None:
     start["layers.1.weight"] += 1.0
     both = surfaces(checkpoint, Knowledge(theta0=start))
     for surface in both.values():
-        assert (surface.layers, surface.silent) == (("layers.1",), FROZEN_FIRST)
+        assert surface.layers == ("layers.1",)
     for name, t in checkpoint.theta.items():
         assert torch.equal(both[WEIGHTS].target[name], t)
         assert torch.equal(both[CHANGE].target[name], t - start[name])
     same = SURFACES[WEIGHTS](checkpoint, Knowledge(theta0=dict(checkpoint.theta)))
-    assert (same.layers, same.silent) == ((), NOTHING_MOVED)
+    assert same.layers == ()
     del start["layers.1.weight"]
     with pytest.raises(InputError, match="other names or shapes"):
         surfaces(checkpoint, Knowledge(theta0=start))

@@ -12,15 +12,15 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import residuum as rs
-from residuum.auditing.budget import Batch
 from residuum.auditing.inputs import fit_of
+from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.cli.main import main
 from residuum.io.checkpoints import as_network
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.records import Dataset
 from tests.victims import knowledge, leaky, write
 
-QUICK = ["--steps", "25", "--no-baselines", "--subsets", "200", "--budget", "2s"]
+QUICK = ["--effort", "quick", "--steps", "25", "--no-baselines", "--subsets", "200"]
 
 
 def test_accuracy_is_counted_on_both_sets() -> None:
@@ -50,11 +50,16 @@ def test_shifted_labels_are_noticed() -> None:
         data=wrong,
         holdout=split.holdout,
         knowledge=knowledge(split),
-        batches=[Batch("binary-kkt", 1, 25, 0)],
+        effort="quick",
+        attacks=[{"attack": "kkt", "steps": 25, "restarts": 1}],
         baselines=False,
         subsets=200,
     )
     assert fit.notes[0] in found.warnings
+    assert (found.verdict.outcome, found.exit_code) == (INCONCLUSIVE, 3)
+    assert found.fit is not None
+    reason = f"the network as read hardly fits these samples ({found.fit.line})"
+    assert found.verdict.reasons[0] == reason
 
 
 def test_held_out_samples_without_labels_have_no_accuracy() -> None:

@@ -314,7 +314,7 @@ def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row(
         ">age<",
         ">years<",
         f"<td>{age.training}</td>",
-        "columns came back within 10% of their spread",
+        "columns were reconstructed within 10% of their spread",
     ):
         assert said in text
     redacted = render(result, redact=True)
@@ -332,7 +332,7 @@ def test_an_embedding_is_summed_up_in_the_columns_in_which_it_stands_out() -> No
     away = (evidence.x[0] - evidence.x.median(0).values).abs()
     assert row.columns[0].name == f"column {int(away.argmax())}"
     text = render(result)
-    assert f"{row.within} of 768 columns came back within 10% of their spread" in text
+    assert f"{row.within} of 768 columns were reconstructed within 10% of their spread" in text
     assert 'class="vector"' not in text
 
 

@@ -486,6 +486,33 @@ def test_all_views_show_the_same_counts() -> None:
     assert "All 40 named samples" in panel
 
 
+def test_the_chance_level_at_the_threshold_is_that_of_the_test() -> None:
+    """The chart draws fewer held-out sets than the test, so its own count would differ a little."""
+    page = pages.audited(60)
+    assert page.scores is not None
+    metric = page.scores.metrics["ncc"].replace(expected_by_chance=0.731)
+    page = page.replace(scores=page.scores.replace(metrics={**page.scores.metrics, "ncc": metric}))
+    table = data_of(render(page))["threshold"]
+    assert table["null"][table["start"]] == 0.731
+    assert table["null"].count(0.731) == 1
+
+
+def test_a_match_by_chance_is_no_finding_next_to_named_members() -> None:
+    page = pages.members(60, named=40)
+    assert page.scores is not None
+    rows = list(page.scores.per_sample)
+    rows[0] = rows[0].replace(recovered=True)
+    metric = page.scores.metrics["ncc"].replace(recovered=1)
+    scores = page.scores.replace(
+        per_sample=tuple(rows), metrics={**page.scores.metrics, "ncc": metric}
+    )
+    text = render(page.replace(scores=scores))
+    assert data_of(text)["cards"] == []
+    assert "The verdict counts none of these matches" in section(text, "control")
+    assert ": beyond chance" not in re.sub(r"<[^>]+>", " ", text)
+    assert "The verdict counts none" not in render(pages.audited(60))
+
+
 def test_a_sample_that_only_another_attack_recovers_has_a_card() -> None:
     page = pages.audited(30)
     assert page.findings is not None

@@ -201,10 +201,10 @@ def test_every_fact_is_printed_once_and_counts_with_what_chance_gives() -> None:
 
 
 def test_what_was_granted_is_said_in_words_with_its_source() -> None:
-    told = dict(pages.audited(3).screen.facts)["attacker was told"]
+    told = dict(pages.audited(3).screen.facts)["attacker knows"]
     for part in ("range of values (0 to 1)", "mean of the samples (taken from the training data"):
         assert part in told
-    assert dict(pages.bare().screen.facts)["attacker was told"] == "nothing but the weights"
+    assert dict(pages.bare().screen.facts)["attacker knows"] == "nothing but the weights"
 
 
 @pytest.mark.parametrize("width", [80, 110])

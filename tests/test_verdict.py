@@ -509,9 +509,9 @@ def test_assumptions_and_facts_that_nobody_checked_are_printed_and_decide_nothin
         (0.02, ": its losses do not tell them from held-out samples (p = 0.02)"),
     ):
         checks = SOUND.replace(told_apart=p)
-        assert checks.strangers == (text + ending,)
+        assert checks.unproven == (text + ending,)
         assert decide(findings(), (ran(),), checks, membership()).outcome == NO_LEAK_FOUND
-    assert SOUND.replace(told_apart=0.01).strangers == ()
+    assert SOUND.replace(told_apart=0.01).unproven == ()
 
 
 # The three answers

@@ -149,6 +149,7 @@ def reference_seconds(attack: SearchSettings, surface: Surface, knowledge: Knowl
         once["restarts"] = 1
     if not isinstance(attack, Stationarity):
         single = attack.changed(**attack.shared(once), steps=1, seconds=math.inf)
+        single.run(surface, knowledge)  # measures facts about the network, which are kept
         return attack.steps * counted(lambda: single.run(surface, knowledge)).seconds(speed)
     resolved = attack.resolved(surface.checkpoint, knowledge)
     assert isinstance(resolved, Stationarity)

@@ -115,11 +115,8 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
     """Return every figure that at least one of the audits has."""
     attacks = [one.name for x in (a, b) for one in x.attacks if one.recovered is not None]
     before, after = (_figures(x, tuple(dict.fromkeys(attacks))) for x in (a, b))
-    return tuple(
-        Row(name, before[name] or "–", after[name] or "–")
-        for name in before
-        if before[name] or after[name]
-    )
+    rows = [Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after]
+    return tuple(row for row in rows if (row.before, row.after) != ("–", "–"))
 
 
 def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:

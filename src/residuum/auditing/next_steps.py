@@ -151,12 +151,12 @@ def _left_out(result: AuditResult) -> bool:
 def _not_covered(result: AuditResult) -> str:
     """Return what "no leak found" does not cover, and who would be a stronger attacker."""
     skipped = [row.name for row in result.attacks if row.decides and row.applies and not row.ran]
-    facts = {
+    unknown_facts = {
         "theta0": "the weights that training began from (--init)",
         "mean": "the mean of the samples (--mean train)",
         "value_range": "the range of values (--value-range)",
     }
-    unknown = [text for name, text in facts.items() if name not in result.knowledge.granted]
+    unknown = [text for name, text in unknown_facts.items() if name not in result.knowledge.granted]
     gaps = [f"an attacker who knows {' or '.join(unknown)}"] if unknown else []
     gaps += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
     gaps += ["attackers with shadow networks"]

@@ -1,4 +1,4 @@
-"""What the attacks of an audit brought back: one row per attack, and all their tests together."""
+"""The results of the attacks of an audit: one row per attack, and all their tests together."""
 
 from __future__ import annotations
 

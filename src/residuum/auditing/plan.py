@@ -106,8 +106,8 @@ class AttackPlan(Record):
         """Return the batches of an attack that runs in batches of restarts."""
         assert isinstance(attack, Stationarity)
         sizes = [self.batch_restarts] * (self.restarts // self.batch_restarts)
-        if rest := self.restarts % self.batch_restarts:
-            sizes.append(rest)
+        if remainder := self.restarts % self.batch_restarts:
+            sizes.append(remainder)
         return [
             Batch(attack.name, size, attack.steps, attack.seed + i) for i, size in enumerate(sizes)
         ]
@@ -202,10 +202,10 @@ def plan_attacks(
     """
     effort, limit = effort_of(request), limit_of(request)
     shared = {n: a for n, a in attacks.items() if not a.baseline and a.pace != "formula"}
-    parts = sum(attack.part for attack in shared.values())
+    all_parts = sum(attack.part for attack in shared.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
-        share = attack.part / parts if name in shared else 0.0
+        share = attack.part / all_parts if name in shared else 0.0
         try:
             if attack.baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
@@ -260,23 +260,25 @@ def plan_attack(
         return AttackPlan(seconds=seconds, left_out=short)
     attack = attack.resolved(network, knowledge)
     assert isinstance(attack, RestartSettings)
-    each = max(reference_seconds(attack, surface, knowledge), 1e-9)
+    restart_cost = max(reference_seconds(attack, surface, knowledge), 1e-9)
     most = max(1, min(MAX_RESTARTS, MAX_CANDIDATES // max(1, attack.candidates)))
     if is_exact:
         restarts = min(attack.restarts, most)
     else:
-        wanted = max(1, math.ceil(restart_factor * attack.restarts))
-        restarts = max(1, min(wanted, int(planned / each), most))
-    fit = min(restarts, int(allowed / each))
+        planned_restarts = max(1, math.ceil(restart_factor * attack.restarts))
+        restarts = max(1, min(planned_restarts, int(planned / restart_cost), most))
+    fit = min(restarts, int(allowed / restart_cost))
     if not fit:
-        cost = duration(each)
+        cost = duration(restart_cost)
         return AttackPlan(
-            runs=False, left_out=f"a single restart takes about {cost} of the budget", seconds=each
+            runs=False,
+            left_out=f"a single restart takes about {cost} of the budget",
+            seconds=restart_cost,
         )
     unknowns = attack.candidates * math.prod(surface.shape(knowledge))
     together = max(1, MAX_BATCH_UNKNOWNS // max(1, unknowns))
     left_out = "" if fit == restarts else f"{fit} of {restarts} restarts ran"
-    return AttackPlan(fit, fit * each, True, left_out, min(fit, together))
+    return AttackPlan(fit, fit * restart_cost, True, left_out, min(fit, together))
 
 
 def _cost_of_baseline(
@@ -297,13 +299,13 @@ def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
         request: Settings of the audit.
     """
     limit = duration(limit_of(request))
-    parts = [
+    planned = [
         f"{name}, {plan.restarts} restart{'' if plan.restarts == 1 else 's'}"
         for name, plan in plans.items()
         if plan.runs and plan.restarts
     ]
     text = f"Effort {request.effort}, at most {limit} of reference time."
-    text += f" Attacks: {'; '.join(parts)}." if parts else ""
+    text += f" Attacks: {'; '.join(planned)}." if planned else ""
     missing = [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
     if missing:
         text += f" Left out, because the budget is too small: {'; '.join(missing)}."

@@ -158,7 +158,7 @@ def _find_noticed_size(
     audit: Audit, question: str, factory: ControlFactory, test: ControlTest, samples: int
 ) -> PositiveControls:
     """Halve the number of samples until all controls are noticed."""
-    start, sizes, made, reason = time.monotonic(), list[ControlSize](), "", test.reason
+    start, sizes, training, reason = time.monotonic(), list[ControlSize](), "", test.reason
     while samples >= MIN_SAMPLES and not reason:
         counts: list[int] = []
         losses: list[float] = []
@@ -168,7 +168,7 @@ def _find_noticed_size(
                 if audit.deadline.is_over:
                     raise OutOfBudgetError("the clock stopped the audit")
                 control = factory.make(samples, number)
-                made = control.trained.description
+                training = control.trained.description
                 losses.append(control.trained.loss)
                 count, counts_as_leak = test.run(control)
                 counts.append(count)
@@ -191,7 +191,7 @@ def _find_noticed_size(
             f"a control needs at least {MIN_SAMPLES} samples, and the held-out file has too few"
         )
     seconds = round(time.monotonic() - start, 3)
-    return PositiveControls(question, tuple(sizes), made, test.names, reason, seconds)
+    return PositiveControls(question, tuple(sizes), training, test.names, reason, seconds)
 
 
 def _progress(question: str, size: ControlSize) -> str:

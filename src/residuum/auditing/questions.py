@@ -59,6 +59,7 @@ def answer_questions(
     controls: Sequence[PositiveControls] = (),
     *,
     is_member_finding: bool = False,
+    has_failures: bool = False,
     why_not_compared: str = "",
     attacks: Sequence[AttackOutcome] = (),
 ) -> tuple[Answer, ...]:
@@ -70,18 +71,36 @@ def answer_questions(
         membership: The test of membership, None if it was not run.
         controls: The positive controls.
         is_member_finding: Whether the membership test counts as a finding.
+        has_failures: Whether the samples cannot be compared, because a negative control fails.
         why_not_compared: Why nothing could be compared, "" if it could.
         attacks: One row per attack.
 
     Returns:
         The answers, in the order of the questions.
     """
-    power = {control.question: control.sentence for control in controls}
+    by_question = {control.question: control for control in controls}
+    reconstruction = _reconstruction(findings, why_not_compared, attacks)
+    member = _membership(membership, is_member_finding, why_not_compared)
     return (
         _stored(stored),
-        _reconstruction(findings, why_not_compared, power.get(RECONSTRUCTION, ""), attacks),
-        _membership(membership, is_member_finding, why_not_compared, power.get(MEMBERSHIP, "")),
+        _judged(reconstruction, by_question.get(RECONSTRUCTION), has_failures),
+        _judged(member, by_question.get(MEMBERSHIP), has_failures),
     )
+
+
+def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
+    """Return the answer as far as the controls support it.
+
+    "yes" becomes "unknown" if the samples cannot be compared. "no" becomes "unknown" if the tests notice no
+    network that memorizes its samples.
+    """
+    if answer.answer == YES:
+        return answer.replace(answer=UNKNOWN) if has_failures else answer
+    if controls is None:
+        return answer
+    answer = answer.replace(power=controls.sentence)
+    was_tried = bool(controls.sizes) and not controls.samples
+    return answer.replace(answer=UNKNOWN) if was_tried else answer
 
 
 def _answer(key: str, answer: str, evidence: str, **values: object) -> Answer:
@@ -109,7 +128,7 @@ def _stored(row: AttackOutcome | None) -> Answer:
 
 
 def _reconstruction(
-    findings: Findings | None, why_not: str, power: str, attacks: Sequence[AttackOutcome]
+    findings: Findings | None, why_not: str, attacks: Sequence[AttackOutcome]
 ) -> Answer:
     if why_not:
         return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {why_not}.")
@@ -135,10 +154,10 @@ def _reconstruction(
         f"{attacks_ran} reconstructed no more of the {findings.n} training samples than chance does "
         f"({chance}, {format_p(findings.p_value)})."
     )
-    return _answer(RECONSTRUCTION, NO, evidence, power=power, count=0, **values)
+    return _answer(RECONSTRUCTION, NO, evidence, count=0, **values)
 
 
-def _membership(test: MembershipTest | None, is_finding: bool, why_not: str, power: str) -> Answer:
+def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> Answer:
     if test is None:
         reason = why_not or "no test of membership applies to this file"
         return _answer(MEMBERSHIP, UNKNOWN, f"Not tested: {reason}.")
@@ -157,7 +176,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str, pow
                 f" Compared with noisy copies instead, {len(test.decoy_named)} of {test.records} training "
                 "samples stand out."
             )
-        return _answer(MEMBERSHIP, UNKNOWN, evidence + loss, power=power, n=test.records)
+        return _answer(MEMBERSHIP, UNKNOWN, evidence + loss, n=test.records)
     few = ""
     if len(test.named):
         few = (
@@ -170,7 +189,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str, pow
     if test.loss is not None and test.loss.memorization == SHOWN:
         evidence += " But their losses show that the network memorizes them."
     answer = UNKNOWN if test.loss is not None and test.loss.memorization == SHOWN else NO
-    return _answer(MEMBERSHIP, answer, evidence + loss, power=power, **values)
+    return _answer(MEMBERSHIP, answer, evidence + loss, **values)
 
 
 def grade_split(findings: Findings) -> str:

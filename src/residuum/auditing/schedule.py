@@ -289,9 +289,9 @@ class AttackSchedule:
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
         """Run one attack and return its candidates and its batches."""
         attack, surface = self.attacks[name], self.surfaces[name]
-        left = max(self.deadline.left, MIN_SECONDS)
+        seconds_left = max(self.deadline.left, MIN_SECONDS)
         if attack.pace != "batches":
-            seconds = plan.seconds if attack.pace == "sized" else left
+            seconds = plan.seconds if attack.pace == "sized" else seconds_left
             attack = attack.changed(seconds=seconds)
             if plan.restarts and isinstance(attack, RestartSettings):
                 attack = attack.changed(restarts=plan.restarts)

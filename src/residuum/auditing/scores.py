@@ -140,11 +140,11 @@ def run_tests(
         if field.pool:
             problems[name] = field, field.gain(metric)
     work = [(metric, *problem) for problem in problems.values()]
-    drawn = affordable(work, seed, subsets, seconds)
-    if problems and drawn < subsets:
-        notes.append(f"{drawn} of {subsets} subsets drawn, for want of time")
+    subset_count = affordable(work, seed, subsets, seconds)
+    if problems and subset_count < subsets:
+        notes.append(f"{subset_count} of {subsets} subsets drawn, for want of time")
     controls = {
-        name: control_of(metric, *problem, seed, drawn) for name, problem in problems.items()
+        name: control_of(metric, *problem, seed, subset_count) for name, problem in problems.items()
     }
     if not controls:
         return {}, notes

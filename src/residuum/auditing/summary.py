@@ -27,7 +27,7 @@ SURFACE_WORDS = {
     "weights - start": "the change from the start",
     "moment": "the optimizer state in this file",
 }
-TOLD = {  # known facts in words; a value stands where it is one
+KNOWN_FACTS = {  # known facts in words; a value stands where it is one
     "shape": "the shape of a sample ({})",
     "value_range": "the range of values ({})",
     "mean": "the mean of the samples",
@@ -46,7 +46,7 @@ SOURCES = {
     "holdout": " (taken from the held-out data)",
     "release": " (found in the release itself)",
 }
-TITLES = ("attacker was told", "attacked", "network", "assumed")
+TITLES = ("attacker knows", "attacked", "network", "assumed")
 
 
 class Fact(NamedTuple):
@@ -80,7 +80,8 @@ class Screen:
         lines = [self.headline.upper(), *_wrap(self.sentence, width)]
         for answer in self.answers:
             lines += [answer.question]
-            texts = " ".join(filter(None, (answer.evidence, answer.power)))
+            power = "" if answer.power in self.sentence else answer.power
+            texts = " ".join(filter(None, (answer.evidence, power)))
             lines += _wrap(f"{answer.answer.capitalize()}. {texts}", width, "    ", "    ")
         facts = (fact for fact in self.facts if fact.title not in without)
         for title, text in (*facts, Fact("next step", self.next.text)):
@@ -113,11 +114,17 @@ def summarize(result: AuditResult) -> Screen:
         _knowledge(result.knowledge) or nothing,
         _attacked_surfaces(result),
         "" if result.fit is None else result.fit.line,
-        "; ".join(result.checks.strangers) if result.membership is not None else "",
+        _unproven_assumption(result),
     )
     facts = tuple(Fact(title, text) for title, text in zip(TITLES, texts, strict=True) if text)
-    sentence = "" if verdict.outcome == LEAK and not verdict.coverage else verdict.sentence
+    sentence = verdict.not_judged_note if verdict.outcome == LEAK else verdict.sentence
     return Screen(verdict.headline, sentence, verdict.answers, facts, next_step(result))
+
+
+def _unproven_assumption(result: AuditResult) -> str:
+    """Return why nothing shows that the network was trained on these samples, "" if something does."""
+    is_shown = result.verdict.outcome == LEAK or result.membership is None
+    return "" if is_shown else "; ".join(result.checks.unproven)
 
 
 def _knowledge(knowledge: Knowledge) -> str:
@@ -125,7 +132,7 @@ def _knowledge(knowledge: Knowledge) -> str:
     sentences = []
     for known in knowledge.facts:
         value = known.value.replace(", ", " to ") if known.fact == "value_range" else known.value
-        words = TOLD.get(known.fact, known.fact).format(value)
+        words = KNOWN_FACTS.get(known.fact, known.fact).format(value)
         sentences.append(words + SOURCES.get(known.provenance, ""))
     return "; ".join(sentences)
 

@@ -83,7 +83,7 @@ class Checks(Record):
         return covered_samples(self.positive_controls)
 
     @property
-    def strangers(self) -> tuple[str, ...]:
+    def unproven(self) -> tuple[str, ...]:
         """Why nothing shows that the network was trained on these samples. Such assumptions are printed."""
         reasons = []
         if self.told_apart is None:
@@ -197,8 +197,12 @@ class Verdict(Record):
         else:
             powers = [answer.power for answer in self.answers if answer.power.startswith("On ")]
             text = " ".join(powers) or "Positive controls were not needed."
-        missing = " What was not judged also occurs in the held-out set."
-        return text + (missing if self.coverage else "")
+        return f"{text} {self.not_judged_note}".rstrip()
+
+    @property
+    def not_judged_note(self) -> str:
+        """Why some samples were not judged, "" if all were."""
+        return "What was not judged also occurs in the held-out set." if self.coverage else ""
 
 
 def reaches(grade: str, limit: str) -> bool:
@@ -208,7 +212,7 @@ def reaches(grade: str, limit: str) -> bool:
 
 
 def decide(
-    found: Findings | None,
+    findings: Findings | None,
     attacks: tuple[AttackOutcome, ...],
     checks: Checks | None = None,
     membership: MembershipTest | None = None,
@@ -220,7 +224,7 @@ def decide(
     """Return the row of the table that holds, with the answers to the three questions.
 
     Args:
-        found: The tests of all attacks together, None if no attack was tested.
+        findings: The tests of all attacks together, None if no attack was tested.
         attacks: One row per attack, and one for stored records if there are any.
         checks: What decides whether finding nothing means something.
         membership: The test of membership.
@@ -236,17 +240,18 @@ def decide(
     is_member_finding = _is_member_finding(membership, checks)
     answers = answer_questions(
         stored,
-        found,
+        findings,
         membership,
         checks.positive_controls,
         is_member_finding=is_member_finding,
+        has_failures=bool(checks.failures),
         why_not_compared=why_not_compared,
         attacks=attacks,
     )
-    grades = _grades(stored, found, membership if is_member_finding else None)
-    outcome, reasons = _row(grades, found, attacks, checks, membership, why_not_compared, limit)
+    grades = _grades(stored, findings, membership if is_member_finding else None)
+    outcome, reasons = _row(grades, findings, attacks, checks, membership, why_not_compared, limit)
     is_stored = stored is not None and stored.is_stored
-    tested = None if found is None or found.reason else found
+    tested = None if findings is None or findings.reason else findings
     counted = stored if is_stored and stored is not None else tested
     stored_count = (
         f"{stored.candidates} records" if is_stored and stored and stored.candidates else "records"
@@ -258,15 +263,15 @@ def decide(
         grade=next(iter(grades), ""),
         grades=grades,
         limit=limit,
-        n=_sample_count(stored if is_stored else None, found, membership),
+        n=_sample_count(stored if is_stored else None, findings, membership),
         recovered=None if counted is None else counted.recovered,
         expected_by_chance=None if counted is None else counted.expected_by_chance,
-        interval=None if found is None else found.interval,
+        interval=None if findings is None else findings.interval,
         p_value=None if counted is None else counted.p_value,
         level=checks.level,
-        metric="" if found is None else found.metric,
+        metric="" if findings is None else findings.metric,
         rule="" if counted is None else counted.rule,
-        tests=0 if found is None else found.tests,
+        tests=0 if findings is None else findings.tests,
         named=None if membership is None else len(membership.named),
         stored=stored_count if is_stored else "",
         not_judged=0 if is_stored else len(checks.set_aside),
@@ -280,20 +285,20 @@ def _is_member_finding(membership: MembershipTest | None, checks: Checks) -> boo
 
 
 def _grades(
-    stored: AttackOutcome | None, found: Findings | None, members: MembershipTest | None
+    stored: AttackOutcome | None, findings: Findings | None, members: MembershipTest | None
 ) -> dict[str, int]:
     """Return the number of samples of each grade that was found, the strongest first."""
     counts: dict[str, int] = {}
     if stored is not None and stored.is_stored:
         counts[VERBATIM] = stored.recovered or stored.candidates
-    if found is not None and found.survivors:
-        strongest = [*GRADES].index(found.grade)
-        for grade, count in found.grades.items():
+    if findings is not None and findings.survivors:
+        strongest = [*GRADES].index(findings.grade)
+        for grade, count in findings.grades.items():
             # A single sample may look like a near-copy by chance, so it counts as the grade of the finding.
-            own = grade if [*GRADES].index(grade) >= strongest else found.grade
+            own = grade if [*GRADES].index(grade) >= strongest else findings.grade
             counts[own] = counts.get(own, 0) + count
-        if not found.grades:
-            counts[found.grade] = found.recovered
+        if not findings.grades:
+            counts[findings.grade] = findings.recovered
     if members is not None:
         counts[MEMBERSHIP] = len(members.named)
     # Records of a damaged array cannot be counted. They are a leak all the same.
@@ -302,7 +307,7 @@ def _grades(
 
 def _row(
     grades: dict[str, int],
-    found: Findings | None,
+    findings: Findings | None,
     attacks: tuple[AttackOutcome, ...],
     checks: Checks,
     membership: MembershipTest | None,
@@ -310,7 +315,7 @@ def _row(
     limit: str,
 ) -> tuple[str, tuple[str, ...]]:
     """Return the outcome and its reasons: the first row of the table that holds."""
-    evidence = _evidence(found, attacks, checks, membership)
+    evidence = _evidence(findings, attacks, checks, membership)
     if VERBATIM in grades:
         stored = next(row for row in attacks if row.is_stored)
         return LEAK, (stored.reason, *evidence)
@@ -325,7 +330,7 @@ def _row(
         )
     if any(reaches(grade, limit) for grade in grades):
         return LEAK, evidence
-    if reasons := reasons_to_stay_open(found, attacks, checks, membership):
+    if reasons := reasons_to_stay_open(findings, attacks, checks, membership):
         return INCONCLUSIVE, (*reasons, *evidence)
     if grades:
         return LEAK, evidence
@@ -333,7 +338,7 @@ def _row(
 
 
 def reasons_to_stay_open(
-    found: Findings | None,
+    findings: Findings | None,
     attacks: tuple[AttackOutcome, ...],
     checks: Checks,
     membership: MembershipTest | None,
@@ -341,7 +346,7 @@ def reasons_to_stay_open(
     """Return why finding nothing rules nothing out, the most useful reason first, [] if it does.
 
     Args:
-        found: The tests of all attacks together.
+        findings: The tests of all attacks together.
         attacks: One row per attack.
         checks: What the audit checked.
         membership: The test of membership.
@@ -349,8 +354,8 @@ def reasons_to_stay_open(
     reasons = [checks.restricted] if checks.restricted else []
     reasons += unfinished(attacks)
     reasons += [checks.stopped] if checks.stopped else []
-    if found is not None and found.set_aside_matches:
-        reasons.append(_matches_among_set_aside(found, checks))
+    if findings is not None and findings.set_aside_matches:
+        reasons.append(_matches_among_set_aside(findings, checks))
     if any(attack.ran and attack.surface == "moment" for attack in attacks):
         reasons.append(MOMENT_ATTACKED)
     if membership is not None and membership.neurons and membership.reason:
@@ -383,9 +388,9 @@ def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
     ]
 
 
-def _matches_among_set_aside(found: Findings, checks: Checks) -> str:
-    rows = ", ".join(map(str, found.set_aside_matches[:20]))
-    count = len(found.set_aside_matches)
+def _matches_among_set_aside(findings: Findings, checks: Checks) -> str:
+    rows = ", ".join(map(str, findings.set_aside_matches[:20]))
+    count = len(findings.set_aside_matches)
     return (
         f"{count} of the {len(checks.set_aside)} samples that were not judged, because the held-out set "
         f"holds them too, {'matches' if count == 1 else 'match'} a reconstruction (rows {rows})"
@@ -393,18 +398,18 @@ def _matches_among_set_aside(found: Findings, checks: Checks) -> str:
 
 
 def _evidence(
-    found: Findings | None,
+    findings: Findings | None,
     attacks: tuple[AttackOutcome, ...],
     checks: Checks,
     membership: MembershipTest | None,
 ) -> tuple[str, ...]:
     """Return one sentence for every test that rejects."""
     sentences = [
-        f"{attack.name} recovers {attack.recovered} of {found.n} training samples ({attack.rule}; "
+        f"{attack.name} recovers {attack.recovered} of {findings.n} training samples ({attack.rule}; "
         f"{attack.expected_by_chance:.2g} by chance), adjusted {format_p(attack.adjusted or 0.0)} over all "
         f"tests, where {attack.level:g} shows a leak"
         for attack in attacks
-        if found is not None and attack.survives
+        if findings is not None and attack.survives
     ]
     if membership is not None and _is_member_finding(membership, checks):
         sentences.append(membership.line)
@@ -412,13 +417,13 @@ def _evidence(
 
 
 def _sample_count(
-    stored: AttackOutcome | None, found: Findings | None, membership: MembershipTest | None
+    stored: AttackOutcome | None, findings: Findings | None, membership: MembershipTest | None
 ) -> int | None:
     if stored is not None:
         return stored.of
     if membership is not None:
         return membership.records
-    return None if found is None else found.n
+    return None if findings is None else findings.n
 
 
 def _counted(grade: str, count: int) -> str:
@@ -469,7 +474,7 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
             f"The network is homogeneous of order {inspection.homogeneity_order:g}; the KKT attack "
             "assumes that training came near a KKT point of its margin problem."
         )
-    given = "The given samples are the training samples."
+    samples_note = "The given samples are the training samples."
     exchangeable = (
         "The held-out samples come from the distribution of the training samples and were prepared in the "
         "same way."
@@ -478,7 +483,7 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
         note if note.startswith(METADATA_SAYS) else f"Assumed when the file was read: {note}"
         for note in network.assumptions
     )
-    return (given, exchangeable, order, *noted)
+    return (samples_note, exchangeable, order, *noted)
 
 
 def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:

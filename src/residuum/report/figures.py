@@ -210,7 +210,7 @@ def alternatives_figure(
 
     columns.sort(key=lambda column: -moved(column))
     count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
-    title = f"{count} of {len(columns)} {what}; both explain the weights alike"
+    title = f"{count} of {len(columns)} {what}; both fit the weights equally well"
     cells = [
         Cell(tuple(with_mean(image, mean) for image in column), f"moved {moved(column):.3g}")
         for column in columns[:count]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import numpy as np
 import torch
@@ -133,7 +133,7 @@ class MembershipTest(Record):
         reason: Why the test shows neither members nor their absence, "" if it shows one of them.
         decoy_p: P-values by rank among decoys, (n,).
         decoy_named: Indices of the records that decoys would name, without a group test.
-        loss: The loss-based rule, None without held-out records.
+        loss: The loss-based rule, None without held-out records or without their labels.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("line",)
@@ -254,7 +254,7 @@ def measure_membership(
         reason=reason,
         decoy_p=decoy_p,
         decoy_named=decoy_named,
-        loss=None if holdout is None else separate_by_loss(network, train, holdout),
+        loss=separate_by_loss(network, train, holdout) if _has_labels(holdout, train) else None,
     )
 
 
@@ -268,10 +268,8 @@ def holdout_needed(n: int) -> int:
     return math.ceil(n / (LEVEL * min_named(n)) - 1e-9) - 1
 
 
-def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> LossSeparation | None:
+def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> LossSeparation:
     """Measure how well a small loss tells training records from held-out records.
-
-    Held-out records without labels have one label for all. Their losses would say nothing.
 
     Args:
         network: The released network.
@@ -279,14 +277,11 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
         holdout: Records of the same kind that the network never saw.
 
     Returns:
-        AUC with its 95% limits, and the true positive rate at 1% false positives. None if the held-out
-        records have no labels.
+        AUC with its 95% limits, and the true positive rate at 1% false positives.
 
     Raises:
         InputError: If the labels do not fit the network.
     """
-    if len(holdout.y.unique()) < 2:
-        return None
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
     y = normalise_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
@@ -298,6 +293,16 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     members, others = score[is_member], score[~is_member]
     tail_p = group_p_value(torch.from_numpy(members), torch.from_numpy(others))
     return LossSeparation(auc, *_auc_limits(members, others, auc), rate, tail_p)
+
+
+def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
+    """Return whether held-out records have labels. Without labels they have a single one.
+
+    Losses for a label that says nothing would tell held-out records from training records.
+    """
+    if holdout is None or holdout.y.shape[1:] != train.y.shape[1:]:
+        return False
+    return len(holdout.y.unique()) > 1
 
 
 def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
