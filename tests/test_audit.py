@@ -6,6 +6,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import time
 import tomllib
@@ -551,14 +552,36 @@ def test_reports_again_from_the_folder_alone(finished: Path, tmp_path: Path) -> 
 
 
 def test_a_changed_artifact_is_refused(finished: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     data = bytearray((copy / "audit.safetensors").read_bytes())
     data[-1] ^= 1
     (copy / "audit.safetensors").write_bytes(bytes(data))
     assert main(["report", str(copy), "--quiet"]) == 2
+
+
+def test_an_audit_of_an_older_version_is_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    result = json.loads((copy / "result.json").read_text())
+    (copy / "result.json").write_text(json.dumps({**result, "schema_version": "4.0"}))
+    assert main(["report", str(copy)]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "holds an audit of schema version 4.0; this version of residuum reads" in message
+    assert message.endswith("Audit the file again.")
+
+
+@pytest.mark.parametrize("line", ["[[batches]]\nattack = 'kkt'", "vouch = true", "twin = false"])
+def test_a_configuration_of_an_older_version_is_refused(
+    tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"checkpoint = 'm.pt'\n{line}\n")
+    assert main(["audit", "--config", str(config), "--out", str(tmp_path / "run")]) == 2
+    assert f"no setting '{line.strip('[').split(' ')[0].split(']')[0]}'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_audits_into_one_folder_refuse(

@@ -38,7 +38,6 @@ from residuum.attacks.stationarity.objectives import Objective
 
 class Flat(AtOnce):
     name = "flat"
-    acquits = True
     def find(self, surface, knowledge):
         found = ATTACKS["first-directions"]().find(surface, knowledge)
         return found.replace(x=found.x.flatten(1)[:, :-1])

@@ -23,6 +23,10 @@ from safetensors.torch import load_file, save
 import residuum.records.rundir as files
 from residuum.attacks.stationarity.solution import Explained
 from residuum.attacks.stationarity.solver import Population, SolverState
+from residuum.auditing.plan import AttackPlan, Batch
+from residuum.auditing.power import ControlSize, PositiveControls
+from residuum.auditing.questions import Answer
+from residuum.auditing.verdict import Verdict
 from residuum.errors import (
     DataError,
     InconclusiveError,
@@ -266,7 +270,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
         None,
         ("a",),
     ),
-    "Explained": lambda: Explained({"layers.0": 0.5}, ("layers.0",), "a"),
+    "Explained": lambda: Explained({"layers.0": 0.5}, ("layers.0",)),
     "ParameterSummary": lambda: ParameterSummary("w", (2, 3), 6, 0.5),
     "Inspection": lambda: Inspection(
         arch="mlp:3-1",
@@ -339,6 +343,26 @@ def exposure() -> Exposure:
     )
 
 
+OF_AUDITS: dict[str, Callable[[], Record]] = {  # a part of the records that an audit keeps
+    "AttackPlan": lambda: AttackPlan(4, 2.5, True, "2 of 4 restarts ran", 2),
+    "Batch": lambda: Batch("kkt", 2, 400, 1),
+    "PositiveControls": lambda: PositiveControls(
+        "membership",
+        (ControlSize(40, (3,), False, 0.2), ControlSize(20, (9,) * 10, True, 0.01)),
+        "trained on held-out samples",
+        ("membership",),
+    ),
+    "Verdict": lambda: Verdict(
+        "leak",
+        ("why",),
+        answers=(Answer("stored", "Are records stored?", "yes", "They are.", count=3, n=4),),
+        grade="near-copy",
+        grades={"near-copy": 3, "membership": 2},
+        interval=(1.0, 3.5),
+    ),
+}
+
+
 def test_every_record_has_an_example() -> None:
     packages = ("records", "networks", "surfaces", "scanning", "training", "attacks")
     homes = tuple(f"residuum.{package}." for package in packages)
@@ -346,9 +370,9 @@ def test_every_record_has_an_example() -> None:
     assert known == set(RECORDS)
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", [*RECORDS, *OF_AUDITS])
 def test_round_trip(name: str, tmp_path: Path) -> None:
-    record = RECORDS[name]()
+    record = {**RECORDS, **OF_AUDITS}[name]()
     assert type(record).__name__ == name
     path = record.save(tmp_path / "deep" / "record.safetensors")
     assert same(type(record).load(path), record)

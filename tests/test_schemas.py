@@ -13,7 +13,7 @@ import pytest
 
 from residuum.auditing.comparing import Comparison
 from residuum.auditing.questions import Answer
-from residuum.auditing.verdict import EXIT_CODES, Verdict
+from residuum.auditing.verdict import EXIT_CODES, OUTCOMES, Verdict
 from residuum.records import Record
 from residuum.records.published import published_form
 from residuum.scanning.findings import KINDS
@@ -48,7 +48,8 @@ def test_every_file_is_a_schema_with_a_version(name: str) -> None:
 
 def test_choices_and_limits_of_the_records_are_in_the_schema() -> None:
     verdict = schema("result")["$defs"]["Verdict"]["properties"]
-    assert verdict["outcome"]["enum"] == [*EXIT_CODES]
+    assert verdict["outcome"]["enum"] == [*OUTCOMES]
+    assert {*OUTCOMES} == {*EXIT_CODES}
     assert {*verdict["exit_code"]["enum"]} == {*EXIT_CODES.values()}
     assert (verdict["significance"]["minimum"], verdict["significance"]["maximum"]) == (0, 1)
     assert schema("scan")["$defs"]["Finding"]["properties"]["kind"]["enum"] == [*KINDS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,19 @@ def test_records_in_a_pickle_are_the_verdict(
     assert (result.verdict.outcome, result.exit_code, result.verdict.grade) == (
         "leak",
         1,
-        "near-copy",
+        "verbatim",
     )
     assert (row.name, row.status, row.recovered, row.of) == ("stored outright", "found", wanted, N)
     assert (row.expected_by_chance, result.verdict.recovered) == (0.0, wanted)
     assert row.p_value is not None
     assert row.p_value < 1e-12
-    assert f"of {N} training samples {wanted if exact else 0} stand there bit for bit" in row.reason
+    exactly = wanted if exact else 0
+    assert f"{exactly} of {N} training samples are stored there bit for bit" in row.reason
     assert f"of {HELD} held-out samples 0" in row.reason
-    assert f"Of {N} training samples {wanted} stand in it" in result.verdict.sentence
+    said = f"{wanted} of {N} training samples are stored in the file, 0 by chance."
+    assert result.verdict.sentence == said
+    assert result.verdict.answers[0].answer == "yes"
+    assert {answer.answer for answer in result.verdict.answers[1:]} == {"unknown"}
 
 
 def test_sparse_records_are_compared_as_well(
@@ -111,8 +116,9 @@ def test_without_samples_the_records_still_decide(samples: Samples, tmp_path: Pa
     x, y = samples
     result = rs.audit(saved(SVC().fit(x[:N], y[:N]), tmp_path / "m.pkl"))
     assert (result.exit_code, result.verdict.recovered) == (1, None)
-    assert "holds" in result.verdict.sentence
-    assert "no attack is needed" in result.verdict.sentence
+    assert result.verdict.sentence.startswith("The file stores 24 records")
+    assert result.verdict.headline == "Leak found: 24 stored records"
+    assert "no attack is needed" in result.attacks[0].meaning
 
 
 def test_records_of_others_are_a_leak_that_says_they_are_not_these(
@@ -207,10 +213,11 @@ def test_the_command_writes_every_artifact_and_repeats_itself(
     assert found["verdict"]["stored"] == f"{N} records"
     assert found["attacks"][0]["name"] == "stored outright"
     page = (out / "report.html").read_text()
-    assert "The file itself holds" in page
+    said = f"{N} of {N} training samples are stored in the file"
+    assert said in " ".join(re.sub(r"<[^>]+>", " ", page).split())
     assert page.count('<li class="card') == N
-    assert "stored outright" in (out / "model_card.md").read_text()
-    assert "stand in it" in (out / "report.sarif").read_text()
+    assert said in (out / "model_card.md").read_text()
+    assert f"{N} stored records" in (out / "report.sarif").read_text()
     assert main([*given, "--fail-on", "recovered>=31", "--quiet"]) == 0  # shown again
     again = tmp_path / "b"
     assert main(["audit", "--config", str(out / "config.toml"), "--out", str(again), "-q"]) == 1
@@ -273,4 +280,4 @@ def test_a_stored_data_frame_is_compared_by_rows(kind: str, container: str, tmp_
     assert found.exit_code == 1
     assert (found.verdict.recovered, found.verdict.n) == (100, 100)
     assert found.verdict.expected_by_chance == 0
-    assert "100 records" in found.verdict.sentence
+    assert "100 stored records" in found.verdict.headline

@@ -30,6 +30,7 @@ EXACT = {"arch", "exit_code", "input_shape", "n", "name", "outputs", "parameters
 EXACT |= {"restarts", "schema_version", "seed", "steps", "subsets"}
 MASKED = {"created", "environment", "version"}  # the clock, and what is installed
 MASKED |= {"commands"}  # they name the folder of the run
+MASKED |= {"uniqueness"}  # the clock ends the search for its bounds
 MASKED |= {"blocked_by"}  # which of several walls a candidate meets first
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 HASH = re.compile(r"[0-9a-f]{12,}")

@@ -159,7 +159,7 @@ def _reconstruction(
 
 def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> Answer:
     if test is None:
-        reason = why_not or "there are no training samples"
+        reason = why_not or "no test of membership applies to this file"
         return _answer(MEMBERSHIP, UNKNOWN, f"Not tested: {reason}.")
     loss = "" if test.loss is None else f" {test.loss.line}"
     values = {"n": test.records, "count": len(test.named)}

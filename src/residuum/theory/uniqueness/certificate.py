@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.errors import InputError
+from residuum.errors import InconclusiveError, InputError
 from residuum.networks import dense_chain
 from residuum.records import Uniqueness
 from residuum.stationarity import norm, weighted_gradient
@@ -84,6 +84,11 @@ def uniqueness(
     start = time.monotonic()
     if not 0 < share < 1:
         raise InputError(f"The share t lies between 0 and 1; got {share}.", "Use --share 0.1.")
+    if not norm(given.target):
+        raise InconclusiveError(
+            "A certificate needs a network with weights; all weights are zero.",
+            "Check that the file holds the trained weights.",
+        )
     used, kept = _active(_on(given, device))
     cells = Cells.of(used, share, box)
     wanted = len(used) if samples is None else min(samples, len(used))
