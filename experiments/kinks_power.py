@@ -36,7 +36,7 @@ import numpy as np
 
 from experiments.common import Case, run_cases
 
-DATA = Path(os.environ.get("RESIDUUM_DATA", "/work/shared/data"))
+DATA = Path(os.environ.get("RESIDUUM_DATA", "data"))  # folder of mnist.npz and cifar10.npz
 WIDTH, BATCH, LEARNING_RATE = 256, 32, {"adam": 1e-3, "adamw": 1e-3, "sgd": 0.01, "sgd-plain": 0.1}
 EPOCHS = (20, 50, 200)
 HOLDOUT = 750  # fewer for breast cancer, which has 569 records in all
