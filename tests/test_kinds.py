@@ -122,9 +122,7 @@ def test_a_kind_registered_from_outside_is_attacked_and_audited_by_its_string(
     found = rs.attack(path, KNOWN, SHORT)
     assert found.layer_names == ("gate", "value", "head")
     assert torch.isfinite(found.loss).all()
-    result = rs.audit(
-        path, data=data, holdout=control, knowledge=KNOWN, budget=10, steps=20, subsets=200
-    )
+    result = rs.audit(path, data=data, holdout=control, knowledge=KNOWN, steps=20, subsets=200)
     assert result.subject == "gated:12-20-1"
     assert result.inspection.homogeneity_order == 3
     assert {a.name for a in result.attacks if a.ran} >= {"binary-kkt", "model-inversion"}

@@ -172,7 +172,7 @@ def test_no_control_has_fewer_than_ten_samples(controls: SimpleNamespace) -> Non
     assert MIN_SAMPLES == 10
     assert result.samples == 0
     assert result.sentence == (
-        "The tests did not notice networks of the same architecture that memorize 78, 39, 19 samples, so "
+        "The attacks did not notice networks of the same architecture that memorize 78, 39, 19 samples, so "
         "finding nothing says little about reconstruction."
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from residuum.records import Record
 
 NETWORKS = {"membership": 10, "reconstruction": 3}  # positive controls of each question
+TESTS = {"membership": "The test of membership", "reconstruction": "The attacks"}
 VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 CONFIDENCE = 0.95  # of the lower limit of the power
@@ -85,7 +86,8 @@ class PositiveControls(Record):
         tried = ", ".join(str(size.samples) for size in self.sizes)
         ending = f" Smaller numbers were not tried: {self.reason}." if self.reason else ""
         return (
-            f"The tests did not notice networks of the same architecture that memorize {tried} samples, "
+            f"{TESTS[self.question]} did not notice networks of the same architecture that memorize {tried} "
+            "samples, "
             f"so finding nothing says little about {self.question}.{ending}"
         )
 

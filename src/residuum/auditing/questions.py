@@ -150,6 +150,8 @@ def _reconstruction(
         )
         return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **values)
     attacks_ran = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
+    most = max((row.recovered or 0 for row in attacks if row.decides), default=0)
+    chance = f"{'' if findings.tests == 1 else 'at most '}{most} of them, {chance}"
     evidence = (
         f"{attacks_ran} reconstructed no more of the {findings.n} training samples than chance does "
         f"({chance}, {format_p(findings.p_value)})."

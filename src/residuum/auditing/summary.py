@@ -46,7 +46,7 @@ SOURCES = {
     "holdout": " (taken from the held-out data)",
     "release": " (found in the release itself)",
 }
-TITLES = ("attacker knows", "attacked", "network", "assumed")
+TITLES = ("attacker knows", "attacked", "network", "not verified")
 
 
 class Fact(NamedTuple):

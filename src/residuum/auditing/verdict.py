@@ -40,9 +40,7 @@ HEADLINES = {
     NO_LEAK_FOUND: "No leak found by these tests",
     INCONCLUSIVE: "Inconclusive",
 }
-COVERED_SHARE = (
-    0.5  # of the training samples that positive controls must have, if losses show nothing
-)
+COVERED_SHARE = 0.5  # of the training samples that controls must have, if losses are unclear
 MOMENT_ATTACKED = (
     "the file holds optimizer state, for which there is no positive control, so finding nothing there "
     "proves nothing"

@@ -106,7 +106,7 @@ class LossSeparation(Record):
         )
         if self.true_positive_rate is None:
             return f"{text}."
-        return f"{text}, and {self.true_positive_rate:.1%} are found at 1% false positives."
+        return f"{text}, and {self.true_positive_rate:.1%} are found at 1% false positives (1% by chance)."
 
 
 @dataclass(frozen=True, eq=False)
