@@ -106,7 +106,7 @@ class LossSeparation(Record):
         )
         if self.true_positive_rate is None:
             return f"{text}."
-        return f"{text}, and {self.true_positive_rate:.1%} are found at 1% false positives (1% by chance)."
+        return f"{text}, and {self.true_positive_rate:.1%} are found where chance finds 1%."
 
 
 @dataclass(frozen=True, eq=False)
