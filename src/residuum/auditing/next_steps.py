@@ -173,10 +173,9 @@ RETRAIN = (
     "mini-batches did not."
 )
 FEWER_EPOCHS = (
-    "Train for fewer epochs. In our measurements none of 9 networks that were trained for 10 epochs had a "
-    "named member, where 200 epochs had named 26% to 85% of them. With 60 training samples this cost 1 to 14 "
-    "points of test accuracy, with more samples less. Rounding the weights, mini-batches and weight decay "
-    "did not help."
+    "Train for fewer epochs. In our measurements none of 9 networks that were trained on 60 samples for 10 "
+    "epochs had a membership finding. After 200 epochs all 9 had one. This cost 1 to 14 points of test "
+    "accuracy. Rounding the weights, mini-batches and weight decay did not help."
 )
 CHECK_READING = (
     "Check that architecture, preprocessing, labels and samples are those of the training."
