@@ -395,7 +395,9 @@ def test_membership_is_open_and_first_if_it_is_the_finding() -> None:
     assert page.verdict.grade == "membership"
     assert is_open(members)
     assert text.index('id="membership"') < text.index('id="control"') < text.index('id="gallery"')
-    assert "An attacker who has a sample can tell from the weights that it was trained on." in members
+    assert (
+        "An attacker who has a sample can tell from the weights that it was trained on." in members
+    )
     assert page.membership is not None
     assert page.membership.loss is not None
     assert page.membership.loss.line in members
