@@ -272,7 +272,7 @@ def plan_attack(
         cost = duration(restart_cost)
         return AttackPlan(
             runs=False,
-            left_out=f"a single restart takes about {cost} of the budget",
+            left_out=f"a single restart takes about {cost}, more than the budget allows",
             seconds=restart_cost,
         )
     unknowns = attack.candidates * math.prod(surface.shape(knowledge))

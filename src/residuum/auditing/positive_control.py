@@ -48,6 +48,7 @@ MIN_RECOVERED = 3  # samples of a control: fewer may be chance
 RESTARTS_SHARE = 4  # a control gets one in so many restarts of an attack
 MEMORIZED = 0.05  # the largest loss at which a network memorizes its samples
 CONTROL_SUBSETS = 400  # their smallest p-value, 1/401, is well below the level of 1%
+TOO_SMALL_BUDGET = f"the budget does not allow to train networks on {MIN_SAMPLES} samples"
 MEMBERSHIP_PART = 0.3  # of the reference seconds of all controls
 
 
@@ -222,6 +223,8 @@ class MembershipOnControl(ControlTest):
         ]
         cost = self.factory.training(0).reference_seconds_per_sample(self.factory.pool)
         affordable = int(self.allowed / max(NETWORKS[MEMBERSHIP] * cost, 1e-12))
+        if fits and affordable < MIN_SAMPLES:
+            self.reason = TOO_SMALL_BUDGET
         return max((m for m in fits if m <= affordable), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
