@@ -20,6 +20,7 @@ from residuum.auditing.plan import NO_DEADLINE, Deadline
 from residuum.auditing.positive_control import (
     MEMORIZED,
     MIN_SAMPLES,
+    TOO_SMALL_BUDGET,
     AttacksOnControl,
     Control,
     ControlFactory,
@@ -458,6 +459,14 @@ def test_the_test_of_membership_notices_a_control_and_no_other_samples() -> None
         audit, negative_controls=audit.negative_controls.replace(level=0.9 * result.adjusted_p)
     )
     assert MembershipOnControl(ControlFactory(strict), 1e9).run(control)[1] is False
+
+
+def test_a_budget_that_trains_no_control_is_not_blamed_on_the_held_out_file() -> None:
+    factory = ControlFactory(audit_of(80))
+    for allowed, reason in ((1e9, ""), (1e-9, TOO_SMALL_BUDGET)):
+        test = MembershipOnControl(factory, allowed)
+        assert (test.sizes() == 0) is bool(reason)
+        assert test.reason == reason
 
 
 def test_the_attacks_notice_a_control_and_no_other_samples() -> None:
