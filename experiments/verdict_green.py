@@ -48,12 +48,12 @@ def cases() -> list[Case]:
     rows: list[Case] = []
     for i, (data, n, holdout, model, epochs, change) in enumerate(SHORT):
         shared = {"data": data, "n": n, "holdout": holdout, "model": model, "change": change}
-        rows.append({"part": "short", **shared, "epochs": epochs, "seed": 9540 + i})
+        rows.append({"part": "short", **shared, "epochs": epochs, "seed": 9580 + i})
     for i, (data, n, holdout, model, change) in enumerate(LONG):
         shared = {"data": data, "n": n, "holdout": holdout, "model": model, "change": change}
-        rows.append({"part": "long", **shared, "epochs": 200, "seed": 9560 + i})
+        rows.append({"part": "long", **shared, "epochs": 200, "seed": 9620 + i})
         if i < 5:
-            rows.append({"part": "remedy", **shared, "epochs": REMEDY_EPOCHS, "seed": 9560 + i})
+            rows.append({"part": "remedy", **shared, "epochs": REMEDY_EPOCHS, "seed": 9620 + i})
     return rows
 
 

@@ -202,14 +202,14 @@ def member_test(count: int, named: int = 0, holdout: int = 1000, seed: int = 3) 
 
 
 def controls() -> tuple[PositiveControls, ...]:
-    """Return positive controls: all of membership are noticed, of reconstruction the smaller ones."""
-    made = "trained by adam"
+    """Return positive controls: all of membership are detected, of reconstruction the smaller ones."""
+    training = "trained by adam"
     return (
-        PositiveControls("membership", (ControlSize(60, (31,) * 9 + (24,), True, 1e-5),), made),
+        PositiveControls("membership", (ControlSize(60, (31,) * 9 + (24,), 10, 1e-5),), training),
         PositiveControls(
             "reconstruction",
-            (ControlSize(60, (0,), False, 1e-5), ControlSize(30, (9, 14, 11), True, 1e-5)),
-            made,
+            (ControlSize(60, (0,), 0, 1e-5), ControlSize(30, (9, 14, 11), 3, 1e-5)),
+            training,
         ),
     )
 

@@ -102,7 +102,7 @@ def test_what_was_not_made_alike_is_said() -> None:
 
 
 def test_membership_and_positive_controls_of_both_audits_are_rows() -> None:
-    sizes = (ControlSize(24, (0,), False, 0.0), ControlSize(12, (12, 12, 12), True, 0.0))
+    sizes = (ControlSize(24, (0,), 0, 0.0), ControlSize(12, (12, 12, 12), 3, 0.0))
     controls = (PositiveControls("reconstruction", sizes), PositiveControls("membership"))
     before = audit(NONE, membership=membership(3), checks=Checks())
     after = audit(NONE, membership=None, checks=SOUND.replace(positive_controls=controls))
@@ -112,7 +112,7 @@ def test_membership_and_positive_controls_of_both_audits_are_rows() -> None:
     assert rows["named members"] == ("3 of 20", "–")
     assert rows["AUC of the losses"] == ("0.50", "–")
     assert rows["positive controls of reconstruction"] == ("–", "12 samples")
-    assert rows["positive controls of membership"] == ("–", "not noticed")
+    assert rows["positive controls of membership"] == ("–", "not detected")
 
 
 def test_the_page_has_both_sides_and_a_redacted_one_no_image() -> None:

@@ -1,8 +1,9 @@
-"""Positive controls: which sizes are tried, what counts as noticed, what they are made of, their words."""
+"""Positive controls: which sizes are tried, what counts as detected, what they are made of, their words."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,7 +28,15 @@ from residuum.auditing.positive_control import (
     MembershipOnControl,
     train_and_test_controls,
 )
-from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls, covered_samples
+from residuum.auditing.power import (
+    BUDGET,
+    HOLDOUT,
+    NETWORKS,
+    ControlSize,
+    PositiveControls,
+    covered_samples,
+    networks_needed,
+)
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.run import Audit
 from residuum.auditing.schedule import AttackResults, AttackSchedule
@@ -83,14 +92,14 @@ def audit_of(
     )
 
 
-Rule = Callable[[int, int], bool]  # whether control ``number`` with so many samples is noticed
+Rule = Callable[[int, int], bool]  # whether control ``number`` with so many samples is detected
 
 
 @pytest.fixture
 def controls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Controls that are not trained: their loss and whether they are noticed can be set."""
+    """Controls that are not trained: their loss and whether they are detected can be set."""
     settings = SimpleNamespace(
-        noticed=lambda samples, number: True, loss=lambda samples, number: 1e-4, made=[], tested=[]
+        detected=lambda samples, number: True, loss=lambda samples, number: 1e-4, made=[], tested=[]
     )
 
     def make(_: ControlFactory, count: int, number: int) -> Control:
@@ -102,7 +111,7 @@ def controls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def run(_: Any, control: Control) -> tuple[int, bool]:
             count, number = settings.made[-1]
             settings.tested.append((question, count, number))
-            return count - number, settings.noticed(count, number)
+            return count - number, settings.detected(count, number)
 
         return run
 
@@ -117,30 +126,41 @@ def reconstruction_of(audit: Audit) -> PositiveControls:
     return control
 
 
-def test_the_number_of_samples_is_halved_until_all_networks_are_noticed(
+def test_the_number_of_samples_is_halved_until_enough_networks_are_detected(
     controls: SimpleNamespace,
 ) -> None:
-    controls.noticed = lambda samples, number: samples <= 20
+    controls.detected = lambda samples, number: samples <= 20
     result = reconstruction_of(audit_of(80))
-    assert [(size.samples, size.noticed) for size in result.sizes] == [
-        (80, False),
-        (40, False),
-        (20, True),
+    assert [(size.samples, size.detected, size.suffices) for size in result.sizes] == [
+        (80, 0, False),
+        (40, 0, False),
+        (20, 3, True),
     ]
     assert result.sizes[-1].counts == (20, 19, 18)  # of three networks
     assert result.samples == 20
-    assert result.made == "trained by hand"
+    assert result.training == "trained by hand"
     assert result.tests == ("binary-kkt",)
     assert result.reason == ""
 
 
-def test_the_first_network_that_is_not_noticed_ends_a_size(controls: SimpleNamespace) -> None:
-    controls.noticed = lambda samples, number: samples < 80 or number < 1
+def test_a_size_ends_when_too_few_networks_can_be_detected(controls: SimpleNamespace) -> None:
+    controls.detected = lambda samples, number: samples < 80 or number < 1
     result = reconstruction_of(audit_of(80))
     tested = [case[1:] for case in controls.tested if case[0] == "reconstruction"]
     assert tested == [(80, 0), (80, 1), (40, 0), (40, 1), (40, 2)]
     assert result.sizes[0].counts == (80, 79)
-    assert [size.noticed for size in result.sizes] == [False, True]
+    assert [size.suffices for size in result.sizes] == [False, True]
+
+
+@pytest.mark.parametrize(("missed", "networks"), [(3, 10), (4, 4)])
+def test_seven_of_ten_networks_are_enough(
+    controls: SimpleNamespace, missed: int, networks: int
+) -> None:
+    controls.detected = lambda samples, number: samples < 80 or number >= missed
+    size, *smaller = train_and_test_controls(audit_of(80, 600))[0].sizes
+    assert len(size.counts) == networks
+    assert (size.detected, size.suffices) == (networks - missed, networks == 10)
+    assert len(smaller) == (networks != 10)
 
 
 def test_every_question_has_its_number_of_networks(controls: SimpleNamespace) -> None:
@@ -152,29 +172,29 @@ def test_every_question_has_its_number_of_networks(controls: SimpleNamespace) ->
     assert NETWORKS == {"membership": 10, "reconstruction": 3}
 
 
-@pytest.mark.parametrize(("loss", "noticed"), [(MEMORIZED, True), (1.001 * MEMORIZED, False)])
+@pytest.mark.parametrize(("loss", "detected"), [(MEMORIZED, True), (1.001 * MEMORIZED, False)])
 def test_a_network_that_did_not_memorize_never_counts(
-    controls: SimpleNamespace, loss: float, noticed: bool
+    controls: SimpleNamespace, loss: float, detected: bool
 ) -> None:
     controls.loss = lambda samples, number: loss if number == 1 else 1e-4
     result = reconstruction_of(audit_of(80))
-    assert result.sizes[0].noticed == noticed
-    assert result.samples == (80 if noticed else 0)
+    assert result.sizes[0].suffices == detected
+    assert result.samples == (80 if detected else 0)
     assert result.sizes[0].loss == loss
-    if not noticed:  # it is so at every size
+    if not detected:  # it is so at every size
         assert [size.samples for size in result.sizes] == [80, 40, 20, 10]
         assert len(result.sizes[0].counts) == 2
 
 
 def test_no_control_has_fewer_than_ten_samples(controls: SimpleNamespace) -> None:
-    controls.noticed = lambda samples, number: False
+    controls.detected = lambda samples, number: False
     result = reconstruction_of(audit_of(78))
     assert [size.samples for size in result.sizes] == [78, 39, 19]
     assert MIN_SAMPLES == 10
     assert result.samples == 0
     assert result.sentence == (
-        "The attacks did not notice networks of the same architecture that memorize 78, 39, 19 samples, so "
-        "finding nothing says little about reconstruction."
+        "The attacks detected a leak in too few networks that memorize their samples (0 of 1 with 78, 0 of 1 "
+        "with 39, 0 of 1 with 19 samples), so finding nothing says little about reconstruction."
     )
 
 
@@ -218,6 +238,18 @@ def test_controls_of_membership_fit_into_the_budget(controls: SimpleNamespace) -
     assert counts[2] == 80
 
 
+@pytest.mark.parametrize(
+    ("train", "holdout", "budget", "limited_by"),
+    [(20, 600, "1h", ""), (80, 200, "1h", HOLDOUT), (80, 600, "20s", BUDGET)],
+)
+def test_what_limits_the_size_of_the_controls_is_named(
+    controls: SimpleNamespace, train: int, holdout: int, budget: str, limited_by: str
+) -> None:
+    membership_controls, _ = train_and_test_controls(audit_of(train, holdout, budget=budget))
+    assert membership_controls.limited_by == limited_by
+    assert (membership_controls.samples == train) == (limited_by == "")
+
+
 def test_a_network_without_activation_boundaries_has_no_controls_of_membership(
     controls: SimpleNamespace,
 ) -> None:
@@ -239,12 +271,12 @@ def test_the_clock_ends_the_controls(controls: SimpleNamespace) -> None:
 
     now = 0.0
 
-    def noticed(samples: int, number: int) -> bool:
+    def detected(samples: int, number: int) -> bool:
         nonlocal now
         now = 2.0 if samples == 40 else 0.0
         return False
 
-    controls.noticed = noticed
+    controls.detected = detected
     result = reconstruction_of(audit_of(80, deadline=deadline))
     assert [size.samples for size in result.sizes] == [80, 40]
     assert result.reason == "the clock stopped the audit"
@@ -278,14 +310,14 @@ def verdict_of(*controls: PositiveControls) -> str:
     return decide(findings(), (ran(),), checks, membership()).outcome
 
 
-def test_a_verdict_without_noticed_controls_is_inconclusive() -> None:
-    size = ControlSize(40, (1,), False, 1e-4)
+def test_a_verdict_without_detected_controls_is_inconclusive() -> None:
+    size = ControlSize(40, (1,), 0, 1e-4)
     assert verdict_of() == INCONCLUSIVE
     assert verdict_of(PositiveControls("reconstruction", (size,))) == INCONCLUSIVE
     assert verdict_of(PositiveControls("reconstruction", reason="none")) == INCONCLUSIVE
-    noticed = size.__class__(40, (40, 39, 40), True, 1e-4)
-    assert verdict_of(PositiveControls("reconstruction", (size, noticed))) == NO_LEAK_FOUND
-    assert verdict_of(PositiveControls("membership", (noticed,))) == NO_LEAK_FOUND
+    detected = ControlSize(40, (40, 39, 40), 3, 1e-4)
+    assert verdict_of(PositiveControls("reconstruction", (size, detected))) == NO_LEAK_FOUND
+    assert verdict_of(PositiveControls("membership", (detected,))) == NO_LEAK_FOUND
 
 
 def scored(audit: Audit, **changes: Any) -> Audit:
@@ -314,34 +346,49 @@ def test_an_audit_without_positive_controls_is_inconclusive() -> None:
     verdict = audit.verdict()
     assert (verdict.outcome, verdict.exit_code) == (INCONCLUSIVE, 3)
     assert "--no-positive-controls" in verdict.reasons[0]
-    noticed = tuple(
-        PositiveControls(q, (ControlSize(80, (80,) * k, True, 0.0),)) for q, k in NETWORKS.items()
+    detected = tuple(
+        PositiveControls(q, (ControlSize(80, (80,) * k, k, 0.0),)) for q, k in NETWORKS.items()
     )
-    assert replace(audit, positive_controls=noticed).verdict().outcome == NO_LEAK_FOUND
+    assert replace(audit, positive_controls=detected).verdict().outcome == NO_LEAK_FOUND
 
 
 # The figures and their words
 
 
 def test_the_power_is_the_exact_lower_limit() -> None:
-    """All k networks were noticed: with power p this has probability p^k, which is 5% at the limit."""
-    for networks in (1, 3, 10):
-        size = ControlSize(40, (40,) * networks, True, 0.0)
-        power = PositiveControls("membership", (size,)).power
-        assert power is not None
-        assert power**networks == pytest.approx(0.05)
+    """At the limit, detecting at least k of m networks has a probability of 5%."""
+    for networks, detected in ((1, 1), (3, 3), (10, 10), (10, 7), (10, 1)):
+        power = ControlSize(40, (40,) * networks, detected, 0.0).power
+        probability = sum(
+            math.comb(networks, k) * power**k * (1 - power) ** (networks - k)
+            for k in range(detected, networks + 1)
+        )
+        assert probability == pytest.approx(0.05)
+    assert ControlSize(40, (0,), 0, 0.0).power == 0
     assert PositiveControls("membership").power is None
 
 
-def test_the_sentence_states_the_largest_noticed_size() -> None:
-    sizes = (ControlSize(80, (0,), False, 0.0), ControlSize(40, (9, 30, 12), True, 0.0))
+def test_a_power_of_one_third_is_needed() -> None:
+    assert [networks_needed(m) for m in (1, 2, 3, 10)] == [2, 3, 3, 7]
+    assert not ControlSize(40, (1, 1), 2, 0.0).suffices
+    assert ControlSize(40, (1,) * 3, 3, 0.0).suffices
+    assert not ControlSize(40, (1,) * 10, 6, 0.0).suffices
+
+
+def test_the_sentence_states_the_largest_detected_size() -> None:
+    sizes = (ControlSize(80, (0,), 0, 0.0), ControlSize(40, (9, 30, 12), 3, 0.0))
     assert PositiveControls("reconstruction", sizes).sentence == (
         "On three networks of the same architecture that memorize 40 samples, the tests recovered 9 to 30 "
         "of them."
     )
-    sizes = (ControlSize(40, (7,) * 10, True, 0.0),)
+    sizes = (ControlSize(40, (7,) * 10, 10, 0.0),)
     assert PositiveControls("membership", sizes).sentence == (
         "On ten networks of the same architecture that memorize 40 samples, the tests named 7 of them."
+    )
+    some = (ControlSize(40, (0, 2, *(7,) * 8), 8, 0.0),)
+    assert PositiveControls("membership", some).sentence == (
+        "On ten networks of the same architecture that memorize 40 samples, the tests named 0 to 7 of them "
+        "and detected a leak in eight networks."
     )
     both = (PositiveControls("membership", sizes), PositiveControls("reconstruction"))
     assert covered_samples(both) == 40
@@ -450,9 +497,9 @@ def test_the_test_of_membership_notices_a_control_and_no_other_samples() -> None
     control = ControlFactory(audit).make(40, 0)
     assert control.trained.loss <= MEMORIZED
     test = MembershipOnControl(ControlFactory(audit), 1e9)
-    count, is_noticed = test.run(control)
+    count, is_detected = test.run(control)
     result = measure_membership(control.network, control.data, control.holdout, request.seed)
-    assert (count, is_noticed) == (len(result.named), True)
+    assert (count, is_detected) == (len(result.named), True)
     strangers = replace(control, data=train)  # the control never saw the training samples
     assert test.run(strangers)[1] is False
     strict = replace(
@@ -465,7 +512,7 @@ def test_a_budget_that_trains_no_control_is_not_blamed_on_the_held_out_file() ->
     factory = ControlFactory(audit_of(80))
     for allowed, reason in ((1e9, ""), (1e-9, TOO_SMALL_BUDGET)):
         test = MembershipOnControl(factory, allowed)
-        assert (test.sizes() == 0) is bool(reason)
+        assert (test.largest_size() == 0) is bool(reason)
         assert test.reason == reason
 
 
@@ -483,8 +530,8 @@ def test_the_attacks_notice_a_control_and_no_other_samples() -> None:
     factory = ControlFactory(Audit(case, request, NO_DEADLINE, attacks=results))
     control = factory.make(40, 0)
     test = AttacksOnControl(factory, 1e9)
-    count, is_noticed = test.run(control)
-    assert is_noticed
+    count, is_detected = test.run(control)
+    assert is_detected
     assert count >= 3
     assert control.trained.loss <= max(MEMORIZED, VANISHED)
     strangers = replace(control, data=split.train)

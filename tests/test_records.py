@@ -348,7 +348,7 @@ OF_AUDITS: dict[str, Callable[[], Record]] = {  # a part of the records that an 
     "Batch": lambda: Batch("kkt", 2, 400, 1),
     "PositiveControls": lambda: PositiveControls(
         "membership",
-        (ControlSize(40, (3,), False, 0.2), ControlSize(20, (9,) * 10, True, 0.01)),
+        (ControlSize(40, (3,), 0, 0.2), ControlSize(20, (9,) * 10, 10, 0.01)),
         "trained on held-out samples",
         ("membership",),
     ),

@@ -549,9 +549,9 @@ def test_positive_controls_are_a_table() -> None:
     rows = re.findall(r"<tr><th.*?</tr>", power, re.S)[1:]
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
     assert cells == [
-        ["60", "10", ", ".join(["31"] * 9 + ["24"]), "yes", "74%"],
-        ["60", "1", "0", "no", "–"],
-        ["30", "3", "9, 14, 11", "yes", "37%"],
+        ["60", "10", ", ".join(["31"] * 9 + ["24"]), "10", "74%"],
+        ["60", "1", "0", "0", "–"],
+        ["30", "3", "9, 14, 11", "3", "37%"],
     ]
     for control in page.checks.positive_controls:
         assert control.sentence in Elements(power).text

@@ -13,7 +13,7 @@ from residuum.auditing.applicability import NOT_TRIED, Applies
 from residuum.auditing.inputs import Fit
 from residuum.auditing.next_steps import TABLE
 from residuum.auditing.outcomes import AttackOutcome, Findings
-from residuum.auditing.power import PositiveControls
+from residuum.auditing.power import BUDGET, PositiveControls
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
@@ -56,6 +56,7 @@ SURVIVES = RAN.replace(adjusted=0.001)
 LEAKS_MOMENT = MOMENT.replace(adjusted=0.001)
 SHORT = RAN.replace(unfinished="each restart ran 609 of 3000 steps")
 NOT_FITTED = KNOWN.replace(fit=FIT.replace(train=0.5))
+LIMITED_CONTROLS = (PositiveControls("membership", limited_by=BUDGET),)
 NO_CONTROLS = (PositiveControls("membership", reason="you passed --no-positive-controls"),)
 # A name, an audit, words of its next step, and a part of its last command, "" if there is none. One row of
 # the table in next_steps.py after the other.
@@ -141,7 +142,13 @@ NEXT = [
         "Check that architecture",
         "",
     ),
-    ("unnoticed", opened(), "--recipe", ""),
+    (
+        "small controls",
+        opened(KNOWN.replace(positive_controls=LIMITED_CONTROLS)),
+        "Raise the budget to 40m",
+        "--budget 40m",
+    ),
+    ("not detected", opened(), "--recipe", ""),
     (
         "no leak",
         audit(

@@ -201,8 +201,8 @@ def row(name: str, surface: str) -> AttackOutcome:
 def test_optimizer_state_is_never_passed_over() -> None:
     """There is no positive control for optimizer state, so finding nothing there rules nothing out."""
     found = Findings(n=20, tests=2, recovered=0, expected_by_chance=0.5, p_value=0.9)
-    noticed = ControlSize(20, (9, 9, 9), True, 0.01)
-    checks = Checks(positive_controls=(PositiveControls("reconstruction", (noticed,)),))
+    detected = ControlSize(20, (9, 9, 9), 3, 0.01)
+    checks = Checks(positive_controls=(PositiveControls("reconstruction", (detected,)),))
     weights = row("binary-kkt", "weights")
     assert decide(found, (weights,), checks).outcome == "no-leak-found"
     verdict = decide(found, (weights, row("moment", "moment")), checks)

@@ -284,15 +284,15 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no controls": (
         {"checks": SOUND.replace(positive_controls=())},
-        "nothing shows that these tests would have noticed a leak",
+        "nothing shows that these tests would detect a leak",
     ),
-    "no control noticed": (
+    "no control detected": (
         {
             "checks": SOUND.replace(
                 positive_controls=(PositiveControls("reconstruction", reason="no time was left"),)
             )
         },
-        "nothing shows that these tests would have noticed a leak. No positive controls of reconstruction "
+        "nothing shows that these tests would detect a leak. No positive controls of reconstruction "
         "were run: no time was left",
     ),
     "small controls": (
@@ -300,8 +300,8 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
             "checks": SOUND.replace(positive_controls=(controls(9),)),
             "members": membership(loss=LOSS_UNCLEAR),
         },
-        "the losses do not show whether the network memorizes its samples, and the tests notice at most 9 "
-        "memorized samples, which is less than half of the 20 training samples",
+        "the losses do not show whether the network memorizes its samples, and a leak is detected only in "
+        "networks that memorize at most 9 samples, which is less than half of the 20 training samples",
     ),
     "small controls without losses": (
         {

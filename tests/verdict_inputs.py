@@ -20,9 +20,9 @@ LOSS_SHOWN = LossSeparation(0.9, 0.8, 1.0, 0.5, 1e-6)
 
 
 def controls(samples: int = RECORDS, question: str = "reconstruction") -> PositiveControls:
-    """Positive controls that were all noticed at one number of samples."""
+    """Positive controls that were all detected at one number of samples."""
     counts = (samples,) * NETWORKS[question]
-    return PositiveControls(question, (ControlSize(samples, counts, True, 1e-4),))
+    return PositiveControls(question, (ControlSize(samples, counts, len(counts), 1e-4),))
 
 
 SOUND = Checks(

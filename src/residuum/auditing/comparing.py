@@ -147,8 +147,8 @@ def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
     loss = None if membership is None else membership.loss
     figures["AUC of the losses"] = "" if loss is None else f"{loss.auc:.2f}"
     for control in result.checks.positive_controls:
-        noticed = f"{control.samples} samples" if control.samples else "not noticed"
-        figures[f"positive controls of {control.question}"] = noticed
+        detected = f"{control.samples} samples" if control.samples else "not detected"
+        figures[f"positive controls of {control.question}"] = detected
     return figures
 
 

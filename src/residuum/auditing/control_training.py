@@ -2,8 +2,9 @@
 
 The recipe of the user decides how (:mod:`.training_recipe`). What it leaves out is inferred: the
 initialization (known to the attacker, or small or default by the spectrum of the first layer) and the layers
-that were frozen. Training ends when the loss vanishes. A network with a small initialization is trained by
-full-batch descent, any other by Adam in batches of 32.
+that were frozen. A network with a small initialization is trained by full-batch descent until its loss
+vanishes. Any other is trained by Adam in batches of 32 for a fixed number of epochs, because activation
+boundaries settle after the loss has vanished.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from residuum.training.methods import LOSSES, choose_loss
 STEPS = 5000  # of full-batch training, if the recipe names no epochs
 EPOCHS, BATCH = 400, 32  # of training in batches, if the recipe names none
 IN_BATCHES = ("adam", "sgd")
-VANISHED = 1e-5  # loss at which training ends: activation boundaries need long training to settle
+VANISHED = 1e-5  # loss at which full-batch training ends
 MIN_SECONDS = 0.1  # of training
 RATE, ADAM_RATE = 0.1, 1e-3  # learning rates, if the recipe names none
 FASTER, SLOWER = 1.05, 0.5  # factors on the rate of a descent that keeps its loss falling
@@ -106,7 +107,7 @@ class ControlTraining:
         return tuple(name for name in by_layer(self.network.theta) if name not in moved)
 
     def train(self, data: Dataset) -> TrainedControl:
-        """Train a control until its loss vanishes, or the epochs or the time are over."""
+        """Train a control on samples that it memorizes."""
         frozen = self.frozen
         is_plain = (
             self.task != "regression"
@@ -168,7 +169,7 @@ class ControlTraining:
             y.to(dtype) if y.is_floating_point() else y,
             loss=choose_loss("", self.task),
             recipe=self._complete_recipe(optimizer),
-            target_loss=VANISHED,
+            target_loss=0.0 if optimizer in IN_BATCHES else VANISHED,
             seconds=self.seconds,
             seed=self.seed,
         )

@@ -214,7 +214,7 @@ def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
         LEAK: reachable(to_leak, "if a test finds more than chance gives all tests together"),
         NO_LEAK_FOUND: reachable(
             [*to_leak, *to_pass],
-            "if no test does, the losses show no memorization, and positive controls are noticed",
+            "if no test does, the losses show no memorization, and a leak is detected in positive controls",
         ),
         INCONCLUSIVE: f"{REACHABLE}: in every other case",
     }

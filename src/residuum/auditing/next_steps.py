@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from residuum.auditing.commands import audit_command
 from residuum.auditing.durations import duration
 from residuum.auditing.outcomes import MEMBERSHIP
+from residuum.auditing.plan import limit_of
+from residuum.auditing.power import BUDGET
+from residuum.auditing.request import AuditRequest
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.evaluation.matching import MIN_POOL
 from residuum.records import Record
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 MOMENT = "moment"
+LARGER = 4  # times the budget, if it limited the positive controls
 OUT_OF_REACH = 4 * 3600.0  # reference seconds: a larger budget is not advised
 STRIPPED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # files that strip writes anew
 STRIPPED = "stripped.pt"
@@ -42,7 +46,8 @@ class Row(NamedTuple):
 
     Attributes:
         applies: Whether the row is for an audit.
-        text: What to do. It may name ``budget``, ``needed``, ``holdout`` and ``not_covered``.
+        text: What to do. It may name ``budget``, ``needed``, ``holdout``, ``not_covered`` and
+            ``larger_budget``.
         commands: Functions that return a command, "" if there is none for the audit.
     """
 
@@ -60,6 +65,7 @@ def next_step(result: AuditResult) -> NextStep:
         needed=_holdout_needed(result),
         holdout=_holdout_count(result),
         not_covered=_not_covered(result),
+        larger_budget=duration(_budget_for_larger_controls(result)),
     )
     is_shareable = redacted_report in row.commands and redacted_report(result)
     return NextStep(text + (TO_SHOW if is_shareable else ""), commands)
@@ -111,6 +117,17 @@ def audit_with_standard_plan(result: AuditResult) -> str:
 def audit_with_controls(result: AuditResult) -> str:
     """Return the command of this audit with positive controls."""
     return audit_command(result, positive_controls=True)
+
+
+def audit_with_larger_controls(result: AuditResult) -> str:
+    """Return the command of this audit with a budget that allows larger positive controls."""
+    return audit_command(result, budget=_budget_for_larger_controls(result))
+
+
+def _budget_for_larger_controls(result: AuditResult) -> float:
+    requested = result.settings.get("requested", {})
+    changed = {name: requested[name] for name in ("effort", "budget") if name in requested}
+    return LARGER * limit_of(AuditRequest(**changed))
 
 
 def _leaking_surfaces(result: AuditResult) -> set[str]:
@@ -290,6 +307,15 @@ INCONCLUSIVE_ROWS = (
     Row(
         lambda result: result.membership is not None and bool(result.membership.reason),
         CHECK_READING + " Held-out samples must be of the same kind as the training samples.",
+    ),
+    Row(
+        lambda result: (
+            any(control.limited_by == BUDGET for control in result.checks.positive_controls)
+            and _budget_for_larger_controls(result) <= OUT_OF_REACH
+        ),
+        "Raise the budget to {larger_budget}. The positive controls then have more samples, which makes "
+        "a leak easier to detect in them.",
+        (audit_with_larger_controls,),
     ),
     Row(
         lambda result: True,

@@ -1,13 +1,14 @@
-"""Positive controls: would the tests of this audit have noticed a leak?
+"""Positive controls: would the tests of this audit detect a leak?
 
 A positive control is a network of the audited architecture that is known to memorize its samples. It is
 trained on held-out samples until its loss vanishes (:mod:`.control_training`), and tested like the audited
 network. The training set that it memorizes is known, and it never saw the remaining held-out samples.
 
-There are ten networks for the test of membership and three for the attacks. All of them must be noticed.
-They have as many samples as the audited network, or as many as the held-out file and the budget allow. If
-one is not noticed, the number of samples is halved, until all are noticed. The largest such number is the
-result (:mod:`.power`).
+There are ten networks for the test of membership and three for the attacks. They have as many samples as the
+audited network, or as many as the held-out file and the budget allow. Enough of them must be detected: seven
+of ten, or three of three. Then the share of such networks that the tests detect is at least 1/3, with a
+confidence of 95% (:mod:`.power`). If too few are detected, the number of samples is halved, until enough are.
+The largest such number is the result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from residuum.auditing.control_training import ControlTraining, TrainedControl
 from residuum.auditing.controls import Claim
 from residuum.auditing.outcomes import MEMBERSHIP
 from residuum.auditing.plan import CONTROL_SHARE, AttackPlan, limit_of
-from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls
+from residuum.auditing.power import (
+    BUDGET,
+    HOLDOUT,
+    NETWORKS,
+    ControlSize,
+    PositiveControls,
+    networks_needed,
+)
 from residuum.auditing.schedule import AttackSchedule
 from residuum.auditing.scores import findings, run_tests
 from residuum.errors import InputError, ResiduumError
@@ -49,7 +57,7 @@ RESTARTS_SHARE = 4  # a control gets one in so many restarts of an attack
 MEMORIZED = 0.05  # the largest loss at which a network memorizes its samples
 CONTROL_SUBSETS = 400  # their smallest p-value, 1/401, is well below the level of 1%
 TOO_SMALL_BUDGET = f"the budget does not allow to train networks on {MIN_SAMPLES} samples"
-MEMBERSHIP_PART = 0.3  # of the reference seconds of all controls
+MEMBERSHIP_PART = 0.6  # of the reference seconds of all controls
 
 
 @dataclass(frozen=True)
@@ -134,9 +142,9 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
     allowed = CONTROL_SHARE * limit_of(audit.request)
     if audit.membership is not None and audit.membership.neurons:
         test = MembershipOnControl(factory, MEMBERSHIP_PART * allowed)
-        controls.append(_find_noticed_size(audit, MEMBERSHIP, factory, test, test.sizes()))
+        controls.append(_find_detected_size(audit, MEMBERSHIP, factory, test))
     attacks = AttacksOnControl(factory, allowed)
-    controls.append(_find_noticed_size(audit, RECONSTRUCTION, factory, attacks, attacks.sizes()))
+    controls.append(_find_detected_size(audit, RECONSTRUCTION, factory, attacks))
     return tuple(controls)
 
 
@@ -144,7 +152,12 @@ class ControlTest:
     """A test of positive controls. ``run`` returns how many samples it found, and whether that counts."""
 
     reason = ""
+    limited_by = ""
     names: tuple[str, ...] = ()
+
+    def largest_size(self) -> int:
+        """Return the largest number of samples that is possible, and set ``limited_by``."""
+        raise NotImplementedError
 
     def run(self, control: Control) -> tuple[int, bool]:
         """Test a control."""
@@ -155,17 +168,20 @@ class OutOfBudgetError(Exception):
     """The budget or the clock allows no further control."""
 
 
-def _find_noticed_size(
-    audit: Audit, question: str, factory: ControlFactory, test: ControlTest, samples: int
+def _find_detected_size(
+    audit: Audit, question: str, factory: ControlFactory, test: ControlTest
 ) -> PositiveControls:
-    """Halve the number of samples until all controls are noticed."""
-    start, sizes, training, reason = time.monotonic(), list[ControlSize](), "", test.reason
+    """Halve the number of samples until the tests detect a leak in enough controls."""
+    start, sizes, training = time.monotonic(), list[ControlSize](), ""
+    samples, reason = test.largest_size(), test.reason
+    networks = NETWORKS[question]
+    may_miss = networks - networks_needed(networks)
     while samples >= MIN_SAMPLES and not reason:
         counts: list[int] = []
         losses: list[float] = []
-        noticed = True
+        detected = 0
         try:
-            for number in range(NETWORKS[question]):
+            for number in range(networks):
                 if audit.deadline.is_over:
                     raise OutOfBudgetError("the clock stopped the audit")
                 control = factory.make(samples, number)
@@ -173,8 +189,8 @@ def _find_noticed_size(
                 losses.append(control.trained.loss)
                 count, counts_as_leak = test.run(control)
                 counts.append(count)
-                if not (counts_as_leak and control.trained.loss <= MEMORIZED):
-                    noticed = False
+                detected += counts_as_leak and control.trained.loss <= MEMORIZED
+                if len(counts) - detected > may_miss:
                     break
         except OutOfBudgetError as problem:
             reason = str(problem)
@@ -182,9 +198,9 @@ def _find_noticed_size(
         except (ResiduumError, RuntimeError) as problem:  # the user's own network may not train
             reason = str(problem).splitlines()[0][:200].rstrip(".")
             break
-        sizes.append(ControlSize(samples, tuple(counts), noticed, max(losses)))
+        sizes.append(ControlSize(samples, tuple(counts), detected, max(losses)))
         audit.listener.message(_progress(question, sizes[-1]))
-        if noticed:
+        if sizes[-1].suffices:
             break
         samples //= 2
     if not sizes and not reason:
@@ -192,12 +208,16 @@ def _find_noticed_size(
             f"a control needs at least {MIN_SAMPLES} samples, and the held-out file has too few"
         )
     seconds = round(time.monotonic() - start, 3)
-    return PositiveControls(question, tuple(sizes), training, test.names, reason, seconds)
+    return PositiveControls(
+        question, tuple(sizes), training, test.names, reason, seconds, test.limited_by
+    )
 
 
 def _progress(question: str, size: ControlSize) -> str:
-    noticed = "all noticed" if size.noticed else "not all noticed"
-    return f"positive controls of {question} with {size.samples} samples: {noticed}"
+    return (
+        f"positive controls of {question} with {size.samples} samples: {size.detected} of "
+        f"{len(size.counts)} networks detected"
+    )
 
 
 class MembershipOnControl(ControlTest):
@@ -213,7 +233,7 @@ class MembershipOnControl(ControlTest):
     def __init__(self, factory: ControlFactory, allowed: float) -> None:
         self.factory, self.allowed = factory, allowed
 
-    def sizes(self) -> int:
+    def largest_size(self) -> int:
         """Return the largest number of samples that held-out file and budget allow."""
         available = len(self.factory.pool)
         fits = [
@@ -225,6 +245,10 @@ class MembershipOnControl(ControlTest):
         affordable = int(self.allowed / max(NETWORKS[MEMBERSHIP] * cost, 1e-12))
         if fits and affordable < MIN_SAMPLES:
             self.reason = TOO_SMALL_BUDGET
+        if max(fits, default=0) < len(self.factory.claim.train):
+            self.limited_by = HOLDOUT
+        if affordable < max(fits, default=0):
+            self.limited_by = BUDGET
         return max((m for m in fits if m <= affordable), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
@@ -251,10 +275,12 @@ class AttacksOnControl(ControlTest):
         if not self.plans:
             self.reason = "no attack ran on the audited network"
 
-    def sizes(self) -> int:
+    def largest_size(self) -> int:
         """Return the largest number of samples that the held-out file allows."""
-        available = len(self.factory.pool)
-        return min(len(self.factory.claim.train), available - MIN_POOL, available // 2)
+        available, n = len(self.factory.pool), len(self.factory.claim.train)
+        largest = min(n, available - MIN_POOL, available // 2)
+        self.limited_by = HOLDOUT if largest < n else ""
+        return largest
 
     def run(self, control: Control) -> tuple[int, bool]:
         """Return the number of recovered samples, and whether they are a leak."""

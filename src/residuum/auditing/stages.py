@@ -108,9 +108,11 @@ def skip_if_decided(audit: Audit) -> str:
     if claim is None or claim.pool is None or len(claim.pool) < MIN_POOL:
         return DECIDED
     n = len(claim.train)
-    noticed = ControlSize(n, (n,), True, 0.0)
-    if_noticed = tuple(PositiveControls(question, (noticed,)) for question in NETWORKS)
-    verdict = replace(audit, positive_controls=if_noticed).verdict()
+    if_detected = tuple(
+        PositiveControls(question, (ControlSize(n, (n,) * networks, networks, 0.0),))
+        for question, networks in NETWORKS.items()
+    )
+    verdict = replace(audit, positive_controls=if_detected).verdict()
     return "" if verdict.outcome == NO_LEAK_FOUND or verdict.is_below_limit else DECIDED
 
 

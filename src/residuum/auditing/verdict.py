@@ -364,15 +364,15 @@ def reasons_to_stay_open(
     if not checks.covered:
         if checks.positive_controls or not reasons:  # otherwise they were not needed
             sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
-            text = "nothing shows that these tests would have noticed a leak"
+            text = "nothing shows that these tests would detect a leak"
             reasons.append(f"{text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip("."))
     elif loss is None or loss.memorization != ABSENT:
         n = 0 if membership is None else membership.records
         if checks.covered < COVERED_SHARE * n:
             why = "the losses do not show whether the network memorizes its samples"
             reasons.append(
-                f"{why}, and the tests notice at most {checks.covered} memorized samples, which is less than "
-                f"half of the {n} training samples"
+                f"{why}, and a leak is detected only in networks that memorize at most {checks.covered} "
+                f"samples, which is less than half of the {n} training samples"
             )
     return reasons
 

@@ -136,14 +136,16 @@ def _defer(order: Array, value: Array, sets: Array, m: int, closed: Array | None
         free, gain = free[gain > -np.inf], gain[gain > -np.inf]  # those seats stay empty
         slot = free // n * m + order[sample[free], asked[free]]
         asked[free] += 1
-        by_slot = np.lexsort((gain, slot))
-        last = np.flatnonzero(np.diff(slot[by_slot], append=-1))  # the best proposal of each slot
-        best = by_slot[last]
-        best = best[gain[best] > held[slot[best]]]
+        better = np.flatnonzero(gain > held[slot])
+        np.maximum.at(held, slot[better], gain[better])
+        best = better[gain[better] == held[slot[better]]]  # several for a slot if gains are equal
+        displaced = holder[slot[best]]
+        holder[slot[best]] = free[best]  # the last of equal ones stays
+        stays = holder[slot[best]] == free[best]
+        best, displaced = best[stays], displaced[stays]
         refused = np.ones(len(free), dtype=bool)
         refused[best] = False
-        displaced = holder[slot[best]]
-        holder[slot[best]], held[slot[best]] = free[best], gain[best]
+        displaced = displaced[np.argsort(slot[best])]  # a fixed order decides between equal gains
         free = np.concatenate([free[refused], displaced[displaced >= 0]])
     candidate = np.full(s * n, -1)
     taken = np.flatnonzero(holder >= 0)
