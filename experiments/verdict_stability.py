@@ -8,7 +8,8 @@ processes per audit compete for the cores. The bar: one exit code for all varian
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -73,16 +74,8 @@ def write(model: Any, variant: str, folder: Path) -> Path:
     return folder / "model.pt"
 
 
-def _start_busy_process() -> Any:
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_spin, daemon=False)
-    process.start()
-    return process
-
-
-def _spin() -> None:
-    while True:
-        pass
+def _start_busy_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
 
 
 def summarize(rows: list[Case]) -> str:
